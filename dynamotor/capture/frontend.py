@@ -182,15 +182,21 @@ class Compiler:
         if found is None:
             return self.eager(args, kwnames)
         entry, tensors = found
+        failed = None
         try:
             with collect(
                 "fallback"
             ) as events:  # the parts of a graph that is cut are compiled when it first runs
                 outs = entry.run(*tensors)
-        except Exception as error:
-            return self.raised(entry, error, args, kwnames)
-        entry.info.data.eager += eager_texts(events)
-        return entry.finish(outs, args)
+        except Exception as error:  # what is raised from here on has no context
+            failed = error
+        if failed is None:
+            entry.info.data.eager += eager_texts(events)
+            return entry.finish(outs, args)
+        try:
+            return self.raised(entry, failed, args, kwnames)
+        finally:
+            failed = None
 
     def entry_for(
         self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
@@ -312,7 +318,7 @@ class Compiler:
             raise error
         if entry.info.data.effects:
             data, tensors = entry.info.data, entry.program.check(args)
-            raise failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays) from None
+            raise failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays)
         counters["frames"]["graph raised"] += 1
         return self.eager(args, kwnames)
 

@@ -341,8 +341,8 @@ def _number_rule(kind: type, special: tuple[str, ...]) -> None:
         for name in special:
             if trace.has_special(args[0], name):
                 found = trace.call_special(args[0], name, [], {})
-                real = kind is complex and isinstance(found, Constant) and type(found.value) is float
-                return trace.real_call(kind, found.value) if real else found  # type: ignore[attr-defined]
+                widened = isinstance(found, Constant) and (name == "__index__" or kind is complex)
+                return trace.real_call(kind, found.value) if widened else found  # type: ignore[attr-defined]
         inner = contents_of(args[0])
         if isinstance(inner, Constant):
             return trace.real_call(kind, inner.value)
@@ -472,7 +472,10 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(contents, SequenceValue):
         return ReversedIterator(contents)
     if isinstance(value, Constant) and value.is_plain:
-        return RealIterator(reversed(value.value))
+        try:
+            return RealIterator(reversed(value.value))
+        except TypeError as error:
+            raise trace.real_error(error) from None
     if not trace.has_special(value, "__len__") or not trace.has_special(value, "__getitem__"):
         return trace.call_special(value, "__reversed__", [], {})
     length = value.length(trace).as_constant()

@@ -160,8 +160,12 @@ def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
     return value
 
 
+_OWN_UNIONS = (defaultdict, OrderedDict)
+
+
 def _operator_methods(name: str, op: Any, reflected: bool = False) -> None:
-    @method(*_of(name))
+    # What `|` makes of a defaultdict or an OrderedDict is one again: that is theirs to make.
+    @method(*[d for d in _of(name) if name not in ("__or__", "__ror__") or d.__objclass__ not in _OWN_UNIONS])
     def _operate(trace: Trace, self: Any, other: Value) -> Value:
         result = self.binary(trace, op, other, reflected)
         return Constant(NotImplemented) if result is None else result

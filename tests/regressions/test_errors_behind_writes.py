@@ -35,7 +35,8 @@ def raised(function: Any, at: int) -> tuple[Any, ...]:
         function(x, w, torch.tensor([0, at]))
     except Exception as error:
         [line] = [t.line for t in traceback.extract_tb(error.__traceback__) if t.name == function.__name__]
-        return type(error), str(error), line, getattr(error, "__notes__", [])
+        chain = error.__context__, error.__suppress_context__
+        return type(error), str(error), line, chain, getattr(error, "__notes__", [])
     return (None,)
 
 

@@ -73,3 +73,35 @@ def test_another_content_is_seen() -> None:
     compiled = dynamotor.compile(numbers, backend="eager")
     for i, f in ((Whole(3), Part(2.5)), (Whole(4), Part(2.5)), (Whole(4), Part(-1.0))):
         assert str(compiled(torch.ones(2), i, f)) == str(numbers(torch.ones(2), i, f))
+
+
+class Index:
+    def __index__(self) -> int:
+        return 1
+
+
+EXPRESSIONS = """
+    float(Index()); WHOLE - 0.5; 0.5 * WHOLE; {1: 2}.keys() == 1; (1, 2) < {1: 2}.items(); {1} > {1: 2}.values()
+    {1: 2}.keys() <= {1, 2}; {} in TEXT; TEXT in "xaby"; collections.defaultdict(int, a=1) | {}; type(OD | {"b": 2})
+    Pair((1, 2)) == torch.Size([1, 2]); Pair((1, 2)) != torch.Size([1, 2]); reversed(5); {slice(0, 2): 1}
+    torch.zeros(range(1, 3)); torch.zeros(collections.deque([1, 2])); torch.tensor(range(3))
+"""
+OD: Any = collections.OrderedDict(a=1)
+
+
+class Pair(tuple):
+    pass
+
+
+@pytest.mark.parametrize("text", [e.strip() for e in EXPRESSIONS.replace("\n", ";").split(";") if e.strip()])
+def test_an_expression_is_as_in_eager(text: str) -> None:
+    space = dict(globals())
+    exec(f"def function(x):\n    return {text}, x + 1", space)
+
+    def outcome(function: Any) -> tuple[str, str]:
+        try:
+            return "returned", str(function(torch.ones(2)))
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    assert outcome(dynamotor.compile(space["function"], backend="eager")) == outcome(space["function"])

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from ..breaks import unsupported
 from ..polyfills import cursors
 from .base import Iterator, Value
 
@@ -31,6 +32,9 @@ PURE_TYPES: set[type] = {
     frozenset,
     slice,
 }
+
+
+_NUMBERS = (int, float, complex)
 
 
 class Constant(Value):
@@ -60,6 +64,8 @@ class Constant(Value):
         return type(self.value) in PURE_TYPES
 
     def hash_key(self, trace: Trace) -> Hashable:
+        if type(self.value).__hash__ is None:  # slices, before Python 3.12
+            raise trace.error(TypeError, f"unhashable type: '{type(self.value).__name__}'")
         if type(self.value) is float and self.value != self.value and self.source is not None:
             trace.reader.guard_identity(self.source, self.value)  # as keys, NaNs are told apart
         return self.value
@@ -90,6 +96,13 @@ class Constant(Value):
                 a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
                 if type(other) is Constant or isinstance(self.value, type(other.as_constant())):
                     return trace.real_call(op, a, b)
+            base = getattr(other, "base", None)
+            if (
+                isinstance(self.value, _NUMBERS)
+                and isinstance(base, Constant)
+                and isinstance(base.value, _NUMBERS)
+            ):
+                return self.binary(trace, op, base, reflected)
             if op is operator.mod and isinstance(self.value, str) and not reflected:
                 return trace.format_percent(self, other)
             if isinstance(self.value, tuple) and not reflected and other.python_type() is tuple:
@@ -122,6 +135,11 @@ class Constant(Value):
             return trace.real_call(operator.contains, self.value, item.as_constant())
         if self.is_plain and isinstance(self.value, tuple | frozenset | range):
             return Constant(any(trace.equal(item, v) for v in self.unpack(trace)))
+        base = getattr(item, "base", None)
+        if self.is_plain and isinstance(base, Constant):
+            return self.contains(trace, base)
+        if self.is_plain and isinstance(self.value, str | bytes):
+            raise unsupported("unsupported-call", f"{item.describe()} is looked for in a text")
         return super().contains(trace, item)
 
     def iterate(self, trace: Trace) -> Iterator:

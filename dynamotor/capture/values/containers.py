@@ -107,6 +107,8 @@ class SequenceValue(Value):
     ) -> Value | None:
         contents = contents_of(other)
         if op in _ORDER:
+            if contents is None and isinstance(other, Constant) and isinstance(other.value, self.kind):
+                contents = TupleValue([Constant(item) for item in other.value])  # a torch.Size
             return (
                 self._compare(trace, op, contents)
                 if contents is not None and contents.python_type() is self.kind
@@ -520,12 +522,22 @@ class DictView(Value):
     ) -> Value | None:
         if self.part == "values":
             return None
+        if op in _ORDER and not _like_a_set(other):
+            return None
         mine = SetValue.of(trace, self.unpack(trace))
         theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other)
         return mine.binary(trace, op, theirs, reflected)
 
     def reconstruct(self, cg: Codegen) -> str:
         return f"{cg.emit(self.target)}.{self.part}()"
+
+
+def _like_a_set(value: Value) -> bool:
+    """What a set may be compared with: sets, frozensets, views of keys and of items."""
+    if isinstance(value, DictView):
+        return value.part != "values"
+    real = isinstance(value, Constant) and isinstance(value.value, frozenset)
+    return real or isinstance(contents_of(value), SetValue)
 
 
 class DictIterator(Iterator):
@@ -716,7 +728,7 @@ class SetValue(Value):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        if isinstance(other, DictView) or isinstance(other, Constant) and isinstance(other.value, frozenset):
+        if isinstance(other, DictView | Constant) and _like_a_set(other):
             other = SetValue.of(trace, other, frozenset if isinstance(other, Constant) else set)
         if not isinstance(other, SetValue):
             return None

@@ -485,7 +485,7 @@ def lower(value: Value, nodes: bool) -> Any:
         return value.node if nodes else value.example
     if type(value) is SizeValue:
         return value.lowered(nodes)
-    if isinstance(value, SequenceValue):
+    if isinstance(value, SequenceValue) and value.kind in (list, tuple):  # PyTorch takes no deque
         items = [lower(item, nodes) for item in value.items]
         return items if value.kind is list else tuple(items)
     if isinstance(value, SliceValue):
@@ -515,7 +515,7 @@ def _constant(obj: Any) -> Any:
     if kind is slice:
         return slice(_constant(obj.start), _constant(obj.stop), _constant(obj.step))
     if kind is range:
-        return tuple(obj)
+        return obj
     for plain in (bool, int, float, complex, str):  # enums and NumPy's float64
         if isinstance(obj, plain):
             return plain(obj)  # type: ignore[arg-type]
