@@ -17,7 +17,16 @@ from .breaks import unsupported
 from .rules_builtins import sort_values
 from .values.base import Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
-from .values.containers import DictIterator, DictValue, DictView, ListValue, SetValue, TupleValue, contents_of
+from .values.containers import (
+    DictIterator,
+    DictValue,
+    DictView,
+    ListValue,
+    SequenceValue,
+    SetValue,
+    TupleValue,
+    contents_of,
+)
 from .values.text import text_of
 from .values.user_object import UserObject
 
@@ -168,6 +177,8 @@ def _operator_methods(name: str, op: Any, reflected: bool = False) -> None:
     @method(*[d for d in _of(name) if name not in ("__or__", "__ror__") or d.__objclass__ not in _OWN_UNIONS])
     def _operate(trace: Trace, self: Any, other: Value) -> Value:
         result = self.binary(trace, op, other, reflected)
+        if result is None and isinstance(self, SequenceValue):  # it raises instead
+            raise unsupported("unsupported-call", f"{name} of a sequence and {other.describe()}")
         return Constant(NotImplemented) if result is None else result
 
 

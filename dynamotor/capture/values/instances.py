@@ -164,6 +164,9 @@ def link_context(trace: Trace, error: Value) -> None:
     error.setattr(trace, "__context__", handled)
 
 
+_COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
+
+
 def call_builtin(
     trace: Trace,
     fn: Any,
@@ -189,8 +192,9 @@ def call_builtin(
         plain = [a.base if isinstance(a, UserObject) and isinstance(a.base, Constant) else a for a in args]
         if any(p is not a for p, a in zip(plain, args)):
             return call_builtin(trace, fn, plain, kwargs)
-        if isinstance(fn, types.WrapperDescriptorType):
-            return Constant(NotImplemented)
+        of_two = isinstance(fn, types.WrapperDescriptorType) and "value" in (fn.__text_signature__ or "")
+        if of_two and (fn.__name__ in _COMPARISONS or fn.__objclass__ not in (str, bytes, tuple)):
+            return Constant(NotImplemented)  # a sequence's `+` and `*` raise
     name = getattr(fn, "__qualname__", None) or repr(fn)
     module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", "")
     raise unsupported(
