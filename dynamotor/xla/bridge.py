@@ -30,10 +30,10 @@ from . import (
     transfer,
 )
 from .checks import raise_failed
-from .ir import Lane, Meta, Node, lock
+from .ir import Cut, Lane, Meta, Node, lock
 from .layout import preserved
 from .numerics import precision_settings
-from .partition import Piece, device_of, partition, record_graph
+from .partition import Piece, Recording, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
 
 Compiled = Callable[..., Any]
@@ -87,18 +87,14 @@ def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
     device = device_of(gm)
     if device is None:
         return gm.forward
-    with timed("xla bridge"):
-        pieces = partition(gm, device)
-    if not pieces:
+    if all(node.op in ("placeholder", "output") for node in gm.graph.nodes):
         return gm.forward
-    if len(pieces) == 1 and not pieces[0].reason:
-        return program_of(gm, device)
-    emit(
-        "xla.partition",
-        name=info.name,
-        pieces=len(pieces),
-        reasons=[piece.reason for piece in pieces if piece.reason],
-    )
+    with timed("xla bridge"):
+        recording = record_graph(gm, device)
+    if not recording.reasons:
+        return program_of(recording)
+    pieces = partition(gm, recording.reasons)
+    emit("xla.partition", name=info.name, pieces=len(pieces), reasons=list(recording.reasons.values()))
     return _chain(gm, pieces, device)
 
 
@@ -281,16 +277,17 @@ def _shared(node: Node) -> Node:
     return node
 
 
-def program_of(gm: torch.fx.GraphModule, device: torch.device) -> Program:
-    """Record a graph and make its program."""
-    recording, leaves, results = record_graph(gm, device)
+def program_of(recording: Recording) -> Program:
+    """The program of a graph that could be recorded as a whole."""
+    for reason in recording.reasons.values():
+        raise Cut(reason)
     emit("late", waits="XLA compiles a graph when it first runs")
     updates = [
         (index, tensor._alias.node)
-        for index, tensor in enumerate(leaves)
+        for index, tensor in enumerate(recording.leaves)
         if type(tensor) is XLATensor and tensor._alias.version
     ]
-    return Program(recording.lane, recording.first, results, updates)
+    return Program(recording.lane, recording.first, recording.results, updates)
 
 
 def _chain(gm: torch.fx.GraphModule, pieces: list[Piece], device: torch.device) -> Compiled:
@@ -298,7 +295,8 @@ def _chain(gm: torch.fx.GraphModule, pieces: list[Piece], device: torch.device) 
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     output = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]
     steps = [
-        (program_of(p.gm, device) if not p.reason else p.gm.forward, p.inputs, p.outputs) for p in pieces
+        (program_of(record_graph(p.gm, device)) if not p.reason else p.gm.forward, p.inputs, p.outputs)
+        for p in pieces
     ]
 
     def run(*inputs: torch.Tensor) -> tuple:

@@ -3,13 +3,12 @@
 The graph is recorded once on leaves without data; a node that would fall back to the CPU, or whose result
 lives on another device, ends a piece and is run by the lazy device between two executables.
 
->>> [piece.reason for piece in partition(gm)]
+>>> [piece.reason for piece in partition(gm, record_graph(gm, device).reasons)]
 ['', 'aten.nonzero.default: its result depends on data', '']
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,63 +56,56 @@ def leaf(lane: Lane, spec: TensorSpec) -> XLATensor:
 
 
 class Recording:
-    """Runs fx nodes on a lane of its own; `values` holds what each node gave."""
+    """Runs fx nodes on a lane of its own; `values` holds what each node gave, `results` what the graph gives,
+    `reasons` why a node could not be recorded.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.lane = Lane(device, recording=True)
         self.values: dict[torch.fx.Node, Any] = {}
+        self.reasons: dict[torch.fx.Node, str] = {}
+        self.leaves: list[XLATensor | None] = []  # the inputs, by placeholder
+        self.results: list[Any] = []
         self.first: list[Any] = []  # the leaf node of each placeholder (None for one that is not a tensor)
 
-    def placeholder(self, node: torch.fx.Node) -> XLATensor | None:
-        """The leaf of a placeholder (None for one that is not a tensor)."""
+    def placeholder(self, node: torch.fx.Node) -> None:
+        """Make the leaf of a placeholder (None for one that is not a tensor)."""
         val = node.meta.get("val")
         self.values[node] = tensor = leaf(self.lane, val) if isinstance(val, TensorSpec) else val
+        self.leaves.append(tensor)
         self.first.append(tensor._alias.node if isinstance(val, TensorSpec) else None)
-        return tensor
 
-    def run(self, node: torch.fx.Node) -> Any:
+    def run(self, node: torch.fx.Node) -> None:
         """Record one node. Raises `Cut` when it cannot be recorded."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         with devices.using_lane(self.lane), torch.no_grad():
-            self.values[node] = result = node.target(*args, **kwargs)
-        return result
+            self.values[node] = node.target(*args, **kwargs)
 
 
-def record_graph(gm: torch.fx.GraphModule, device: torch.device) -> tuple[Recording, list[Any], list[Any]]:
-    """Record a whole graph: (the recording, its leaves by placeholder, its results). Raises `Cut`."""
-    recording, leaves, results = Recording(device), [], []
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            leaves.append(recording.placeholder(node))
-        elif node.op == "output":
-            results = [recording.values[a] if isinstance(a, torch.fx.Node) else a for a in node.args[0]]
-        else:
-            recording.run(node)
-    return recording, leaves, results
-
-
-def partition(gm: torch.fx.GraphModule, device: torch.device) -> list[Piece]:
-    """The pieces of a graph in order; a single one when everything can be recorded."""
+def record_graph(gm: torch.fx.GraphModule, device: torch.device) -> Recording:
+    """Record a whole graph, as far as it can be."""
     recording = Recording(device)
-    groups: list[tuple[list[torch.fx.Node], str]] = [([], "")]
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             recording.placeholder(node)
-        elif node.op != "output":
-            reason = _record_or_reason(recording, node)
-            if reason:
-                groups += [([node], reason), ([], "")]
-            else:
-                groups[-1][0].append(node)
-    groups = [group for group in groups if group[0]]
-    if len(groups) <= 1 and not any(reason for _, reason in groups):
-        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        return (
-            [Piece(gm, placeholders, [a for a in _output(gm) if isinstance(a, torch.fx.Node)])]
-            if groups
-            else []
-        )
-    return [_piece(gm, nodes, reason) for nodes, reason in groups]
+        elif node.op == "output":
+            recording.results = [
+                recording.values[a] if isinstance(a, torch.fx.Node) else a for a in node.args[0]
+            ]
+        elif reason := _record_or_reason(recording, node):
+            recording.reasons[node] = reason
+    return recording
+
+
+def partition(gm: torch.fx.GraphModule, reasons: dict[torch.fx.Node, str]) -> list[Piece]:
+    """The pieces of a graph in order, cut at the nodes that cannot be recorded."""
+    groups: list[tuple[list[torch.fx.Node], str]] = [([], "")]
+    for node in gm.graph.nodes:
+        if node in reasons:
+            groups += [([node], reasons[node]), ([], "")]
+        elif node.op not in ("placeholder", "output"):
+            groups[-1][0].append(node)
+    return [_piece(gm, nodes, reason) for nodes, reason in groups if nodes]
 
 
 def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
@@ -141,10 +133,6 @@ def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
 
 def _writes(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _output(gm: torch.fx.GraphModule) -> Sequence[Any]:
-    return next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]  # type: ignore[return-value]
 
 
 def _piece(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node], reason: str) -> Piece:
