@@ -43,13 +43,16 @@ def along(index: jax.Array, dim: int, ndim: int) -> Index:
     return tuple(places)
 
 
+def sum_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """The type that elements of a type are added in."""
+    return jnp.dtype(jnp.float32 if dtype in LOW_PRECISION else jnp.int32 if dtype == jnp.bool_ else dtype)
+
+
 def add_at(x: jax.Array, places: Index, values: jax.Array, rules: dict[str, Any]) -> jax.Array:
     """x with `values` added at `places`, which may repeat: half floats are added in float32 and rounded once,
     bools are or-ed.
     """
-    dtype = jnp.dtype(
-        jnp.float32 if x.dtype in LOW_PRECISION else jnp.int32 if x.dtype == jnp.bool_ else x.dtype
-    )
+    dtype = sum_dtype(x.dtype)
     return x.astype(dtype).at[places].add(values.astype(dtype), **rules).astype(x.dtype)
 
 

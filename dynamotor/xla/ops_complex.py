@@ -18,7 +18,6 @@ from jax import lax
 
 from .lowering import op, rows
 from .numerics import wide
-from .ops_pointwise import is_complex
 from .promotion import widened_float
 
 aten = torch.ops.aten
@@ -26,7 +25,7 @@ aten = torch.ops.aten
 
 @op(aten._conj, aten._conj_physical, aten.conj_physical, aten._conj_copy)
 def _conj(x):
-    return jnp.conj(x) if is_complex(x) else x
+    return jnp.conj(x) if jnp.iscomplexobj(x) else x
 
 
 rows(
@@ -41,7 +40,7 @@ rows(
 @op(aten.angle.default)
 def _angle(x):
     """The angle of a complex number; of a real one 0 or π, nan for nan."""
-    if is_complex(x):
+    if jnp.iscomplexobj(x):
         return jnp.angle(x)
     x = widened_float(x)
     return jnp.where(x != x, x, jnp.where(x < 0, math.pi, 0).astype(x.dtype))

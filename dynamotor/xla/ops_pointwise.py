@@ -31,14 +31,9 @@ def is_integer(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_
 
 
-def is_complex(x: Any) -> bool:
-    """True for complex arrays."""
-    return jnp.issubdtype(x.dtype, jnp.complexfloating)
-
-
 def sgn(x: jax.Array) -> jax.Array:
     """x / |x|, 0 at 0; of a complex number its direction, of nan 0 for real and nan for complex."""
-    if is_complex(x):
+    if jnp.iscomplexobj(x):
         size = jnp.abs(x)
         return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
     if x.dtype == jnp.bool_:
@@ -57,7 +52,7 @@ def conjugate_symmetric(fn: Any) -> Any:
     """
 
     def symmetric(x):
-        if not is_complex(x):
+        if not jnp.iscomplexobj(x):
             return fn(x)
         above = fn(lax.complex(x.real, jnp.abs(x.imag)))
         return jnp.where(jnp.signbit(x.imag), jnp.conj(above), above)
@@ -72,7 +67,9 @@ square_root = conjugate_symmetric(jnp.sqrt)
 def _abs(x, *, out: Spec):
     """The magnitude; a complex input gives a real result, so that the input must not be cast to its type."""
     return (
-        x if x.dtype == jnp.bool_ else jnp.abs(cast(x, compute_dtype(out.dtype)) if not is_complex(x) else x)
+        x
+        if x.dtype == jnp.bool_
+        else jnp.abs(cast(x, compute_dtype(out.dtype)) if not jnp.iscomplexobj(x) else x)
     )
 
 
@@ -173,7 +170,7 @@ def _pow(base, exponent, *, out: Spec):
 def _power_of_constant(x: jax.Array, exponent: float) -> jax.Array:
     if exponent == 0.5:
         return square_root(x)
-    if exponent == -0.5 and not is_complex(x):
+    if exponent == -0.5 and not jnp.iscomplexobj(x):
         return lax.rsqrt(x)
     if exponent in (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0):
         return lax.integer_pow(x, int(exponent))
@@ -213,7 +210,7 @@ def _frexp(x):
 def logaddexp(x, y):
     """log(e^x + e^y) without overflow. Of complex numbers the one of larger real part leads, and the
     imaginary part of the result is not brought back to (-π, π]."""
-    if not is_complex(x):
+    if not jnp.iscomplexobj(x):
         return jnp.logaddexp(x, y)
     ahead = x.real >= y.real
     high, low = jnp.where(ahead, x, y), jnp.where(ahead, y, x)
@@ -246,7 +243,7 @@ rows(
         aten.log2: jnp.log2,
         aten.rad2deg: lambda x: x * (180 / pi),
         aten.reciprocal: lambda x: 1 / x,
-        aten.rsqrt: lambda x: 1 / square_root(x) if is_complex(x) else lax.rsqrt(x),
+        aten.rsqrt: lambda x: 1 / square_root(x) if jnp.iscomplexobj(x) else lax.rsqrt(x),
         aten.sgn: sgn,
         aten.sign: sgn,
         aten.sin: jnp.sin,

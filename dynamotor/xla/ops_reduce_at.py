@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .dtypes import LOW_PRECISION, is_complex, is_float
-from .indexing import WITHIN, Index, along, at_dim
+from .dtypes import is_complex, is_float
+from .indexing import WITHIN, Index, along, at_dim, sum_dtype
 from .lowering import op
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def reduce_at(
 
     Without `include_self` the old value of an element that is written does not take part.
     """
-    wide = _sum_dtype(x.dtype) if reduce in ("sum", "prod", "mean") else x.dtype
+    wide = sum_dtype(x.dtype) if reduce in ("sum", "prod", "mean") else x.dtype
     src = src.astype(x.dtype).astype(wide)
     base = x.astype(wide)
     if not include_self:
@@ -48,10 +48,6 @@ def reduce_at(
             total / count.astype(wide) if is_float(total.dtype) or is_complex(total.dtype) else total // count
         )
     return total.astype(x.dtype)
-
-
-def _sum_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    return jnp.dtype(jnp.float32 if dtype in LOW_PRECISION else jnp.int32 if dtype == jnp.bool_ else dtype)
 
 
 def _identity(reduce: str, dtype: jnp.dtype) -> jax.Array:

@@ -18,7 +18,7 @@ import torch
 from jax import lax
 
 from .lowering import op, rows
-from .ops_pointwise import is_complex, logaddexp
+from .ops_pointwise import logaddexp
 from .ops_reduce import in_dtype
 from .promotion import widened_float
 
@@ -116,7 +116,7 @@ def _logcumsumexp(x, dim):
         return x
     return (
         lax.associative_scan(logaddexp, x, axis=dim % x.ndim)
-        if is_complex(x)
+        if jnp.iscomplexobj(x)
         else lax.cumlogsumexp(x, dim % x.ndim)
     )
 
