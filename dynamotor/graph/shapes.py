@@ -148,13 +148,11 @@ def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) 
         return result.with_stride(iterated_stride(iterated_operands(func, args, result.dtype), result.shape))
     if (
         type(result) is TensorSpec
-        and not facts(func).is_view
+        and "_scatter" in func.__name__  # of an expanded tensor, before PyTorch 2.13
         and not is_symbolic((*result.shape, *result.stride))
+        and any(stride == 0 and size > 1 for size, stride in zip(result.shape, result.stride, strict=True))
     ):
-        if any(stride == 0 and size > 1 for size, stride in zip(result.shape, result.stride, strict=True)):
-            return TensorSpec.dense(
-                result.shape, result.dtype, result.device
-            )  # select_scatter's, before PyTorch 2.13
+        return TensorSpec.dense(result.shape, result.dtype, result.device)
     return result
 
 

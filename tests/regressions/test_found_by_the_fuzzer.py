@@ -112,3 +112,10 @@ def test_numbers_of_another_type_wrap_to_the_tensors() -> None:
     x, number = torch.tensor([241, 3], dtype=torch.uint8), torch.tensor(1765)
     for f in (torch.gt, torch.maximum, torch.minimum, lambda x, n: x.clamp(min=n), lambda x, n: x + n > n):
         assert torch.equal(dynamotor.compile(f)(x, number), f(x, number))
+
+
+@pytest.mark.parametrize("stride", [(2, 0, 1), (8, 1, 2)])
+def test_memory_with_strides_that_were_asked_for(stride) -> None:
+    assert dynamotor.compile(lambda: torch.empty_strided((5, 5, 5), stride))().stride() == stride
+    made = dynamotor.compile(lambda x: (x.new_empty_strided((5, 5, 5), stride), x + 1))(torch.ones(2))[0]
+    assert made.stride() == stride
