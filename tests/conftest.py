@@ -16,8 +16,13 @@ _cache = tempfile.mkdtemp(prefix="dynamotor-test-cache-")
 os.environ.setdefault("DYNAMOTOR_CACHE_DIR", _cache)
 os.environ.setdefault("DYNAMOTOR_VERIFY", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# XLA's programs without LLVM's optimisations take a fifth less of the time; `make test-all` has them.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# XLA's programs are written as LLVM's code at once, in one unit, and without optimisations: a fifth of the
+# time. By way of MLIR, optimised and in many units, as users have them, they are in `make test-all`.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1",
+)
 # Hundreds of processes import the package and these tests: their bytecode is kept, whatever the environment says.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -37,22 +37,21 @@ TOLERANCE = {
 
 
 def to_jax(value: Any) -> Any:
-    """A torch tensor as a jax array; anything else as it is."""
+    """A torch tensor as a jax array, a copy; anything else as it is. `jax.numpy.array` would compile a
+    program for each shape."""
     if not isinstance(value, torch.Tensor):
         return value
+    dtype = jax_dtype(value.dtype)
     if value._is_zerotensor():
-        return jax.numpy.zeros(tuple(value.shape), jax_dtype(value.dtype))
-    value = value.detach().contiguous()
-    if value.dtype is torch.bfloat16:
-        return jax.numpy.asarray(value.float().numpy()).astype(jax_dtype(value.dtype))
-    return jax.numpy.array(
-        value.resolve_conj().resolve_neg().numpy()
-    )  # a copy: what is written later is not seen
+        return jax.device_put(np.zeros(tuple(value.shape), dtype))
+    value = value.detach().contiguous().resolve_conj().resolve_neg()
+    value = value.float() if value.dtype is torch.bfloat16 else value
+    return jax.device_put(np.array(value.numpy(), dtype))
 
 
 def to_torch(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.bfloat16:
-        return torch.from_numpy(np.array(array.astype(np.float32))).to(dtype)
+        return torch.from_numpy(np.array(array, np.float32)).to(dtype)
     return torch.from_numpy(np.array(array))
 
 

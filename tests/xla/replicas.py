@@ -37,7 +37,7 @@ def environment(**more: str) -> dict[str, str]:
     env = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "XLA_FLAGS")
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     }
     return env | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])]),
@@ -48,7 +48,9 @@ def environment(**more: str) -> dict[str, str]:
         "DYNAMOTOR_XLA_TIMEOUT": "40",
         **more,
         # Compiling is a third of these tests, and LLVM's work on the programs is not what they are of.
-        "XLA_FLAGS": f"{more.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0",
+        "XLA_FLAGS": " ".join(
+            [env.get("XLA_FLAGS", ""), more.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
+        ),
     }
 
 
@@ -131,11 +133,13 @@ def _wait(processes: list[BaseProcess], wanted: Iterable[int], limit: float) -> 
 
 @functools.cache
 def _server() -> multiprocessing.context.ForkServerContext:
-    """Where replicas are forked from: a process that has imported torch and jax, which takes longer than most
-    replicas run, and has started neither. Programs under torchrun and `spawn` (test_torchrun.py,
+    """Where replicas are forked from: a process that has imported torch and jax, with those of their parts that
+    most replicas would import, which takes longer than most replicas run, and has started neither. Programs under torchrun and `spawn` (test_torchrun.py,
     test_spawn.py) start from nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "jax", "numpy"])
+    context.set_forkserver_preload(
+        ["torch", "jax", "numpy", "sympy", "torch._dynamo", "torch.distributed.tensor"]
+    )
     with mock.patch.dict(os.environ, environment(), clear=True):
         forkserver.ensure_running()
     return context

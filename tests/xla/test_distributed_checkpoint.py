@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_script  # noqa: E402
+from replicas import run_forked  # noqa: E402
 
 MODEL = """
 import sys, torch, torch.nn as nn, torch.distributed.checkpoint as dcp
@@ -32,7 +32,7 @@ def state(model, optimizer):
 
 
 def test_saved_on_four_devices_loads_on_two(tmp_path):
-    saved = run_script(
+    saved = run_forked(
         MODEL
         + """
 model, optimizer = make(0, 4)
@@ -51,7 +51,7 @@ print("done")
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
     assert "done" in saved.stdout, saved.stderr
-    loaded = run_script(
+    loaded = run_forked(
         MODEL
         + """
 losses, expected = torch.load(sys.argv[1] + "/expected")

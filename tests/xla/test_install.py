@@ -15,6 +15,7 @@ pytest.importorskip("jax")
 from replicas import run_forked  # noqa: E402
 
 import dynamotor.xla  # noqa: E402
+from dynamotor.__main__ import main  # noqa: E402
 from dynamotor.xla.install import uninstall  # noqa: E402
 
 
@@ -93,13 +94,13 @@ def test_run_command(tmp_path):
     )
 
 
-def test_run_without_the_alias_and_without_a_program(tmp_path):
+def test_run_without_the_alias(tmp_path):
     done = run(tmp_path, "import sys; print(sys.argv[1:], 'jax' in sys.modules)", "-m", "dynamotor", "run")
     assert done.stdout.strip() == "['first', '--second'] False"
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamotor", "run", "none.py"], capture_output=True, text=True
-    )
-    assert done.returncode == 2 and "DM108" in done.stderr
+
+
+def test_run_without_a_program(capsys):
+    assert main(["run", "none.py"]) == 2 and "DM108" in capsys.readouterr().err
 
 
 SPAWNING = """

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_replicas, run_script  # noqa: E402
+from replicas import run_forked, run_replicas  # noqa: E402
 
 
 def test_helpers_on_four_devices():
-    done = run_script(
+    done = run_forked(
         """
     import torch
     import dynamotor.xla

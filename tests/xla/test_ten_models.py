@@ -42,7 +42,11 @@ def test_models_equal_lazy_bit_for_bit_and_eager_within_rounding(names):
         text=True,
         timeout=900,
         check=False,
-        env={**os.environ, "XLA_FLAGS": EXACT, "PYTHONPATH": str(PROGRAM.parents[3])},
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {EXACT}",
+            "PYTHONPATH": str(PROGRAM.parents[3]),
+        },
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

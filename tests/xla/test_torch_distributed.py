@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_replicas, run_script  # noqa: E402
+from replicas import run_forked, run_replicas  # noqa: E402
 
 PROGRAM = """
     import copy, torch, torch.distributed as dist, torch.nn as nn, warnings
@@ -123,7 +123,7 @@ def test_distributed_data_parallel_trains_as_one_process_does(view: bool, unused
 
 
 def test_one_process_is_a_group_of_one() -> None:
-    done = run_script(
+    done = run_forked(
         PROGRAM
         + """
     x = full(2)
