@@ -31,7 +31,7 @@ _FLAGS: tuple[str, ...] = (
     "-w",
     "-mprefer-vector-width=512",
 )
-_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O1")
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
 
 
 def flags() -> tuple[str, ...]:

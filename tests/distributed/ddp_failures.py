@@ -150,6 +150,7 @@ def hangs_in_backward(rank: int) -> dict[str, str]:
 def never_compiles(rank: int) -> str:
     """Rank 1 trains its DDP module uncompiled."""
     module = _compiled()
+    dist.barrier()  # the other's module is made, too, before one gives up
     if rank == 1:
         try:
             loss_of(module._orig_mod(_data(rank, 0, torch.float32))).backward()
