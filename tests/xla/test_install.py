@@ -84,14 +84,18 @@ PROGRAM = """
 """
 
 
-def test_run_command(tmp_path):
-    done = run(tmp_path, PROGRAM, "-m", "dynamotor", "run", "--torch-xla")
-    assert done.returncode == 7, done.stderr
-    assert (
-        done.stdout.split()[:2] == ["xla:0", "8.0"]
-        and "['first', '--second']" in done.stdout
-        and "program.py" in done.stdout
-    )
+def test_run_command(alias, tmp_path, capsys, monkeypatch):
+    """In this process; `test_launch` starts one by the same command."""
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    uninstall()
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--torch-xla", str(script), "first", "--second"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 7
+    assert said.split()[:2] == ["xla:0", "8.0"] and "['first', '--second']" in said and "program.py" in said
 
 
 def test_run_without_the_alias(tmp_path):

@@ -305,6 +305,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.slow  # test_spawn.py forks replicas that take a wrapped model and run a function serially
 def test_wrapped_models_and_serial_execution(tmp_path):
     program = tmp_path / "wrappers.py"
     program.write_text(textwrap.dedent(WRAPPERS))

@@ -5,6 +5,7 @@ children import them.
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 import torch  # noqa: E402
 import torch.multiprocessing  # noqa: E402
-from replicas import environment, run_script  # noqa: E402
+from replicas import environment, run_forked, run_script  # noqa: E402
 
 import dynamotor.xla.start  # noqa: E402, F401
 from dynamotor.base.errors import XlaError  # noqa: E402
@@ -50,21 +51,28 @@ def report(index: int, folder: str, factor: int) -> None:
     )
 
 
-# That processes are spawned is shown by the next test and by test_install.py's launch.
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "fork"])
-def test_spawn_runs_replicas(tmp_path: Path, method: str) -> None:
+def started(call: str, method: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A program that starts two replicas: a file, which spawned ones import. `t` is this module."""
     code = f"""
     import sys
     sys.path.insert(0, {os.path.dirname(__file__)!r})
     import test_spawn as t
     if __name__ == "__main__":
-        t.xmp.spawn(t.report, args=({str(tmp_path)!r}, 7), nprocs=2, start_method={method!r})
+        {call.replace("METHOD", f"nprocs=2, start_method={method!r}")}
     """
-    script = tmp_path / "script.py"
+    script = folder / "script.py"
     script.write_text("\n".join(line[4:] for line in code.splitlines()))
-    done = run_script(
-        f"import runpy, sys; sys.argv=['x']; runpy.run_path({str(script)!r}, run_name='__main__')"
-    )
+    program = f"import runpy, sys; sys.argv=['x']; runpy.run_path({str(script)!r}, run_name='__main__')"
+    return run_forked(program) if method == "fork" else run_script(program)
+
+
+# test_install.py's launch spawns two replicas.
+METHODS = [pytest.param("spawn", marks=pytest.mark.slow), "fork"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_spawn_runs_replicas(tmp_path: Path, method: str) -> None:
+    done = started(f"t.xmp.spawn(t.report, args=({str(tmp_path)!r}, 7), METHOD)", method, tmp_path)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / str(i)).read_text() for i in range(2)] == [f"{i} 2 [3.0, 3.0] 7 2" for i in range(2)]
     assert (tmp_path / "events").read_text().split("\n")[:-1] == ["in 0", "out 0", "in 1", "out 1"]
@@ -76,9 +84,12 @@ def fail(index: int) -> None:
     xm.all_reduce(xm.REDUCE_SUM, torch.ones(2, device=xm.xla_device())).cpu()
 
 
-def test_an_exception_in_a_replica_is_raised_here() -> None:
-    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="KeyError: 'mine'"):
-        xmp.spawn(fail, nprocs=2)
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_in_a_replica_is_raised_here(tmp_path: Path, method: str) -> None:
+    done = started("t.xmp.spawn(t.fail, METHOD)", method, tmp_path)
+    assert done.returncode == 1
+    error = done.stderr.split("ProcessRaisedException:")[-1]
+    assert "ProcessRaisedException:" in done.stderr and "KeyError: 'mine'" in error, done.stderr
 
 
 @pytest.mark.slow

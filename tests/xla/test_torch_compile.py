@@ -1,9 +1,6 @@
 """The bridge's backends under torch.compile's own capture."""
 
 import copy
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("jax", reason="jax is not installed")
+
+from replicas import run_forked  # noqa: E402
 
 from dynamotor import torch_compile_xla  # noqa: E402
 from dynamotor.xla import metrics  # noqa: E402
@@ -80,6 +79,8 @@ def test_the_names_that_users_of_torch_xla_know_are_found(tmp_path):
     rows = [f"{name} = {target}" for name, target in backends.items() if name in NAMES]
     (info / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *rows]))
     program = f"""
+import sys
+sys.path.insert(0, sys.argv[1])
 import torch, dynamotor, dynamotor.xla
 x = torch.arange(3.0)
 for name in {NAMES}:
@@ -89,11 +90,7 @@ for name in {NAMES}:
         assert y.device.type == "xla"
         torch.testing.assert_close(y.cpu(), x.sin() * 2 + 1)
 """
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
-    )
+    done = run_forked(program, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
