@@ -59,15 +59,20 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
     """Interpret forward and backward; the guards stay."""
-    needs = [isinstance(a, TensorValue) and a.example.requires_grad for a in args]
-    ctx = trace.call_python(polyfills.context, [TupleValue([Constant(need) for need in needs])])
-    two = trace.type_attr(cls.value, "setup_context") is not _own_setup
-    run = polyfills.forward_and_setup if two else polyfills.forward
-    result = trace.call_python(run, [cls, ctx, *args])
-    outputs = result.items if isinstance(result, SequenceValue) else [result]
-    if any(out is a for out in outputs for a in args if isinstance(a, TensorValue)):
-        raise _refused(cls, "it returns an argument")
-    if any(needs):
+    needs = [Constant(isinstance(a, TensorValue) and a.example.requires_grad) for a in args]
+    ctx = trace.call_python(polyfills.context, [TupleValue(needs)])
+    run = (
+        polyfills.forward
+        if trace.type_attr(cls.value, "setup_context") is _own_setup
+        else polyfills.forward_and_setup
+    )
+    outputs = _parts(trace.call_python(run, [cls, ctx, *args]))
+    tensors = [value for value in outputs if isinstance(value, TensorValue)]
+    if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue)}:
+        raise _refused(cls, "it returns an argument or a view of one")  # eager lets nobody write into these
+    if len(tensors) > 1 and trace.getattr(ctx, "as_none").as_constant():
+        raise _refused(cls, "its backward is to see which outputs have no gradient")
+    if any(need.value for need in needs):
         grads = [
             torch_call(trace, torch.zeros_like, [out], {}) if isinstance(out, TensorValue) else Constant(None)
             for out in outputs
@@ -76,6 +81,10 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
             trace.call_python(polyfills.backward, [cls, ctx, *grads])
         except Raised as raised:
             raise _refused(cls, f"its backward raises {raised.value.describe()}") from None
+
+
+def _owner(value: TensorValue) -> int:
+    return id(value.example._base if value.example._is_view() else value.example)
 
 
 def _refused(cls: Value, cause: str) -> Unsupported:

@@ -38,9 +38,11 @@ wrap_held(Builtin, *_CALLABLES)
 
 
 def _is_plain(obj: Any) -> bool:
-    if isinstance(obj, tuple | list):
-        return all(map(_is_plain, obj))
-    return isinstance(obj, _PLAIN + _SCALARS) or obj in _SCALARS or isinstance(obj, type) and obj in _PLAIN
+    return (
+        all(map(_is_plain, obj))
+        if isinstance(obj, tuple | list)
+        else isinstance(obj, _PLAIN + _SCALARS) or obj in _SCALARS or isinstance(obj, type) and obj in _PLAIN
+    )
 
 
 @call_finder

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -151,3 +152,59 @@ def test_what_a_call_replaces_is_neither_looked_at_nor_kept() -> None:
         compiled(torch.ones(2), held, [])
     assert log == ["closed"]
     assert dynamotor.counters["capture"]["graphs"] == 1
+
+
+class NoneForUnused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> Any:
+        return first * 5 if second is None else second
+
+
+class ViewOfItsInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.reshape(4) * 3
+
+
+def test_autograd_functions_that_ask_for_none() -> None:
+    gradients = []
+    for run in (NoneForUnused.apply, dynamotor.compile(lambda x: NoneForUnused.apply(x))):
+        x = torch.ones(4, requires_grad=True)
+        run(x)[0].sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_write_into_a_view_that_an_autograd_function_made() -> None:
+    with pytest.raises(RuntimeError, match="created inside a custom Function"):
+        dynamotor.compile(lambda x: ViewOfItsInput.apply(x * 2).mul_(2))(torch.ones(4, requires_grad=True))
+
+
+def test_a_set_that_grows_while_it_is_walked() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        kinds = {1, 2}
+        for kind in kinds:
+            kinds.add(kind + 10)
+        return x
+
+    with pytest.raises(RuntimeError, match="Set changed size during iteration"):
+        dynamotor.compile(function)(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex")
+@pytest.mark.parametrize("number", [np.float64(1.5), np.float16(1.5), np.int8(3), np.complex64(1j)])
+def test_tensors_of_numpys_numbers_keep_their_types(number: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return torch.tensor(number), torch.tensor([number, 1]), torch.as_tensor([[number]]), x * number
+
+    for a, b in zip(function(torch.ones(2)), dynamotor.compile(function)(torch.ones(2))):
+        torch.testing.assert_close(b, a, rtol=0, atol=0)

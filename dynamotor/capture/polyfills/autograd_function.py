@@ -11,21 +11,18 @@ class Context:
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
+        self.as_none = False
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
 
-    def save_for_forward(self, *tensors: Any) -> None:
-        pass
-
-    def mark_non_differentiable(self, *tensors: Any) -> None:
-        pass
-
     def mark_dirty(self, *tensors: Any) -> None:
         pass
 
+    save_for_forward = mark_non_differentiable = mark_dirty
+
     def set_materialize_grads(self, value: bool) -> None:
-        pass
+        self.as_none = not value
 
 
 def context(needs_input_grad: tuple[bool, ...]) -> Context:

@@ -413,9 +413,6 @@ class DictValue(Value):
     def length(self, trace: Trace) -> Value:
         return Constant(len(self.load()))
 
-    def unpack(self, trace: Trace) -> list[Value]:
-        return [k for k, _ in self.load().values()]
-
     def iterate(self, trace: Trace) -> Iterator:
         return DictIterator(self, "keys")
 
@@ -503,12 +500,6 @@ class DictView(Value):
     def truth(self, trace: Trace) -> bool:
         return self.target.truth(trace)
 
-    def unpack(self, trace: Trace) -> list[Value]:
-        pairs = self.target.load().values()
-        if self.part == "items":
-            return [TupleValue(pair) for pair in pairs]
-        return [pair[0 if self.part == "keys" else 1] for pair in pairs]
-
     def iterate(self, trace: Trace) -> Iterator:
         return DictIterator(self.target, self.part)
 
@@ -583,6 +574,21 @@ class DictIterator(Iterator):
         items = [TupleValue(p) if self.part == "items" else p[0 if self.part == "keys" else 1] for p in rest]
         text = f"[{', '.join([cg.emit(item) for item in items])}]"
         return f"{cg.constant(cursors.SequenceCursor)}({text}, 0)" if cg.for_frame else f"iter({text})"
+
+
+class SetIterator(SequenceIterator):
+    """Steps the items that a set had when the loop began; a changed size raises as in CPython."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: SetValue) -> None:
+        super().__init__(TupleValue(of.ordered()))
+        self.of = of
+
+    def next(self, trace: Trace) -> Value | None:
+        if self.index <= len(self.target.items) != len(self.of.table):
+            raise trace.error(RuntimeError, "Set changed size during iteration")
+        return super().next(trace)
 
 
 class SetValue(Value):
@@ -709,11 +715,8 @@ class SetValue(Value):
         by_key = {v.as_constant(): v for v in table.values()}
         return [by_key[k] for k in self.mirror]
 
-    def unpack(self, trace: Trace) -> list[Value]:
-        return self.ordered()
-
     def iterate(self, trace: Trace) -> Iterator:
-        return SequenceIterator(TupleValue(self.ordered()))
+        return SetIterator(self)
 
     def contains(self, trace: Trace, item: Value) -> Value:
         key = item.hash_key(trace)

@@ -261,9 +261,10 @@ class ReturnTypeValue(TupleValue):
 
 
 def _is_number(value: Value) -> bool:
-    if value.symbolic or not isinstance(value, Constant):
-        return value.symbolic
-    return isinstance(value.value, int | float | complex) or type(value.value).__module__ == "numpy"
+    return value.symbolic or (
+        isinstance(value, Constant)
+        and (isinstance(value.value, int | float | complex) or type(value.value).__module__ == "numpy")
+    )
 
 
 def is_static(source: Any) -> bool:
@@ -519,8 +520,8 @@ def _constant(obj: Any) -> Any:
     for plain in (bool, int, float, complex, str):  # enums and NumPy's float64
         if isinstance(obj, plain):
             return plain(obj)  # type: ignore[arg-type]
-    if hasattr(obj, "item") and kind.__module__ == "numpy" and obj.ndim == 0 and obj.dtype.kind != "b":
-        return obj.item()  # (a boolean is a float to some functions, and a bool to others)
+    if hasattr(obj, "item") and kind.__module__ == "numpy" and obj.ndim == 0 and obj.dtype.kind not in "bc":
+        return obj.item()  # (a boolean is a float to some functions, and a bool to others; complex64 is real)
     if kind is type and obj in _DTYPES:
         return _DTYPES[obj]
     raise unsupported(

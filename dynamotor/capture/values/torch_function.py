@@ -343,25 +343,30 @@ def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Val
 def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    if isinstance(data, TensorValue) or data is None:
-        raise unsupported("unsupported-call", "torch.tensor() of a tensor", cure="use clone() or detach()")
-    if _holds_tensor_value(data):
+    if data is None or _holds(data, lambda value: isinstance(value, TensorValue)):
         raise unsupported(
-            "data-dependent", "torch.tensor() of a list of tensors reads their data", cure="use torch.stack"
+            "data-dependent",
+            "a tensor of tensors reads their data",
+            cure="use clone(), detach() or torch.stack",
         )
-    wanted = kwargs.get("requires_grad")
-    if wanted is not None and wanted.as_constant():
+    if kwargs.get("requires_grad", Constant(None)).as_constant():
         raise unsupported(
             "autograd", "torch.tensor(..., requires_grad=True) makes a new leaf inside the captured region"
         )
-    return torch_call(
-        trace, torch.tensor, [data, *args[1:]], {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
-    )
+    named = {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
+    if _holds(data, _is_numpy) and len(args) < 2 and named.get("dtype", Constant(None)).as_constant() is None:
+        lower(data, False)  # refuses those that no plain number stands for; their dtypes are lost there
+        named["dtype"] = Constant(torch.tensor(data.as_constant()).dtype)
+    return torch_call(trace, torch.tensor, [data, *args[1:]], named)
 
 
-def _holds_tensor_value(value: Value) -> bool:
+def _holds(value: Value, what: Callable[[Value], bool]) -> bool:
     items = getattr(value, "items", None)
-    return isinstance(value, TensorValue) or isinstance(items, list) and any(map(_holds_tensor_value, items))
+    return what(value) or isinstance(items, list) and any(_holds(item, what) for item in items)
+
+
+def _is_numpy(value: Value) -> bool:
+    return isinstance(value, Constant) and type(value.value).__module__ == "numpy"
 
 
 class TensorType(Builtin):
@@ -394,8 +399,4 @@ def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: d
             "a constructor of tensors is called with anything but a list of numbers or sizes",
             cure="use torch.tensor or torch.empty",
         )
-    if _holds_tensor_value(args[0]):
-        raise unsupported(
-            "data-dependent", "a tensor of a list of tensors reads their data", cure="use torch.stack"
-        )
-    return torch_call(trace, torch.tensor, args, {"dtype": Constant(dtype)})
+    return _tensor(trace, args, {"dtype": Constant(dtype)})
