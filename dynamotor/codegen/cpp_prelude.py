@@ -167,10 +167,10 @@ template<class T> INL T erf_(T x){
  q=q*z+0.49746925110067538f; q=q*z+1.f; return clamp_(x*p/q,-1.f,1.f); } }
 template<class T> INL T tanh_(T x){
  if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_tanh(x); else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_tanh(x[i]); return r; } }
- else { T y=clamp_(x,-9.f,9.f); T z=y*y;
- T p=z*-2.76076847742355e-16f+2.00018790482477e-13f; p=p*z+-8.60467152213735e-11f; p=p*z+5.12229709037114e-08f; p=p*z+1.48572235717979e-05f;
- p=p*z+6.37261928875436e-04f; p=p*z+4.89352455891786e-03f; T q=z*1.19825839466702e-06f+1.18534705686654e-04f; q=q*z+2.26843463243900e-03f;
- q=q*z+4.89352518554385e-03f; T r=y*p/q; return clamp_(r,-1.f,1.f); } }
+ // m/(m+1), m = expm1(2|x|)/2: nothing cancels at either end. The shift leaves the exponent of 2^n alone.
+ else { typedef typename tr<T>::I I; T y=abs_(x); y=sel(gt(y,bc<T>(9.1f)),bc<T>(9.1f),y); T t=y*2.88539008f+12583039.f; T n=t-12583039.f;
+ T r=y-n*0.3466796875f; r=r+n*1.06097220e-4f; T p=r*4.42065248e-02f+1.33899926e-01f; p=p*r+3.33347112e-01f; p=p*r+6.66660840e-01f; p=p*r+9.99999880e-01f; p=p*(r*r)+r;
+ T two=bits<T>(bits<I>(t)<<23); T m=p*two+(two*0.5f-0.5f); return bits<T>(bits<I>(m/(m+1))|(bits<I>(x)&(int)0x80000000)); } }
 template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
 template<class T> INL T rsqrt_(T x){ return 1/sqrt_(x); }
 template<class E> INL E floordiv1(E a,E b){ if(b==0) return a/b; E m=__builtin_fmod(a,b); E d=(a-m)/b; if(m!=0&&(b<0)!=(m<0)) d-=1;
