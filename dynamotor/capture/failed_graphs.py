@@ -34,6 +34,7 @@ class _Steps(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         if acts_outside(node):
+            self.at = None
             raise NotImplementedError(f"{node} is not for copies")
         self.at = node.meta.get("where")
         return super().run_node(node)

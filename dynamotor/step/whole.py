@@ -214,9 +214,9 @@ class GraphStep:
                     held.append(i)
         if self.update.accumulate == 1 and held:
             return None  # gradients from outside are added to, once: not worth a program
-        inputs = set(map(id, tensors))
-        if any(p.grad is not None for p in parameters if id(p) not in inputs):
-            return None
+        learns = {id(t) for t in tensors if t.requires_grad}
+        if any(p.grad is not None for p in parameters if id(p) not in learns):
+            return None  # the optimizer moves what is unused or frozen too
         optimizer = self.update.optimizer
         hooks = (
             optimizer._optimizer_step_pre_hooks,

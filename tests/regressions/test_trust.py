@@ -208,3 +208,43 @@ def test_tensors_of_numpys_numbers_keep_their_types(number: Any) -> None:
 
     for a, b in zip(function(torch.ones(2)), dynamotor.compile(function)(torch.ones(2))):
         torch.testing.assert_close(b, a, rtol=0, atol=0)
+
+
+@torch.library.custom_op("trust::passes", mutates_args=())
+def passes(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+passes.register_fake(torch.empty_like)
+
+
+def test_an_error_behind_a_custom_op_and_a_write() -> None:
+    """No step of ours that looks for the line may be the error."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.multinomial(passes(x) - 9, 2)
+
+    with pytest.raises(RuntimeError, match="probability tensor contains") as raised:
+        dynamotor.compile(function)(torch.ones(3))
+    assert raised.type is RuntimeError
+
+
+def test_a_parameter_frozen_while_gradients_accumulate() -> None:
+    given, seen = torch.randn(6, 3, 4), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = dynamotor.compile_step(model, lambda y: y.square().sum(), optimizer, accumulate=2)
+        for i, x in enumerate(given):
+            model[0].weight.requires_grad_(i != 5)
+            if compiled:
+                step(x)
+            else:
+                (model(x).square().sum() / 2).backward()
+                if i % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        seen.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(seen[1], seen[0])
