@@ -165,6 +165,20 @@ def _waits(case: _Case) -> bool:
         for n, (now, before_it) in enumerate(zip(got.outputs, kept, strict=True)):
             if isinstance(now, torch.Tensor) and not _equal(now.detach(), before_it):
                 found.append(f"output {n} of the first call was changed by the second")
+    if found and _wavers(case):
+        found.clear()
+        case.verdict.skipped = True
+    return False
+
+
+def _wavers(case: _Case) -> bool:
+    """Whether eager's result hangs on memory that nobody wrote: its median of an expanded tensor does."""
+    for number in (torch.nan, 1.0, -3.0):
+        junk = [torch.full((size,), number) for size in (1, 2, 4, 8, 16, 32, 64) for _ in range(50)]
+        del junk
+        for now, then in zip(case.eager().outputs, case.want.outputs, strict=True):
+            if isinstance(now, torch.Tensor) and not _equal(now.detach(), then.detach()):
+                return True
     return False
 
 
