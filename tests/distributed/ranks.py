@@ -58,10 +58,12 @@ class Pair:
     """The two processes. `run` gives both ranks' results; an error on either is raised here."""
 
     def __init__(self, group_timeout: float = 20.0, device: str = "cpu") -> None:
-        context = multiprocessing.get_context(
-            "forkserver"
-        )  # torch and the package are imported once for all pairs
-        context.set_forkserver_preload(["torch", "torch.distributed", "dynamotor"])
+        # What each process would import is imported once for all pairs: torch._dynamo and the tensors in parts
+        # come with DDP.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.tensor", "dynamotor"]
+        )
         port = free_port()
         self.pipes, self.processes = [], []
         for rank in range(2):
