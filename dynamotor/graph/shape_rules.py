@@ -26,6 +26,7 @@ from .shapes import (
     PASS,
     ShapeRule,
     UnsupportedOp,
+    has_symbols,
     infer_by_meta_kernel,
     infer_spec,
     iterated_operands,
@@ -516,11 +517,24 @@ def _multilabel_margin_loss(
 
 @shape_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
-    raise UnsupportedOp(
-        "DM243",
-        "embedding_bag's bookkeeping tensors follow the kernel that is taken at run time",
-        cure="use embedding and a sum",
-    )
+    """The bookkeeping follows the kernel that is taken: a CPU's runs, with one row of the weight, zeros.
+    Sparse gradients and `include_last_offset` are left to eager.
+    """
+    if (
+        kwargs
+        or args[0].device != CPU
+        or 0 in args[0].shape + args[2].shape
+        or has_symbols(args)
+        or any(args[5:6] + args[7:8])
+    ):
+        raise UnsupportedOp(
+            "DM243",
+            "embedding_bag's bookkeeping tensors follow the kernel that is taken at run time",
+            cure="use embedding and a sum",
+        )
+    specs = (replace(args[0], shape=(1, *args[0].shape[1:])), *args[1:])
+    zeros = [s.empty().zero_() if type(s) is TensorSpec else s for s in specs]
+    return tuple(map(TensorSpec.of, aten._embedding_bag_forward_only.default(*zeros)))
 
 
 @shape_rule(

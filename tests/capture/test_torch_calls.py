@@ -355,6 +355,19 @@ def test_library_modules_are_one_graph(module, training):
     assert len(backend.graphs) == 1
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_bags_of_embeddings_are_one_graph_and_have_eagers_gradients(mode, padding):
+    model = nn.EmbeddingBag(10, 4, mode=mode, padding_idx=padding, dtype=torch.float64)
+    compiled = dynamotor.compile(model, backend="aot_eager", fullgraph=True)
+    for size in (5, 6):
+        rows = torch.arange(3 * size).view(3, size) ** 2 % 10
+        ours, expected = compiled(rows), model(rows)
+        assert torch.equal(ours, expected)
+        found, wanted = (torch.autograd.grad(out.sin().sum(), model.weight)[0] for out in (ours, expected))
+        assert torch.equal(found, wanted)
+
+
 def test_random_functions_keep_eagers_order():
     def fn(a):
         b = F.dropout(a, 0.5)
