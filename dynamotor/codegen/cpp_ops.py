@@ -146,6 +146,8 @@ def cast_text(x: str, source: torch.dtype, to: torch.dtype, result: str, width: 
         return f"-{x}" if to is I32 else f"cvt<{result}>(-{x})"
     if to is BOOL:
         return f"ne({x},bc<{ctype(source, width)}>(0))"
+    if source.is_floating_point and not to.is_floating_point:
+        return f"whole<{result}>({x})"
     return f"cvt<{result}>({x})"
 
 

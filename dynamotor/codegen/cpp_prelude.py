@@ -43,6 +43,15 @@ INL float sel(int m,float a,float b){return m?a:b;} INL int sel(int m,int a,int 
 INL double sel(int m,double a,double b){return m?a:b;} INL i64 sel(int m,i64 a,i64 b){return m?a:b;}
 template<class T> INL T bc(typename tr<T>::E x){ if constexpr(tr<T>::n==1) return x; else return x-(T){}; }
 template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x; else return __builtin_convertvector(x,T); }
+// A whole number has no -0: GCC (12 does) takes (float)(int)x for a truncation of x where traps do not matter, unless it cannot see both.
+#if defined(__clang__)
+#define UNSEEN(x) (x)
+#elif __GNUC__>=12
+#define UNSEEN(x) __builtin_assoc_barrier(x)
+#else
+template<class T> INL T UNSEEN(T x){ asm("":"+m"(x)); return x; }
+#endif
+template<class T,class A> INL T whole(A x){ return UNSEEN(cvt<T>(x)); }
 template<class T,class A> INL T bits(A x){ return __builtin_bit_cast(T,x); }
 #define CMP(name,o) template<class T> INL auto name(T a,T b){ return narrow(a o b); }
 CMP(lt,<) CMP(le,<=) CMP(gt,>) CMP(ge,>=) CMP(eq,==) CMP(ne,!=)
