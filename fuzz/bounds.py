@@ -73,7 +73,7 @@ class Jiggle(TorchDispatchMode):
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         if (
             is_view
-            or not _rounds(func)
+            or not (_rounds(func) or _narrows(args))
             or any(t.is_meta for t in tree_leaves(args) if isinstance(t, torch.Tensor))
         ):
             return func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
@@ -240,6 +240,12 @@ def _rounds(func: Any) -> bool:
             "amin",
         )
     )
+
+
+def _narrows(args: Any) -> bool:
+    """Whether an operand of more digits is rounded to a half first, whatever the op does then."""
+    types = {a.dtype for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.is_floating_point()}
+    return len(types) > 1 and not types.isdisjoint(_HALVES)
 
 
 def _row_major(value: Any) -> Any:

@@ -400,8 +400,7 @@ def _weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     if len(args) > 1 or kwargs or value.source is None or value.real() is MISSING:
         raise unsupported("unsupported-call", f"a weak reference to {value.describe()} is made")
-    found = weakref.ref(value.real())
-    return trace.wrap(Called(value.source, weakref.ref), found)
+    return trace.wrap(Called(value.source, weakref.ref), weakref.ref(value.real()))
 
 
 # Dispatch by class ------------------------------------------------------------------------------------------

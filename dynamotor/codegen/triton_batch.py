@@ -76,8 +76,7 @@ def _item(step: Step, program: Program) -> _Item | None:
     parts = NUMBERS.split(draft.source)
     buffers = (program.buffers[name] for name in step.args)
     nbytes = sum(b.spec.extent * b.spec.dtype.itemsize for b in buffers if b.kind == "temp")
-    kind = (*parts[::2], draft.signature)
-    return _Item(step, draft, kind, tuple(parts[1::2]), nbytes)
+    return _Item(step, draft, (*parts[::2], draft.signature), tuple(parts[1::2]), nbytes)
 
 
 # -- order ---------------------------------------------------------------------------------------------------

@@ -566,14 +566,18 @@ def _like(
 
 @shape_rule(aten.roll.default)
 def _roll(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """Eager concatenates two slices along each dimension, and that keeps channels-last."""
+    """Eager concatenates two slices along each dimension, and that keeps channels-last, unless one is empty."""
     if (
         x.numel == 0
         or len(shifts) != len(dims)
         or not all(-len(x.shape) <= dim < len(x.shape) for dim in dims)
     ):
         return PASS
-    return TensorSpec(x.shape, suggested_stride(x, x.shape), x.dtype, x.device)
+    for shift, dim in zip(shifts, dims):
+        x = x.with_stride(
+            suggested_stride(x, x.shape) if shift % x.shape[dim] else contiguous_stride(x.shape)
+        )
+    return x
 
 
 @shape_rule(aten._grouped_mm.default)

@@ -19,7 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..base.registry import Registry, register_all
-from .layout import dense_in_order
+from .layout import dense_in_order, suggests_channels_last
 from .sizes import Dim, Size, hint, is_symbolic, minimum
 from .spec import TensorSpec, contiguous_stride
 
@@ -97,7 +97,7 @@ def operands(args: Any) -> list[Shape]:
 _SHAPED_LIKE: dict[int, tuple[OpOverload, ...]] = {
     0: (aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default, aten.native_dropout.default,
         aten._log_softmax_backward_data.default, aten.cumsum.default, aten.cumprod.default, aten.tril.default, aten.triu.default,
-        aten.flip.default, aten.sort.default, aten.sort.stable, aten.copy.default, aten.bernoulli.p, aten.roll.default,
+        aten.flip.default, aten.sort.default, aten.sort.stable, aten.copy.default, aten.bernoulli.p,
         aten.index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
         aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two, aten.masked_scatter.default,
         aten.logcumsumexp.default, aten.channel_shuffle.default,
@@ -133,6 +133,15 @@ def _reduced(x: TensorSpec, dims: Any = None, keepdim: bool = False, **kwargs: A
     chosen = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
     gone = {d % rank for d in chosen} if rank else set()
     return tuple([1 if d in gone else n for d, n in enumerate(x.shape) if keepdim or d not in gone])
+
+
+@symbolic_rule(aten.roll.default)
+def _roll(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """Whether it moves something decides how images are laid out: asking makes that a guard."""
+    if suggests_channels_last(x):
+        for shift, dim in zip(shifts, dims):
+            bool(shift % x.shape[dim] == 0)
+    return x.shape
 
 
 @symbolic_rule(aten.topk.default)

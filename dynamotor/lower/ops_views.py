@@ -388,8 +388,7 @@ def _select_scatter(ctx: Lowering, x: Value, source: Value, dim: int, index: int
 def _slice_backward(
     ctx: Lowering, g: Value, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int
 ) -> Value:
-    zeros = _constant_value(ctx.spec, 0)
-    return _slice_scatter(ctx, zeros, g, dim, start, end, step)
+    return _slice_scatter(ctx, _constant_value(ctx.spec, 0), g, dim, start, end, step)
 
 
 @lowering(aten.repeat.default)

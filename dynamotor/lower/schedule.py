@@ -305,8 +305,7 @@ def stream_rows(group: Group) -> bool:
         not m.is_reduction and all(i.coefficient(v) is not None for v in kept for i in [m.store])
         for m in full
     )
-    fast = fast_var(group.members, kept)
-    return stores and fast in kept
+    return stores and fast_var(group.members, kept) in kept
 
 
 def _row_major(m: Member, everything: list[Var]) -> list[Var]:

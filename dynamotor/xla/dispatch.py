@@ -409,8 +409,7 @@ def classify(func: Any) -> Handler:
     if functionals[id(func)] is None:
         return refuse_mutation
     one = str(schema.arguments[0].type) == "Tensor" and len(functionals[id(func)]._schema.returns) == 1
-    single = writes == [0] and one
-    return in_place if single else several_in_place
+    return in_place if writes == [0] and one else several_in_place
 
 
 def handler_of(func: Any) -> Handler:

@@ -193,10 +193,7 @@ def _histc(x, bins=100, min=0, max=0):
     place = jnp.floor((x - low) * bins / (high - low))
     place = jnp.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
-    counts = (
-        jnp.zeros(bins, jnp.int64).at[jnp.where(inside, place, bins).astype(jnp.int64)].add(1, mode="drop")
-    )
-    return counts
+    return jnp.zeros(bins, jnp.int64).at[jnp.where(inside, place, bins).astype(jnp.int64)].add(1, mode="drop")
 
 
 def _bucket(edges: jax.Array, values: jax.Array, right: bool) -> jax.Array:

@@ -119,3 +119,21 @@ def test_memory_with_strides_that_were_asked_for(stride) -> None:
     assert dynamotor.compile(lambda: torch.empty_strided((5, 5, 5), stride))().stride() == stride
     made = dynamotor.compile(lambda x: (x.new_empty_strided((5, 5, 5), stride), x + 1))(torch.ones(2))[0]
     assert made.stride() == stride
+
+
+@pytest.mark.parametrize("shift", [(1,), (2,), (1, 1), (2, 1), (1, 2)])
+def test_a_roll_that_moves_nothing_is_row_major(shift) -> None:
+    x = torch.randn(2, 2, 4, 2).contiguous(memory_format=torch.channels_last)[:, :, ::2]
+    dims = (2, 3)[: len(shift)]
+    got, want = dynamotor.compile(lambda x: x.roll(shift, dims))(x), x.roll(shift, dims)
+    assert got.stride() == want.stride() and torch.equal(got, want)
+
+
+def test_a_roll_of_any_size_that_moves_nothing_is_row_major() -> None:
+    def roll(x):
+        return torch.roll(x, (1, 2), (3, 2))
+
+    compiled = dynamotor.compile(roll, dynamic=True)
+    for shape in ((2, 3, 4, 5), (2, 2, 2, 2), (3, 4, 5, 2)):
+        x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+        assert compiled(x).stride() == roll(x).stride()
