@@ -85,7 +85,7 @@ EXPRESSIONS = """
     {1: 2}.keys() <= {1, 2}; {} in TEXT; TEXT in "xaby"; collections.defaultdict(int, a=1) | {}; type(OD | {"b": 2})
     Pair((1, 2)) == torch.Size([1, 2]); Pair((1, 2)) != torch.Size([1, 2]); reversed(5); {slice(0, 2): 1}
     torch.zeros(range(1, 3)); torch.zeros(collections.deque([1, 2])); torch.tensor(range(3))
-    (3).__abs__(x); (1, 2).__add__(x); [1].__mul__("a"); Pair((1, 2)).__getattribute__("__len__")(); (3).__add__("a")
+    getattr(x, x.sum()); x.requires_grad_(x.sum() > 0); (3).__abs__(x); (1, 2).__add__(x); [1].__mul__("a"); Pair((1, 2)).__getattribute__("__len__")(); (3).__add__("a")
 """
 OD: Any = collections.OrderedDict(a=1)
 

@@ -38,10 +38,6 @@ class Raised(Exception):
         self.again = again  # its traceback knows the line already
 
 
-class NotConstant(Exception):
-    """`as_constant` of something that is not known as a real object."""
-
-
 class Value:
     """One Python object in a trace. The methods follow CPython's protocols; the defaults look methods up on
     the type.
@@ -72,7 +68,7 @@ class Value:
 
     def as_constant(self) -> Any:
         """The real object, when it is known and needs no graph."""
-        raise NotConstant(self)
+        raise unsupported("unsupported-value", f"{self.describe()} would have to be a constant")
 
     def real(self) -> Any:
         """The outside object itself if this value has one (it may hold mutable state), else MISSING."""

@@ -312,7 +312,8 @@ builtin_rule(torch.Tensor.__hash__)(refusing("unsupported-call", "hash() of a te
 def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tensor = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", Constant(True))
-    if isinstance(tensor, TensorValue) and wanted.as_constant() == tensor.example.requires_grad:
+    known = isinstance(tensor, TensorValue) and wanted.python_type() is bool
+    if known and wanted.as_constant() == tensor.example.requires_grad:  # type: ignore[attr-defined]
         return tensor
     raise unsupported(
         "autograd",
