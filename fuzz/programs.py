@@ -29,6 +29,7 @@ from .python_program import Block, Call, PythonProgram, Statement
 from .world import STATE, WORLD
 
 Examine = Callable[[PythonProgram], list[str]]
+DM405 = "the compiled call had written its inputs"
 EAGER, COMPILED = 2.0, 60.0  # seconds that a call may take
 _WORLD = compile(WORLD, "<world>", "exec", dont_inherit=True)
 
@@ -64,7 +65,7 @@ class Picture:
             return name, sorted(map(repr, value))
         if isinstance(value, BaseException):
             chain = self.of(value.__cause__), self.of(value.__context__), value.__suppress_context__
-            return name, str(value), self.of(value.__dict__), chain
+            return name, str(value), self.of(_told(value)), chain
         if isinstance(value, types.FunctionType):
             cells = [
                 c.cell_contents
@@ -86,11 +87,27 @@ class Picture:
             "shape": tuple(t.shape),
             "stride": t.stride(),
             "requires_grad": t.requires_grad,
-            "is_leaf": t.is_leaf,
+            "is_leaf": _is_leaf(t),
             "memory": where,
-            "grad": None if not t.is_leaf or t.grad is None else self.of(t.grad),
+            "grad": None if _is_leaf(t) is not True or t.grad is None else self.of(t.grad),
         }
         return "tensor", facts, t.detach().clone()
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """An error's attributes without the note of DM405: what it says of a call is meant (docs/trust.md)."""
+    notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(DM405)]
+    return {k: v for k, v in vars(error).items() if k != "__notes__"} | (
+        {"__notes__": notes} if notes else {}
+    )
+
+
+def _is_leaf(t: torch.Tensor) -> bool | str:
+    """A view that was written behind autograd's back does not say it."""
+    try:
+        return t.is_leaf
+    except RuntimeError as error:
+        return str(error)
 
 
 def difference(a: Any, b: Any, where: str) -> str | None:
