@@ -21,7 +21,7 @@ import torch
 from ..base.errors import UserLine
 from ..graph.data_sizes import DataSizes
 from ..graph.size_nodes import SizeNodes
-from ..graph.sizes import INFINITY, Atom, ShapeEnv, Size, Symbol, hint, is_symbolic, settled
+from ..graph.sizes import INFINITY, LARGEST, Atom, ShapeEnv, Size, Symbol, hint, is_symbolic, settled
 from ..graph.sizes import Guard as Assumption
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .breaks import unsupported
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from torch import fx
 
     from .graph_builder import GraphBuilder
-
-LARGEST = 1 << 61  # integers beyond are constants: the guards compute in 64 bits
 
 
 @dataclass

@@ -21,8 +21,9 @@ from torch._ops import OpOverload
 
 from .op_facts import facts
 from .shapes import UnsupportedOp, infer_spec
-from .sizes import Dim, leaves_in, numbers
+from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, numbers
 from .spec import TensorSpec
+from .sym_int import SizeNode, from_torch
 
 aten = torch.ops.aten
 Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
@@ -67,6 +68,15 @@ _INDICES = frozenset(
 _ALIKE = frozenset(
     (aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)
 )
+_RANGES = {
+    dtype: (int(info.min), int(info.max))
+    for kind, dtypes in (
+        (torch.iinfo, (torch.uint8, torch.int8, torch.int16, torch.int32)),
+        (torch.finfo, (torch.float16,)),
+    )
+    for dtype in dtypes
+    for info in (kind(dtype),)
+}  # of numbers beside tensors
 _LIMIT = 1 << 16  # elements that a question may cost
 
 _checks: dict[OpOverload, tuple[Check, ...]] = {}
@@ -116,8 +126,35 @@ def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     found = _checks.get(func)
     if found is None:
         found = _checks[func] = _choose(func)
+    if any(type(leaf) is torch.SymInt for leaf in leaves_in((args, kwargs))):
+        args, kwargs = _bounded(func, args, kwargs)
     for one in found:
         one(func, args, kwargs)
+
+
+def _bounded(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The call with plain numbers in the place of those that differ between calls (sizes stay). Each is guarded
+    to stay within what the tensors' dtypes hold, or is a constant where it does not: what a kernel answers
+    about one it answers about all.
+    """
+    dtypes = {kwargs.get("dtype"), *(t.dtype for t in _tensors((args, tuple(kwargs.values()))))}
+    ranges = [numbers for dtype, numbers in _RANGES.items() if dtype in dtypes]
+    lo, hi = max([-LARGEST, *(r[0] for r in ranges)]), min([LARGEST, *(r[1] for r in ranges)])
+
+    def plain(name: str, value: Any) -> Any:
+        if type(value) is not torch.SymInt or "int" in types[name] or type(value.node) is not SizeNode:
+            return value
+        expr = from_torch(value)
+        if is_unbacked(expr):
+            return value  # asked when its part is compiled
+        within = type(expr) is Size and expr.env.ask(">=", hi - expr) and expr.env.ask(">=", expr - lo)
+        return hint(expr) if within else int(expr)
+
+    types = {a.name: str(a.type) for a in func._schema.arguments}
+    return (
+        tuple([plain(name, value) for name, value in zip(types, args)]),
+        {name: plain(name, value) for name, value in kwargs.items()},
+    )
 
 
 def _choose(func: OpOverload) -> tuple[Check, ...]:

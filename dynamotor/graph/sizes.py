@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ..base.errors import DynamotorError, InternalError
 _UNBACKED_HINT = 4097  # costs are guessed for as many; no shape is of this size by chance
 Monomial = tuple["Atom", ...]  # factors, sorted by `order`; () is the constant's
 INFINITY = 1 << 62
+LARGEST = 1 << 61  # integers beyond are constants: the guards and kernels compute in 64 bits
 
 
 class DataDependent(DynamotorError):
@@ -179,7 +181,10 @@ class ShapeEnv:
         if any(symbol.unbacked for symbol in expr.symbols):
             raise self.undecided(f"{expr} {kind} 0")
         answer = expr.hint >= 0 if kind == ">=" else expr.hint == 0
-        if kind == "==":
+        if expr.magnitude > INFINITY:  # no guard could say so
+            for symbol in expr.symbols:
+                int(Size({(symbol,): 1}, self))
+        elif kind == "==":
             self.assume(Guard("==" if answer else "!=", expr, self.where()))
         else:
             self.assume(Guard(">=", expr if answer else -expr - 1, self.where()))
@@ -293,6 +298,11 @@ class Size:
                 total += c
             self._hint = total
         return self._hint
+
+    @property
+    def magnitude(self) -> int:
+        """What no sum on the way to its hint exceeds."""
+        return sum(abs(c * math.prod(atom.hint for atom in monomial)) for monomial, c in self.terms.items())
 
     def value(self, of: Mapping[Symbol, int]) -> int:
         """Its value, given the symbols'."""

@@ -50,3 +50,36 @@ def test_what_eager_refuses(make):
     with pytest.raises(RuntimeError) as compiled:
         dynamotor.compile(make)(x)
     assert str(compiled.value) == str(eager.value)
+
+
+def _outcome(f, x, number):
+    try:
+        return f(x.clone(), number)
+    except (RuntimeError, OverflowError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int32, torch.float16, torch.float64, torch.bool], ids=str
+)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: torch.full_like(x, n),
+        lambda x, n: torch.where(x > 1, x, n),
+        lambda x, n: n - x,
+        lambda x, n: x.add(x, alpha=n),
+        lambda x, n: x + n * 2,
+        lambda x, n: x + n * n * n,
+        lambda x, n: x + 1 if n * n * n > 5 else x - 1,
+    ],
+)
+def test_a_number_that_changes_may_stop_fitting(program, dtype):
+    x = torch.tensor([0, 1, 2, 3], dtype=dtype)
+    compiled = dynamotor.compile(program)
+    for number in (2, 3, 4, 300, 2**31, 2**40, 2**62, 5):  # the second is a symbol
+        expected, found = (_outcome(f, x, number) for f in (program, compiled))
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
