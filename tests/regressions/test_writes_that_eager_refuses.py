@@ -2,6 +2,7 @@
 `out=` and writes work.
 """
 
+import traceback
 import warnings
 
 import pytest
@@ -93,3 +94,71 @@ def test_out_of_another_size(name, size):
             )
             assert [t.shape for t in made[1]] == [t.shape for t in made[0]]
             torch.testing.assert_close(made[1][0], made[0][0], equal_nan=True)
+
+
+def leaf():
+    return torch.ones(4, requires_grad=True)
+
+
+def unbound():
+    return torch.ones(3, 4, requires_grad=True).unbind(0)[0]
+
+
+def without_gradients():
+    with torch.no_grad():
+        return leaf().view(2, 2)
+
+
+def of_inference():
+    with torch.inference_mode():
+        return torch.ones(3, 4)
+
+
+def assigned(x, y):
+    x[0] = 2
+
+
+def inside(x, y):
+    def scale(part):
+        part.mul_(y.sum())
+
+    scale(x[0])
+
+
+def caught(x, y):
+    try:
+        x.mul_(y)
+    except RuntimeError:
+        return y.view(7)
+
+
+WRITTEN = {
+    "a view of a leaf": lambda: (leaf().expand(3, 4), torch.ones(4)),
+    "a piece": lambda: (unbound(), leaf()),
+    "a view made without gradients": lambda: (without_gradients(), leaf()[:2] * 1),
+    "a tensor of inference mode": lambda: (of_inference(), torch.ones(4)),
+    "one that overlaps": lambda: (x := torch.ones(4, 4), x.t()),
+    "one without gradients": lambda: (torch.ones(3, 4), torch.ones(4)),
+}
+
+
+def raised(fn, args):
+    try:
+        fn(*args)
+    except Exception as error:
+        lines = traceback.extract_tb(error.__traceback__)
+        notes = getattr(error, "__notes__", [])
+        return (
+            repr(error),
+            repr(error.__context__),
+            notes,
+            [(t.name, t.line) for t in lines if t.filename == __file__ and t.name != "raised"],
+        )
+
+
+@pytest.mark.parametrize("fn", [assigned, inside, caught])
+def test_refused_at_the_programs_line(fn):
+    fast = dynamotor.compile(fn, backend="eager")
+    for _ in range(2):  # the first call's entry does not serve the others' tensors
+        for name in reversed(WRITTEN):
+            assert raised(fast, WRITTEN[name]()) == raised(fn, WRITTEN[name]()), name

@@ -290,6 +290,11 @@ def tensor_values(trace: Trace) -> dict[int, TensorValue]:
     return trace.__dict__.setdefault("_tensor_values", {})
 
 
+def outside_tensors(trace: Trace) -> list[TensorValue]:
+    """The tensor values of a trace that have a real tensor."""
+    return trace.__dict__.setdefault("_outside_tensors", [])
+
+
 def version(tensor: torch.Tensor) -> Any:
     """The tensor's version counter. Tensors of inference mode have none: each answer differs, as if they had
     been written.
@@ -304,7 +309,7 @@ def guard_overlaps(trace: Trace) -> None:
     To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees
     them overlap.
     """
-    inputs = [v for v in tensor_values(trace).values() if v._node is not None and v._node.op == "placeholder"]
+    inputs = [v for v in outside_tensors(trace) if v._node is not None]
     written = [v for v in inputs if v.written]
     for value in written:
         if (
@@ -325,11 +330,44 @@ def guard_overlaps(trace: Trace) -> None:
 
 def writes_inputs(trace: Trace) -> bool:
     """Whether the graph writes a tensor from outside in place."""
-    return any(
-        v.written
-        for v in tensor_values(trace).values()
-        if v._node is not None and v._node.op == "placeholder"
-    )
+    return any(v.written for v in outside_tensors(trace) if v._node is not None)
+
+
+def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: list[ShapeTensor]) -> None:
+    """Break the graph before a call that writes an outside tensor where eager may refuse it, at the program's
+    line: views of leaves, views of a kind that is not written, tensors of inference mode, operands that
+    overlap."""
+    if target is not operator.setitem:  # of other writes into a tensor of inference mode the trial knows
+        written = [t for t in written if not t.is_inference()]
+    values = [v for v in outside_tensors(trace) if any(v.example.memory is t.memory for t in given)]
+    for value in values:
+        if all(value.example.memory is not t.memory for t in written):
+            continue
+        if value.obj.is_inference() and not torch.is_inference_mode_enabled():
+            raise _write_refused(target, "a view of a tensor of inference mode is written outside of it")
+        if (
+            torch.is_grad_enabled()
+            and any(t.requires_grad for t in written)
+            and trace.reader.ask(value.source, value.obj, "whether writes are refused", _refuses_gradients)
+        ):
+            raise _write_refused(target, "autograd refuses writes into this view")
+        others = [v.obj for v in values if v is not value and v.obj is not value.obj]
+        if others and not are_apart([value.obj, *others], 1):
+            raise _write_refused(target, "operands share memory")
+
+
+def _refuses_gradients(tensor: torch.Tensor) -> bool:
+    """Whether autograd lets nobody write into a tensor: a view of a leaf, one of the results of `unbind`, one
+    that was made where gradients were off."""
+    if not tensor._is_view():
+        return False
+    autograd: Any = torch._C._autograd
+    of_leaf = tensor._base.requires_grad and tensor._base.is_leaf  # type: ignore[union-attr]
+    return of_leaf or autograd._get_creation_meta(tensor) != autograd.CreationMeta.DEFAULT
+
+
+def _write_refused(target: Any, why: str) -> Unsupported:
+    return unsupported("unsupported-op", f"{target_name(target)} may be refused", why)
 
 
 # Outside tensors --------------------------------------------------------------------------------------------
@@ -338,7 +376,9 @@ def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     _refuse_exotic(obj)
     spec = trace.sizes.read(source, obj, static=is_static(source))
     trace.reader.guard(trace.sizes.guard(source, obj))
-    return TensorValue(trace, None, _example(obj, spec), source, obj, type(obj))
+    value = TensorValue(trace, None, _example(obj, spec), source, obj, type(obj))
+    outside_tensors(trace).append(value)
+    return value
 
 
 def _refuse_exotic(obj: torch.Tensor) -> None:
@@ -548,11 +588,14 @@ def torch_call(
     if run is None:
         run = getattr(torch.Tensor, target) if isinstance(target, str) else target
     known = tensor_values(trace)
-    before = _versions(trial_args, trial_kwargs)
+    given = [t for t in leaves_in((trial_args, trial_kwargs)) if isinstance(t, ShapeTensor)]
+    before = list(map(version, given))
     result = trial(trace, target, run, trial_args, trial_kwargs)
-    written = before != _versions(trial_args, trial_kwargs)
+    written = [t for t, then in zip(given, before) if version(t) != then]
     if written and any(version(data) != then for data, then in trace.__dict__.get("_data_of_tensors", ())):
         raise _data_written()
+    if written:
+        check_write(trace, target, given, written)
     data = trace.sizes.data
     if not written and not data.met:
         if isinstance(result, ShapeTensor) and id(result) in known:
@@ -652,8 +695,8 @@ def _guard_offsets(trace: Trace, args: list[Value]) -> list[TensorValue]:
     memories = [arg.example.memory for arg in args if isinstance(arg, TensorValue)]
     found = [
         value
-        for value in tensor_values(trace).values()
-        if value.obj is not MISSING and any(value.example.memory is memory for memory in memories)
+        for value in outside_tensors(trace)
+        if any(value.example.memory is memory for memory in memories)
     ]
     for value in found:
         trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
@@ -678,10 +721,6 @@ def target_name(target: Any) -> str:
     if isinstance(target, str):
         return f"Tensor.{target}"
     return getattr(target, "__name__", str(target))
-
-
-def _versions(args: list[Any], kwargs: dict[str, Any]) -> list[int]:
-    return [version(value) for value in leaves_in((args, kwargs)) if isinstance(value, ShapeTensor)]
 
 
 def _holds_tensor(result: Any) -> bool:
