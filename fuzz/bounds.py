@@ -76,7 +76,10 @@ class Jiggle(TorchDispatchMode):
             or not (_rounds(func) or _narrows(args))
             or any(t.is_meta for t in tree_leaves(args) if isinstance(t, torch.Tensor))
         ):
-            return func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
+            result = func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
+            if not is_view and self._sees_halves(args):  # their absolutes are rounded as they are
+                self._note(result)
+            return result
         if self.some and torch.rand((), generator=self.generator, device="cpu") < 0.5:
             return func(*args, **kwargs)
         if self.relaid is _lanes:
@@ -90,11 +93,7 @@ class Jiggle(TorchDispatchMode):
             with self:
                 return self._formula(func)(*args, **kwargs)
         results = result if isinstance(result, (tuple, list)) else (result,)
-        self.made |= {
-            r.untyped_storage().data_ptr()
-            for r in results
-            if isinstance(r, torch.Tensor) and r.dtype in _HALVES
-        }
+        self._note(results)
         if exact is None:
             for one in results:
                 self._move(one, None)
@@ -173,8 +172,10 @@ class Jiggle(TorchDispatchMode):
         """Whether an operand is a half that an op has rounded: a compiler may go on with what it was
         before.
         """
-        tensors = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.dtype in _HALVES]
-        return any(t.untyped_storage().data_ptr() in self.made for t in tensors)
+        return not self.made.isdisjoint(_where_halves_lie(args))
+
+    def _note(self, results: Any) -> None:
+        self.made |= _where_halves_lie(results)
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         drawn = torch.rand(like.shape, generator=self.generator, dtype=torch.float64, device="cpu")
@@ -198,6 +199,14 @@ class Jiggle(TorchDispatchMode):
         result.copy_(torch.where(moves, wide, result.double()))
         if self.row_major or self.exact:  # nobody says which sign the NaN of a calculation has
             result.masked_fill_(result.isnan(), math.copysign(math.nan, 1 if self.exact else -1))
+
+
+def _where_halves_lie(values: Any) -> set[int]:
+    return {
+        value.untyped_storage().data_ptr()
+        for value in tree_leaves(values)
+        if isinstance(value, torch.Tensor) and value.dtype in _HALVES and value.layout is torch.strided
+    }
 
 
 def _without_dust(exact: Any) -> Any:

@@ -71,7 +71,9 @@ class Workers:
         return self.report
 
     def _stop(self, *_: object) -> None:
-        """No further chunks: what was found is told, also when a time limit ends the command."""
+        """No further chunks, and those that run are given up: what was found is told, also when a time limit
+        ends the command.
+        """
         self.deadline = 0.0
 
     def _next(self) -> Job | None:
@@ -88,10 +90,12 @@ class Workers:
                 worker, done = _start(), 0
             left = self.deadline - time.monotonic()
             worker.send(json.dumps({**job, "seconds": left, "patience": self.patience}))
-            answer = _answer(worker)
+            answer = self._answer(worker)
             if answer is None:
-                if self.deadline:  # else the workers were ended, too
+                if self.deadline:
                     self._died(worker, job)
+                else:
+                    self.show(f"# given up: {job} {worker.end(0.0)[-200:]!r}")
                 worker = None
                 continue
             self._take(answer)
@@ -101,6 +105,25 @@ class Workers:
                 worker = None
         if worker is not None:
             worker.end()
+
+    def _answer(self, worker: JsonWorker) -> dict[str, Any] | None:
+        """The answer to a chunk. On a loaded machine it may take long: what counts is the time that the worker
+        computes.
+        """
+        begin = used = _processor_time(worker.process.pid)
+        quiet = time.monotonic()
+        while (
+            self.deadline
+            and worker.process.poll() is None
+            and max(used - begin, time.monotonic() - quiet) < PATIENCE
+        ):
+            answer = worker.next(time.monotonic() + 5.0)
+            if answer is not None:
+                return answer
+            now = _processor_time(worker.process.pid)
+            if now > used:
+                used, quiet = now, time.monotonic()
+        return worker.next(time.monotonic() + 1.0) if self.deadline else None
 
     def _take(self, answer: dict[str, Any]) -> None:
         with self._lock:
@@ -125,22 +148,6 @@ def _reduced_elsewhere(job: Job, how: str, tail: str) -> dict[str, Any]:
     from . import fuzzers
 
     return {"tally": {"wrong": 1}, "findings": [fuzzers.crash_finding(job, how, tail)]}
-
-
-def _answer(worker: JsonWorker) -> dict[str, Any] | None:
-    """The answer to a chunk. On a loaded machine it may take long: what counts is the time that the worker
-    computes.
-    """
-    begin = used = _processor_time(worker.process.pid)
-    quiet = time.monotonic()
-    while worker.process.poll() is None and used - begin < PATIENCE and time.monotonic() - quiet < PATIENCE:
-        answer = worker.next(time.monotonic() + 5.0)
-        if answer is not None:
-            return answer
-        now = _processor_time(worker.process.pid)
-        if now > used:
-            used, quiet = now, time.monotonic()
-    return worker.next(time.monotonic() + 1.0)
 
 
 def _processor_time(pid: int) -> float:

@@ -19,6 +19,7 @@ import torch
 from ..graph.module import graph_module
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec
+from .partition import dependents
 from .simplify import has_effect, multiply_zeros_without_memory, remove_dead_code
 
 aten = torch.ops.aten
@@ -78,24 +79,9 @@ def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
         )
         view.meta["val"] = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
         return view
-    if order == list(range(len(order))):
-        return zeros
     turned = graph.call_function(aten.permute.default, (zeros, [order.index(d) for d in range(len(order))]))
     turned.meta["val"] = spec
     return turned
-
-
-def _or_none(env: dict[Node, Any], value: Any) -> Any:
-    found = env[value] if isinstance(value, Node) else value
-    return None if found is NOTHING else found
-
-
-def _dependent(graph: torch.fx.Graph, roots: set[Node]) -> set[Node]:
-    found = set(roots)
-    for node in graph.nodes:
-        if any(a in found for a in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def without_tangents(
@@ -111,7 +97,8 @@ def without_tangents(
     env: dict[Node, Any] = {}
     rest: dict[Node, Node] = {}  # sums of absent gradients and values made of no tangent (zero times a slope)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    present = _dependent(gm.graph, {p for n, p in enumerate(placeholders) if n >= first and n not in absent})
+    arriving = [p for n, p in enumerate(placeholders) if n >= first and n not in absent]
+    present = dependents(list(gm.graph.nodes), arriving)
 
     def fill(node: Node) -> Any:
         value, spec = env[node], node.meta.get("val")
@@ -134,9 +121,9 @@ def without_tangents(
         return graph.node_copy(node, fill) if same is None else same
 
     def gradient(value: Any, is_reached: bool) -> Any:
-        if is_reached and env.get(value) is NOTHING:
-            return rest.get(value) or fill(value)
-        return _or_none(env, value)
+        if env.get(value) is NOTHING:
+            return (rest.get(value) or fill(value)) if is_reached else None
+        return env.get(value, value)
 
     try:
         for position, node in enumerate(gm.graph.nodes):

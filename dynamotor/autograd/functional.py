@@ -101,11 +101,21 @@ def read(alias: Alias, emit: Emit) -> torch.fx.Node:
     if alias.get is not None and alias.seen == alias.memory.version:
         alias.node = alias.get()
         return alias.node
-    assert alias.parent is not None and alias.func is not None
+    assert alias.func is not None
     func = LAZY_FLAGS.get(alias.func, alias.func)
-    alias.node = emit(func, (read(alias.parent, emit), *alias.args), alias.kwargs)
+    alias.node = emit(func, (_parent(emit, alias), *alias.args), alias.kwargs)
     alias.seen = alias.memory.version
     return alias.node
+
+
+def source_of(func: OpOverload | None, parent: Alias, emit: Emit) -> torch.fx.Node:
+    """The value that a view looks at. `as_strided` addresses its storage: what was written into the parent
+    and lies elsewhere in one of its own is copied.
+    """
+    node = read(parent, emit)
+    if func is aten.as_strided.default and spec_of_node(node).offset != parent.spec.offset:
+        return emit(aten.clone.default, (node,), {})
+    return node
 
 
 def write(alias: Alias, value: torch.fx.Node, emit: Emit) -> None:
@@ -195,7 +205,7 @@ def _viewed(alias: Alias) -> Alias:
 
 
 def _parent(emit: Emit, alias: Alias) -> torch.fx.Node:
-    return read(_viewed(alias), emit)
+    return source_of(alias.func, _viewed(alias), emit)
 
 
 register_all(

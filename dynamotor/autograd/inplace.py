@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -30,17 +31,14 @@ _OTHER_NAMES: dict[OpOverload, OpOverload] = {
     aten.floor_divide_.Tensor: aten.floor_divide.default,
     aten.ldexp_.default: aten.ldexp.Tensor,
 }
-_forms: dict[OpOverload, OpOverload] = {}
 
 
+@functools.cache
 def functional_form(func: OpOverload) -> OpOverload:
     """The overload that returns what the in-place `func` would write; raises UnsupportedOp when there is
     none.
     """
-    form = _forms.get(func)
-    if form is None:
-        form = _forms[func] = _OTHER_NAMES.get(func) or _search(func)
-    return form
+    return _OTHER_NAMES.get(func) or _search(func)
 
 
 def _search(func: OpOverload) -> OpOverload:

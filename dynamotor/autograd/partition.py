@@ -16,7 +16,7 @@ from ..graph.nodes import needed_for, overload
 from ..graph.op_facts import facts
 from ..graph.size_nodes import is_size
 from ..graph.sizes import hint
-from ..graph.spec import TensorSpec
+from ..graph.spec import HALVES, TensorSpec
 from .extract import is_view, memory_root
 from .joint import Joint
 from .maxflow import FlowNetwork
@@ -67,12 +67,10 @@ def is_recomputable(node: Node) -> bool:
     """Whether the backward may run the op again instead of reading its saved result."""
     if node.op != "call_function":
         return False
-    if is_size(node):
+    if is_size(node) or is_view(node) or node.target in _RECOMPUTABLE:
         return True
     if node.target is operator.getitem:
-        return is_view(node)
-    if is_view(node) or node.target in _RECOMPUTABLE:
-        return True
+        return False
     about = facts(overload(node))
     return about.pointwise and not about.random
 
@@ -83,21 +81,45 @@ def partition(joint: Joint) -> Partition:
     backward = dependents(nodes, joint.tangents)
     grads = [node for node in joint.output[2] if node is not None]
     wanted = needed_for(grads)
-    eager = {
-        memory_root(arg)
-        for node in backward
-        if node in wanted
-        for arg in node.all_input_nodes
-        if arg not in backward
-    }
-    eager |= {memory_root(node) for node in grads if node not in backward}
+    read = {arg for node in backward if node in wanted for arg in node.all_input_nodes}
+    eager = {memory_root(node) for node in read.union(grads) - backward}
     eager = {node for node in eager if not is_size(node)}
     eager_bytes = _bytes(eager)
     cut = _minimum_cut(joint, nodes, backward, wanted, eager)
     if cut is None or _bytes(cut) > eager_bytes:
         cut = eager
     saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
+    _round_twice(nodes, cut, {node for node in backward if node in wanted} | set(grads))
     return Partition(saved, _bytes(saved), eager_bytes)
+
+
+def _round_twice(nodes: list[Node], saved: set[Node], backward: set[Node]) -> None:
+    """Note the halves that the backward computes again beside what was made of them and saved (the mean of a
+    norm): they are rounded both times. The gradient of a norm is a difference of what comes from both.
+    """
+    again: set[Node] = set()
+    behind: set[Node] = set()  # something saved is made of them
+    for node in reversed(nodes):
+        users = [user for user in node.users if user.op != "output"]
+        if node not in saved and (
+            node in backward or any(user in backward or user in again for user in users)
+        ):
+            again.add(node)
+        if any(
+            user in saved
+            and not _is_half(user)
+            or user in behind
+            and (is_recomputable(user) or not _is_half(user))
+            for user in users
+        ):
+            behind.add(node)
+        if node in behind and node in again and _is_half(node):
+            node.meta["rounded"] = True
+
+
+def _is_half(node: Node) -> bool:
+    val = node.meta["val"]
+    return isinstance(val, TensorSpec) and val.dtype in HALVES
 
 
 def dependents(nodes: list[Node], roots: list[Node]) -> set[Node]:
@@ -204,8 +226,7 @@ def _asks_halves(node: Node) -> bool:
     rounded otherwise.
     """
     return node.target in (aten.eq.Tensor, aten.ne.Tensor) and any(
-        arg.op != "placeholder" and arg.meta["val"].dtype in (torch.float16, torch.bfloat16)
-        for arg in node.all_input_nodes
+        arg.op != "placeholder" and _is_half(arg) for arg in node.all_input_nodes
     )
 
 

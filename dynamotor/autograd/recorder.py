@@ -27,7 +27,7 @@ from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
 from ..graph.sym_int import from_torch, to_torch
-from .functional import LAZY_FLAGS, Alias, base, like, read, slices_of, write
+from .functional import LAZY_FLAGS, Alias, base, like, read, slices_of, source_of, write
 from .inplace import functional_form, refuse_overlap
 
 aten = torch.ops.aten
@@ -248,7 +248,7 @@ class GraphRecorder:
     def _record_view(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         source, rest = args[0], args[1:]
         parent = self.alias_of(source)
-        node = self.emit(func, (read(parent, self.emit), *rest), kwargs)
+        node = self.emit(func, (source_of(func, parent, self.emit), *rest), kwargs)
         val = node.meta["val"]
         memory = source.memory if isinstance(source, ShapeTensor) else None
         if isinstance(val, TensorSpec):

@@ -8,6 +8,7 @@ True
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -70,18 +71,11 @@ _UNTAGGED = {
     aten.mish_backward.default,
     aten.hardtanh_backward.default,
 }
-_facts: dict[OpOverload, OpFacts] = {}
 
 
+@functools.cache
 def facts(func: OpOverload) -> OpFacts:
     """The facts of an overload (memoised)."""
-    found = _facts.get(func)
-    if found is None:
-        found = _facts[func] = _work_out(func)
-    return found
-
-
-def _work_out(func: OpOverload) -> OpFacts:
     schema = func._schema
     writers: dict[str, int | str] = {}
     for position, argument in enumerate(schema.arguments):

@@ -15,6 +15,7 @@ import torch
 from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, equal, hint, is_symbolic, is_unbacked, numbers
 
 CPU = torch.device("cpu")
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def device_with_index(device: torch.device | str) -> torch.device:

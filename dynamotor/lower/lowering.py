@@ -149,6 +149,7 @@ class Lowering:
         compute = compute or COMPUTE_TYPE[dtype]
         common = common or dtype
         narrow = COMPUTE_TYPE[common] is not common and not common.is_floating_point
+        rounded = "rounded" in self.node.meta  # by the partition
         operands: list[Value | Expr] = []
         for x in inputs:
             if isinstance(x, Value):
@@ -166,14 +167,14 @@ class Lowering:
 
         def body(index: tuple[Index, ...]) -> Expr:
             values = [operand(x, index) if isinstance(x, Value) else x for x in operands]
-            return self.finish(cast(fn(*values), result), dtype)
+            return self.finish(cast(fn(*values), result), dtype, rounded)
 
         return Value(shape, dtype, body)
 
     @staticmethod
-    def finish(e: Expr, dtype: torch.dtype) -> Expr:
-        """Wrap narrow integers always, round half precisions at each op under `config.exact`."""
-        if COMPUTE_TYPE[dtype] is dtype or (dtype.is_floating_point and not config.exact):
+    def finish(e: Expr, dtype: torch.dtype, rounded: bool) -> Expr:
+        """Wrap narrow integers always, round half precisions where asked to, at each op under `config.exact`."""
+        if COMPUTE_TYPE[dtype] is dtype or (dtype.is_floating_point and not (rounded or config.exact)):
             return e
         return round_to(e, dtype)
 

@@ -15,6 +15,7 @@ from ..base.config import config
 from ..base.registry import register_all
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
+from ..graph.spec import HALVES
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import Decline, Lowering, Scalar, lowering, lowerings
 from .value import Value
@@ -218,7 +219,7 @@ def as_eager_adds(ctx: Lowering, x: Value | Scalar) -> Value | Scalar:
     """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (not one that it
     multiplies by).
     """
-    if isinstance(x, Value) or not config.exact or ctx.spec.dtype not in (torch.bfloat16, torch.float16):
+    if isinstance(x, Value) or not config.exact or ctx.spec.dtype not in HALVES:
         return x
     return torch.tensor(x, dtype=ctx.spec.dtype).item()
 
@@ -432,7 +433,6 @@ def _to_copy(
 
 
 # -- activations with options, and backwards -----------------------------------------------------------------
-HALVES = (torch.bfloat16, torch.float16)
 SQRT_HALF, SQRT_2_OVER_PI, INV_SQRT_2PI = 0.7071067811865476, 0.7978845608028654, 0.3989422804014327
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..graph.spec import contiguous_stride, numel
+from ..graph.spec import HALVES, contiguous_stride, numel
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, Node, cast, compare, const, op, select
 from .lowering import Decline, Lowering, Scalar, lowering
@@ -59,7 +59,7 @@ _ATOMIC = (F32, torch.float64, I32, I64)
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:
     """The memory type in which sums are gathered."""
-    return F32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return F32 if dtype in HALVES else dtype
 
 
 def _zeros(ctx: Lowering, dtype: torch.dtype) -> Value:

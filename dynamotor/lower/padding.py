@@ -21,14 +21,13 @@ from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.op_facts import facts
 from ..graph.sizes import hint
-from ..graph.spec import TensorSpec
+from ..graph.spec import HALVES, TensorSpec
 from .layout import inferred_again, restore_outputs
 from .rewrite import call, output_node
 
 aten = torch.ops.aten
 ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once
 WORTH = 512  # the smallest of the three sizes from which padding pays
-HALF = (torch.bfloat16, torch.float16)
 TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
@@ -58,7 +57,7 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
 def _missing(node: fx.Node) -> tuple[int, int, int] | None:
     """What rows, inner size and columns of a product lack to multiples of 8; None when it stays as it is."""
     a, b = (find_spec(arg) for arg in node.args[-2:])
-    if a is None or b is None or a.dtype not in HALF or min(map(hint, (*a.shape, *b.shape))) < WORTH:
+    if a is None or b is None or a.dtype not in HALVES or min(map(hint, (*a.shape, *b.shape))) < WORTH:
         return None
     if node.target is aten.addmm.default and spec_of(operand(node, 0)).shape != b.shape[1:]:
         return None

@@ -16,7 +16,7 @@ import torch
 
 from ..base.config import config
 from ..graph.sizes import Dim, equal, hint
-from ..graph.spec import contiguous_stride
+from ..graph.spec import HALVES, contiguous_stride
 from .fusion import FINAL, FULL, MAX_ACROSS, ROW, Group, Member, elements, fast_var
 from .index import Index, Var, flatten
 from .ir import (
@@ -138,7 +138,7 @@ class _Builder:
                 value = cast(make("scan", (self.ids[name], where), kept), COMPUTE_TYPE[m.node.memory])
             else:
                 value = e
-            half = m.node.memory in (torch.bfloat16, torch.float16)
+            half = m.node.memory in HALVES
             gathered = m.is_reduction or m.node.scan is not None
             if config.exact or gathered and not half:  # narrow integers wrap; maps of them say so themselves
                 value = round_to(value, m.node.memory)

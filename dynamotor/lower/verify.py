@@ -183,34 +183,27 @@ def _value(form: Index, places: Mapping[Var, torch.Tensor]) -> Any:
     return total
 
 
-def lattice(steps: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]] | None:
-    """(step, size) pairs in a normal form: equal forms reach the same positions, each once. None: some
-    position twice.
-    """
-    found: list[tuple[Dim, Dim]] = []
-    end: Dim = 1
-    for step, size in sorted((step, size) for step, size in steps if size > 1):
-        if step < end:
-            return None
-        end = step * size
-        if found and found[-1][0] * found[-1][1] == step:
-            step, size = found[-1][0], found.pop()[1] * size
-        found.append((step, size))
-    return found
-
-
 def _same_places(steps: list[tuple[Dim, Dim]], wanted: list[tuple[Dim, Dim]]) -> bool:
     """Whether loops of these steps and sizes reach the same places as a buffer's, each once; slices of slices
     may interleave.
     """
-    reached = lattice(steps)
-    if reached is not None:
-        return reached == lattice(wanted)
-    return (
-        sorted(steps) == sorted(wanted)
-        and all(step > sum((n - 1) * s for s, n in steps if s < step) for step, _ in steps)
-        and len({step for step, _ in steps}) == len(steps)
+    joined = _joined(steps)
+    return joined == _joined(wanted) and all(
+        step > sum((n - 1) * s for s, n in joined.items() if s < step) for step in joined
     )
+
+
+def _joined(steps: list[tuple[Dim, Dim]]) -> dict[Dim, Dim]:
+    """Sizes by steps: a loop that goes on where another ends is one with it. Where steps repeat, some place is
+    reached twice: step 0 says so.
+    """
+    found = dict(sorted(steps, reverse=True))
+    if len(found) < len(steps):
+        return {0: 2}
+    for step, size in list(found.items()):
+        if step and step * size in found:
+            found[step] = size * found.pop(step * size)
+    return found
 
 
 def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSpec) -> None:
