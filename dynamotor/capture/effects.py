@@ -104,7 +104,7 @@ class Effects:
                 cure="make the text before the write",
             )
         for value in self.touched:
-            value.replay(cg)
+            cg.replay(value)
         for setter, value in self.settings.items():
             cg.statement(f"{cg.constant(setter)}({cg.emit(value)})")
         for fn, args, kwargs in self.calls:

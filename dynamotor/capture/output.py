@@ -46,6 +46,7 @@ class Codegen:
         self._constant_names: dict[int, str] = {}
         self._out_index: dict[Any, int] = {}
         self._kept: list[Any] = []
+        self._replayed: set[int] = set()
 
     # For `Value.reconstruct` --------------------------------------------------------------------------------
     def emit(self, value: Value) -> str:
@@ -112,6 +113,12 @@ class Codegen:
             name = self._constant_names[id(obj)] = f"c{len(self.constants)}_{label}"
             self.constants[name] = obj
         return name
+
+    def replay(self, value: Any) -> None:
+        """Give an outside object that changed its final contents, once."""
+        if value in self.trace.effects.touched and id(value) not in self._replayed:
+            self._replayed.add(id(value))
+            value.replay(self)
 
     def tensor(self, value: Any) -> str:
         """The graph's output that holds a tensor value made in the trace."""

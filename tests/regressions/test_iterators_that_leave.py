@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -90,3 +91,65 @@ def test_groups_and_tees_take_items_when_they_are_asked_for() -> None:
     log.clear()
     assert str(dynamotor.compile(f, backend="eager", fullgraph=True)(torch.ones(2))) == str(expected)
     assert log == told
+
+
+CHANGES: list[Callable[[Any], Any]] = [
+    lambda d: d.__setitem__("m", 9),
+    lambda d: d.__setitem__("new", 5),
+    lambda d: d.pop("m"),
+    lambda d: d.clear(),
+    lambda d: d.move_to_end("a") if isinstance(d, OrderedDict) else None,
+]
+WALKS: list[Callable[[Any], Any]] = [
+    iter,
+    reversed,
+    lambda d: iter(d.items()),
+    lambda d: reversed(d.values()),
+]
+
+
+def changed_behind(x: torch.Tensor, d: Any, walk: Any, change: Any, taken: int, box: Any) -> torch.Tensor:
+    it = walk(d)
+    box.seen = [next(it, None) for _ in range(taken)]
+    change(d)
+    box.it = it
+    return x + 1
+
+
+def changed_before(x: torch.Tensor, d: Any, walk: Any, change: Any, taken: int, box: Any) -> torch.Tensor:
+    change(d)
+    it = walk(d)
+    box.seen = [next(it, None) for _ in range(taken)]
+    box.it = it
+    return x + 1
+
+
+def changed_inside(x: torch.Tensor, d: Any, walk: Any, change: Any, taken: int, box: Any) -> torch.Tensor:
+    box.seen = []
+    for item in walk(d):
+        box.seen.append(item)
+        if taken % 2:
+            print(end="")  # breaks the graph inside the loop
+        if len(box.seen) * 2 > taken:
+            change(d)
+    return x + 1
+
+
+def rest(function: Any, *given: Any) -> list[Any]:
+    box = types.SimpleNamespace(it=iter(()))
+    found = []
+    try:
+        function(torch.ones(2), *given, box)
+        found += [str(type(box.it)), *box.it]
+    except RuntimeError as error:
+        found.append(repr(error))
+    return [box.seen, found, list(given[0].items())]
+
+
+@pytest.mark.parametrize("function", [changed_behind, changed_before, changed_inside])
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_over_a_dict_that_changes(function: Any, kind: Any) -> None:
+    for walk, change, taken in itertools.product(WALKS, CHANGES, (0, 1, 3, 6)):
+        expected = rest(function, kind(a=1, m=2, z=3), walk, change, taken)
+        compiled = dynamotor.compile(function, backend="eager")
+        assert rest(compiled, kind(a=1, m=2, z=3), walk, change, taken) == expected

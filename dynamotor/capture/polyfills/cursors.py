@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,30 @@ def ended(kind: type) -> Iterator[Any]:
     return iter(int, 0) if kind is Until else kind(*_NOTHING.get(kind, ((),)))
 
 
+EMPTY_DICTS: dict[type, dict[Any, Any]] = {
+    OrderedDict: OrderedDict()
+}  # by class; others are walked as a dict
+
+
+def stale_dict_iterator(
+    empty: dict[Any, Any], start: Callable[..., Iterator[Any]], part: str, left: int | None
+) -> Iterator[Any]:
+    """An iterator of a dict's part that is at its end (`left` is None), or that raises because the dict has
+    changed since; `left` items are in it now.
+    """
+    table = empty.copy()
+    if left is not None:
+        table[0] = 0
+    walk = start(getattr(table, part)())
+    if left is None:
+        next(walk, None)
+    elif left:
+        table[1] = 1
+    else:
+        table.clear()
+    return walk
+
+
 class Cursor:
     """Base of the cursors."""
 
@@ -56,6 +81,33 @@ class SequenceCursor(Cursor):
             raise StopIteration
         self.index = index + 1
         return items[index]
+
+
+class DictCursor(Cursor):
+    """`start(table.part())` that began when the dict had these keys, at an index."""
+
+    def __init__(
+        self, table: dict[Any, Any], start: Callable[..., Any], part: str, keys: list[Any], index: int
+    ) -> None:
+        self.table, self.start, self.part, self.keys, self.index = table, start, part, keys, index
+
+    def __next__(self) -> Any:
+        index, keys, table = self.index, self.keys, self.table
+        ordered = isinstance(table, OrderedDict)
+        if index > len(keys) - ordered:
+            raise StopIteration
+        if ordered and table and list(self.start(table)) != keys:
+            raise RuntimeError("OrderedDict mutated during iteration")
+        if len(table) != len(keys):
+            raise RuntimeError(f"{'OrderedDict' if ordered else 'dictionary'} changed size during iteration")
+        self.index = index + 1
+        if index == len(keys):
+            raise StopIteration
+        key = keys[index]
+        if self.part == "keys":
+            return key
+        value = dict.__getitem__(table, key)
+        return value if self.part == "values" else (key, value)
 
 
 class EnumerateCursor(Cursor):

@@ -532,7 +532,8 @@ def _like_a_set(value: Value) -> bool:
 
 
 class DictIterator(Iterator):
-    """Steps the items that a dict had when the loop began; a changed size raises as in CPython."""
+    """Steps the items that a dict had when the loop began; a changed size raises as in CPython, in an
+    OrderedDict another order too."""
 
     __slots__ = ("target", "part", "pairs", "index", "start")
 
@@ -540,40 +541,55 @@ class DictIterator(Iterator):
         super().__init__()
         self.target, self.part, self.index = target, part, 0
         self.start = reversed if reverse else iter
-        self.pairs = list(target.load())
-        if reverse:
-            self.pairs.reverse()
+        self.pairs = self._keys()
+
+    def _keys(self) -> list[Hashable]:
+        return list(self.start(self.target.load()))
 
     def python_type(self) -> type:
-        return type(self.start(getattr({}, self.part)()))
+        return type(self.start(getattr(cursors.EMPTY_DICTS.get(self.target.kind, {}), self.part)()))
+
+    @property
+    def over(self) -> bool:
+        """An OrderedDict's ends with the last item, a dict's when it is asked for more."""
+        return self.index > len(self.pairs) - (self.target.kind is OrderedDict)
+
+    def _stale(self) -> str:
+        """What CPython says of a dict that has become another since the loop began."""
+        if self.target.kind is OrderedDict and self.target.table:
+            return "" if self._keys() == self.pairs else "OrderedDict mutated during iteration"
+        name = "OrderedDict" if self.target.kind is OrderedDict else "dictionary"
+        same = len(self.target.table) == len(self.pairs)
+        return "" if same else f"{name} changed size during iteration"
 
     def next(self, trace: Trace) -> Value | None:
-        table = self.target.table
+        if self.over:
+            return None
+        if stale := self._stale():
+            raise trace.error(RuntimeError, stale)
+        self.index += 1
         if self.index > len(self.pairs):
             return None
-        if len(table) != len(self.pairs):
-            raise trace.error(RuntimeError, "dictionary changed size during iteration")
-        if self.index == len(self.pairs):
-            self.index += 1
-            return None
-        pair = table.get(self.pairs[self.index])
+        pair = self.target.table.get(self.pairs[self.index - 1])
         if pair is None:
             raise trace.error(RuntimeError, "dictionary keys changed during iteration")
-        self.index += 1
         return TupleValue(pair) if self.part == "items" else pair[0 if self.part == "keys" else 1]
 
     def reconstruct(self, cg: Codegen) -> str:
-        target = self.target
-        as_begun = target.source is None or not (target.changed or target.removed)
-        if not cg.for_frame and target.kind is dict and as_begun and len(target.table) == len(self.pairs):
-            name = cg.new_object(self, f"{self.start.__name__}({cg.emit(target)}.{self.part}())")
-            if self.index:
-                cg.statement(f"for _ in range({self.index}): next({name}, None)")
-            return name
-        rest = [self.target.table[key] for key in self.pairs[self.index :]]
-        items = [TupleValue(p) if self.part == "items" else p[0 if self.part == "keys" else 1] for p in rest]
-        text = f"[{', '.join([cg.emit(item) for item in items])}]"
-        return f"{cg.constant(cursors.SequenceCursor)}({text}, 0)" if cg.for_frame else f"iter({text})"
+        target, start = self.target, self.start.__name__
+        if self.over or self._stale():
+            kind = cg.constant(cursors.EMPTY_DICTS.get(target.kind, {}))
+            left = None if self.over else len(target.table)
+            return f"{cg.constant(cursors.stale_dict_iterator)}({kind}, {start}, {self.part!r}, {left})"
+        if target.source is not None:
+            cg.replay(target)
+        if cg.for_frame:
+            keys = ", ".join([cg.emit(target.table[key][0]) for key in self.pairs])
+            return f"{cg.constant(cursors.DictCursor)}({cg.emit(target)}, {start}, {self.part!r}, [{keys}], {self.index})"
+        name = cg.new_object(self, f"{start}({cg.emit(target)}.{self.part}())")
+        if self.index:
+            cg.statement(f"for _ in range({self.index}): next({name}, None)")
+        return name
 
 
 class SetIterator(SequenceIterator):
