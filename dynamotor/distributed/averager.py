@@ -12,10 +12,11 @@ the backward; the others cannot tell.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from ..base.events import counters, emit
 from ..base.log import log
 from ..runtime.memory import ResultPool, new_pool
 from .agreement import next_number, tell_all
-from .blame import coded, install, user_line
+from .blame import install, told, user_line, watch_gpu
 from .ops import number_of
 from .plan import Plan
 from .step import Step
@@ -36,8 +37,6 @@ from .wrapper import Reason, has_gradient_hooks, reduced_parameters, wire_settin
 
 _KEY = "_dynamotor_averager"
 _all: weakref.WeakSet[Averager] = weakref.WeakSet()
-# Where an output of the rewritten backward goes: (bucket, position in it), or the position of a plain output.
-Place = tuple[int, int] | int
 
 
 def averager_of(ddp: Any) -> Averager:
@@ -175,13 +174,8 @@ class Averager:
         """DDP's own, with codes for its complaint about parameters without gradients and for a rank that is
         gone.
         """
-        try:
+        with told("before a forward, while the ranks synchronised"):
             return type(self.ddp)._pre_forward(self.ddp, *inputs, **kwargs)
-        except RuntimeError as error:
-            better = coded(error, "before a forward, while the ranks synchronised")
-            if better is None:
-                raise
-            raise better from error
 
     def post_forward(self, output: Any) -> Any:
         """DDP's own, with its reducer left out where the plan takes its place."""
@@ -204,11 +198,42 @@ class Averager:
         finally:
             self.ddp.__dict__["reducer"] = reducer
 
-    # Inside the compiled backward ---------------------------------------------------------------------------
-    def around(self, compiled: Callable[..., Any], places: Sequence[Place | None]) -> Callable[..., tuple]:
-        """The rewritten backward as one that gives a gradient per input again. `places`: where each of them
-        comes from.
+    # Around a whole step ------------------------------------------------------------------------------------
+    def forward(self, call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Any:
+        """What DDP's own forward does, around a graph that ends with the loss; `pre_forward` has run."""
+        with self.ddp._inside_ddp_forward():
+            output = call(*inputs)
+        return self.ddp._post_forward(output)
+
+    def takes_step(self) -> bool | Reason:
+        """Whether the step that runs now may reduce and update in one program (what was to reduce after a
+        backward does not then), or why none will.
         """
+        if self.ddp._comm_hooks:
+            return Reason("comm_hook", "a communication hook is registered")
+        if not self.reduces_now():
+            return self.reason or False
+        self._disarm()
+        return self.late or True
+
+    @contextlib.contextmanager
+    def whole_step(self) -> Iterator[None]:
+        """Around a program that is forward, backward and update and waits for its buckets itself."""
+        self.note_run()
+        self.post_forward(None)
+        self._disarm()
+        self.step = self._new_step()
+        try:
+            with told("in a training step, while gradients were reduced"):
+                yield
+        finally:
+            self.step = None
+        self._close()
+        watch_gpu()
+
+    # Inside the compiled backward ---------------------------------------------------------------------------
+    def around(self, compiled: Callable[..., Any], names: Sequence[str | None]) -> Callable[..., tuple]:
+        """The rewritten backward, fit to be called by autograd. `names`: whose gradient each result is."""
         call = getattr(compiled, "taking", None) or (lambda given: compiled(*given))
 
         def taking(given: list[torch.Tensor]) -> tuple:
@@ -217,17 +242,7 @@ class Averager:
                 outs = call(given)
             finally:
                 self.step = None
-            gradients = self._gradients(step)
-            return tuple(
-                [
-                    None
-                    if place is None
-                    else outs[place]
-                    if isinstance(place, int)
-                    else gradients[place[0]][place[1]]
-                    for place in places
-                ]
-            )
+            return outs if isinstance(step, _Local) else self._gradients(step, names, outs)
 
         def backward(*inputs: torch.Tensor) -> tuple:
             return taking(list(inputs))
@@ -237,6 +252,10 @@ class Averager:
 
     def _new_step(self) -> Step:
         return Step(self.plan, self.parameters, self.group, self.pool)  # type: ignore[arg-type]
+
+    def finish(self, bucket: int) -> list[torch.Tensor]:
+        """Called by the graph where it needs a bucket's averages."""
+        return self.step.finish(bucket)  # type: ignore[union-attr]
 
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         """Called by the graph once a bucket's gradients are written."""
@@ -288,26 +307,19 @@ class Averager:
         except RuntimeError:  # so it answers for leaves under torch.autograd.grad
             return False
 
-    def _gradients(self, step: Step | _Local) -> list[list[torch.Tensor | None]]:
-        """Bucket by bucket what autograd gets. A gradient that a parameter holds is written in place,
-        autograd gets None.
+    def _gradients(
+        self, step: Step, names: Sequence[str | None], outs: Sequence[torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """What autograd gets of the results. A gradient that a parameter holds is written in place, autograd
+        gets None.
         """
-        if isinstance(step, _Local):
-            return step.grads
-        averages = step.wait()
-        kept = self._write_back(averages)
-        result = [
-            [
-                None if kept[slot.name] is not averages[slot.name] else averages[slot.name]
-                for slot in bucket.slots
-            ]
-            for bucket in self.plan.buckets  # type: ignore[union-attr]
-        ]
+        given: Any = dict(zip(names, outs, strict=True))
+        kept: dict[Any, torch.Tensor] = self._write_back({name: given[name] for name in self.parameters})
         self._close()
         Variable._execution_engine.queue_callback(
             functools.partial(self._check, step, _C.tensor_stamps(list(kept.values())))
         )
-        return result
+        return tuple([out if kept.get(name, out) is out else None for name, out in zip(names, outs)])
 
     def _write_back(self, averages: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradients that parameters hold, written in place; the averages themselves where they hold
@@ -407,8 +419,12 @@ class _Local:
     """Keeps the gradients of a backward that may not reduce as it goes."""
 
     def __init__(self) -> None:
-        self.grads: list[list[torch.Tensor | None]] = []
+        self.grads: list[list[torch.Tensor]] = []
 
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         self.grads.append([g.clone() for g in grads])  # they may lie in memory that the program uses again
         return grads[0].new_empty(0)
+
+    def finish(self, bucket: int) -> list[torch.Tensor]:
+        """Give them back."""
+        return self.grads[bucket]

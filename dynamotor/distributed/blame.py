@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -109,6 +110,18 @@ def coded(error: RuntimeError, doing: str) -> DistributedError | None:
     return None
 
 
+@contextlib.contextmanager
+def told(doing: str) -> Iterator[None]:
+    """A failure between ranks gets a code and the user's line."""
+    try:
+        yield
+    except RuntimeError as error:
+        better = coded(error, doing)
+        if better is None:
+            raise
+        raise better from error.__cause__ or error
+
+
 class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
     """Autograd's engine; failures between ranks come out of it coded, and what a GPU waits for in vain is
     reported.
@@ -117,16 +130,17 @@ class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
     watch: Watch | None = None
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with told("in a backward, while gradients were reduced"):
             found = super().run_backward(*args, **kwargs)
-            if self.watch is not None:
-                self.watch.behind_backward(user_line())
+            watch_gpu()
             return found
-        except RuntimeError as error:
-            better = coded(error, "in a backward, while gradients were reduced")
-            if better is None:
-                raise
-            raise better from error.__cause__ or error
+
+
+def watch_gpu() -> None:
+    """What this process has queued so far ends with all-reduces that may never be done."""
+    watch = getattr(Variable._execution_engine, "watch", None)
+    if watch is not None:
+        watch.behind_backward(user_line())
 
 
 def install(group: dist.ProcessGroup) -> None:

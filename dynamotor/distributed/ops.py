@@ -1,8 +1,9 @@
-"""The graph's own op: `dynamotor::bucket_start(grads, after, averager, bucket)` packs a bucket and starts its
-all-reduce.
+"""The graph's own ops: `dynamotor::bucket_start(grads, after, averager, bucket)` packs a bucket and starts its
+all-reduce, `dynamotor::bucket_wait(flat, after, averager, bucket)` gives its averages.
 
-`after` is the previous bucket's result, so that no pass can reorder collectives among themselves. The result
-is the flat bucket, which holds the sums once the step has waited for them.
+`after` is the previous bucket's result, so that no pass can reorder collectives among themselves, and of a
+wait the last bucket's, so that nothing waits before all have started. The result of a start is the flat
+bucket, which holds the averages once somebody has waited for them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..lower.lowering import Lowering, lowerings
+from ..lower.lowering import lowerings
 
 
 class Starts(Protocol):
@@ -22,9 +23,13 @@ class Starts(Protocol):
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         """Pack the gradients and start the bucket's all-reduce; gives the flat bucket."""
 
+    def finish(self, bucket: int) -> list[torch.Tensor]:
+        """Wait for the bucket's all-reduce; gives the averages."""
+
 
 _library = torch.library.Library("dynamotor", "FRAGMENT")
 _library.define("bucket_start(Tensor[] grads, Tensor? after, int averager, int bucket) -> Tensor")
+_library.define("bucket_wait(Tensor flat, Tensor after, int averager, int bucket) -> Tensor[]")
 _averagers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -41,12 +46,12 @@ def _bucket_start(
     return _averagers[averager].start(bucket, grads)
 
 
+def _bucket_wait(flat: torch.Tensor, after: torch.Tensor, averager: int, bucket: int) -> list[torch.Tensor]:
+    return _averagers[averager].finish(bucket)
+
+
 _library.impl("bucket_start", _bucket_start, "CompositeExplicitAutograd")
-bucket_start = torch.ops.dynamotor.bucket_start.default
-
-
-def _lower(ctx: Lowering, *args: Any) -> Any:
-    return ctx.extern(bucket_start, args, {}, agnostic=True)
-
-
-lowerings.add(bucket_start, _lower)
+_library.impl("bucket_wait", _bucket_wait, "CompositeExplicitAutograd")
+bucket_start, bucket_wait = torch.ops.dynamotor.bucket_start.default, torch.ops.dynamotor.bucket_wait.default
+for _op in (bucket_start, bucket_wait):
+    lowerings.add(_op, lambda ctx, *args, op=_op: ctx.extern(op, args, {}, agnostic=True))

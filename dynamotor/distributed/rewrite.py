@@ -18,28 +18,30 @@ from torch._ops import OpOverload
 
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
-from .averager import Averager, Place
+from .averager import Averager
 from .collectives import overlap
-from .ops import bucket_start
-from .plan import Bucket, Plan, make_plan
+from .ops import bucket_start, bucket_wait
+from .plan import Plan, make_plan
 from .wrapper import Reason, bucket_caps
 
 Compiled = Callable[..., Any]
 
 
-def gradient_nodes(backward: fx.GraphModule, names: Sequence[str | None]) -> dict[str, fx.Node]:
+def gradient_nodes(
+    graph: fx.Graph, names: Sequence[str | None], values: Sequence[fx.Node | None]
+) -> dict[str, fx.Node]:
     """The node of each named gradient, in the order in which they are computed.
 
     A gradient that only picks or looks at another value is moved right behind it: traces take results out of
     an op late.
     """
-    output = next(n for n in reversed(backward.graph.nodes) if n.op == "output")
-    for node in output.all_input_nodes:
-        _move_up(node)
-    at = {node: i for i, node in enumerate(backward.graph.nodes)}
+    for node in dict.fromkeys(values):
+        if node is not None:
+            _move_up(node)
+    at = {node: i for i, node in enumerate(graph.nodes)}
     named = [
         (name, node)
-        for name, node in zip(names, output.args[0], strict=True)
+        for name, node in zip(names, values, strict=True)
         if name is not None and node is not None
     ]
     return dict(sorted(named, key=lambda pair: at[pair[1]]))
@@ -59,20 +61,18 @@ def _move_up(node: fx.Node) -> None:
 
 
 def insert_starts(
-    backward: fx.GraphModule, plan: Plan, gradients: Mapping[str, fx.Node], number: int
+    graph: fx.Graph, plan: Plan, gradients: Mapping[str, fx.Node], number: int
 ) -> list[fx.Node]:
     """Start each bucket as early as its gradients and the order of the buckets allow; gives the new nodes."""
-    at = {node: i for i, node in enumerate(backward.graph.nodes)}
+    at = {node: i for i, node in enumerate(graph.nodes)}
     starts: list[fx.Node] = []
-    last = next(iter(backward.graph.nodes))
+    last = next(iter(graph.nodes))
     for i, bucket in enumerate(plan.buckets):
         grads = [gradients[slot.name] for slot in bucket.slots]
         ready = max(grads, key=at.__getitem__)
         last = ready if at[ready] >= at[last] else last
-        with backward.graph.inserting_after(last):
-            start = backward.graph.call_function(
-                bucket_start, (grads, starts[-1] if starts else None, number, i)
-            )
+        with graph.inserting_after(last):
+            start = graph.call_function(bucket_start, (grads, starts[-1] if starts else None, number, i))
         start.meta["val"] = TensorSpec.dense((bucket.numel,), bucket.dtype, bucket.device)
         at[start] = at[last]
         starts.append(start)
@@ -80,26 +80,18 @@ def insert_starts(
     return starts
 
 
-def _replace_outputs(
-    backward: fx.GraphModule, names: Sequence[str | None], plan: Plan, starts: Sequence[fx.Node]
-) -> list[Place | None]:
-    """Return the buckets in place of the gradients inside them; says where each gradient is to be found."""
-    output = next(n for n in reversed(backward.graph.nodes) if n.op == "output")
-    inside = {
-        slot.name: (b, s) for b, bucket in enumerate(plan.buckets) for s, slot in enumerate(bucket.slots)
-    }
-    kept: list[fx.Node] = []
-    places: list[Place | None] = []
-    for name, node in zip(names, output.args[0], strict=True):
-        if name in inside:
-            places.append(inside[name])
-        elif node is None:
-            places.append(None)
-        else:
-            places.append(len(kept))
-            kept.append(node)
-    output.args = ((*kept, *starts),)
-    return places
+def insert_waits(graph: fx.Graph, plan: Plan, starts: Sequence[fx.Node], number: int) -> dict[str, fx.Node]:
+    """At the end of the graph wait for each bucket, in order; gives the nodes of the averages."""
+    averages = {}
+    for i, (bucket, start) in enumerate(zip(plan.buckets, starts, strict=True)):
+        wait = graph.call_function(bucket_wait, (start, starts[-1], number, i))
+        wait.meta["val"] = tuple(
+            TensorSpec(slot.shape, slot.stride, bucket.dtype, bucket.device) for slot in bucket.slots
+        )
+        for k, slot in enumerate(bucket.slots):
+            averages[slot.name] = graph.call_function(operator.getitem, (wait, k))
+            averages[slot.name].meta["val"] = wait.meta["val"][k]
+    return averages
 
 
 class BackwardRewriter:
@@ -119,21 +111,28 @@ class BackwardRewriter:
 
     def __call__(self, backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:
         overlap(backward)
-        gradients = gradient_nodes(backward, self.names)
-        self.found = self.averager.plan or self._plan(gradients)
-        missing = self._missing(gradients)
-        if missing is not None:
-            self.found = missing
+        output = next(n for n in reversed(backward.graph.nodes) if n.op == "output")
+        with backward.graph.inserting_before(output):
+            output.args = (tuple(self.averages(backward.graph, output.args[0])),)  # type: ignore[arg-type]
         if isinstance(self.found, Reason):
             return lambda compiled: compiled
-        starts = insert_starts(backward, self.found, gradients, self.averager.number)
-        places = _replace_outputs(backward, self.names, self.found, starts)
-        return lambda compiled: self.averager.around(compiled, places)
+        return lambda compiled: self.averager.around(compiled, self.names)
 
-    def _plan(self, gradients: Mapping[str, fx.Node]) -> Plan:
-        return make_plan(
-            [(name, self.parameters[name]) for name in gradients], bucket_caps(self.averager.ddp)
+    def averages(self, graph: fx.Graph, values: Sequence[fx.Node | None]) -> Sequence[fx.Node | None]:
+        """What takes the place of the gradients, which buckets of `found` average; they themselves where it
+        is a reason.
+        """
+        gradients = gradient_nodes(graph, self.names, values)
+        ready = [(name, self.parameters[name]) for name in gradients]
+        self.found = (
+            self._missing(gradients) or self.averager.plan or make_plan(ready, bucket_caps(self.averager.ddp))
         )
+        if isinstance(self.found, Reason):
+            return values
+        number = self.averager.number
+        starts = insert_starts(graph, self.found, gradients, number)
+        averages = insert_waits(graph, self.found, starts, number)
+        return [averages.get(name, value) for name, value in zip(self.names, values, strict=True)]  # type: ignore[arg-type]
 
     def _missing(self, gradients: Mapping[str, fx.Node]) -> Reason | None:
         """Why not all gradients of the module come out of this graph, once each."""
@@ -156,4 +155,4 @@ def _some(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} others"
 
 
-__all__ = ["BackwardRewriter", "Bucket", "gradient_nodes", "insert_starts"]
+__all__ = ["BackwardRewriter", "gradient_nodes", "insert_starts"]

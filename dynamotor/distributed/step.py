@@ -108,12 +108,18 @@ class Step:
 
     def wait(self) -> dict[str, torch.Tensor]:
         """Wait for all buckets; the average gradient of each parameter."""
-        for bucket, work in enumerate(self._works):
-            with self.errors(bucket):
-                work.wait()
-            if listening("bucket"):
-                emit("bucket", bucket=bucket, what="done", nbytes=self.flats[bucket].nbytes)
+        for bucket in range(len(self._works)):
+            self.finish(bucket)
         return {slot.name: slot.of(flat) for slot, flat in self.slots()}
+
+    def finish(self, bucket: int) -> list[torch.Tensor]:
+        """Wait for one bucket; its averages."""
+        with self.errors(bucket):
+            self._works[bucket].wait()
+        flat = self.flats[bucket]
+        if listening("bucket"):
+            emit("bucket", bucket=bucket, what="done", nbytes=flat.nbytes)
+        return [slot.of(flat) for slot in self.plan.buckets[bucket].slots]
 
     def slots(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         """Each slot of the plan with its bucket's memory."""
@@ -143,5 +149,5 @@ class _CodedErrors:
                 f"the all-reduce of gradient bucket {self.bucket} of {len(self.plan.buckets)} failed on rank "
                 f"{self.group.rank()}",
                 why=f"after {time.monotonic() - self.began:.1f} s: {str(error).splitlines()[0]}",
-                cure="another rank died or stopped before this step; see its own error. The gradients of this step are lost",
+                cure="another rank died or stopped before this step; see its own error. This step is lost: go on from the last checkpoint",
             ) from error

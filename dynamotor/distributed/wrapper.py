@@ -113,6 +113,20 @@ def why_not_ingraph(ddp: DistributedDataParallel) -> Reason | None:
     return next((Reason(code, text) for code, text, holds in _NATIVE if holds(ddp)), None)
 
 
+def why_not_whole(ddp: DistributedDataParallel) -> Reason | None:
+    """What of this module's forward is not part of a training step that is one program."""
+    if type(ddp) is not DistributedDataParallel or hasattr(ddp, "buffer_hook"):
+        return Reason("subclass", "the DistributedDataParallel module is a subclass or has a buffer hook")
+    return why_not_ingraph(ddp)
+
+
+def has_module_hooks(ddp: DistributedDataParallel) -> bool:
+    """Whether somebody looks at calls of the DDP module itself."""
+    return bool(
+        ddp._forward_hooks or ddp._forward_pre_hooks or ddp._backward_hooks or ddp._backward_pre_hooks
+    )
+
+
 def is_reducing(ddp: DistributedDataParallel) -> bool:
     """Whether a module's DDP has a reducer at all (with every all-reduce delayed it has none)."""
     return "reducer" in ddp.__dict__

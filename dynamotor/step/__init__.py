@@ -24,6 +24,7 @@ which takes and gives what the graph does and does the whole step.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from ..api import compile as compile_
 from ..autograd.aot import aot_compile
@@ -39,7 +41,11 @@ from ..base.config import config
 from ..base.errors import CaptureError, UsageError
 from ..base.options import CompileOptions
 from ..capture.frontend import make_dispatcher
+from ..capture.marks import is_compiling
 from ..codegen import compile_aten
+from ..distributed.averager import Averager, averager_of
+from ..distributed.data_parallel import data_parallel
+from ..distributed.wrapper import has_module_hooks, why_not_whole
 from ..graph.info import GraphInfo
 from .whole import GraphStep, Update, warn_in_pieces
 
@@ -139,17 +145,40 @@ class _Step:
         self.reasons: list[tuple[str, str]] = []
         self.graphs: list[GraphStep] = []
 
+        ddp = model if isinstance(model, DistributedDataParallel) else None
+        inside = model if ddp is None else ddp.module
+
         def forward(*batch: torch.Tensor) -> torch.Tensor:
-            return _loss_of_step(loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:]))
+            called = inside if is_compiling() else model
+            return _loss_of_step(loss_fn(called(*batch[:n_inputs]), *batch[n_inputs:]))
 
         self.model, self.loss_fn, self.n_inputs = model, loss_fn, n_inputs
+        self.averager: Averager | None = None
         self.captured: Any = make_dispatcher(forward, settings, self._graph)
         self.compiled: Any = None
-        if any(isinstance(m, DistributedDataParallel) for m in model.modules()):
-            self._in_pieces("DM504", "gradients of DistributedDataParallel are reduced by its own backward")
+        if any(isinstance(m, DistributedDataParallel) for m in inside.modules()):
+            self._in_pieces("DM504", "a DistributedDataParallel module is a part of the model")
+        elif ddp is not None:
+            reason = why_not_whole(ddp)
+            if reason is None:
+                self.averager = averager_of(ddp)
+            else:
+                self._in_pieces("DM504", reason.text)
+        self.ddp = ddp
 
     def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
         self.update.begin()
+        if self.ddp is None:
+            return self._step(batch)
+        if self.ddp.device_ids:
+            device, n = self.ddp.device_ids[0], self.n_inputs
+            batch = (*tree_map_only(torch.Tensor, lambda t: t.to(device), batch[:n]), *batch[n:])
+        if self.captured is not None and has_module_hooks(self.ddp):
+            self._in_pieces("DM504", "the DistributedDataParallel module has hooks")
+        with contextlib.nullcontext() if self.update.is_last else self.ddp.no_sync():
+            return self._step(batch)
+
+    def _step(self, batch: Sequence[Any]) -> torch.Tensor:
         if self.captured is not None:
             try:
                 loss = self.captured(*batch)
@@ -169,6 +198,12 @@ class _Step:
         """How the steps so far ran: programs, and why not as one."""
         whole = sum(len(found) for graph in self.graphs for found in graph.programs.values())
         lines = [f"{len(self.graphs)} captured forward pass(es), {whole} whole step(s) as one program"]
+        if whole and self.averager is not None and self.averager.plan is not None:
+            at_once = self.update.clip is None and self.update.scaler is None
+            when = (
+                "each is updated when it is" if at_once else "all are before the update, which needs them all"
+            )
+            lines.append(f"reduced by the program: {self.averager.plan.summary}; {when} reduced")
         return "\n".join([*lines, *(f"in pieces [{code}]: {reason}" for code, reason in self.reasons)])
 
     def _in_pieces(self, code: str, reason: str) -> None:
@@ -196,18 +231,24 @@ class _Step:
                     return graph.forward
                 return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
-        def pieces(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        def differentiated(gm: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
             with config.patch(**settings):
                 return aot_compile(
                     gm, tensors, compile_graph, static_inputs=gm.meta.get("static_inputs", frozenset())
                 )
+
+        pieces = differentiated
+        if self.averager is not None:
+            pieces = data_parallel(differentiated, self.settings.options)
 
         whole = (
             compile_graph
             if self.backend in ("native", "aot_eager")
             else f"the backend {self.backend!r} takes no whole steps"
         )
-        self.graphs.append(GraphStep(gm, loss_at, self.update, whole, pieces, self._note, settings))
+        self.graphs.append(
+            GraphStep(gm, loss_at, self.update, whole, pieces, self._note, settings, self.averager)
+        )
         return self.graphs[-1]
 
     def _settings(self) -> dict[str, Any]:

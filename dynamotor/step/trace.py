@@ -20,6 +20,8 @@ from torch import fx
 from ..autograd.aot import _memory_groups
 from ..autograd.functional import read
 from ..autograd.joint import OutputPlan, _check_inputs, _no_autocast, _plan_outputs, _run
+from ..distributed.rewrite import BackwardRewriter
+from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import ShapeTensor, recording
 from ..graph.sizes import mapped
@@ -60,7 +62,7 @@ class Traced:
 
     inputs: the captured graph's placeholders, then parameters and tensors by path. contents: new values of
     placeholders. numbers: new values of Python numbers by path. grads: by input, what remains in `.grad` (of
-    the optimizer's parameters, `owned`, all of it; of others what is added). found: whether a scaled gradient
+    `owned`, the optimizer's parameters and what was reduced, all of it; of others what is added). found: whether a scaled gradient
     overflowed; `skipped` are the places that then stay as they were.
     """
 
@@ -254,9 +256,10 @@ def trace_step(
     accumulate: int,
     held: Sequence[int] = (),
     keep_grads: bool = False,
+    rewriter: BackwardRewriter | None = None,
 ) -> Traced:
     """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several
-    accumulated backwards).
+    accumulated backwards). `rewriter`: has gradients averaged over ranks, together with what `.grad` holds.
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """
@@ -294,8 +297,9 @@ def trace_step(
             root = loss if accumulate == 1 else loss / accumulate
             root = root if scaled is None else root * scaled.to(root.dtype)
             grads = _gradients(recorder, root, feed, graded)
+    averages = {} if rewriter is None else _averages(recorder, rewriter, grads, graded)
     for i, grad in grads.items():
-        grads[i] = _sum_with(recorder, grad, held_grads.get(i))
+        grads[i] = averages[i] if i in averages else _sum_with(recorder, grad, held_grads.get(i))
     for i in held_grads:
         grads.setdefault(i, held_grads[i])
     found, recorder.updates = None, True
@@ -327,6 +331,7 @@ def trace_step(
         numbers,
         versions,
         keep_grads,
+        averages,
     )
 
 
@@ -348,6 +353,18 @@ def _gradients(
     return {
         i: recorder.tensor(recorder.node_of(g)) for i, g in zip(wanted, found, strict=True) if g is not None
     }
+
+
+def _averages(
+    recorder: StepRecorder, rewriter: BackwardRewriter, grads: dict[int, ShapeTensor], graded: list[bool]
+) -> dict[int, ShapeTensor]:
+    """The averages over ranks, of those gradients that are reduced."""
+    wanted = [i for i, needs in enumerate(graded) if needs]
+    nodes = [recorder.node_of(grads[i]) if i in grads else None for i in wanted]
+    found = zip(wanted, nodes, rewriter.averages(recorder.graph, nodes), strict=True)
+    if isinstance(rewriter.found, Reason):
+        raise NotWhole("DM504", rewriter.found.text)
+    return {i: recorder.tensor(new) for i, node, new in found if new is not None and new is not node}
 
 
 def _sum_with(recorder: StepRecorder, grad: ShapeTensor, held: ShapeTensor | None) -> ShapeTensor:
@@ -382,6 +399,7 @@ def _finish(
     numbers: dict[Path, Any],
     versions: dict[int, int],
     keep_grads: bool,
+    averages: dict[int, ShapeTensor],
 ) -> Traced:
     """Read the new contents of everything that was written; a step that overflowed keeps the old ones."""
     contents: dict[fx.Node, fx.Node] = {}
@@ -428,7 +446,7 @@ def _finish(
         contents,
         new_numbers,
         keep,
-        frozenset(mine),
+        frozenset({*mine, *averages}),
         overflow,
         skipped,
     )

@@ -8,6 +8,7 @@ when none does.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
@@ -24,6 +25,9 @@ from ..base.config import config
 from ..base.errors import DynamotorError
 from ..base.events import counters, emit
 from ..base.log import log, warn_once
+from ..distributed.averager import Averager
+from ..distributed.rewrite import BackwardRewriter
+from ..distributed.wrapper import Reason, reduced_parameters
 from ..graph.info import GraphInfo
 from ..graph.shape_tensor import unseen_by_hooks
 from ..runtime.launch import data_pointers
@@ -79,6 +83,7 @@ class Update:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if not self.is_last:
             return
+        self.began = True
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
@@ -116,7 +121,7 @@ class _Bound:
 
 class GraphStep:
     """The step around one captured graph; `loss_at`: which of its outputs is the loss. `settings`: under
-    which it is compiled.
+    which it is compiled. `averager`: of the DDP module around the model.
     """
 
     def __init__(
@@ -125,10 +130,12 @@ class GraphStep:
         loss_at: int,
         update: Update,
         compile_graph: CompileGraph | str,
-        pieces: Callable[[Sequence[torch.Tensor]], Callable[..., Any]],
+        pieces: Callable[[torch.fx.GraphModule, Any], Callable[..., Any]],
         note: Callable[[str, str], None],
         settings: dict[str, Any],
+        averager: Averager | None,
     ) -> None:
+        self.averager = averager
         self.gm, self.loss_at, self.update, self.note, self.settings = gm, loss_at, update, note, settings
         self.compile_graph, self.make_pieces = compile_graph, pieces
         self.pieces: Callable[..., Any] | None = None
@@ -142,6 +149,8 @@ class GraphStep:
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         update = self.update
+        if self.averager is not None:
+            self.averager.ddp._pre_forward()
         found = self._whole(tensors) if update.is_last and not self.why_not else None
         if found is None:
             found = self._in_pieces(tensors)
@@ -153,23 +162,31 @@ class GraphStep:
         self, tensors: Sequence[torch.Tensor], forward: Callable[..., Any] | None = None
     ) -> list[Any]:
         """Forward and backward compiled, the optimizer's own Python behind them."""
-        if forward is None:
-            if self.pieces is None:
-                self.pieces = self.make_pieces(tensors)
-            forward = self.pieces
-        results = list(forward(*tensors))
+        forward = forward or self._pieces
+        results = list(
+            forward(*tensors) if self.averager is None else self.averager.forward(forward, tensors)
+        )
         self.update.in_pieces(results[self.loss_at])
         return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
+
+    def _pieces(self, *tensors: torch.Tensor) -> Any:
+        if self.pieces is None:
+            self.pieces = self.make_pieces(self.gm, list(tensors))
+        return self.pieces(*tensors)
 
     # -- as a whole ------------------------------------------------------------------------------------------
     def _whole(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The step as one program; None where it is to run in pieces."""
         optimizer = self.update.optimizer
+        reduced = True if self.averager is None else self.averager.takes_step()
+        if isinstance(reduced, Reason):
+            return self._refuse("DM504", reduced.text)
+        if not reduced:  # what the ranks have not settled yet, the compiled backward of this step settles
+            return None
         held = self._held(tensors)
         if held is None:
             return None
         if not optimizer.state and not self.update.began:  # optimizers make their state in the first step
-            self.update.began = True
             return self._in_pieces(tensors, self.gm.forward)
         key = held, self._settings()
         flat = self._flat_state()
@@ -267,7 +284,7 @@ class GraphStep:
         self.note(code, reason)
 
     def _trace(self, tensors: Sequence[torch.Tensor], held: tuple[int, ...]) -> Any:
-        update = self.update
+        update, averager = self.update, self.averager
         if isinstance(self.compile_graph, str):
             return self._refuse("DM504", self.compile_graph)
         scale = None
@@ -290,6 +307,8 @@ class GraphStep:
                     accumulate=update.accumulate,
                     held=held,
                     keep_grads=update.keep_grads,
+                    rewriter=averager
+                    and BackwardRewriter(averager, tensors, reduced_parameters(averager.ddp)),
                 )
                 device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
                 program = build_step(traced, self.compile_graph, self.static, device)
@@ -386,7 +405,8 @@ class GraphStep:
         if n:
             _fill(program.room, numbers[:n])
             arguments += program.numbers
-        with torch.no_grad():
+        around = contextlib.nullcontext() if self.averager is None else self.averager.whole_step()
+        with around, torch.no_grad():
             results = call_without_autocast(program.compiled, tuple(arguments))
         update.optimizer._opt_called = True  # what schedulers ask
         found = results[-1] if program.scaled else None

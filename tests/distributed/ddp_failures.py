@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -83,8 +84,28 @@ def without_gradient_later(rank: int, variant: str = "in the graph") -> str:
     return f"{first}, {_train(module, rank, steps=2)}"
 
 
+def whole_step(rank: int, **ddp: Any) -> Callable[[], str]:
+    """Three steps as one program; what is given does one more, and says what went wrong."""
+    module = DDP(Plain(), bucket_cap_mb=CAP, **ddp)
+    train = dynamotor.compile_step(
+        module, lambda out, *_: loss_of(out), torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    )
+    data = _data(rank, 0, torch.float32)
+
+    def step() -> str:
+        try:
+            train(data)  # loss_of
+        except DynamotorError as error:
+            return code_of(error)
+        return "no error"
+
+    assert [step() for _ in range(3)] == ["no error"] * 3 and not train.reasons
+    return step
+
+
 def dies_in_backward(rank: int) -> dict[str, str]:
     """Rank 1 is gone in the middle of a backward; the other one runs into it with a module of each kind."""
+    step = whole_step(rank)
     modules = {name: _compiled(**variant) for name, variant in VARIANTS.items()}
     for module in modules.values():
         assert _train(module, rank, steps=2) == "no error"
@@ -98,7 +119,7 @@ def dies_in_backward(rank: int) -> dict[str, str]:
             found[name] = "no error"
         except DynamotorError as error:
             found[name] = code_of(error)
-    return found
+    return {**found, "whole step": step()}
 
 
 def dies_while_the_device_waits(rank: int, folder: str) -> str:
@@ -131,7 +152,9 @@ def hangs_in_backward(rank: int) -> dict[str, str]:
     """Rank 1 stays away from a backward for longer than its group waits; each kind of module has a group of
     its own.
     """
-    found = {}
+    step = whole_step(rank, process_group=dist.new_group(timeout=timedelta(seconds=1.5)))
+    found = {"whole step": step() if rank == 0 else "no error"}
+    dist.barrier()
     for name, variant in VARIANTS.items():
         module = _compiled(process_group=dist.new_group(timeout=timedelta(seconds=1.5)), **variant)
         assert _train(module, rank, steps=2) == "no error"
