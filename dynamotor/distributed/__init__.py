@@ -13,7 +13,8 @@ buckets.
 * A plan fixes what goes over the wire in each synchronised backward: its buckets in order, once, averaged,
   each gradient with what the parameter holds from `no_sync` steps. A rank fulfils it inside its compiled
   backward (`rewrite.py` puts `dynamotor::bucket_start` nodes into the aten graph, each takes the one before
-  as an argument) or, where it cannot (`be_late`: another graph, an eager call, hooks, gradients from
+  as an argument, and `bucket_wait` nodes that give the averages: at the end, or in a whole step before the
+  updates) or, where it cannot (`be_late`: another graph, an eager call, hooks, gradients from
   outside), right after the backward. Other ranks cannot tell, so ranks may compile different graphs at
   different times. What all ranks see alike decides the rest: after several forwards, or with several DDP
   modules in one backward, all reduce at its end, module by module in the order in which they were settled.

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -127,27 +128,20 @@ class Step:
             for slot in bucket.slots:
                 yield slot, flat
 
-    def errors(self, bucket: int) -> _CodedErrors:
-        """Turn a failure of the process group into DM703."""
-        return _CodedErrors(bucket, self.plan, self.group)
-
-
-class _CodedErrors:
-    """Catches what a process group raises when a rank is gone or late."""
-
-    def __init__(self, bucket: int, plan: Plan, group: dist.ProcessGroup) -> None:
-        self.bucket, self.plan, self.group = bucket, plan, group
-        self.began = time.monotonic()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, DistributedError):
+    @contextlib.contextmanager
+    def errors(self, bucket: int) -> Iterator[None]:
+        """Turn what a process group raises when a rank is gone or late into DM703."""
+        began = time.monotonic()
+        try:
+            yield
+        except DistributedError:
+            raise
+        except RuntimeError as error:
             raise DistributedError(
                 "DM703",
-                f"the all-reduce of gradient bucket {self.bucket} of {len(self.plan.buckets)} failed on rank "
+                f"the all-reduce of gradient bucket {bucket} of {len(self.plan.buckets)} failed on rank "
                 f"{self.group.rank()}",
-                why=f"after {time.monotonic() - self.began:.1f} s: {str(error).splitlines()[0]}",
-                cure="another rank died or stopped before this step; see its own error. This step is lost: go on from the last checkpoint",
+                why=f"after {time.monotonic() - began:.1f} s: {str(error).splitlines()[0]}",
+                cure="another rank died or stopped before this step; see its own error. This step is lost: "
+                "go on from the last checkpoint",
             ) from error

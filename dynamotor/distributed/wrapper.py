@@ -113,11 +113,14 @@ def why_not_ingraph(ddp: DistributedDataParallel) -> Reason | None:
     return next((Reason(code, text) for code, text, holds in _NATIVE if holds(ddp)), None)
 
 
-def why_not_whole(ddp: DistributedDataParallel) -> Reason | None:
-    """What of this module's forward is not part of a training step that is one program."""
-    if type(ddp) is not DistributedDataParallel or hasattr(ddp, "buffer_hook"):
+def why_not_whole(model: nn.Module) -> Reason | None:
+    """Why gradients of a model are not reduced in a training step that is one program."""
+    modules = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
+    if modules and modules != [model]:
+        return Reason("inside", "a DistributedDataParallel module is a part of the model")
+    if modules and (type(model) is not DistributedDataParallel or hasattr(model, "buffer_hook")):
         return Reason("subclass", "the DistributedDataParallel module is a subclass or has a buffer hook")
-    return why_not_ingraph(ddp)
+    return why_not_ingraph(modules[0]) if modules else None
 
 
 def has_module_hooks(ddp: DistributedDataParallel) -> bool:

@@ -18,6 +18,8 @@ which takes and gives what the graph does and does the whole step.
   state alone runs as Python on the host (`host.py`) and crosses into the program as one vector.
 * `build.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and compiles
   it as a "forward" without saved values.
+* Around a DDP module the captured forward runs between DDP's `_pre_forward` and `_post_forward`; contract 6
+  averages the gradients in the trace. What the ranks have not settled, the first step's compiled backward does.
 * `whole.py` looks at each call at what no guard sees: settings that are no numbers, identity of parameters
   and state, gradients that are there, hooks.
 """
@@ -87,7 +89,9 @@ def compile_step(
     hyperparameters are inputs, so that schedulers compile nothing. State, `state_dict` and `load_state_dict`
     are the optimizer's. The first step, in which optimizers make their state, runs in eager PyTorch. What
     cannot be one program runs as a compiled forward and backward with the eager optimizer, and a warning says
-    why (DM501 to DM508). Models on the XLA device take the same call without clip, scaler, accumulate and
+    why (DM501 to DM508). A DistributedDataParallel model trains as in its eager loop: buckets are reduced as the
+    backward makes them, each is updated when it is reduced (with clip or scaler: when all are), and of
+    `accumulate` backwards only the last is synchronised (`no_sync`). Models on the XLA device take the same call without clip, scaler, accumulate and
     keep_grads. UsageError DM112 for wrong arguments.
     """
     _check(model, optimizer, accumulate)
@@ -156,14 +160,11 @@ class _Step:
         self.averager: Averager | None = None
         self.captured: Any = make_dispatcher(forward, settings, self._graph)
         self.compiled: Any = None
-        if any(isinstance(m, DistributedDataParallel) for m in inside.modules()):
-            self._in_pieces("DM504", "a DistributedDataParallel module is a part of the model")
+        reason = why_not_whole(model)
+        if reason is not None:
+            self._in_pieces("DM504", reason.text)
         elif ddp is not None:
-            reason = why_not_whole(ddp)
-            if reason is None:
-                self.averager = averager_of(ddp)
-            else:
-                self._in_pieces("DM504", reason.text)
+            self.averager = averager_of(ddp)
         self.ddp = ddp
 
     def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
