@@ -29,8 +29,7 @@ Finish = Callable[
     [Sequence, Sequence, Sequence], tuple
 ]  # (inputs, values, the nodes' contexts) → the user's outputs
 _is_grad_enabled = torch.is_grad_enabled
-# Gives a tensor a node of its own in autograd's graph, and does nothing else.
-_own_node = torch.ops.aten.lift.default
+_lift = torch.ops.aten.lift.default
 
 
 @dataclass(frozen=True)
@@ -187,6 +186,11 @@ def _part_function(
             return None, *grads
 
     return CompiledPart
+
+
+def _own_node(value: torch.Tensor) -> torch.Tensor:
+    """The tensor with a node of its own in autograd's graph (that of `lift` is for real numbers only)."""
+    return _Several.apply(value) if value.is_complex() else _lift(value)
 
 
 class _Several(torch.autograd.Function):
