@@ -294,6 +294,8 @@ def _im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any
 
 @symbolic_rule(aten.constant_pad_nd.default)
 def _pad(x: TensorSpec, pad: Any, value: Any = 0) -> Shape:
+    if not x.is_contiguous:
+        any(n > 0 for n in pad)  # else it is a clone, laid out as x is: asking makes that a guard
     shape = list(x.shape)
     for k in range(len(pad) // 2):
         shape[-1 - k] = shape[-1 - k] + pad[2 * k] + pad[2 * k + 1]

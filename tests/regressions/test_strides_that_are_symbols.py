@@ -28,3 +28,17 @@ def test_a_write_through_strides_that_differ_between_calls() -> None:
         add(want)
         compiled(got)
         assert torch.equal(got, want)
+
+
+def test_padding_that_is_nothing_at_one_call() -> None:
+    """Eager clones where no side grows, which keeps the order of the dimensions."""
+
+    def pad(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (x.shape[0] % 3, 0)) * 2
+
+    compiled = dynamotor.compile(pad)
+    for shape in ((5, 3), (6, 6), (5, 8), (7, 11), (4, 9)):
+        x = torch.randn(shape).t()
+        want, got = pad(x), compiled(x)
+        assert torch.equal(got, want)
+        assert got.stride() == want.stride()
