@@ -29,7 +29,6 @@ Finish = Callable[
     [Sequence, Sequence, Sequence], tuple
 ]  # (inputs, values, the nodes' contexts) → the user's outputs
 _is_grad_enabled = torch.is_grad_enabled
-_lift = torch.ops.aten.lift.default
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ def _whole_function(
     fixed = tuple(k for k, differentiable in enumerate(recipe.differentiable) if not differentiable)
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
     save, backward = _saver(node, recipe), _backward_runner(node, recipe, wanted, wanted, again)
-    n_inputs = recipe.n_inputs
-    positions = node.gradients
+    n_inputs, positions = recipe.n_inputs, node.gradients
     watched = positions if len(wanted) > 1 else ()
     edges = [0, *itertools.accumulate(i not in recipe.symbols for i in range(n_inputs))]  # sizes have none
 
@@ -188,9 +186,9 @@ def _part_function(
     return CompiledPart
 
 
+# Gives a tensor a node of its own in autograd's graph, and does nothing else; that of `lift` is for real numbers.
 def _own_node(value: torch.Tensor) -> torch.Tensor:
-    """The tensor with a node of its own in autograd's graph (that of `lift` is for real numbers only)."""
-    return _Several.apply(value) if value.is_complex() else _lift(value)
+    return _Several.apply(value) if value.is_complex() else torch.ops.aten.lift.default(value)
 
 
 class _Several(torch.autograd.Function):

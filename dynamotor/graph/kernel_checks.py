@@ -23,7 +23,7 @@ from .op_facts import facts
 from .shapes import UnsupportedOp, infer_spec
 from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, numbers
 from .spec import TensorSpec
-from .sym_int import SizeNode, from_torch
+from .sym_int import from_torch
 
 aten = torch.ops.aten
 Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
@@ -137,20 +137,17 @@ def _bounded(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     to stay within what the tensors' dtypes hold, or is a constant where it does not: what a kernel answers
     about one it answers about all.
     """
-    dtypes = {kwargs.get("dtype"), *(t.dtype for t in _tensors((args, tuple(kwargs.values()))))}
-    ranges = [numbers for dtype, numbers in _RANGES.items() if dtype in dtypes]
-    lo, hi = max([-LARGEST, *(r[0] for r in ranges)]), min([LARGEST, *(r[1] for r in ranges)])
+    dtypes: set[Any] = {kwargs.get("dtype"), *(t.dtype for t in _tensors((args, tuple(kwargs.values()))))}
+    lows, highs = zip((-LARGEST, LARGEST), *[_RANGES[dtype] for dtype in dtypes & _RANGES.keys()])
+    types = {a.name: str(a.type) for a in func._schema.arguments}
 
     def plain(name: str, value: Any) -> Any:
-        if type(value) is not torch.SymInt or "int" in types[name] or type(value.node) is not SizeNode:
+        expr = from_torch(value) if type(value) is torch.SymInt and "int" not in types[name] else None
+        if type(expr) is not Size or is_unbacked(expr):  # asked when its part is compiled
             return value
-        expr = from_torch(value)
-        if is_unbacked(expr):
-            return value  # asked when its part is compiled
-        within = type(expr) is Size and expr.env.ask(">=", hi - expr) and expr.env.ask(">=", expr - lo)
+        within = expr.env.ask(">=", min(highs) - expr) and expr.env.ask(">=", expr - max(lows))
         return hint(expr) if within else int(expr)
 
-    types = {a.name: str(a.type) for a in func._schema.arguments}
     return (
         tuple([plain(name, value) for name, value in zip(types, args)]),
         {name: plain(name, value) for name, value in kwargs.items()},

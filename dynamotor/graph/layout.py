@@ -77,7 +77,7 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
             return channels_last_stride(shape)
         first = operands[0].stride
         if all(op.stride == first for op in operands) and is_dense(operands[0]):
-            return first
+            return preserved_stride(operands[0])
     if is_unbacked(*shape) and all(
         not op.shape or equal(op.shape, shape) and op.is_contiguous for op in operands
     ):
@@ -89,9 +89,13 @@ def preserved_stride(spec: TensorSpec) -> Dims:
     """Strides of `torch.empty_like(x)`: the tensor's own when it is dense, else its order of dimensions
     without holes.
     """
-    if is_dense(spec):
+    dense = is_dense(spec)
+    if dense and not spec.is_symbolic:
         return spec.stride
-    return dense_in_order(_order([spec.stride], spec.shape), spec.shape)
+    # Symbols that a guard made equal to products of sizes as these products: what follows sees, without asking,
+    # that there are no holes.
+    found = dense_in_order(_order([spec.stride], spec.shape), spec.shape)
+    return tuple([own if dense and n == 1 else new for n, own, new in zip(spec.shape, spec.stride, found)])
 
 
 def dense_in_order(perm: list[int], shape: Dims) -> Dims:

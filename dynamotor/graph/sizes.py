@@ -181,9 +181,8 @@ class ShapeEnv:
         if any(symbol.unbacked for symbol in expr.symbols):
             raise self.undecided(f"{expr} {kind} 0")
         answer = expr.hint >= 0 if kind == ">=" else expr.hint == 0
-        if expr.magnitude > INFINITY:  # no guard could say so
-            for symbol in expr.symbols:
-                int(Size({(symbol,): 1}, self))
+        if sum(abs(c * math.prod(a.hint for a in m)) for m, c in expr.terms.items()) > INFINITY:
+            list(map(int, [Size({(symbol,): 1}, self) for symbol in expr.symbols]))  # no guard could say so
         elif kind == "==":
             self.assume(Guard("==" if answer else "!=", expr, self.where()))
         else:
@@ -298,11 +297,6 @@ class Size:
                 total += c
             self._hint = total
         return self._hint
-
-    @property
-    def magnitude(self) -> int:
-        """What no sum on the way to its hint exceeds."""
-        return sum(abs(c * math.prod(atom.hint for atom in monomial)) for monomial, c in self.terms.items())
 
     def value(self, of: Mapping[Symbol, int]) -> int:
         """Its value, given the symbols'."""

@@ -668,7 +668,7 @@ def _can_be_laid_out(spec: TensorSpec) -> bool:
     """Whether a kernel can write a tensor with these strides: also with holes between elements, which users
     can see.
     """
-    return is_dense(spec) or not (spec.is_symbolic or sees_twice(spec))
+    return is_dense(spec) or not sees_twice(spec)
 
 
 def _output(ctx: Lowering, n: Any, env: dict[fx.Node, Any], overwritten: set[str]) -> Any:
