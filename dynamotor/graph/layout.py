@@ -90,7 +90,7 @@ def preserved_stride(spec: TensorSpec) -> Dims:
     without holes.
     """
     dense = is_dense(spec)
-    if dense and not spec.is_symbolic:
+    if dense and (not spec.is_symbolic or is_unbacked(*spec.shape)):
         return spec.stride
     # Symbols that a guard made equal to products of sizes as these products: what follows sees, without asking,
     # that there are no holes.
