@@ -171,6 +171,8 @@ class World:
         seen["grad mode"], seen["printed"] = self.grad_mode, printed.getvalue()
         for name in STATE:
             seen[name] = picture.of(eval(name, self.scope))
+        picture.keep.clear()  # an error holds this frame, which must not hold the error and what was pictured:
+        error = result = None  # generators end with the last reference, not when garbage is collected
         return seen
 
     def _change(self, change: str) -> Any:

@@ -449,6 +449,8 @@ def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(enumerate)
 def _enumerate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+    if not args or start.python_type() is not int:
+        raise unsupported("unsupported-call", "enumerate() counts from what is no int")
     return EnumerateIterator(args[0].iterate(trace), start)
 
 

@@ -51,7 +51,7 @@ from .values.base import (
     wrap_held,
     wrap_rule,
 )
-from .values.constant import PURE_TYPES, Constant
+from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import ListValue, TupleValue
 from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
 from .values.instances import pure_functions
@@ -211,6 +211,34 @@ def _polyfill(original: Any, replacement: Any) -> None:
     )
 
 
+def _iterator(original: Any, replacement: Any) -> None:
+    """A class of itertools, that refuses arguments at the call and not at the first step."""
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        try:
+            original(*map(_stand_in, args), **{name: _stand_in(value) for name, value in kwargs.items()})
+        except Exception as error:
+            raise unsupported("unsupported-call", f"{original.__name__}() refuses", str(error)) from None
+        pools = _POOLS.get(original, 0)
+        args = [TupleValue(arg.unpack(trace)) for arg in args[:pools]] + list(args[pools:])
+        return trace.call_python(replacement, args, kwargs)
+
+    builtin_rules.setdefault(original, rule)
+    _polyfill(original, replacement)
+
+
+# How many arguments are read at the call.
+_POOLS = {itertools.product: sys.maxsize, itertools.combinations: 1, itertools.permutations: 1}
+
+
+def _stand_in(value: Value) -> Any:
+    """What a library's iterator may be made of, to see whether it wants to be."""
+    kind = value.python_type()
+    if kind in (int, float):
+        return value.as_constant() if value.is_constant() else kind(1)
+    return None if is_none(value) else ()
+
+
 for _name in (
     "chain",
     "islice",
@@ -231,7 +259,7 @@ for _name in (
     "filterfalse",
     "groupby",
 ):
-    _polyfill(getattr(itertools, _name), getattr(polyfills, _name))
+    _iterator(getattr(itertools, _name), getattr(polyfills, _name))
 _polyfill(itertools.chain.from_iterable, polyfills.chain_from_iterable)
 ITERATORS[polyfills.tee_branch.__code__] = cursors.Tee
 ITERATORS[polyfills.group_of.__code__] = cursors.Group

@@ -153,3 +153,42 @@ def test_over_a_dict_that_changes(function: Any, kind: Any) -> None:
         expected = rest(function, kind(a=1, m=2, z=3), walk, change, taken)
         compiled = dynamotor.compile(function, backend="eager")
         assert rest(compiled, kind(a=1, m=2, z=3), walk, change, taken) == expected
+
+
+REFUSED: list[Callable[[list[int]], Any]] = [
+    lambda items: itertools.islice(items, 1.5),  # type: ignore[arg-type]
+    lambda items: itertools.islice(items, 0, 2, 0),
+    lambda items: itertools.repeat(2, 1.5),  # type: ignore[arg-type]
+    lambda items: itertools.combinations(items, -1),
+    lambda items: itertools.accumulate(5),  # type: ignore[arg-type]
+    lambda items: itertools.zip_longest(items, 5),  # type: ignore[arg-type]
+    lambda items: itertools.count("a"),  # type: ignore[type-var]
+    lambda items: enumerate(items, 1.5),  # type: ignore[arg-type]
+    lambda items: zip(items, 5),  # type: ignore[arg-type]
+    lambda items: map(len, 5),  # type: ignore[arg-type]
+    lambda items: itertools.product(items, repeat=2),  # this and the next read their items at the call
+    lambda items: itertools.permutations(items),
+    lambda items: itertools.combinations(items, 2),
+    lambda items: itertools.islice(items, None, None, 2),
+]
+
+
+def made_and_walked(x: torch.Tensor, make: Any, seen: list[Any]) -> torch.Tensor:
+    items = [1, 2]
+    try:
+        it = make(items)
+        items.append(3)
+    except (TypeError, ValueError) as error:
+        seen.append(repr(error))
+        it = iter("refused")
+    seen.append(list(it))
+    return x + 1
+
+
+def test_what_is_refused_raises_at_the_call() -> None:
+    for make in REFUSED:
+        expected: list[Any] = []
+        made_and_walked(torch.ones(2), make, expected)
+        found: list[Any] = []
+        dynamotor.compile(made_and_walked, backend="eager")(torch.ones(2), make, found)
+        assert found == expected
