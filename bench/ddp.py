@@ -36,7 +36,7 @@ from .ddp_worker import OURS
 from .measure import quartiles
 from .simulate import Link, Profile, simulate
 
-MODES = ("eager", "inductor", *OURS)
+MODES = ("eager", "inductor", *OURS, "step")
 COLUMNS = (
     "model",
     "link",
@@ -71,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", default=None, help="with --ddp: SVG of the bucket time lines")
     parser.add_argument(
         "--overlap", default=None, help="with --ddp: NAME.json, NAME.svg: communication beside computation"
+    )
+    parser.add_argument(
+        "--update", action="store_true", help="with --ddp: steps with AdamW; mode step: compile_step's"
     )
     parser.add_argument(
         "--budget", type=float, default=None, help="with --ddp: seconds for everything; the rest is left out"
@@ -252,9 +255,9 @@ def rows_of(
         stamps = [s for s in cell.get("stamps", {}).get(mode, ()) if "ready" in s]
         if len(stamps) > 1:
             row["ready_fraction"] = stamps[0]["ready"] / stamps[-1]["ready"]
-        if mode in OURS and not cell["compiled"].get(mode):
+        if mode in (*OURS, "step") and not cell["compiled"].get(mode):
             row |= {"ok": False, "note": f"not compiled in this mode: {cell['compiled']} {cell['fallback']}"}
-        if mode == "ingraph" and fitted is not None and where != "none" and "stamps" in cell:
+        if mode == "ingraph" and fitted is not None and where != "none" and cell.get("stamps"):
             row["simulated_ms"] = predicted(cell, fitted.at(float(where) * 1e6 / 8, 0.0), job["world"]) * 1e3
         rows.append(row)
     return rows
@@ -399,6 +402,7 @@ def run_cells(args: argparse.Namespace, names: list[str], modes: list[str], repo
             "device": args.device,
             "amp": args.amp,
             "bucket_mb": args.bucket_mb,
+            "update": args.update,
             "threads": 1,
             "timeout": max(seconds, 10.0),
             "profile": bool(args.overlap),
@@ -421,8 +425,9 @@ def main(args: argparse.Namespace) -> int:
     it should.
     """
     modes = [m for m in args.modes.split(",") if m]
-    if bad := [m for m in modes if m not in MODES]:
-        raise UsageError("DM712", f"unknown mode {bad[0]!r}", cure="use some of " + ", ".join(MODES))
+    known = MODES if args.update else MODES[:-1]
+    if bad := [m for m in modes if m not in known]:
+        raise UsageError("DM712", f"unknown mode {bad[0]!r}", cure="use some of " + ", ".join(known))
     report = Report(args)
     run_cells(
         args,

@@ -24,9 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import collect, counters
+from dynamotor.step import compile_step
 
 from . import models
 from .ddp_overlap import MARKER, evidence, trace_events
+from .step import Named
 from .worker import AMP
 
 OURS = ("ingraph", "split", "off")
@@ -93,20 +95,50 @@ class Rank:
             ddp.register_comm_hook(None, hook)
         return compiler_of(mode)(ddp)
 
+    def training(self, mode: str) -> Callable[[], Any]:
+        """Whole steps with AdamW: one program in mode "step", else the mode's backward and the eager update."""
+        named = Named(copy.deepcopy(self.model), list(self.kwargs), len(self.args))
+        ddp = DistributedDataParallel(
+            named, device_ids=[self.rank] if self.cuda else None, bucket_cap_mb=self.job["bucket_mb"]
+        )
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4, foreach=True)
+        batch = [*self.args, *self.kwargs.values()]
+        whole = compile_step(ddp, self.case.loss, optimizer, n_inputs=len(batch)) if mode == "step" else None
+        module = ddp if whole else compiler_of(mode)(ddp)
+
+        def train() -> None:
+            with self.autocast():
+                loss = whole(*batch) if whole else self.case.loss(module(*batch))
+            if whole:
+                return
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return train
+
     def wait(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
 
     def forward(self, module: torch.nn.Module) -> torch.Tensor:
         module.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, dtype=self.amp) if self.amp else contextlib.nullcontext():
+        with self.autocast():
             return self.case.loss(module(*self.args, **self.kwargs))
+
+    def autocast(self) -> Any:
+        """As the job asks for it."""
+        return torch.autocast(self.device.type, dtype=self.amp) if self.amp else contextlib.nullcontext()
 
     def step(self, module: Any, sync: bool = True) -> tuple[float, float]:
         """Seconds of the forward and of the backward, from a common start of all ranks. A GPU is not waited
         for in between: all of its step counts as backward."""
         dist.barrier()
         began = time.perf_counter()
+        if self.job["update"]:
+            module()
+            self.wait()
+            return 0.0, time.perf_counter() - began
         with contextlib.nullcontext() if sync else module.no_sync():
             loss = self.forward(module)
             middle = began if self.cuda else time.perf_counter()
@@ -123,12 +155,12 @@ class Rank:
         return found[0]
 
     # Measurements -------------------------------------------------------------------------------------------
-    def start(self, mode: str) -> tuple[torch.nn.Module | None, str]:
+    def start(self, mode: str) -> tuple[Any, str]:
         """A compiled module, or what its first two steps raised on any rank."""
         module, text = None, ""
         try:
-            module = self.wrap(mode)
-            for _ in range(2):
+            module = self.training(mode) if self.job["update"] else self.wrap(mode)
+            for _ in range(2):  # the first step makes the optimizer's state
                 self.step(module)
         except Exception as error:  # the other modes are still worth measuring
             text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
@@ -158,7 +190,7 @@ class Rank:
                 {
                     "errors": errors,
                     "start_seconds": seconds,
-                    "compiled": dict(counters["ddp"]),
+                    "compiled": {**counters["ddp"], "step": counters["step"]["programs"]},
                     "fallback": dict(counters["fallback"]),
                 }
             )
@@ -178,10 +210,11 @@ class Rank:
                 break
             for mode in (*modes[turn % len(modes) :], *modes[: turn % len(modes)]):
                 step = sum(self.step(modules[mode]))
-                alone = (0.0, 0.0) if self.cuda else self.step(modules[mode], sync=False)
+                once = self.cuda or self.job["update"]
+                alone = (0.0, 0.0) if once else self.step(modules[mode], sync=False)
                 if turn >= 0:
                     times[mode]["step"].append(step)
-                    if not self.cuda:
+                    if not once:
                         times[mode]["alone"].append(sum(alone))
                         times[mode]["forward"].append(alone[0])
         return times
@@ -299,7 +332,7 @@ def main() -> None:
             if rank.left() > 5.0:
                 found[mode] = rank.profile(module)
                 say({"profile": found})
-    modes = [] if cuda else list(modules)  # the host's time stamps say nothing about a GPU
+    modes = [] if cuda or job["update"] else list(modules)  # the host's time stamps say nothing about a GPU
     modules.clear()
     say({"stamps": {mode: rank.stamps(mode) for mode in modes}})
     dist.barrier()

@@ -46,11 +46,17 @@ def _bucket_start(
     return _averagers[averager].start(bucket, grads)
 
 
+def _flat(grads: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
+    """For passes that ask again: gradients may have other strides then."""
+    return grads[0].new_empty(sum(g.numel() for g in grads))
+
+
 def _bucket_wait(flat: torch.Tensor, after: torch.Tensor, averager: int, bucket: int) -> list[torch.Tensor]:
     return _averagers[averager].finish(bucket)
 
 
 _library.impl("bucket_start", _bucket_start, "CompositeExplicitAutograd")
+_library.impl("bucket_start", _flat, "Meta")
 _library.impl("bucket_wait", _bucket_wait, "CompositeExplicitAutograd")
 bucket_start, bucket_wait = torch.ops.dynamotor.bucket_start.default, torch.ops.dynamotor.bucket_wait.default
 for _op in (bucket_start, bucket_wait):

@@ -24,7 +24,7 @@ from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import ShapeTensor, recording
-from ..graph.sizes import mapped
+from ..graph.sizes import leaves_in, mapped
 from ..graph.spec import TensorSpec
 from . import host
 from .numbers import TensorsOfNumbers, extremes_beside, node_behind, traced
@@ -170,8 +170,8 @@ class Shadows:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """The optimizer works on the stand-ins; what else it changes of itself is refused."""
-        optimizer = self.optimizer
-        kept, before = (optimizer.param_groups, optimizer.state), dict(vars(optimizer))
+        optimizer, before = self.optimizer, dict(vars(self.optimizer))
+        vars(optimizer).update(_copied(before))
         optimizer.param_groups, optimizer.state = self.groups, self.state
         self.kept_groups = [
             {k: v if k == "params" else _copied(v) for k, v in g.items()} for g in self.groups
@@ -181,14 +181,14 @@ class Shadows:
             yield
         finally:
             self.groups, self.state = optimizer.param_groups, optimizer.state  # type: ignore[assignment]
-            optimizer.param_groups, optimizer.state = kept
-        changed = [
-            k
-            for k, v in vars(optimizer).items()
-            if k not in ("param_groups", "state", "_opt_called") and before.get(k, self) is not v
-        ]
-        if changed:
-            raise NotWhole("DM505", f"optimizer.step() sets {changed[0]!r} of the optimizer")
+            after = dict(vars(optimizer))
+            vars(optimizer).clear()
+            vars(optimizer).update(before)
+        for k, v in after.items():
+            held = [before.get(k, self), v]
+            first, second = ([id(leaf) for leaf in leaves_in(value)] for value in held)
+            if first != second and k not in ("param_groups", "state", "_opt_called"):
+                raise NotWhole("DM505", f"optimizer.step() sets {k!r} of the optimizer")
 
     def results(self) -> tuple[dict[fx.Node, ShapeTensor], dict[Path, Any]]:
         """What the step has put in the place of state: new tensors by placeholder, new numbers by path."""
@@ -317,6 +317,8 @@ def trace_step(
             optimizer.step()
         if any(feed[i].grad is not grad for i, grad in mine.items()):
             raise NotWhole("DM505", "optimizer.step() replaces gradients")
+        if any(feed[i].note.memory.version == versions[id(feed[i])] for i in mine):
+            raise NotWhole("DM505", "optimizer.step() leaves a parameter with a gradient as it is")
     written, numbers = shadows.results()
     return _finish(
         recorder,

@@ -236,8 +236,8 @@ class GraphStep:
             return None  # the optimizer moves what is unused or frozen too
         optimizer = self.update.optimizer
         hooks = (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
+            getattr(optimizer, "_optimizer_step_pre_hooks", {}),  # wrappers may have none
+            getattr(optimizer, "_optimizer_step_post_hooks", {}),
             optim._global_optimizer_pre_hooks,
             optim._global_optimizer_post_hooks,
         )
@@ -287,6 +287,8 @@ class GraphStep:
         update, averager = self.update, self.averager
         if isinstance(self.compile_graph, str):
             return self._refuse("DM504", self.compile_graph)
+        if any(isinstance(value, torch.optim.Optimizer) for value in vars(update.optimizer).values()):
+            return self._refuse("DM505", "the optimizer has another optimizer inside, which no trace sees")
         scale = None
         if update.scaler is not None:
             device = tensors[0].device

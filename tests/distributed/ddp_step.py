@@ -30,6 +30,17 @@ class Normed(Plain):
         return super().forward(self.norm(x))
 
 
+class Conv(nn.Module):
+    """Channels-last inside: weights' gradients have other strides than eager's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, D, 1)
+
+    def forward(self, x):
+        return self.second(self.first(x.view(-1, 4, 3, 2)).relu()).mean((2, 3))
+
+
 class Loop:
     """The eager loop that `compile_step` stands for; the backward is synchronised in the last of several."""
 
@@ -86,13 +97,14 @@ class Twins:
         keep_grads: bool = False,
         ddp: dict[str, Any] | None = None,
         hooked: bool = False,
+        dtype: torch.dtype = torch.float64,
         **options: Any,
     ) -> None:
         dynamotor.reset()
         counters.clear()
         torch.manual_seed(0)
-        model = make().double()
-        self.rank, self.worst = rank, 0.0
+        model = make().to(dtype)
+        self.rank, self.worst, self.dtype = rank, 0.0, dtype
         self.models = [DDP(copy.deepcopy(model), bucket_cap_mb=CAP, **(ddp or {})) for _ in range(2)]
         if hooked:
             for m in self.models:
@@ -115,7 +127,7 @@ class Twins:
 
     def both(self, seed: int, rows: int = 6) -> None:
         g = torch.Generator().manual_seed(1000 * self.rank + seed)
-        batch = [torch.randn(rows, D, dtype=torch.float64, generator=g) for _ in range(2)]
+        batch = [torch.randn(rows, D, dtype=torch.float64, generator=g).to(self.dtype) for _ in range(2)]
         losses = [train(*batch) for train in (self.eager, self.step)]
         self.worst = max(self.worst, float((losses[0] - losses[1]).abs()))
 
@@ -144,6 +156,14 @@ def train(rank: int, how: dict[str, Any], steps: int = 4) -> dict[str, Any]:
     """A few steps."""
     twins = Twins(rank, **how)
     for seed in range(steps * how.get("accumulate", 1)):
+        twins.both(seed)
+    return twins.result()
+
+
+def convolutions(rank: int, accumulate: int) -> dict[str, Any]:
+    """A few steps; several to an update are a compiled forward and backward first."""
+    twins = Twins(rank, "sgd", Conv, dtype=torch.float32, accumulate=accumulate)
+    for seed in range(3 * accumulate):
         twins.both(seed)
     return twins.result()
 

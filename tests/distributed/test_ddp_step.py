@@ -46,6 +46,12 @@ def test_what_only_ddp_can_do_is_told(pair: Pair, how: dict[str, Any], text: str
     assert results[0]["why"] == ["DM504"] and text in results[0]["text"]
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_with_strides_of_their_own(pair: Pair, accumulate: int) -> None:
+    for result in pair.run(ddp_step.convolutions, accumulate):
+        assert result["worst"] <= 1e-5 and result["same"] and result["programs"] == 1
+
+
 def test_buffers_are_sent_around(pair: Pair) -> None:
     results = pair.run(ddp_step.buffers)
     assert (

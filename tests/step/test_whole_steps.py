@@ -368,6 +368,42 @@ def test_an_optimizer_of_the_users_own() -> None:
     assert all(type(s["n"]) is int and s["n"] == 8 for s in pair.optimizers[1].state.values())
 
 
+class Around(torch.optim.Optimizer):
+    """Leaves the work to optimizers inside, which work on the parameters themselves."""
+
+    def __init__(self, parameters: Any, hidden: bool) -> None:
+        super().__init__(parameters, {})
+        inner = torch.optim.SGD(self.param_groups[0]["params"], lr=0.1)
+        self.inner: Any = [inner] if hidden else inner
+
+    def step(self, closure: None = None) -> None:
+        (self.inner[0] if isinstance(self.inner, list) else self.inner).step()
+
+
+class Alternating(torch.optim.SGD):
+    """Updates at every second step, by a count in a list of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.counts = [0]
+
+    def step(self, closure: None = None) -> None:
+        self.counts[0] += 1
+        if self.counts[0] % 2:
+            super().step()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: Around(p, False), lambda p: Around(p, True), Alternating],
+    ids=["inside", "hidden", "counts"],
+)
+def test_an_optimizer_that_does_what_no_program_repeats(make: Callable[[Any], Any]) -> None:
+    pair = Pair(mlp, lambda m: make(m.parameters()), backend="aot_eager")
+    pair.train(batches(6))
+    assert [code for code, _ in pair.step.reasons] == ["DM505"]
+
+
 def test_gradients_that_are_there_already_are_added_to() -> None:
     pair = Pair(mlp, lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
     pair.train(batches(3))
