@@ -172,7 +172,7 @@ class _Step:
         if self.ddp is None:
             return self._step(batch)
         if self.ddp.device_ids:
-            device, n = self.ddp.device_ids[0], self.n_inputs
+            device, n = torch.device(self.ddp.device_type, self.ddp.device_ids[0]), self.n_inputs
             batch = (*tree_map_only(torch.Tensor, lambda t: t.to(device), batch[:n]), *batch[n:])
         if self.captured is not None and has_module_hooks(self.ddp):
             self._in_pieces("DM504", "the DistributedDataParallel module has hooks")

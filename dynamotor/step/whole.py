@@ -150,7 +150,7 @@ class GraphStep:
     def __call__(self, *tensors: torch.Tensor) -> Any:
         update = self.update
         if self.averager is not None:
-            self.averager.ddp._pre_forward()
+            self.averager.ddp._pre_forward(None)  # with device_ids it wants something to move
         found = self._whole(tensors) if update.is_last and not self.why_not else None
         if found is None:
             found = self._in_pieces(tensors)

@@ -97,6 +97,7 @@ class Twins:
         keep_grads: bool = False,
         ddp: dict[str, Any] | None = None,
         hooked: bool = False,
+        placed: bool = False,
         dtype: torch.dtype = torch.float64,
         **options: Any,
     ) -> None:
@@ -106,6 +107,8 @@ class Twins:
         model = make().to(dtype)
         self.rank, self.worst, self.dtype = rank, 0.0, dtype
         self.models = [DDP(copy.deepcopy(model), bucket_cap_mb=CAP, **(ddp or {})) for _ in range(2)]
+        for m in self.models if placed else ():
+            m.device_ids = [0]  # as on a GPU, where DDP moves inputs
         if hooked:
             for m in self.models:
                 m.module.layers[0].weight.register_hook(lambda grad: grad * 1.0)

@@ -12,6 +12,7 @@ WHOLE: list[dict[str, Any]] = [
     {"optimizer": "sgd"},
     {"optimizer": "plain", "backend": "aot_eager"},
     {"optimizer": "adamw"},
+    {"placed": True, "optimizer": "sgd", "backend": "aot_eager"},
     {"accumulate": 3},
     {"accumulate": 2, "clip": 0.1, "optimizer": "sgd"},
     {"clip": 0.1, "scale": 4.0, "optimizer": "sgd"},
