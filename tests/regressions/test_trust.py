@@ -210,6 +210,25 @@ def test_tensors_of_numpys_numbers_keep_their_types(number: Any) -> None:
         torch.testing.assert_close(b, a, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("at", [0, slice(2)])
+@pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2)])
+def test_numbers_of_numpy_that_eager_refuses(number: Any, at: Any) -> None:
+    """`x[i] = numpy.float32(2)` is a TypeError, of `split` too for what is no Python integer."""
+
+    def function(x: torch.Tensor) -> Any:
+        seen = []
+        for write in (lambda: x.__setitem__(at, number), lambda: seen.append(x.split(number))):
+            try:
+                write()
+            except TypeError as error:
+                seen.append(str(error))
+        return x * 1, seen
+
+    want, got = (run(torch.arange(4.0)) for run in (function, dynamotor.compile(function, backend="eager")))
+    torch.testing.assert_close(got[0], want[0])
+    assert str(got[1]) == str(want[1])
+
+
 @torch.library.custom_op("trust::passes", mutates_args=())
 def passes(x: torch.Tensor) -> torch.Tensor:
     return x.clone()

@@ -534,7 +534,7 @@ def lower(value: Value, nodes: bool) -> Any:
     if isinstance(value, DictValue):
         return {key.as_constant(): lower(item, nodes) for key, item in value.load().values()}
     if value.is_constant():
-        return _constant(value.as_constant())
+        return _constant(value.as_constant(), nodes)
     base = getattr(value, "base", None)  # a subclass of a builtin container: a namedtuple, an OrderedDict
     if isinstance(base, Value):
         return lower(base, nodes)
@@ -545,23 +545,25 @@ def lower(value: Value, nodes: bool) -> Any:
     )
 
 
-def _constant(obj: Any) -> Any:
+def _constant(obj: Any, nodes: bool) -> Any:
     kind = type(obj)
     if kind in _ARGUMENT_TYPES:
         return obj
     if isinstance(obj, tuple):
-        return tuple(_constant(item) for item in obj)
+        return tuple(_constant(item, nodes) for item in obj)
     if kind is list:
-        return [_constant(item) for item in obj]
+        return [_constant(item, nodes) for item in obj]
     if kind is slice:
-        return slice(_constant(obj.start), _constant(obj.stop), _constant(obj.step))
+        return slice(*[_constant(part, nodes) for part in (obj.start, obj.stop, obj.step)])
     if kind is range:
         return obj
     for plain in (bool, int, float, complex, str):  # enums and NumPy's float64
         if isinstance(obj, plain):
             return plain(obj)  # type: ignore[arg-type]
     if hasattr(obj, "item") and kind.__module__ == "numpy" and obj.ndim == 0 and obj.dtype.kind not in "bc":
-        return obj.item()  # (a boolean is a float to some functions, and a bool to others; complex64 is real)
+        # A boolean is a float to some functions, and a bool to others; complex64 is real. What takes no number
+        # of NumPy's says so in the trial run.
+        return obj.item() if nodes else obj
     if kind is type and obj in _DTYPES:
         return _DTYPES[obj]
     raise unsupported(
