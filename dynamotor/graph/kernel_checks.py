@@ -217,6 +217,9 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """
     tensors = list(_tensors((args, tuple(kwargs.values()))))
     named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
+    dim, rank = named.get("dim"), max([1, *[t.dim() for t in tensors[:1]]])
+    if type(dim) is int and not -rank <= dim < rank:
+        _ask_element(func, args, kwargs)
     dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
     # Nor where LAPACK swaps the rows that numbers name, wherever those lie.
     unasked = {"pivots", "LU_pivots"} & named.keys() or (

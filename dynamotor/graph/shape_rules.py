@@ -5,6 +5,7 @@ Pointwise ops need no row: `shapes.py` gives every op that carries the pointwise
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -562,6 +563,22 @@ def _like(
     return TensorSpec(
         x.shape, stride, options.get("dtype") or x.dtype, device_with_index(options.get("device") or x.device)
     )
+
+
+def _part_written(view: OpOverload, x: TensorSpec, source: TensorSpec, *where: Any) -> Any:
+    """The meta kernels of PyTorch write what fits and what does not."""
+    have, wanted = list(source.shape), list(infer_spec(view, (x, *where), {}).shape)
+    if have != wanted:
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self. "
+            f"src size = {have}, slice size = {wanted}"
+        )
+    return PASS
+
+
+shape_rules.add(aten.select_scatter.default, functools.partial(_part_written, aten.select.int))
+shape_rules.add(aten.slice_scatter.default, functools.partial(_part_written, aten.slice.Tensor))
+shape_rules.add(aten.diagonal_scatter.default, functools.partial(_part_written, aten.diagonal.default))
 
 
 @shape_rule(aten.roll.default)

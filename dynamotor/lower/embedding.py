@@ -55,7 +55,7 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
             ]
             flat_index = call(graph, aten.reshape.default, index, [-1], spec=dense[0])
             flat = call(graph, aten.reshape.default, grad, [-1, width], spec=dense[1])
-            if padding >= 0:  # the padding row gets no gradient
+            if not isinstance(padding, int) or padding >= 0:  # the padding row gets no gradient
                 keep = call(
                     graph, aten.ne.Scalar, call(graph, aten.unsqueeze.default, flat_index, 1), padding
                 )

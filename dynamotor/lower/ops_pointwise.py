@@ -76,6 +76,8 @@ def promoted(*args: Value | Scalar) -> torch.dtype:
         return (
             torch.empty((1,) * min(len(x.shape), 1), dtype=x.dtype, device="meta")
             if isinstance(x, Value)
+            else x.hint
+            if type(x) is Size
             else x
         )
 

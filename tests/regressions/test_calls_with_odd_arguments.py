@@ -135,3 +135,37 @@ def test_keywords_of_a_partial_are_its_own_dict():
     for n in (3, 4):
         result, keywords = compiled(x)
         assert result == n and keywords is part.keywords
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.softmax(2),
+        lambda x: torch.nn.functional.softmin(x, -3),
+        lambda x: x.sum().cummax(1),
+        lambda x: torch.select_scatter(x, x[0], 2, 0),
+        lambda x: torch.select_scatter(x, x[0], 1, 0),
+        lambda x: torch.slice_scatter(x, x[:, :1], 1, 1),
+        lambda x: torch.diagonal_scatter(x, x[0], 0),
+    ],
+)
+@pytest.mark.parametrize("shape", [(3, 4), (300, 400)])
+def test_no_dimension_or_part_of_such_a_size(call, shape):
+    x = torch.ones(shape)
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        call(x)
+    with pytest.raises(eager.type) as compiled:
+        dynamotor.compile(call)(x)
+    assert str(compiled.value).splitlines()[0] == str(eager.value).splitlines()[0]
+
+
+def test_the_row_that_pads_may_change_between_calls():
+    def program(weight, row):
+        return torch.nn.functional.embedding(torch.tensor([0, 2, 3, 2]), weight, padding_idx=row)
+
+    compiled = dynamotor.compile(program)
+    for row in (1, 2, 3, 0, 2):
+        weight = torch.randn(6, 5, requires_grad=True)
+        (want,) = torch.autograd.grad(program(weight, row).square().sum(), weight)
+        (got,) = torch.autograd.grad(compiled(weight, row).square().sum(), weight)
+        torch.testing.assert_close(got, want)
