@@ -161,6 +161,7 @@ class Called(Source):
 
     __slots__ = ()
     step_kind = "getattr"
+    gone = (TypeError, AttributeError)  # of another base
     text = "{0.base}()"
 
     def read(self, parent: Any) -> Any:
