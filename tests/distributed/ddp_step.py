@@ -173,7 +173,7 @@ def convolutions(rank: int, accumulate: int) -> dict[str, Any]:
 
 def buffers(rank: int) -> dict[str, Any]:
     """Running statistics are the first rank's, also after a step that nobody else heard of."""
-    twins = Twins(rank, make=Normed)
+    twins = Twins(rank, make=Normed, backend="aot_eager")
     for seed in range(6):
         with contextlib.ExitStack() as stack:
             for model in twins.models if seed in (2, 3) else ():
@@ -184,7 +184,7 @@ def buffers(rank: int) -> dict[str, Any]:
 
 def sizes(rank: int) -> dict[str, Any]:
     """Ranks with batches of their own sizes, which change at different times, and evaluation in between."""
-    twins = Twins(rank)
+    twins = Twins(rank, backend="aot_eager")
     for seed in range(6):
         if seed == 3:
             for model in twins.models:
@@ -203,7 +203,7 @@ def beyond_the_limit(rank: int) -> dict[str, Any]:
 
 def one_in_pieces(rank: int, late: bool) -> dict[str, Any]:
     """On one rank alone the steps are not one program, from the start or from then on."""
-    twins = Twins(rank, "sgd")
+    twins = Twins(rank, "sgd", backend="aot_eager")
     for seed in range(4):
         if rank == 1 and seed == 2 * late:
             twins.optimizers[1].register_step_post_hook(lambda *_: None)

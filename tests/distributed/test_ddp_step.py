@@ -13,10 +13,10 @@ WHOLE: list[dict[str, Any]] = [
     {"optimizer": "plain", "backend": "aot_eager"},
     {"optimizer": "adamw"},
     {"placed": True, "optimizer": "sgd", "backend": "aot_eager"},
-    {"accumulate": 3},
+    {"accumulate": 3, "backend": "aot_eager"},
     {"accumulate": 2, "clip": 0.1, "optimizer": "sgd"},
     {"clip": 0.1, "scale": 4.0, "optimizer": "sgd"},
-    {"optimizer": "last layer", "keep_grads": True},
+    {"optimizer": "last layer", "keep_grads": True, "backend": "aot_eager"},
     {"optimizer": "last layer", "accumulate": 2, "keep_grads": True},
     {"ddp": {"gradient_as_bucket_view": True}, "keep_grads": True, "backend": "aot_eager"},
 ]
