@@ -192,3 +192,34 @@ def test_what_is_refused_raises_at_the_call() -> None:
         found: list[Any] = []
         dynamotor.compile(made_and_walked, backend="eager")(torch.ones(2), make, found)
         assert found == expected
+
+
+@pytest.mark.parametrize(
+    "make, walk, change",
+    [
+        (lambda: [1, 2, 3], reversed, lambda items: items.__setitem__(0, 7)),
+        (lambda: [1, 2, 3], reversed, lambda items: items.clear()),
+        (lambda: {1, 2, 3}, iter, lambda items: items.add(7)),
+        (lambda: {1, 2, 3}, iter, lambda items: items.discard(3)),
+    ],
+)
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_over_a_list_or_set_that_changes_behind_a_break(
+    make: Any, walk: Any, change: Any, taken: int
+) -> None:
+    def function(x: torch.Tensor, items: Any) -> Any:
+        seen = []
+        for item in walk(items):
+            seen.append(item)
+            print(end="")
+            if len(seen) == taken:
+                change(items)
+        return x + 1, seen
+
+    found = []
+    for run in (function, dynamotor.compile(function, backend="eager")):
+        try:
+            found.append(str(run(torch.ones(2), make())))
+        except RuntimeError as error:
+            found.append(repr(error))
+    assert found[0] == found[1]

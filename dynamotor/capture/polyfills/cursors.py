@@ -83,6 +83,31 @@ class SequenceCursor(Cursor):
         return items[index]
 
 
+class ReversedCursor(SequenceCursor):
+    """`reversed(items)`, at an index."""
+
+    def __next__(self) -> Any:
+        index, items = self.index, self.items
+        if items is None or not 0 <= index < len(items):
+            self.items = None
+            raise StopIteration
+        self.index = index - 1
+        return items[index]
+
+
+class SetCursor(SequenceCursor):
+    """`iter(table)` of a set that had these items, at an index."""
+
+    def __init__(self, items: Any, index: int, table: Any) -> None:
+        super().__init__(items, index)
+        self.table = table
+
+    def __next__(self) -> Any:
+        if self.items is not None and len(self.items) != len(self.table):
+            raise RuntimeError("Set changed size during iteration")
+        return super().__next__()
+
+
 class DictCursor(Cursor):
     """`start(table.part())` that began when the dict had these keys, at an index."""
 

@@ -266,8 +266,7 @@ class ReversedIterator(SequenceIterator):
 
     def reconstruct(self, cg: Codegen) -> str:
         if cg.for_frame:
-            rest = TupleValue(self.target.items[: self.index + 1][::-1])
-            return f"{cg.constant(cursors.SequenceCursor)}({cg.emit(rest)}, 0)"
+            return f"{cg.constant(cursors.ReversedCursor)}({cg.emit(self.target)}, {self.index})"
         name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
         cg.statement(f"{name}.__setstate__({self.index})")
         return name
@@ -605,6 +604,11 @@ class SetIterator(SequenceIterator):
         if self.index <= len(self.target.items) != len(self.of.table):
             raise trace.error(RuntimeError, "Set changed size during iteration")
         return super().next(trace)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        if not cg.for_frame or self.index > len(self.target.items):
+            return super().reconstruct(cg)
+        return f"{cg.constant(cursors.SetCursor)}({cg.emit(self.target)}, {self.index}, {cg.emit(self.of)})"
 
 
 class SetValue(Value):
