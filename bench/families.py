@@ -31,13 +31,13 @@ from .beside import (
 
 LIST = Path(__file__).with_name("families.txt")
 PHASES = ("infer", "train", "generate")
-_SIZES = "a size of `view` is a tensor (`torch.div` of two sizes): read as data"
+_GLOBAL = "whether any attention is global is data; the rests of the frames it stands in are graphs"
 # Why a family takes more graphs than with torch.compile.
 REASONS: dict[str, str] = {
     "FunnelForMaskedLM": "an attribute is None at the first call and 2 afterwards: a program for each",
     "IBertForMaskedLM": "ranges of quantisation are numbers of data",
-    "LongformerForMaskedLM": _SIZES,
-    "LEDForConditionalGeneration": _SIZES,
+    "LongformerForMaskedLM": _GLOBAL,
+    "LEDForConditionalGeneration": _GLOBAL,
     "NystromformerForMaskedLM": "its code takes no mask; eager looks at the mask's data and leaves it out",
     "XGLMForCausalLM": "its eager code has no mask in float64",
     "Qwen2MoeForCausalLM": "grouped products take no float64",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from .base import Value
+from .containers import ListValue, TupleValue
 from .tensor import TensorValue
 
 if TYPE_CHECKING:
@@ -27,7 +29,20 @@ _PURE = frozenset(_NAMES.split())
 _FUNCTIONS = {
     getattr(m, name) for m in (torch, operator) for name in _PURE if callable(getattr(m, name, None))
 }
-_PLAIN = (int, float, bool, type(None), torch.dtype, str, slice)
+_PLAIN = (int, float, bool, type(None), torch.dtype, str, slice, fx.Node)
+# What these take besides the tensor itself are sizes.
+SIZED = frozenset(
+    ("view", "reshape", "expand", "repeat", "as_strided", "zeros", "ones", "empty")
+    + ("new_zeros", "new_ones", "new_empty")
+)
+
+
+def sizes_as_numbers(trace: Trace, value: Value) -> Value:
+    """A size, or a list of sizes, with numbers in the place of tensors whose data the trace knows."""
+    if type(value) in (ListValue, TupleValue) and any(type(item) is TensorValue for item in value.items):
+        return type(value)([sizes_as_numbers(trace, item) for item in value.items])
+    whole = type(value) is TensorValue and value.example.dtype is torch.int64 and not value.example.ndim
+    return value if not whole or (data := known(trace, value)) is None else trace.fresh(data.item())
 
 
 def known(trace: Trace, tensor: TensorValue) -> torch.Tensor | None:
@@ -50,12 +65,10 @@ def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
     """Run what the node is made of, on real tensors; whether that can be done."""
     if node in env:
         return True
-    if not node.op.startswith("call") or len(env) > _MOST:
+    if not node.op.startswith("call") or len(env) > _MOST or not _is_pure(node) or _may_be_written(node):
         return False
-    if not _is_pure(node) or _may_be_written(node):
-        return False
-    operands = fx.node.map_arg((node.args, node.kwargs), lambda one: _Done(_work_out(one, env)))
-    if not _all_plain(operands):
+    leaves = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+    if not all(map(_is_plain, leaves)) or not all(_work_out(one, env) for one in node.all_input_nodes):
         return False
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
     function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
@@ -64,21 +77,8 @@ def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
     return True
 
 
-class _Done:
-    """In an operand's place: whether its data are known."""
-
-    def __init__(self, done: bool) -> None:
-        self.done = done
-
-
-def _all_plain(operand: Any) -> bool:
-    if isinstance(operand, tuple | list):
-        return all(map(_all_plain, operand))
-    if isinstance(operand, dict):
-        return all(map(_all_plain, operand.values()))
-    if isinstance(operand, _Done):
-        return operand.done
-    return isinstance(operand, torch.device) and operand.type == "cpu" or isinstance(operand, _PLAIN)
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, torch.device) and leaf.type == "cpu" or isinstance(leaf, _PLAIN)
 
 
 def _is_pure(node: fx.Node) -> bool:

@@ -24,7 +24,7 @@ from .base import CallRule, Iterator, Value, builtin_rule, call_finder, refusing
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
-from .known import known
+from .known import SIZED, known, sizes_as_numbers
 from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
 
@@ -65,9 +65,20 @@ def graph_function(fn: Callable[..., Any]) -> CallRule:
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         _refuse_generator(kwargs)
-        return torch_call(trace, fn, args, kwargs)
+        return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
 
     return rule
+
+
+def _sized(
+    trace: Trace, name: str, args: list[Value], kwargs: dict[str, Value]
+) -> tuple[list[Value], dict[str, Value]]:
+    if name not in SIZED:
+        return args, kwargs
+    return (
+        [a if a is args[0] and type(a) is TensorValue else sizes_as_numbers(trace, a) for a in args],
+        {key: sizes_as_numbers(trace, value) for key, value in kwargs.items()},
+    )
 
 
 def _refuse_generator(kwargs: dict[str, Value]) -> None:
@@ -94,7 +105,7 @@ def _method(descr: Any, name: str) -> CallRule:
                 "unsupported-value", f"Tensor.{name} of {args[0].describe() if args else 'nothing'}"
             )
         _refuse_generator(kwargs)
-        return torch_call(trace, target, args, kwargs)
+        return torch_call(trace, target, *_sized(trace, name, args, kwargs))
 
     return rule
 
