@@ -68,17 +68,14 @@ def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
     if not node.op.startswith("call") or len(env) > _MOST or not _is_pure(node) or _may_be_written(node):
         return False
     leaves = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
-    if not all(map(_is_plain, leaves)) or not all(_work_out(one, env) for one in node.all_input_nodes):
+    plain = (isinstance(x, _PLAIN) or isinstance(x, torch.device) and x.type == "cpu" for x in leaves)
+    if not all(plain) or not all(_work_out(one, env) for one in node.all_input_nodes):
         return False
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
     function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
     with torch.no_grad(), torch.device("cpu"):
         env[node] = function(*args, **kwargs)
     return True
-
-
-def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, torch.device) and leaf.type == "cpu" or isinstance(leaf, _PLAIN)
 
 
 def _is_pure(node: fx.Node) -> bool:
