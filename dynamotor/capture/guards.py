@@ -143,7 +143,7 @@ class Guard:
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         """What the C program needs beside the node of `source`: the first fact, if nothing else is said."""
-        return getattr(self, fields(self)[1].name)
+        return getattr(self, self.__match_args__[1])
 
 
 @dataclass(frozen=True)

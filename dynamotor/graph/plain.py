@@ -15,7 +15,6 @@ import math
 import operator
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
@@ -67,12 +66,12 @@ def encode(value: Any) -> Any:
     if value is None or kind is bool or kind is int or kind is str:
         return value
     if kind is tuple:
-        return [encode(v) for v in value]
+        return [v if type(v) is int else encode(v) for v in value]
     rule = _ENCODERS.get(kind)
     if rule is not None:
         return rule(value)
     if _classes.get(kind.__name__) is kind:
-        return {kind.__name__: [encode(getattr(value, f.name)) for f in fields(kind)]}
+        return {kind.__name__: [encode(getattr(value, name)) for name in kind.__match_args__]}
     if kind in (types.BuiltinFunctionType, types.FunctionType) and value in _OPERATORS:
         return {"operator": _OPERATORS[value]}
     raise NotPlain(f"a {kind.__module__}.{kind.__qualname__}")

@@ -493,13 +493,17 @@ def mapped(leaf: Callable[[Any], Any], value: Any) -> Any:
     return {name: mapped(leaf, v) for name, v in value.items()} if kind is dict else leaf(value)
 
 
-def leaves_in(value: Any) -> Iterator[Any]:
+def leaves_in(value: Any) -> list[Any]:
     """The things that tuples, lists and dicts hold."""
-    if isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from leaves_in(item)
-    else:
-        yield value
+    if not isinstance(value, tuple | list | dict):
+        return [value]
+    found: list[Any] = []
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, tuple | list | dict):
+            found += leaves_in(item)
+        else:
+            found.append(item)
+    return found
 
 
 def evaluate(value: Any, of: Mapping[Symbol, Any]) -> Any:
@@ -509,7 +513,7 @@ def evaluate(value: Any, of: Mapping[Symbol, Any]) -> Any:
 
 def is_symbolic(values: Any) -> bool:
     """Whether one of these sizes is an expression."""
-    return any(type(v) is Size for v in values)
+    return Size in map(type, values)
 
 
 def is_unbacked(*values: Any) -> bool:

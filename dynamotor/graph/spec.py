@@ -106,7 +106,7 @@ class TensorSpec:
     @property
     def is_symbolic(self) -> bool:
         """Whether a size, stride or the offset differs between calls."""
-        return type(self.offset) is Size or is_symbolic(self.shape) or is_symbolic(self.stride)
+        return is_symbolic((*self.shape, *self.stride, self.offset))
 
     def at(self, values: Mapping[Symbol, Any]) -> TensorSpec:
         """The spec with the symbols' values put in."""

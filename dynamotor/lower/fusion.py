@@ -58,7 +58,7 @@ class Member:
 
 def elements(variables: Iterable[Var]) -> int:
     """Iterations of a nest of loops, at the call that is being compiled: for costs."""
-    return math.prod(hint(v.size) for v in variables)
+    return math.prod([v.hint for v in variables])
 
 
 class Group:

@@ -23,9 +23,10 @@ from ..graph.spec import contiguous_stride
 class Var:
     """A loop variable: takes 0 .. size - 1. Interned by name and size, so identity is equality."""
 
-    __slots__ = ("name", "size", "bounds", "single")
+    __slots__ = ("name", "size", "hint", "bounds", "single")
     name: str
     size: Dim
+    hint: int  # the size at the call that is being compiled
     bounds: Bounds
     single: bool  # its only value is 0
     _known: dict[tuple[str, int], Var] = {}
@@ -37,7 +38,7 @@ class Var:
         found = table.get((name, size))
         if found is None:
             found = table[name, size] = object.__new__(cls)
-            found.name, found.size = name, size
+            found.name, found.size, found.hint = name, size, hint(size)
             found.single = not is_symbolic and size <= 1  # its only value is 0
             found.bounds = (0, size - 1) if is_symbolic else (0, max(size - 1, 0))
         return found
@@ -60,6 +61,10 @@ class Div:
     n: Dim
 
     @property
+    def single(self) -> bool:
+        return _is_zero(self.bounds)
+
+    @property
     def bounds(self) -> Bounds:
         lo, hi = self.base.bounds
         return lo // self.n, hi // self.n
@@ -75,6 +80,10 @@ class Mod:
 
     base: Index
     n: Dim
+
+    @property
+    def single(self) -> bool:
+        return _is_zero(self.bounds)
 
     @property
     def bounds(self) -> Bounds:
@@ -93,6 +102,10 @@ class Loaded:
 
     expr: Any  # lower.ir.Expr
     size: Dim
+
+    @property
+    def single(self) -> bool:
+        return _is_zero(self.bounds)
 
     @property
     def bounds(self) -> Bounds:
@@ -120,7 +133,7 @@ class Index:
     __slots__ = ("terms", "const", "_hash", "_bounds", "_vars")
 
     def __init__(self, terms: dict[Atom, Dim], const: Dim = 0) -> None:
-        self.terms = {a: c for a, c in terms.items() if (type(c) is Size or c) and not _is_zero(a.bounds)}
+        self.terms = {a: c for a, c in terms.items() if (type(c) is Size or c) and not a.single}
         self.const = const
         self._hash: int | None = None
         self._bounds: Bounds | None = None
@@ -290,18 +303,7 @@ class Index:
 
     def subst(self, env: Mapping[Var, Index]) -> Index:
         """Replace variables. Loaded indices are rewritten through `Expr.subst`."""
-        total = Index({}, self.const)
-        for atom, c in self.terms.items():
-            if isinstance(atom, Var):
-                new = env.get(atom)
-                total = total + (Index.of(atom) if new is None else new) * c
-            elif isinstance(atom, Loaded):
-                total = total + Index.of(Loaded(atom.expr.subst(env), atom.size)) * c
-            elif isinstance(atom, Div):
-                total = total + (atom.base.subst(env) // atom.n) * c
-            else:
-                total = total + (atom.base.subst(env) % atom.n) * c
-        return total
+        return flatten([_put_in(atom, env) for atom in self.terms], self.terms.values(), self.const)
 
 
 ZERO = Index({}, 0)
@@ -322,16 +324,28 @@ def is_zero(n: Dim | None) -> bool:
     return type(n) is int and n == 0
 
 
+def _put_in(atom: Atom, env: Mapping[Var, Index]) -> Index | Atom:
+    """What an atom is with variables replaced."""
+    if isinstance(atom, Var):
+        return env.get(atom, atom)
+    if isinstance(atom, Loaded):
+        return Loaded(atom.expr.subst(env), atom.size)
+    base = atom.base.subst(env)
+    return base // atom.n if isinstance(atom, Div) else base % atom.n
+
+
 def _is_zero(bounds: Bounds) -> bool:
     low, high = bounds
     return type(high) is int and high == 0 and type(low) is int and low == 0
 
 
-def flatten(index: Sequence[Index], stride: Iterable[Dim], offset: Dim = 0) -> Index:
+def flatten(index: Sequence[Index | Atom], stride: Iterable[Dim], offset: Dim = 0) -> Index:
     """offset + sum of index * stride."""
     terms: dict[Atom, Dim] = {}
     for i, s in zip(index, stride, strict=True):
-        if type(s) is Size or s:
+        if not isinstance(i, Index):
+            terms[i] = terms.get(i, 0) + s
+        elif type(s) is Size or s:
             offset += i.const * s
             for atom, c in i.terms.items():
                 terms[atom] = terms.get(atom, 0) + c * s

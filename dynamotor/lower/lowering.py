@@ -24,7 +24,7 @@ from ..graph.info import GraphInfo
 from ..graph.kernel_checks import sees_twice
 from ..graph.layout import preserved_stride
 from ..graph.nodes import arguments, function, operand, overload, spec_of
-from ..graph.sizes import Dim, ShapeEnv, Size, equal, hint
+from ..graph.sizes import Dim, ShapeEnv, Size, equal, hint, leaves_in
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, Materialized, aten_call_target, is_layout_agnostic
 from .index import Index, Var, is_one, is_zero
@@ -393,7 +393,7 @@ class Lowering:
         rule = lowerings.get(node.target)
         if rule is None:
             return self.fallback(node, args, kwargs, "no lowering")
-        if any(isinstance(a, NumberResult) for a in pytree.tree_leaves((args, kwargs))):
+        if any(isinstance(a, NumberResult) for a in leaves_in((args, kwargs))):
             return self.fallback(node, args, kwargs, "a number computed at run time")
         any_dtype = overload(node).overloadpacket.__name__ in VIEW_OPS or node.target in BY_DESIGN
         if not any_dtype and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
@@ -421,7 +421,7 @@ def _is_call(node: fx.Node) -> bool:
 
 def _dtypes(node: fx.Node, args: Any) -> list[torch.dtype]:
     """The dtypes that an op reads and gives."""
-    leaves = pytree.tree_leaves((args, node.meta["val"]))
+    leaves = leaves_in((args, node.meta["val"]))
     return [leaf.dtype for leaf in leaves if isinstance(leaf, Value | TensorSpec)]
 
 
