@@ -121,7 +121,8 @@ class Kept:
         """A compiled backward, from the disk or made and kept; `graph` gives what it was made of."""
         if not self.backwards:
             return make()
-        part = f"{part} of {self.backwards}"
+        # What is known of sizes by now is assumed without being asked: what the forward's entry assumes, too.
+        part = f"{part} of {self.backwards} where {_sizes_text(self.env)}"
 
         def restored(data: Any, call: Compiled | None, guards: list[Guard]) -> Compiled | None:
             return Narrow(call, guards, graph, name) if call is not None and guards else call

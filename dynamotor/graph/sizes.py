@@ -497,13 +497,8 @@ def leaves_in(value: Any) -> list[Any]:
     """The things that tuples, lists and dicts hold."""
     if not isinstance(value, tuple | list | dict):
         return [value]
-    found: list[Any] = []
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, tuple | list | dict):
-            found += leaves_in(item)
-        else:
-            found.append(item)
-    return found
+    items = value.values() if isinstance(value, dict) else value
+    return [leaf for v in items for leaf in (leaves_in(v) if isinstance(v, tuple | list | dict) else (v,))]
 
 
 def evaluate(value: Any, of: Mapping[Symbol, Any]) -> Any:

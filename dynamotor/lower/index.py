@@ -61,10 +61,6 @@ class Div:
     n: Dim
 
     @property
-    def single(self) -> bool:
-        return _is_zero(self.bounds)
-
-    @property
     def bounds(self) -> Bounds:
         lo, hi = self.base.bounds
         return lo // self.n, hi // self.n
@@ -80,10 +76,6 @@ class Mod:
 
     base: Index
     n: Dim
-
-    @property
-    def single(self) -> bool:
-        return _is_zero(self.bounds)
 
     @property
     def bounds(self) -> Bounds:
@@ -102,10 +94,6 @@ class Loaded:
 
     expr: Any  # lower.ir.Expr
     size: Dim
-
-    @property
-    def single(self) -> bool:
-        return _is_zero(self.bounds)
 
     @property
     def bounds(self) -> Bounds:
@@ -133,7 +121,11 @@ class Index:
     __slots__ = ("terms", "const", "_hash", "_bounds", "_vars")
 
     def __init__(self, terms: dict[Atom, Dim], const: Dim = 0) -> None:
-        self.terms = {a: c for a, c in terms.items() if (type(c) is Size or c) and not a.single}
+        self.terms = {
+            a: c
+            for a, c in terms.items()
+            if (type(c) is Size or c) and not (a.single if type(a) is Var else _is_zero(a.bounds))
+        }
         self.const = const
         self._hash: int | None = None
         self._bounds: Bounds | None = None
@@ -335,8 +327,7 @@ def _put_in(atom: Atom, env: Mapping[Var, Index]) -> Index | Atom:
 
 
 def _is_zero(bounds: Bounds) -> bool:
-    low, high = bounds
-    return type(high) is int and high == 0 and type(low) is int and low == 0
+    return is_zero(bounds[0]) and is_zero(bounds[1])
 
 
 def flatten(index: Sequence[Index | Atom], stride: Iterable[Dim], offset: Dim = 0) -> Index:

@@ -141,3 +141,14 @@ def test_a_backward_that_assumes_more_is_found_only_where_that_holds() -> None:
             torch.testing.assert_close(x.grad, x.exp())
             assert counters["fallback"]["backward.sizes"] == ((n > 3) is not (b > 3))
         assert len(asking.made) - before == made and env.guards == []
+
+
+def _pooled(x: torch.Tensor) -> torch.Tensor:
+    n = x.shape[1] % 3 + 1
+    return torch.nn.functional.adaptive_avg_pool2d(x, (n, n + 1))
+
+
+def test_a_backward_is_not_found_where_other_things_hold_of_its_forward() -> None:
+    fast = dynamotor.compile(_pooled)
+    for size in (6, 5), (4, 3), (5, 8):  # windows of one size, but at the last
+        check(fast, _pooled, 2, *size)
