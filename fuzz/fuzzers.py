@@ -230,18 +230,20 @@ def run_sizes(job: Job) -> Answer:
     """Tensor programs start .. start + count for one target, each at many sizes."""
     target, until = job["target"], time.monotonic() + min(job.get("seconds", 60.0), 100.0)
     numbers = range(job["start"], job["start"] + job["count"])
-    families, seen = sizes.judged([fusion.generated(job["seed"], n, target) for n in numbers], target)
+    kept = job["fuzzer"] == "kept"
+    programs = [fusion.generated(job["seed"], n, target) for n in numbers]
+    families, seen = sizes.judged(programs, target, kept)
     answer: Answer = {"tally": Counter(), "refused": seen, "findings": []}
     told: set[str] = set()
-    for n, family in zip(numbers, families, strict=True):
+    for n, family in zip([*numbers, *numbers], families):
         answer["tally"][f"{target} {'wrong' if family.problems else 'right'}"] += 1
         way = kind(family.problems[0]) if family.problems else ""
         if way and way not in told and len(told) < MOST_REDUCED:
             told.add(way)
             program = fusion.generated(job["seed"], n, target)
             seconds = max(5.0, (until - time.monotonic()) / MOST_REDUCED)
-            small = reduce(program, lambda some: sizes.problems(some, target), seconds)
-            found = sizes.problems([small], target)[0] or family.problems
+            small = reduce(program, lambda some: sizes.problems(some, target, kept), seconds)
+            found = sizes.problems([small], target, kept)[0] or family.problems
             told_ops = finding(small, found)
             text = f"# {job['seed']}:{n} {target}\n{sizes.test_of(small, found)}"
             answer["findings"].append(
@@ -256,6 +258,12 @@ def sizes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     for start in itertools.takewhile(lambda n: n < count, itertools.count(0, FAMILIES)):
         size = min(FAMILIES, count - start)
         yield {"fuzzer": "sizes", "seed": seed, "start": start, "count": size, "target": next(targets)}
+
+
+def kept_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Small chunks of this machine's own target: each program builds its libraries."""
+    for start in itertools.takewhile(lambda n: n < count, itertools.count(0, 4)):
+        yield {"fuzzer": "kept", "seed": seed, "start": start, "count": 4, "target": names[0]}
 
 
 PROGRAMS = 40  # Python programs of one chunk
@@ -342,6 +350,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "programs": (run_programs, programs_chunks),
     "shapes": (run_shapes, shapes_chunks),
     "sizes": (run_sizes, sizes_chunks),
+    "kept": (run_sizes, kept_chunks),
     "threads": (run_threads, threads_chunks),
 }
 

@@ -305,7 +305,7 @@ class Author:
         ]
         uses += [
             "box.t = {i}",
-            "LOG.append(1 in {i})",
+            "LOG.append(1 in itertools.islice({i}, 4))",
             "{i}.close()",
             "LOG.append({i}.send(None))",
             "a, *b = itertools.islice({i}, 3)",

@@ -6,10 +6,12 @@ vector widths among them, and compared with eager at each.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,7 +29,7 @@ from .program import Input, Program
 from .reduce import resized_input
 from .trial import GRAPHS, compiling
 
-CALLS = 20
+CALLS, KEPT_CALLS = 20, 6
 SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 130)
 LEAST_IN_TEXT = 7  # a smaller number in a line may be anything
 
@@ -106,13 +108,28 @@ class Family:
         return False
 
 
-def judged(programs: Sequence[Program], target: str) -> tuple[list[Family], Counter[str]]:
-    """The programs, each called with its sizes in turn, and what became of their calls."""
+@contextlib.contextmanager
+def _on_disk() -> Iterator[None]:
+    """Programs are kept on disk and found there, as they are for users; each library is built by itself."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        config.patch(disk_cache=True, program_cache=True, verify=False, check=False, cache_dir=folder),
+    ):
+        yield
+
+
+def judged(programs: Sequence[Program], target: str, kept: bool = False) -> tuple[list[Family], Counter[str]]:
+    """The programs, each called with its sizes in turn, and what became of their calls. kept: what is
+    compiled for some sizes is found on disk for others, and once more by a second callable.
+    """
     seen: Counter[str] = Counter()
     try:
-        with compiling(target), config.patch(symbolic_sizes=True, cache_size_limit=64), Batch() as batch:
+        settings = config.patch(symbolic_sizes=True, cache_size_limit=64)
+        with compiling(target), settings, _on_disk() if kept else Batch() as batch:
             families = [Family(with_sizes_read(p), (None, True)[p.seed % 2]) for p in programs]
-            for n in range(CALLS):
+            if kept:
+                families += [Family(family.program, family.dynamic) for family in families]
+            for n in range(KEPT_CALLS if kept else CALLS):
                 waiting = [f for f in families if n < len(f.calls) and not f.problems]
                 seen["calls"] += len(waiting)
                 for _ in range(GRAPHS):
@@ -137,9 +154,10 @@ def _build(batch: Batch, waiting: list[Family]) -> None:
             one.problems.append(str(error).splitlines()[0])
 
 
-def problems(programs: Sequence[Program], target: str) -> list[list[str]]:
+def problems(programs: Sequence[Program], target: str, kept: bool = False) -> list[list[str]]:
     """What is wrong with each program."""
-    return [family.problems for family in judged(programs, target)[0]]
+    families = judged(programs, target, kept)[0]
+    return [first.problems or last.problems for first, last in zip(families, families[-len(programs) :])]
 
 
 def test_of(program: Program, found: list[str]) -> str:
