@@ -36,7 +36,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 XLA = ("xla", "xla-bridge")  # where jax is: lazily, and compiled by the bridge
 UNBATCHED = ("triton", "cuda")  # no kernel is C++
 QUICK = ("-O1",)
-_VERSION = "modified by an inplace operation: [torch."
+_VERSION = "needed for gradient computation has been modified by an inplace operation: ["
 GRAPHS = 8  # forward, backward, and one more for each break
 
 
