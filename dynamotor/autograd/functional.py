@@ -110,12 +110,20 @@ def read(alias: Alias, emit: Emit) -> torch.fx.Node:
 
 def source_of(func: OpOverload | None, parent: Alias, emit: Emit) -> torch.fx.Node:
     """The value that a view looks at. `as_strided` addresses its storage: what was written into the parent
-    and lies elsewhere in one of its own is copied.
+    and lies elsewhere in one of its own is copied, and what has lost its holes is refused.
     """
     node = read(parent, emit)
-    if func is aten.as_strided.default and spec_of_node(node).offset != parent.spec.offset:
-        return emit(aten.clone.default, (node,), {})
-    return node
+    have = spec_of_node(node)
+    if func is not aten.as_strided.default or (have.offset, have.stride) == (
+        parent.spec.offset,
+        parent.spec.stride,
+    ):
+        return node
+    if have.stride != parent.spec.stride:
+        raise UnsupportedOp(
+            "DM237", "as_strided of memory with holes that was written", cure="clone it first"
+        )
+    return emit(aten.clone.default, (node,), {})
 
 
 def write(alias: Alias, value: torch.fx.Node, emit: Emit) -> None:

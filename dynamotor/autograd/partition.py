@@ -118,8 +118,7 @@ def _round_twice(nodes: list[Node], saved: set[Node], backward: set[Node]) -> No
 
 
 def _is_half(node: Node) -> bool:
-    val = node.meta["val"]
-    return isinstance(val, TensorSpec) and val.dtype in HALVES
+    return getattr(node.meta["val"], "dtype", None) in HALVES
 
 
 def dependents(nodes: list[Node], roots: list[Node]) -> set[Node]:

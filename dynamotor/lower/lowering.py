@@ -174,9 +174,8 @@ class Lowering:
     @staticmethod
     def finish(e: Expr, dtype: torch.dtype, rounded: bool) -> Expr:
         """Wrap narrow integers always, round half precisions where asked to, at each op under `config.exact`."""
-        if COMPUTE_TYPE[dtype] is dtype or (dtype.is_floating_point and not (rounded or config.exact)):
-            return e
-        return round_to(e, dtype)
+        wide = COMPUTE_TYPE[dtype] is dtype or (dtype.is_floating_point and not (rounded or config.exact))
+        return e if wide else round_to(e, dtype)
 
     def generate(
         self,

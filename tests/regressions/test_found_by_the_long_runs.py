@@ -142,6 +142,20 @@ def test_what_was_written_whole_lies_elsewhere_than_the_memory():
     torch.testing.assert_close(got, want)
 
 
+def _strided_after_a_write(x):
+    x.view(6, 3)[..., -1].add_(1)
+    return x.as_strided(x.shape, x.stride()) * 2
+
+
+def test_memory_with_holes_that_was_written_is_addressed_by_eager():
+    first, second = torch.randn(2, 3, 6)[..., ::2], torch.randn(2, 3, 6)[..., ::2]
+    second.copy_(first)
+    torch.testing.assert_close(
+        dynamotor.compile(_strided_after_a_write)(second), _strided_after_a_write(first)
+    )
+    torch.testing.assert_close(second, first)
+
+
 def _norm_of_halves(x):
     return F.rms_norm((x * x.atan2(x + 1)).unfold(1, 2, 1), (2,))
 
