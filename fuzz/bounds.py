@@ -74,7 +74,7 @@ class Jiggle(TorchDispatchMode):
         if (
             is_view
             or not (_rounds(func) or _narrows(args))
-            or any(t.is_meta for t in tree_leaves(args) if isinstance(t, torch.Tensor))
+            or any(t.is_meta or t._is_zerotensor() for t in tree_leaves(args) if isinstance(t, torch.Tensor))
         ):
             result = func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
             if not is_view and self._sees_halves(args):  # their absolutes are rounded as they are
@@ -147,9 +147,7 @@ class Jiggle(TorchDispatchMode):
             wide = value.double().clone()
             if by:
                 unit = by * (2.0**-23 if value.dtype is not torch.float64 else digits)
-                if (
-                    value.untyped_storage().data_ptr() in self.made
-                ):  # a use may see a half before it was rounded
+                if self._sees_halves(value):  # a use may see a half before it was rounded
                     unit = max(unit, _UNIT[value.dtype] / 2)
                 wide *= 1 + unit * self._noise(wide)
             return wide if self.relaid is None else self.relaid(wide)
@@ -205,7 +203,10 @@ def _where_halves_lie(values: Any) -> set[int]:
     return {
         value.untyped_storage().data_ptr()
         for value in tree_leaves(values)
-        if isinstance(value, torch.Tensor) and value.dtype in _HALVES and value.layout is torch.strided
+        if isinstance(value, torch.Tensor)
+        and value.dtype in _HALVES
+        and value.layout is torch.strided
+        and not value._is_zerotensor()  # it has no memory
     }
 
 

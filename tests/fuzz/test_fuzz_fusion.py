@@ -206,6 +206,13 @@ def test_what_hangs_on_whether_nan_meets_the_padding_is_not_called_wrong():
     assert fusion.problems([program], "portable") == [[]]
 
 
+def test_eager_runs_again_where_gradients_are_zeros_without_memory():
+    def run():
+        return observe(lambda x: (x * 2).sgn(), [torch.ones(4).bfloat16().requires_grad_()], (0,))
+
+    assert [one.error for one in bounds.spread(run, range(4))] == [None] * 4
+
+
 def test_memory_is_shared_by_bytes_whatever_the_types():
     x = torch.zeros(4, dtype=torch.complex64)
     assert links([x], [torch.view_as_real(x)[1:]]) == ["output 0 shares the memory of input 0 (8 bytes on)"]
