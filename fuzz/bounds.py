@@ -94,13 +94,13 @@ class Jiggle(TorchDispatchMode):
                 return self._formula(func)(*args, **kwargs)
         results = result if isinstance(result, (tuple, list)) else (result,)
         self._note(results)
+        rough = any(name in func.__name__ for name in _ROUGH)
         if exact is None:
             for one in results:
                 self._move(one, None)
         else:
             alike = all(_same(r, e) for r, e in zip(results, exact, strict=True))
             alike &= facts(func).pointwise or not any(map(_is_long, tree_leaves(args)))
-            rough = any(name in func.__name__ for name in _ROUGH)
             if not alike or rough or self._sees_halves(args):
                 for one, other in zip(results, exact if self.exact else moved, strict=True):
                     self._move(one, other)
@@ -110,13 +110,17 @@ class Jiggle(TorchDispatchMode):
                     result.copy_(torch.where(moved[0].isfinite(), kept, moved[0]))
                 elif self.exact and _overflows(args[0]):
                     result.fill_(torch.nan)
-            if rough and _infinite(args):  # which of them meet, and when, is the formula's
-                for one in (r for r in results if isinstance(r, torch.Tensor)):
-                    if self.row_major:
-                        one.nan_to_num_(torch.inf, torch.inf, -torch.inf)
-                    elif self.exact:
-                        one.masked_fill_(one.isinf(), torch.nan)
+        if rough and _infinite(args):
+            self._meet(results)
         return result
+
+    def _meet(self, results: Any) -> None:
+        """Infinities among the operands: which of them meet, and when, is the formula's."""
+        for one in (r for r in results if isinstance(r, torch.Tensor)):
+            if self.relaid in (_row_major, _apart):
+                one.nan_to_num_(torch.inf if self.row_major else -torch.inf, torch.inf, -torch.inf)
+            elif self.exact:
+                one.masked_fill_(one.isinf(), torch.nan)
 
     def _formula(self, func: Any) -> Any:
         """A norm as its formula, where it has one: `x - mean` of equal numbers is zero, or near it of either

@@ -252,10 +252,18 @@ def _div_mode(ctx: Lowering, x: Value, y: Value | Scalar, rounding_mode: str | N
     if rounding_mode is None:
         return ctx.pointwise(div, x, y)
     if not ctx.spec.dtype.is_floating_point:
-        return _int_div(ctx, x, y, "floordiv" if rounding_mode == "floor" else "truncdiv")
-    if rounding_mode == "floor":
-        return jumping(ctx, lambda a, b: op("floordiv", a, b), x, y)
-    return jumping(ctx, lambda a, b: op("trunc", div(a, b)), x, y)
+        return _int_div(ctx, x, y, f"{rounding_mode}div")
+    floor, trunc = functools.partial(op, "floordiv"), lambda a, b: op("trunc", div(a, b))
+    return _whole_quotient(ctx, floor if rounding_mode == "floor" else trunc, x, y)
+
+
+lowerings.add(aten.floor_divide.default, functools.partial(_div_mode, rounding_mode="floor"))
+
+
+def _whole_quotient(ctx: Lowering, fn: Callable[..., Expr], x: Value, y: Value | Scalar) -> Value:
+    """Eager divides halves by a number, or a 0-d tensor of more digits, as it is: only tensors are rounded."""
+    dtype, rounded = ctx.spec.dtype, isinstance(y, Value) and (bool(y.shape) or y.dtype in HALVES)
+    return jumping(ctx, fn, x, y) if rounded else ctx.pointwise(lambda a, b: fn(round_to(a, dtype), b), x, y)
 
 
 def _int_div(ctx: Lowering, x: Value, y: Value | Scalar, name: str) -> Value:
@@ -263,13 +271,6 @@ def _int_div(ctx: Lowering, x: Value, y: Value | Scalar, name: str) -> Value:
     if isinstance(y, Value) or y == 0 or not isinstance(y, int):
         raise Decline("integer division that may divide by zero")
     return ctx.pointwise(lambda a, b: op(name, a, b), x, y)
-
-
-@lowering(aten.floor_divide.default)
-def _floor_divide(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
-    if ctx.spec.dtype.is_floating_point:
-        return jumping(ctx, lambda a, b: op("floordiv", a, b), x, y)
-    return _int_div(ctx, x, y, "floordiv")
 
 
 @lowering(aten.remainder.Scalar, aten.remainder.Tensor)

@@ -34,3 +34,15 @@ def test_a_number_is_rounded_as_the_tensor_is():
     tests = (lambda x: x == 0.1, lambda x: x != 0.1, lambda x: x <= 0.3, lambda x: x > torch.tensor(0.3))
     for test in tests:
         assert torch.equal(dynamotor.compile(test)(x), test(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_number_divides_halves_as_it_is(dtype: torch.dtype) -> None:
+    number = 1.0934867858886719
+    x = (torch.arange(-200, 200) * torch.tensor(number)).to(dtype)
+    for divisor in (number, torch.tensor(number), torch.tensor(number).to(dtype), torch.tensor([number])):
+        for mode in ("floor", "trunc"):
+            want = x.div(divisor, rounding_mode=mode)
+            got = dynamotor.compile(lambda x, d: x.div(d, rounding_mode=mode))(x, divisor)
+            assert torch.equal(got, want)
+        assert torch.equal(dynamotor.compile(lambda x, d: x // d)(x, divisor), x // divisor)
