@@ -70,7 +70,7 @@ class Generator:
             fill = (
                 self.rng.choice(["zeros", "equal", "ties", "infinite", "nan"])
                 if self.special
-                else self.rng.choice(["random"] * 8 + ["positive", "ties"])
+                else self.rng.choice(["random"] * 8 + ["positive", "ties", "halves", "multiples"])
             )
         layout = self.rng.choice(LAYOUTS) if self.rng.random() < 0.25 else ""
         grad = self.trains and dtype in FLOATS and self.rng.random() < 0.7

@@ -34,6 +34,16 @@ torch.where({0} > 0, {0}, 0) | torch.where({0} > 0, 1.5, {0}) | {0}.masked_fill(
 {0}.masked_fill({0} < 0, -1) | torch.logit({0}.sigmoid(), 1e-3) | {0}.atan2({0} + 1) | {0}.nextafter({0} + 1)
 {0}.div(2, rounding_mode="floor") | {0}.div(2, rounding_mode="trunc") | {0}.conj() | {0}.real
 F.dropout({0}, 0.5, False) | F.prelu({0}, torch.full((1,), 0.25))
+{0} + 0.1 | {0} - 0.7 | 0.3 - {0} | {0} * 0.3 | {0} / 0.3 | 0.3 / ({0}.abs() + 0.7) | {0} // 0.3 | {0} % 0.3
+torch.fmod({0}, 0.3) | {0}.div(0.3, rounding_mode="floor") | {0}.div(0.3, rounding_mode="trunc")
+{0} == 0.3 | {0} != 0.1 | {0} > 0.3 | {0} >= 0.3 | {0} < 0.6 | {0} <= 0.6 | {0}.abs() ** 0.3 | 0.3 ** {0}
+{0}.add(0.3, alpha=0.7) | {0}.clamp(-0.3, 0.7) | {0}.clamp(min=0.3) | {0}.masked_fill({0} > 0.3, 0.1)
+torch.where({0} > 0.3, 0.1, {0}) | torch.full_like({0}, 0.3) | torch.rsub({0}, 0.3, alpha=0.7)
+F.threshold({0}, 0.3, 0.1) | F.hardshrink({0}, 0.3) | F.softshrink({0}, 0.3) | F.hardtanh({0}, -0.3, 0.7)
+F.leaky_relu({0}, 0.3) | F.elu({0}, 0.7) | {0}.nan_to_num(0.3) | {0}.round(decimals=1) | {0}.fill_(0.3) * 1
+{0} * torch.tensor(0.3) | torch.tensor(0.3) - {0} | {0} // torch.tensor(0.3) | {0} > torch.tensor(0.3)
+{0} + torch.tensor(0.3, dtype=torch.float64) | torch.tensor(0.3).double() < {0} | {0} % torch.tensor(0.3)
+torch.maximum({0}, torch.tensor(0.3)) | {0}.clamp(max=torch.tensor(0.3)) | F.relu({0} - 0.3) + 0.1
 """
 BINARY = """
 {0} + {1} | {0} - {1} | {0} * {1} | {0} / ({1}.abs() + 1) | torch.maximum({0}, {1}) | torch.minimum({0}, {1})
@@ -50,7 +60,9 @@ F.smooth_l1_loss({0}, {1}) | F.l1_loss({0}, {1}, reduction="none") | F.huber_los
 {0}.expand_as({1}) | torch.heaviside({0}, {1}) | {0} << ({1} & 3) | {0} >> ({1} & 3)
 torch.logaddexp2({0}, {1}) | F.binary_cross_entropy_with_logits({0}, {1}.sigmoid())
 torch.xlogy({0}, {1}.abs() + 0.5) | torch.ldexp({0}, {1}) | F.cosine_similarity({0}, {1}, dim=-1)
-torch.isclose({0}, {1})
+torch.isclose({0}, {1}) | {0}.add({1}, alpha=0.3) | {0}.sub({1}, alpha=0.7) | torch.lerp({0}, {1}, 0.3)
+torch.addcmul({0}, {1}, {1}, value=0.3) | torch.addcdiv({0}, {1}, {1}.abs() + 1, value=0.3)
+torch.where({1} > 0.3, {0}, 0.1) | {0}.masked_fill({1} > 0.3, 0.1) | {0} // ({1}.abs() + 0.3)
 """
 REDUCTIONS = """
 {0}.sum({dims}) | {0}.mean({dims}) | {0}.amax({dims}) | {0}.amin({dims}) | {0}.sum() | {0}.mean() | {0}.max()

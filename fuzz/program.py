@@ -27,6 +27,8 @@ _FLOAT_FILLS = {
     "equal": "torch.full({shape}, 0.5, dtype={dtype})",
     "zeros": "torch.zeros({shape}, dtype={dtype})",
     "ties": "torch.randint(-3, 4, {shape}).to({dtype})",
+    "halves": "(torch.randint(-9, 10, {shape}) * 0.5).to({dtype})",
+    "multiples": "(torch.randint(-9, 10, {shape}) * 0.3).to({dtype})",
     "infinite": "torch.randn({shape}).masked_fill(torch.rand({shape}) < 0.2, float('inf')).to({dtype})",
     "nan": "torch.randn({shape}).masked_fill(torch.rand({shape}) < 0.2, float('nan')).to({dtype})",
 }
