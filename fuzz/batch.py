@@ -80,7 +80,8 @@ class Batch:
         if not functions:
             return
         try:
-            pending.set_result(build.load_library(cpp.emit_unit(functions.values()), cpp.flags()))
+            unit = cpp.emit_unit(functions.values())
+            pending.set_result(build.load_library(unit, cpp.flags(unit)))
         except BuildError as error:
             pending.set_exception(error)
             raise

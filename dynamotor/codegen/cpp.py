@@ -1,6 +1,6 @@
 """C++ for fused loop kernels: one function a kernel, one self-contained translation unit a graph.
 
->>> unit = emit_unit([emit_kernel(step.kernel) for step in loop_steps])   # text; build it with flags()
+>>> unit = emit_unit([emit_kernel(step.kernel) for step in loop_steps])   # text; build it with flags(unit)
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ _FLAGS: tuple[str, ...] = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fwrapv",  # integers wrap, as eager's do: an overflow that "cannot be" made `x + 1 > x` true
-    "-fopenmp",
     "-shared",
     "-fPIC",
     "-w",
     "-mprefer-vector-width=512",
 )
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
+# A unit without threads asks for little: reading the symbols of OpenMP's and C++'s libraries is a sixth of its build.
+_FEW_LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 
 
-def flags() -> tuple[str, ...]:
-    """Flags that the text is written for; the runtime adds the user's `config.cxx_flags`."""
-    march = isa()[1]
-    return (*_FLAGS, *([march] if march else []), *(_SANITIZERS if config.sanitize else []))
+def flags(source: str) -> tuple[str, ...]:
+    """Flags that this text is written for; the runtime adds the user's `config.cxx_flags`."""
+    libraries = ("-fopenmp",) if "#pragma omp" in source or config.sanitize else _FEW_LIBRARIES
+    return (*_FLAGS, *isa()[1].split(), *libraries, *(_SANITIZERS if config.sanitize else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +159,8 @@ def emit_kernel(kernel: Kernel) -> CFunction:
 
 def emit_unit(functions: Iterable[CFunction]) -> str:
     """One translation unit: the prelude, then each distinct function once."""
-    unique = {f.name: f for f in functions}
-    widths = set().union(*(f.widths for f in unique.values())) if unique else set()
-    found = unique.values()
+    found = {f.name: f for f in functions}.values()
+    widths = {w for f in found for w in f.widths}
     return prelude(widths, any(f.random for f in found), any(f.sizes for f in found)) + "".join(
         f.source for f in found
     )

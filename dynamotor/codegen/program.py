@@ -678,7 +678,7 @@ class CallProgram:
         self._units = _split(list(self._writer.functions.values()))
         self.sources = [cpp.emit_unit(unit) for unit in self._units]
         self.cpp_source = "\n".join(self.sources)
-        self.builds = [build.start_build(source, cpp.flags()) for source in self.sources]
+        self.builds = [build.start_build(source, cpp.flags(source)) for source in self.sources]
         return {"cpp": self.cpp_source}
 
     def _built(self) -> dict[str, Any]:
@@ -705,7 +705,7 @@ class CallProgram:
     def units(self) -> list[tuple[str, tuple[str, ...], list[str]]]:
         """The C++ that was built: source, flags, names of the functions in it."""
         return [
-            (source, cpp.flags(), [f.name for f in unit])
+            (source, cpp.flags(source), [f.name for f in unit])
             for source, unit in zip(self.sources, self._units, strict=True)
         ]
 

@@ -121,4 +121,4 @@ def test_other_instruction_sets_get_right_code_too(isa):
 
 def test_an_unknown_instruction_set_is_an_error():
     with config.patch(isa="mmx"), pytest.raises(UsageError, match="DM109"):
-        cpp.flags()
+        cpp.flags("")
