@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..graph.kernel_checks import PRODUCTS
 from ..graph.nodes import needed_for, overload
 from ..graph.op_facts import facts
 from ..graph.size_nodes import is_size
@@ -95,10 +96,10 @@ def partition(joint: Joint) -> Partition:
 
 def _round_twice(nodes: list[Node], saved: set[Node], backward: set[Node]) -> None:
     """Note the halves that the backward computes again beside what was made of them and saved (the mean of a
-    norm): they are rounded both times. The gradient of a norm is a difference of what comes from both.
+    norm, the norm itself): they are rounded both times. The gradient of a norm is a difference of what comes
+    from both.
     """
-    again: set[Node] = set()
-    behind: set[Node] = set()  # something saved is made of them
+    again, behind = set[Node](), set[Node]()  # behind: something saved is made of them
     for node in reversed(nodes):
         users = [user for user in node.users if user.op != "output"]
         if node not in saved and (
@@ -107,7 +108,7 @@ def _round_twice(nodes: list[Node], saved: set[Node], backward: set[Node]) -> No
             again.add(node)
         if any(
             user in saved
-            and not _is_half(user)
+            and not (_is_half(user) and (is_recomputable(user) or user.target in PRODUCTS))
             or user in behind
             and (is_recomputable(user) or not _is_half(user))
             for user in users

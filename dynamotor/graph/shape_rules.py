@@ -566,14 +566,14 @@ def _like(
 
 
 def _part_written(view: OpOverload, x: TensorSpec, source: TensorSpec, *where: Any) -> Any:
-    """The meta kernels of PyTorch write what fits and what does not."""
+    """The meta kernels of PyTorch write what fits and what does not, and PyTorch 2.11's let expanded stay so."""
     have, wanted = list(source.shape), list(infer_spec(view, (x, *where), {}).shape)
     if have != wanted:
         raise RuntimeError(
             "expected src to have a size equal to the slice of self. "
             f"src size = {have}, slice size = {wanted}"
         )
-    return PASS
+    return _like(x) if any(not step and n != 1 for n, step in zip(x.shape, x.stride, strict=True)) else PASS
 
 
 shape_rules.add(aten.select_scatter.default, functools.partial(_part_written, aten.select.int))

@@ -194,7 +194,7 @@ def cast(x: Expr, dtype: torch.dtype) -> Expr:
     if x.dtype is dtype:
         return x
     if x.op == "const" and not (isinstance(x.args[0], float) and not dtype.is_floating_point):
-        return const(x.args[0], dtype)
+        return const(torch.tensor(x.args[0], dtype=F32).item() if x.dtype is F32 else x.args[0], dtype)
     return make("cast", (x,), dtype)
 
 
@@ -202,8 +202,8 @@ def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
     if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
         return x
-    if x.op == "const" and not memory.is_floating_point and memory is not BOOL:
-        return const(torch.tensor(x.args[0]).to(memory).item(), x.dtype)
+    if x.op == "const" and memory is not BOOL:
+        return const(torch.tensor(x.args[0], dtype=x.dtype).to(memory).item(), x.dtype)
     choice = _choice(x)
     if choice is not None and memory.is_floating_point:
         return _chosen(choice, lambda n: torch.tensor(n, dtype=x.dtype).to(memory).item(), x.dtype)

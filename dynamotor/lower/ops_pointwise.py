@@ -354,29 +354,23 @@ def _isinf(ctx: Lowering, x: Value) -> Value:
     )
 
 
+def held(ctx: Lowering, x: Value | Scalar) -> Value:
+    """A number, or a value of another type, as the result's type holds it when it is copied there."""
+    dtype = ctx.spec.dtype if not isinstance(x, Value) or x.dtype is not ctx.spec.dtype else None
+    return ctx.pointwise(lambda a: a if dtype is None else round_to(a, dtype), x)
+
+
 @lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 def _where(ctx: Lowering, condition: Value, x: Value | Scalar, y: Value | Scalar) -> Value:
     cond = ctx.pointwise(lambda a: a, condition, dtype=BOOL, compute=BOOL)
-    dtype = ctx.spec.dtype  # a float without dimensions beside halves is rounded before it is chosen
-    yes, no = (
-        ctx.pointwise(
-            (lambda a: round_to(a, dtype))
-            if isinstance(v, Value) and v.dtype is not dtype
-            else (lambda a: a),
-            v,
-        )
-        for v in (x, y)
-    )
+    yes, no = held(ctx, x), held(ctx, y)
     return ctx.generate(lambda index: select(cond.at(index), yes.at(index), no.at(index)))
 
 
 @lowering(aten.clamp.default)
 def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | None = None) -> Value:
-    dtype = ctx.spec.dtype
-
-    def bound(number: Scalar, a: Expr) -> Expr:
-        e = like(number, a)
-        return e if dtype.is_floating_point else round_to(e, dtype)
+    def bound(number: Scalar, a: Expr, dtype: torch.dtype = ctx.spec.dtype) -> Expr:
+        return round_to(like(number, a), dtype)
 
     def fn(a: Expr) -> Expr:
         if min is not None:
@@ -566,7 +560,7 @@ register_all(
             (aten.clone.default, aten.lift_fresh_copy.default),
             lambda ctx, x, *, memory_format=None: convert(ctx, x, x.dtype),
         ),
-        ((aten.copy.default,), lambda ctx, x, source, non_blocking=False: ctx.pointwise(lambda a: a, source)),
+        ((aten.copy.default,), lambda ctx, x, source, non_blocking=False: held(ctx, source)),
         (
             (aten.threshold_backward.default,),
             lambda ctx, g, x, threshold: ctx.pointwise(

@@ -15,8 +15,9 @@ from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .extern import OwnStorage
 from .index import Index, Var, flatten, is_one, is_zero
-from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, select
+from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, round_to, select
 from .lowering import Decline, Lowering, Scalar, lowering
+from .ops_pointwise import held
 from .program import BufRef
 from .value import Value
 
@@ -328,7 +329,7 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
     for k in range(len(pad) // 2):
         before[rank - 1 - k] = pad[2 * k]
     shape = ctx.spec.shape
-    fill = const(value, COMPUTE_TYPE[x.dtype])
+    fill = round_to(const(value, COMPUTE_TYPE[x.dtype]), x.dtype)
     if 0 in x.shape:
         return ctx.generate(lambda index: fill)
 
@@ -407,16 +408,14 @@ def _repeat(ctx: Lowering, x: Value, repeats: Sequence[Dim]) -> Value:
 def _constant_value(spec: TensorSpec, number: Scalar) -> Value:
     if spec.dtype not in COMPUTE_TYPE:
         raise Decline("dtype")
-    e = const(number, COMPUTE_TYPE[spec.dtype])
+    e = round_to(const(number, COMPUTE_TYPE[spec.dtype]), spec.dtype)
     return Value(spec.shape, spec.dtype, lambda index: e)
 
 
 @lowering(aten.full.default, aten.full_like.default, aten.new_full.default)
 def _full(ctx: Lowering, _like: Any, *args: Any, **_: Any) -> Value:
     fill = args[-1] if args else _["fill_value"]
-    if isinstance(fill, Value):
-        return ctx.pointwise(lambda e: e, fill)
-    return _constant_value(ctx.spec, fill)
+    return held(ctx, fill) if isinstance(fill, Value) else _constant_value(ctx.spec, fill)
 
 
 def _whole(number: Scalar | Size) -> Dim:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import dynamotor
 
@@ -32,3 +33,45 @@ def test_what_jumps_follows_from_what_is_returned(name: str, dtype: torch.dtype)
 
     y, found = dynamotor.compile(f)(x, w)
     assert torch.equal(found, jump(y))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_number_that_is_written_has_no_more_digits_than_its_type(dtype: torch.dtype) -> None:
+    x = torch.randn(3).to(dtype)
+    for write in (
+        lambda x: torch.full_like(x, 0.3),
+        lambda x: (x * 1).fill_(0.3),
+        lambda x: (x * 1).fill_(torch.tensor(0.3, dtype=torch.float64)),
+        lambda x: torch.where(x > -99, 0.3, x),
+        lambda x: x.masked_fill(x > -99, 0.3),
+        lambda x: x.clamp(0.3, 0.3),
+        lambda x: F.pad(x, (1, 1), value=0.3)[:1],
+    ):
+        compiled = dynamotor.compile(lambda x, write=write: write(x).double())
+        assert torch.equal(compiled(x), write(x).double())
+
+
+def test_the_gradient_of_a_norm_sees_the_sum_that_the_norm_saw() -> None:
+    torch.manual_seed(0)
+    x, y = (torch.randn(1, 300, 16).half().requires_grad_() for _ in range(2))
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = x + 1
+        return z, (y + z).norm(dim=0)
+
+    found = [
+        torch.autograd.grad(g(x, y)[1], (x, y), torch.full((300, 16), 1.5).half())
+        for g in (f, dynamotor.compile(f))
+    ]
+    for want, got in zip(*found, strict=True):
+        assert torch.equal(got, want)  # 1.5 of either sign: one element is its own norm
+
+
+@pytest.mark.parametrize("scatter", ["slice_scatter", "select_scatter", "diagonal_scatter"])
+def test_a_part_written_into_an_expanded_tensor(scatter: str) -> None:
+    x = torch.arange(4.0).view(1, 2, 2).expand(2, 2, 2).permute(2, 0, 1)
+    part = {"slice_scatter": x[1:], "select_scatter": x[1], "diagonal_scatter": x.diagonal()}[scatter]
+    where = () if scatter == "diagonal_scatter" else (0, 1)
+    want = getattr(torch, scatter)(x, part, *where)
+    got = dynamotor.compile(lambda x, part: getattr(torch, scatter)(x, part, *where))(x, part)
+    assert torch.equal(got, want) and got.stride() == want.stride()
