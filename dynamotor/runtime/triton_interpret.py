@@ -49,13 +49,10 @@ def available() -> bool:
         return False
     import triton
 
-    return bool(triton.knobs.runtime.interpret) and type(_standard().sum).__name__ == "InterpretedFunction"
-
-
-def _standard() -> types.ModuleType:
-    import triton.language.standard
-
-    return triton.language.standard
+    return (
+        bool(triton.knobs.runtime.interpret)
+        and type(triton.language.standard.sum).__name__ == "InterpretedFunction"
+    )
 
 
 @functools.cache  # what it mends in the interpreter is mended once
@@ -75,6 +72,12 @@ def _libdevice() -> types.SimpleNamespace:
     interpreter.ScanOps.generic_scan = _by_doubling
     interpreter._patch_builtin = _patch_builtin
     interpreter._patch_lang = _where_unpatched(interpreter._patch_lang)
+    # Types are values here, and nobody asks for those of shapes: made anew, they were half of an instruction.
+    tl.core._type_for_tuple_values = lambda values, fields=None: None
+    tl.block_type.to_ir = lambda block, builder: block
+    tl.block_type.with_element_ty = lambda block, to: (
+        block if to is block.element_ty else tl.block_type(to, block.shape)
+    )
 
     def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
