@@ -72,7 +72,7 @@ def bridge_call(width: int, seconds: float) -> dict[str, float]:
     ways: dict[str, Callable[[], Any]] = {
         "bridge": lambda: fast(x)._alias.node.data.block_until_ready(),
         "jit": lambda: jitted(*arrays)[0].block_until_ready(),
-        "runtime": lambda: program.executable.start(arrays)[0].block_until_ready(),
+        "runtime": lambda: program.start(arrays)[0].block_until_ready(),
     }
     rounds: list[dict[str, float]] = []
     end = time.perf_counter() + seconds

@@ -7,6 +7,8 @@
  *   guards.c      evaluating an entry's guards
  *   dispatch.c    guards -> gather -> compiled callable
  *   frame_hook.c  PEP 523, on only while a graph break runs user code
+ *   timing.c      samples of durations
+ *   xla_call.c    calls of XLA executables on xla tensors
  */
 #ifndef DYNAMOTOR_H
 #define DYNAMOTOR_H
@@ -125,5 +127,15 @@ bool other_hooks_see_frames(void);
 /* Calls it while torch.compile does not look. */
 PyObject *call_unseen(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int frame_hook_init(PyObject *module);
+
+/* ---- timing.c ---- */
+extern PyTypeObject Timing_Type;
+double clock_seconds(void); /* as time.perf_counter() */
+bool is_timing(PyObject *object);
+void timing_since(PyObject *timing, double start);
+int timing_init(PyObject *module);
+
+/* ---- xla_call.c ---- */
+int xla_call_init(PyObject *module);
 
 #endif

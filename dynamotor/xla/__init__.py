@@ -28,7 +28,7 @@ the device, XLA itself starts at the first use.
   draws are an input of its graph (`rng.py`), in every mode.
 * **Bridge** (`bridge.py`, `partition.py`): the backends `xla` and `xla_trace_everytime` take aten graphs from
   `autograd.aot`; a graph is recorded once, on leaves without data, through the same recorder; `Program` keeps
-  input slots (`Arg`, `Const`) and an output plan (`Result`, `Input`, `Plain`). `step.py` records whole
+  the order of its inputs and an output plan (`Result`, `Input`, `Plain`). `step.py` records whole
   training steps in the same way. `torch_compile_xla.py` offers the backends to `torch.compile`.
 * **Replicas** (`replication.py`, `replicated.py`, `collectives.py`): collectives are ops; a graph that has
   one is compiled with `shard_map` over all processes' devices and run by all of them. SPMD is `jax.sharding`

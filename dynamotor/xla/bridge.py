@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import torch
 
+from dynamotor import _C
+
 from ..autograd.aot import aot_compile
 from ..base.events import emit, timed
 from ..capture.values.base import wrap_rule
@@ -24,6 +26,7 @@ from ..graph.info import GraphInfo
 from . import device as devices
 from . import (
     execute,
+    metrics,
     rng,
     start,  # noqa: F401  (registers the device)
     sync,
@@ -32,7 +35,7 @@ from . import (
 from .checks import raise_failed
 from .ir import Cut, Lane, Meta, Node, lock
 from .layout import preserved
-from .numerics import precision_settings
+from .numerics import PRECISION_SETTINGS, precision_settings
 from .partition import Piece, Recording, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
 
@@ -99,37 +102,23 @@ def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
 
 
 @dataclass(frozen=True)
-class Arg:
-    """An executable's input: the call's index-th argument."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Const:
-    """An executable's input: an array known since the graph was recorded."""
-
-    array: jax.Array
-
-
 class Result:
     """A graph's output: the executable's index-th result, as a new tensor with these strides (None:
     row-major).
     """
 
-    def __init__(self, index: int, meta: Meta, stride: tuple[int, ...] | None, device: torch.device) -> None:
-        self.index, self.meta, self.stride = index, meta, stride
-        self._tensor = maker(meta, stride, device)
+    index: int
+    meta: Meta
+    stride: tuple[int, ...] | None
+    device: torch.device
 
-    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
-        return Node(None, (), self.meta, lane, results[self.index])
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor]) -> Node:
+        return Node(None, (), self.meta, devices.lane_of(self.device), results[self.index])
 
-    def make(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
-        tensor = self._tensor()
-        tensor._alias = Alias(
-            Node(None, (), self.meta, lane, results[self.index]), None, None, (), None, self.stride
-        )
-        return tensor
+    def how(self) -> Any:
+        """Where it is, what makes its tensor, and what the tensor's alias is but for data and lane."""
+        model = Alias(Node(None, (), self.meta, devices.lane_of(self.device)), stride=self.stride)
+        return self.index, maker(self.meta, self.stride, self.device), model
 
 
 @dataclass(frozen=True)
@@ -139,11 +128,11 @@ class Input:
     index: int
     stride: tuple[int, ...] | None = None
 
-    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor]) -> Node:
         return value(inputs[self.index]._alias)
 
-    def make(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
-        return wrap(new_root(self.node(results, inputs, lane), self.stride))
+    def how(self) -> Any:
+        return lambda inputs: wrap(new_root(self.node((), inputs), self.stride))
 
 
 @dataclass(frozen=True)
@@ -152,11 +141,11 @@ class Plain:
 
     value: Any
 
-    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor]) -> Node:
         return value(self.value._alias)
 
-    def make(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
-        return self.value
+    def how(self) -> Any:
+        return lambda inputs: self.value
 
 
 class Inputs:
@@ -165,11 +154,9 @@ class Inputs:
 
     def __init__(self, lane: Lane, first: Sequence[Node | None]) -> None:
         argument = {node: index for index, node in enumerate(first) if node is not None}
-        slots = [Arg(argument[leaf]) if leaf in argument else Const(leaf.data) for leaf in lane.leaves]
-        self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in slots])
-        # What each call begins with, and which of it are arguments: (place, index).
-        self.arrays = [None if type(slot) is Arg else slot.array for slot in slots]
-        self.reads = [(place, slot.index) for place, slot in enumerate(slots) if type(slot) is Arg]
+        # Which argument each leaf is (-1: none, it is known already), and what each call begins with.
+        self.order = tuple([argument.get(leaf, -1) for leaf in lane.leaves])
+        self.arrays = [None if leaf in argument else leaf.data for leaf in lane.leaves]
         if lane.scalars:
             self.arrays.append(
                 jax.device_put(execute.scalar_vector(lane.scalars), devices.jax_device(lane.device))
@@ -178,9 +165,9 @@ class Inputs:
         self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
 
 
-class Program:
-    """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing
-    up by tensor.
+class Program(_C.XlaCall):
+    """A recorded graph as one executable. The input slots and the output plan are fixed; a call (csrc/
+    xla_call.c) looks nothing up by tensor, and asks the methods below for what is rare.
 
     `first`: the leaf of each argument (None where it is no tensor); `results`: tensors or plain values;
     `updates`: (argument, new value) of what is written in place; `donate`: the results may take the memory of
@@ -197,8 +184,6 @@ class Program:
     ) -> None:
         self.device = lane.device
         argument = {node: index for index, node in enumerate(first) if node is not None}
-        self.inputs = Inputs(lane, first)
-        self.order = self.inputs.order
         positions: dict[int, int] = {}
 
         def plan(node: Node, stride: tuple[int, ...] | None = None) -> Any:
@@ -210,53 +195,36 @@ class Program:
                 )
             return Result(positions.setdefault(node.position, len(positions)), node.meta, stride, self.device)
 
-        self.outputs = [
+        outputs = [
             plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results
         ]
+        super().__init__(self.device, tuple([output.how() for output in outputs]))
         self.updates = [(index, plan(node)) for index, node in updates]
         self.checks = lane.checks
         self.checked = [plan(check.bad.node).index for check in lane.checks]
-        written = {index for index, _ in updates} if donate else set()
-        self.donated = tuple([position for position, index in enumerate(self.order) if index in written])
+        self.finishes = bool(self.checks or self.updates)
+        inputs, written = Inputs(lane, first), {index for index, _ in updates} if donate else set()
+        self.donated = tuple([position for position, index in enumerate(inputs.order) if index in written])
         self.graph = execute.Graph.of(lane, tuple(positions), self.donated)
-        self.executable: execute.Executable | None = None
-        self.settings: Any = None  # those that it was compiled under
+        self.take(inputs)
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple:
-        with lock:
-            arrays = self.gather(inputs)
-            if self.donated or self.inputs.draws is not None:
-                self._complete(arrays, inputs)
-            executable = self.executable
-            if executable is None or precision_settings() != self.settings:
-                executable = self._compile(arrays, inputs)
-            results = executable.run(arrays)
-            if self.checks:
-                raise_failed(self.checks, [results[index] for index in self.checked])
-            lane = devices.lane_of(self.device)
-            for index, update in self.updates:
-                write(inputs[index]._alias, update.node(results, inputs, lane))
-            return tuple([output.make(results, inputs, lane) for output in self.outputs])
+    def take(self, inputs: Inputs) -> None:
+        """What later calls pass beside their arguments."""
+        self.draws = inputs.draws
+        self.set_inputs(inputs.order, inputs.arrays, bool(self.donated or inputs.draws is not None))
 
-    def gather(self, inputs: Sequence[torch.Tensor]) -> list[jax.Array]:
-        """The arrays of the input slots, in order; what is pending is flushed first."""
-        arrays: list[Any] = self.inputs.arrays.copy()
-        for place, index in self.inputs.reads:
-            tensor = inputs[index]
-            if type(tensor) is XLATensor:
-                alias = tensor._alias
-                data = alias.node.data if alias.root is None else value(alias).data
-                arrays[place] = transfer.data_of(tensor, "bridge") if data is None else data
-            else:
-                arrays[place] = transfer.upload(tensor, devices.jax_device(self.device))
-        return arrays
+    def read(self, tensor: torch.Tensor) -> jax.Array:
+        """The array of an argument that holds none: what is pending is flushed, a CPU tensor is copied."""
+        if type(tensor) is XLATensor:
+            return transfer.data_of(tensor, "bridge")
+        return transfer.upload(tensor, devices.jax_device(self.device))
 
-    def _complete(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
+    def complete(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
         """Add the keys of the draws, and copy what would be donated though somebody else holds it, or pending
         operations read it.
         """
-        if self.inputs.draws is not None:
-            keys = self.inputs.draws.take(self.device)
+        if self.draws is not None:
+            keys = self.draws.take(self.device)
             arrays += [jax.device_put(keys, devices.jax_device(self.device))] if len(keys) else []
         epoch = devices.lane_of(self.device).epoch
         for position in self.donated:
@@ -264,11 +232,25 @@ class Program:
             if leaf.owners != 1 or leaf.epoch == epoch:
                 arrays[position] = jax.numpy.copy(arrays[position])
 
-    def _compile(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> execute.Executable:
-        self.settings = precision_settings()
-        self.executable = execute.compile_graph(self.graph, arrays)
+    def compile(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
+        """Compile it under PyTorch's present settings."""
+        settings = precision_settings()
+        self.set_start(execute.compile_graph(self.graph, arrays).start, settings)
         emit("xla.program", program=self, inputs=inputs)
-        return self.executable
+
+    def finish(self, results: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
+        """Raise what the graph found wrong, and write what it wrote."""
+        if self.checks:
+            raise_failed(self.checks, [results[index] for index in self.checked])
+        for index, update in self.updates:
+            write(inputs[index]._alias, update.node(results, inputs))
+
+    failed = staticmethod(execute.raise_coded)
+
+
+_C.xla_setup(
+    XLATensor, Alias, Node, lock, devices._lanes, devices.lane_of, PRECISION_SETTINGS, metrics.timings
+)
 
 
 def _shared(node: Node) -> Node:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -146,10 +146,8 @@ class Executable:
         start = time.perf_counter()
         try:
             results = self.start(inputs)
-        except DynamotorError:
-            raise
         except Exception as error:
-            raise failure(error, "DM605", "an XLA program failed while it ran") from error
+            raise_coded(error)
         metrics.timings["ExecuteTime"].since(start)
         return results
 
@@ -215,6 +213,13 @@ def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], lis
         handlers = results.handlers
         return lambda arrays: execute(arrays).consume_with_handlers(handlers)
     return lambda arrays: [parts[0] for parts in execute(arrays).disassemble_into_single_device_arrays()]
+
+
+def raise_coded(error: Exception) -> NoReturn:
+    """Raise the coded error for what a run raised."""
+    if isinstance(error, DynamotorError):
+        raise error
+    raise failure(error, "DM605", "an XLA program failed while it ran") from error
 
 
 def failure(error: BaseException, code: str, what: str) -> XlaError:

@@ -12,37 +12,17 @@ import contextlib
 import os
 import sys
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+
+from dynamotor import _C
 
 from ..base.errors import UserLine
 
 counters: Counter[str] = Counter()
 # Counters that are kept elsewhere (a hot path counts in place): (read, clear).
 sources: list[tuple[Callable[[], Counter[str]], Callable[[], None]]] = []
-_KEPT = 1024
-
-
-class Timing:
-    """Samples of one duration (seconds): their number, their sum, and the last 1,024 as (when it ended by
-    `time.perf_counter()`, seconds).
-    """
-
-    __slots__ = ("count", "total", "samples")
-
-    def __init__(self) -> None:
-        self.count, self.total = 0, 0.0
-        self.samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-
-    def since(self, start: float) -> None:
-        """Add a sample that began at `start`."""
-        now = time.perf_counter()
-        self.count += 1
-        self.total += now - start
-        self.samples.append((now, now - start))
-
-
-timings: defaultdict[str, Timing] = defaultdict(Timing)
+timings: defaultdict[str, _C.Timing] = defaultdict(_C.Timing)
 
 
 def counter(name: str, n: int = 1) -> None:

@@ -8,6 +8,7 @@ dtype('float32')
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,12 +64,16 @@ def convolution_precision(dtype: np.dtype) -> jax.lax.Precision | None:
     return jax.lax.Precision.DEFAULT if torch.backends.cudnn.allow_tf32 else jax.lax.Precision.HIGHEST
 
 
-_matmul_precision, _convolution_tf32 = torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32
+# PyTorch's settings that the lowerings read: part of every key of an executable.
+PRECISION_SETTINGS: tuple[Callable[[], Any], ...] = (
+    torch._C._get_float32_matmul_precision,
+    torch._C._get_cudnn_allow_tf32,
+)
 
 
-def precision_settings() -> tuple[str, bool]:
-    """PyTorch's settings that the lowerings read: part of every key of an executable."""
-    return _matmul_precision(), _convolution_tf32()
+def precision_settings() -> tuple:
+    """What they are now."""
+    return tuple([setting() for setting in PRECISION_SETTINGS])
 
 
 def contract(multiply: Callable[..., jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:

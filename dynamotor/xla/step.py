@@ -228,7 +228,8 @@ class _Replayed:
             taken = {id(t) for t in arguments}
             read = list({id(t): t for t in state if is_xla(t) and id(t) not in taken}.values())
             found = self._calls[structure, settings] = *self._record(body, arguments, read), read
-        program, program.inputs, read = found
+        program, inputs, read = found
+        program.take(inputs)
         return program(*arguments, *read)
 
     def _run_lazily(self, structure: Any, body: Callable, arguments: Sequence[Any]) -> Any:

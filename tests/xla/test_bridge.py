@@ -1,5 +1,7 @@
 """The bridge: executables instead of records, plans of outputs, cuts around what only the CPU can run."""
 
+import threading
+
 import pytest
 import torch
 
@@ -7,8 +9,9 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 
 import dynamotor  # noqa: E402
 from dynamotor import xla  # noqa: E402, F401
+from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.base.events import collect  # noqa: E402
-from dynamotor.xla import metrics, rng  # noqa: E402
+from dynamotor.xla import metrics, numerics, rng  # noqa: E402
 from dynamotor.xla.sync import sync  # noqa: E402
 
 BACKENDS = ("xla", "xla_trace_everytime")
@@ -48,6 +51,27 @@ def test_calls_record_nothing_and_run_one_executable():
         fast(x)
         assert recorded() == before
         assert metrics.timings["ExecuteTime"].count == runs + 1
+
+
+def test_a_run_that_fails_is_a_coded_error_and_the_next_call_works():
+    fast, x = dynamotor.compile(lambda x: x * 2 + 1, backend="xla"), torch.ones(2, device="xla")
+    with collect("xla.program") as programs:
+        fast(x)
+    program = programs[0].data["program"]
+    start = program.start
+
+    def failing(arrays):
+        raise ValueError("out of memory")
+
+    program.set_start(failing, numerics.precision_settings())
+    with pytest.raises(XlaError, match="DM603"):
+        fast(x)
+    program.set_start(start, numerics.precision_settings())
+    free = []
+    thread = threading.Thread(target=lambda: free.append(fast(x).tolist()))  # the lock is free
+    thread.start()
+    thread.join(30)
+    assert free == [[3.0, 3.0]]
 
 
 def test_outputs_that_are_inputs_constants_or_each_other_follow_the_plan():

@@ -61,7 +61,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     if timing is None:
         return None
     epoch = time.time() - time.perf_counter()
-    samples = [(epoch + when, seconds * _NANOSECONDS) for when, seconds in list(timing.samples)]
+    samples = [(epoch + when, seconds * _NANOSECONDS) for when, seconds in timing.samples]
     return timing.count, timing.total * _NANOSECONDS, samples
 
 
@@ -108,7 +108,7 @@ def _report(metric_names: list[str], counter_names: list[str]) -> str:
 
 def _metric_lines(name: str) -> list[str]:
     timing = _metrics.timings[name]
-    samples = list(timing.samples)
+    samples = timing.samples
     lines = [
         f"Metric: {name}",
         f"  TotalSamples: {timing.count}",
