@@ -21,7 +21,6 @@ import random
 import re
 import sys
 import textwrap
-import threading
 import time
 import types
 import typing
@@ -410,7 +409,6 @@ wrap_held(
     Held,
     contextvars.ContextVar,
     weakref.ReferenceType,
-    type(threading.Lock()),
     inspect.Signature,
     inspect.Parameter,
     dataclasses.Field,

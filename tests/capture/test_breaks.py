@@ -5,6 +5,8 @@ causes.
 from __future__ import annotations
 
 import functools
+import threading
+from collections import OrderedDict, deque
 
 import pytest
 import torch
@@ -265,3 +267,42 @@ def test_a_c_method_of_a_base_stays_that_of_the_base():
 
     with pytest.raises(Failure, match="^failure 1$"):
         dynamotor.compile(fails)(torch.ones(2))
+
+
+@pytest.mark.parametrize("lock", (threading.Lock, threading.RLock))
+def test_locks_cost_no_recompilation(lock):
+    def fn(x, lock):
+        with lock:
+            y = x + 1
+        return y * 2
+
+    compiled = dynamotor.compile(fn, backend="eager")
+    for captures in (2, 0):
+        dynamotor.counters["capture"].clear()
+        x = torch.randn(2)
+        assert torch.equal(compiled(x, lock()), (x + 1) * 2)
+        assert dynamotor.counters["capture"].total() == captures
+
+
+def test_c_methods_that_are_new_at_each_read_are_captured_once():
+    def fn(x, method, argument):
+        return x + 1, method(argument)
+
+    class Ordered(OrderedDict):
+        above = property(lambda self: super().__contains__)
+
+    compiled = dynamotor.compile(fn, backend="eager")
+    x, captures = torch.ones(2), dynamotor.counters["capture"]
+    for make in (
+        lambda: [1.0].append,
+        lambda: x.add,
+        lambda: dict.fromkeys,
+        lambda: deque([2]).__contains__,
+        lambda: OrderedDict(a=1).get,
+        lambda: Ordered().above,
+    ):
+        argument = (1,) if make() == dict.fromkeys else 1
+        compiled(x, make(), argument)
+        captures.clear()
+        assert repr(compiled(x, make(), argument)) == repr(fn(x, make(), argument))
+        assert not captures

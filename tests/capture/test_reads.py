@@ -92,7 +92,6 @@ STAYS = {
     "values/klass.py Builtin.describe": NAMES,
     "values/klass.py ClassValue.getitem": MEMBERS,
     "values/klass.py Builtin.getitem": "an alias of typing makes another alias",
-    "values/klass.py Builtin.call": FIXED,
     "values/klass.py _constant_member": "for plain data and libraries' classes; others are asked",
     "values/text.py _container_text": PLAIN,
     "values/text.py format_percent": PLAIN,

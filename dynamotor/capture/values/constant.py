@@ -81,11 +81,9 @@ class Constant(Value):
 
     def attribute(self, trace: Trace, found: Any) -> Value:
         """The value of a real attribute: C methods stay bound to this value."""
-        if (
-            isinstance(found, types.BuiltinMethodType | types.MethodWrapperType)
-            and found.__self__ is self.value
-        ):
-            return BoundBuiltin(found, self)
+        descr = descriptor_of(found)
+        if descr is not None and found.__self__ is self.value:
+            return BoundBuiltin(descr, self)
         return trace.make(found)
 
     def binary(
@@ -198,17 +196,15 @@ class BoundBuiltin(Value):
     __slots__ = ("descr", "instance")
     kind = types.BuiltinMethodType
 
-    def __init__(self, descr: Any, instance: Value) -> None:
-        super().__init__()
-        self.descr, self.instance = descr, instance
+    def __init__(self, descr: Any, instance: Value, source: Any = None) -> None:
+        self.descr, self.instance, self.source = descr, instance, source
 
     def is_constant(self) -> bool:
         return isinstance(self.instance, Constant)
 
     def as_constant(self) -> Any:
-        if isinstance(self.descr, types.BuiltinMethodType | types.MethodWrapperType):
-            return self.descr
-        return self.descr.__get__(self.instance.as_constant())
+        real = self.instance.as_constant()
+        return self.descr.__get__(real, type(real))
 
     def hash_key(self, trace: Trace) -> Hashable:
         return self.as_constant()
@@ -221,19 +217,27 @@ class BoundBuiltin(Value):
         raise trace.error(AttributeError, f"'builtin_function_or_method' object has no attribute '{name}'")
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if isinstance(
-            self.descr, types.BuiltinMethodType | types.MethodWrapperType
-        ):  # bound to a plain constant
-            descr = getattr(type(self.instance.as_constant()), self.descr.__name__)
-            return trace.call_builtin(descr, [self.instance, *args], kwargs, real=self.descr, real_args=args)
         return trace.call_builtin(self.descr, [self.instance, *args], kwargs)
 
     def reconstruct(self, cg: Codegen) -> str:
-        if not hasattr(type(self.descr), "__get__"):
-            return f"({cg.emit(self.instance)}).{self.descr.__name__}"
         # The class may have another of this name. CPython crashes where the class is left out.
         cls = cg.constant(self.instance.python_type())
         return f"{cg.constant(self.descr)}.__get__({cg.emit(self.instance)}, {cls})"
 
     def describe(self) -> str:
         return f"method {self.descr.__name__!r} of {self.instance.describe()}"
+
+
+def descriptor_of(method: Any) -> Any:
+    """The descriptor on an object's class that a bound C method was made by; None for what is none."""
+    if not isinstance(method, types.BuiltinMethodType | types.MethodWrapperType):
+        return None
+    owner = method.__self__
+    for cls in type(owner).__mro__:
+        descr = cls.__dict__.get(method.__name__)
+        if (
+            isinstance(descr, types.MethodDescriptorType | types.WrapperDescriptorType)
+            and descr.__get__(owner, type(owner)) == method
+        ):
+            return descr
+    return None

@@ -167,14 +167,7 @@ def link_context(trace: Trace, error: Value) -> None:
 _COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
 
 
-def call_builtin(
-    trace: Trace,
-    fn: Any,
-    args: list[Value],
-    kwargs: dict[str, Value],
-    real: Any = None,
-    real_args: list[Value] | None = None,
-) -> Value:
+def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
     trace.tail = False  # a rule works on with what it calls
     rule = find_rule(fn, args)
@@ -182,12 +175,10 @@ def call_builtin(
         refuse_misfits(fn, args, kwargs)
         return rule(trace, args, kwargs)
     constant = all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values())
-    named = {k: v.as_constant() for k, v in kwargs.items()} if constant else {}
-    if real is not None:
-        if constant and type(args[0].as_constant()) in PURE_TYPES:
-            return trace.real_call(real, *[a.as_constant() for a in real_args or []], **named)
     if constant and is_pure(fn):
-        return trace.real_call(fn, *[a.as_constant() for a in args], **named)
+        return trace.real_call(
+            fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
+        )
     if is_pure(fn):  # of a subclass of int, str, ... it looks at the plain content
         plain = [a.base if isinstance(a, UserObject) and isinstance(a.base, Constant) else a for a in args]
         if any(p is not a for p, a in zip(plain, args)):

@@ -17,11 +17,11 @@ from ...base.registry import register_all
 from ..breaks import unsupported
 from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
-from ..source import Const, InstanceDict
+from ..source import Attr, Const, InstanceDict
 from ..trust import trusted_module
 from .arguments import refuse_misfits
 from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
-from .constant import PURE_TYPES, BoundBuiltin, Constant
+from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of
 from .containers import DictValue
 from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
@@ -268,17 +268,7 @@ class Builtin(Constant):
         return _attribute_again(trace, self, name)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        fn = self.value
-        if (
-            type(fn) in (types.MethodWrapperType, types.BuiltinFunctionType)
-            and _bound(fn)
-            and find_rule(fn) is None
-        ):
-            owner = trace.make(fn.__self__)
-            descr = getattr(type(fn.__self__), fn.__name__, None)
-            if descr is not None and not isinstance(fn.__self__, type):
-                return trace.call_builtin(descr, [owner, *args], kwargs, real=fn, real_args=args)
-        return trace.call_builtin(fn, args, kwargs)
+        return trace.call_builtin(self.value, args, kwargs)
 
     def describe(self) -> str:
         return f"builtin {getattr(self.value, '__qualname__', self.value)}"
@@ -294,8 +284,6 @@ wrap_held(
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
-    types.BuiltinFunctionType,
-    types.MethodWrapperType,
     functools.cached_property,
     type(functools.lru_cache(len)),
     torch.finfo,
@@ -327,9 +315,20 @@ def _attribute_again(trace: Trace, value: Constant, name: str) -> Value:
     return found
 
 
-def _bound(fn: Any) -> bool:
-    owner = getattr(fn, "__self__", None)
-    return owner is not None and not isinstance(owner, types.ModuleType)
+@wrap_rule(types.BuiltinFunctionType, types.MethodWrapperType)
+def _wrap_function(trace: Trace, source: Any, obj: Any) -> Value:
+    """A C function is known by identity, a bound C method by its descriptor and what it is bound to: most
+    objects make a new one at each read (`lock.__exit__` waits on the stack while a `with` block is cut).
+    """
+    descr = descriptor_of(obj)
+    if descr is not None and find_rule(obj) is None:
+        trace.reader.ask(source, obj, "its descriptor", descriptor_of)
+        return BoundBuiltin(descr, trace.wrap(Attr(source, "__self__"), obj.__self__), source)
+    if getattr(obj.__self__, obj.__name__, obj) is obj:
+        trace.reader.guard(IdIs(source, obj))
+    else:  # a class method
+        trace.reader.ask(source, obj, "equality", obj.__eq__)
+    return Builtin(obj, source)
 
 
 class EnumConstant(Constant):
