@@ -51,6 +51,7 @@ def pytest_collection_finish() -> None:
     """What is there before the first test stays: no garbage collection of a test looks through it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
+from children import run_forked
 from torch import nn
 
 import dynamotor
@@ -202,7 +201,7 @@ torch.testing.assert_close(ours, model[0].weight.grad)
 import dynamotor
 print(dynamotor.counters["fallback"])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = run_forked(program)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import programs_kept
 import pytest
 import torch
 import torch.nn.functional as F
+from children import run_forked
 
 import dynamotor
 from dynamotor.autograd import kept
@@ -93,15 +92,9 @@ def test_a_program_of_another_gpu_is_compiled_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_two_processes_compute_the_same() -> None:
-    root = Path(__file__).parents[2]
-    env = {
-        **os.environ,
-        "DYNAMOTOR_CACHE_DIR": config.cache_dir,
-        "DYNAMOTOR_VERIFY": "0",
-        "PYTHONPATH": str(root),
-    }
-    command = [sys.executable, str(Path(programs_kept.__file__))]
-    done = [subprocess.run(command, env=env, capture_output=True, text=True) for _ in range(2)]
+    program = Path(programs_kept.__file__).read_text()
+    env = {"DYNAMOTOR_CACHE_DIR": config.cache_dir, "DYNAMOTOR_VERIFY": "0"}
+    done = [run_forked(program, **env) for _ in range(2)]
     assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
     first, second = (json.loads(one.stdout) for one in done)
     assert first["program.miss"] > 10 and not first.get("program.hit")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import time
 from collections import Counter
 from pathlib import Path
 
+import children
 import pytest
 
 PROGRAM = """
-import json, sys, torch, dynamotor
+import json, pathlib, sys, time, torch, dynamotor
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
 x = torch.randn(8, 16)
 fast = dynamotor.compile(model)
-print("ready", flush=True)
-sys.stdin.readline()
+pathlib.Path(sys.argv[1]).touch()
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.01)
 loss = fast(x).square().mean()
 loss.backward()
 found = [p.grad.clone() for p in model.parameters()]
@@ -33,31 +33,23 @@ print(json.dumps([dict(dynamotor.counters["cache"]), dict(dynamotor.counters["bu
 
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_processes_that_begin_together_build_once(count: int, tmp_path: Path) -> None:
-    env = {
-        **os.environ,
-        "DYNAMOTOR_CACHE_DIR": str(tmp_path),
-        "DYNAMOTOR_VERIFY": "0",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    (tmp_path / "program.py").write_text(PROGRAM)
+    kept = tmp_path / "cache"
+    env = children.environment(DYNAMOTOR_CACHE_DIR=str(kept), DYNAMOTOR_VERIFY="0")
+    ready, said = ([tmp_path / f"{what} {n}" for n in range(count)] for what in ("ready", "said"))
     processes = [
-        subprocess.Popen([sys.executable, str(tmp_path / "program.py")], env=env, text=True, **pipes)
-        for _ in range(count)
+        children.start(PROGRAM, env, out, arguments=(str(path), str(tmp_path / "go")))
+        for path, out in zip(ready, said)
     ]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:  # all are at the start
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    while not all(path.exists() for path in ready):
+        assert all(process.is_alive() for process in processes), [out.read_text() for out in said]
+        time.sleep(0.01)
+    (tmp_path / "go").touch()  # all are at the start
     total: Counter[str] = Counter()
-    for process in processes:
-        out, err = process.communicate()
-        assert process.returncode == 0, err
-        for counts in json.loads(out):
+    for process, out in zip(processes, said):
+        process.join()
+        assert process.exitcode == 0, out.read_text()
+        for counts in json.loads(out.read_text()):
             total.update(counts)
-    libraries = [
-        path for path in (tmp_path / "build").rglob("*") if path.is_file() and path.suffix != ".making"
-    ]
+    libraries = [path for path in (kept / "build").rglob("*") if path.is_file() and path.suffix != ".making"]
     assert total["compiled"] == len(libraries)
     assert total["program.hit"] == 2 * (count - 1) and not total["program.damaged"]

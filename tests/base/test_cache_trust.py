@@ -1,11 +1,10 @@
 """The cache holds code: what others could have written is neither loaded nor stored, and that is said."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from children import run_forked
 
 from dynamotor.base import cache
 from dynamotor.base.config import config
@@ -88,12 +87,6 @@ def test_import_without_a_home_or_a_name(tmp_path):
         "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
         "from dynamotor.base.config import config; print(config.cache_dir)"
     )
-    kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "DYNAMOTOR_CACHE_DIR")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    homeless = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "DYNAMOTOR_CACHE_DIR"))
+    done = run_forked(code, **homeless, TMPDIR=str(tmp_path))
     assert Path(done.stdout.strip()) == tmp_path / f"dynamotor-{os.geteuid()}"

@@ -7,13 +7,14 @@ takes too long.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+import children
 
 CALL_SECONDS = 25.0
 START_SECONDS = 90.0
@@ -58,12 +59,7 @@ class Pair:
     """The two processes. `run` gives both ranks' results; an error on either is raised here."""
 
     def __init__(self, group_timeout: float = 20.0, device: str = "cpu") -> None:
-        # What each process would import is imported once for all pairs: torch._dynamo and the tensors in parts
-        # come with DDP.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.tensor", "dynamotor"]
-        )
+        context = children.server()
         port = free_port()
         self.pipes, self.processes = [], []
         for rank in range(2):

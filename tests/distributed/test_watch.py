@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from children import run_forked
 
 from dynamotor.base.errors import UserLine
 from dynamotor.distributed.watch import PATIENCE, Watch
@@ -90,11 +88,7 @@ print("still there")
 
 @pytest.mark.parametrize(("setting", "ends"), [("3", True), ("0", False)])
 def test_a_process_that_waits_for_ever_ends_unless_pytorch_is_told_not_to(setting: str, ends: bool) -> None:
-    env = dict(os.environ, TORCH_NCCL_ASYNC_ERROR_HANDLING=setting)
-    seconds = 60 if ends else 2
-    found = subprocess.run(
-        [sys.executable, "-c", STUCK % seconds], env=env, capture_output=True, text=True, timeout=50
-    )
+    found = run_forked(STUCK % (60 if ends else 2), TORCH_NCCL_ASYNC_ERROR_HANDLING=setting)
     assert "DM703" in found.stderr and found.stderr.count("DM703") == 1
     assert (
         (found.returncode == 1 and "ending this process" in found.stderr)

@@ -5,13 +5,11 @@ base/log.py says.
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+from children import run_forked
 from torch import nn
 
 import dynamotor
@@ -121,10 +119,9 @@ LEVELS = [
 
 
 def _shown(tmp_path: str, **environment: str) -> str:
-    env = {**os.environ, "DYNAMOTOR_CACHE_DIR": tmp_path, "DYNAMOTOR_VERIFY": "0", **environment}
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True
-    ).stderr
+    done = run_forked(PROGRAM, DYNAMOTOR_CACHE_DIR=tmp_path, DYNAMOTOR_VERIFY="0", **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize("level", [1, 7])

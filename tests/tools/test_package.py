@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import run_forked
 
 import dynamotor
 from dynamotor import BuildError, UsageError
@@ -68,18 +66,8 @@ def test_a_process_without_compiler_model_or_cache_runs_it(packed: Any, tmp_path
         "torch.testing.assert_close(dynamotor.load(sys.argv[1])(x, scale=0.5), expected)\n"
         "assert not dynamotor.counters['build'] and not dynamotor.counters['frames']"
     )
-    env = {
-        **os.environ,
-        "PATH": "/nowhere",
-        "DYNAMOTOR_CACHE_DIR": str(tmp_path / "none"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path), str(tmp_path / "x.pt")],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    nothing = {"PATH": "/nowhere", "DYNAMOTOR_CACHE_DIR": str(tmp_path / "none")}
+    done = run_forked(program, str(path), str(tmp_path / "x.pt"), **nothing)
     assert done.returncode == 0, done.stderr
 
 

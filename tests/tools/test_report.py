@@ -7,8 +7,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import run_forked
 from torch import nn
 
 import dynamotor
@@ -98,8 +97,7 @@ def test_a_drawing_has_a_box_a_call_and_readers_stand_below() -> None:
 
 def test_a_programs_report_is_written_when_it_ends(tmp_path: Path) -> None:
     code = "import torch, dynamotor\ndynamotor.compile(lambda x: x.sin() + 1)(torch.randn(3))"
-    env = {**os.environ, "DYNAMOTOR_REPORT": str(tmp_path / "out.html")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = run_forked(code, DYNAMOTOR_REPORT=str(tmp_path / "out.html"))
     assert "sin" in (tmp_path / "out.html").read_text() and str(tmp_path / "out.html") in done.stderr
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from children import run_forked
 
 import dynamotor
 from dynamotor import config
@@ -39,7 +38,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def test_each_event_of_a_program_is_a_line_of_json(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    subprocess.run([sys.executable, "-c", CODE], env={**os.environ, "DYNAMOTOR_TRACE": str(path)}, check=True)
+    assert run_forked(CODE, DYNAMOTOR_TRACE=str(path)).returncode == 0
     rows = _rows(path)
     assert {"begin", "phase", "capture", "break", "recompile", "aten_graph", "code", "build"} <= {
         row["kind"] for row in rows

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("jax")
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 import dynamotor.xla.core.xla_model as xm  # noqa: E402
 import dynamotor.xla.debug.metrics as met  # noqa: E402

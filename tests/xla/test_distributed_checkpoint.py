@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 MODEL = """
 import sys, torch, torch.nn as nn, torch.distributed.checkpoint as dcp

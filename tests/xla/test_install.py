@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 pytest.importorskip("jax")
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 import dynamotor.xla  # noqa: E402
 from dynamotor.__main__ import main  # noqa: E402

@@ -12,7 +12,7 @@ import torch
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import _XLAC, install  # noqa: E402

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 pytest.importorskip("jax")
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 from dynamotor.base.errors import DynamotorError  # noqa: E402
 from dynamotor.xla import initialize_cache  # noqa: E402

@@ -15,7 +15,8 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 import torch  # noqa: E402
 import torch.multiprocessing  # noqa: E402
-from replicas import environment, run_forked, run_script  # noqa: E402
+from children import environment, run_forked  # noqa: E402
+from replicas import run_script  # noqa: E402
 
 import dynamotor.xla.start  # noqa: E402, F401
 from dynamotor.base.errors import XlaError  # noqa: E402

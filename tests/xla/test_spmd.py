@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 PROGRAM = """
     import copy, torch, torch.nn as nn

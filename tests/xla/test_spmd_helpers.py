@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_forked, run_replicas  # noqa: E402
+from children import run_forked  # noqa: E402
+from replicas import run_replicas  # noqa: E402
 
 
 def test_helpers_on_four_devices():

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 from dynamotor import torch_compile_xla  # noqa: E402
 from dynamotor.xla import metrics  # noqa: E402

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_forked, run_replicas  # noqa: E402
+from children import run_forked  # noqa: E402
+from replicas import run_replicas  # noqa: E402
 
 PROGRAM = """
     import copy, torch, torch.distributed as dist, torch.nn as nn, warnings

@@ -7,7 +7,7 @@ import torch
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_forked  # noqa: E402
+from children import run_forked  # noqa: E402
 
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import backends  # noqa: E402

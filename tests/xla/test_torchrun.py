@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("jax", reason="jax is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from replicas import LIMIT_SECONDS, environment, run_replicas  # noqa: E402
+from children import LIMIT_SECONDS, environment  # noqa: E402
+from replicas import run_replicas  # noqa: E402
 
 TRAINING = """
 import json, os, sys
