@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import re
 import sys
@@ -60,7 +61,11 @@ class Theme:
         self.cases = list(cases(table))
         # Eager `cond` compiles, and finds globals by the module's name: that of eager stays known by it.
         self.name = f"behaviour_of_programs_{zlib.crc32(prelude.encode())}"
-        self.spaces = [self._space(prelude), self._space(prelude)][::-1]
+        self.prelude = prelude
+
+    @functools.cached_property  # not for who only collects tests
+    def spaces(self) -> list[dict[str, Any]]:
+        return [self._space(self.prelude), self._space(self.prelude)][::-1]
 
     def _space(self, prelude: str) -> dict[str, Any]:
         module = types.ModuleType(self.name)

@@ -8,13 +8,13 @@ import argparse
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from children import environment, start
 
 pytest.importorskip("jax")
 pytest.importorskip("sklearn")
@@ -67,13 +67,13 @@ def test_two_replicas(eager, tmp_path):
 
 
 def test_killed_and_resumed(eager, tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     checkpoint = tmp_path / "checkpoint"
-    process = subprocess.Popen(command("--checkpoint", checkpoint), env=env, stdout=subprocess.DEVNULL)
-    deadline = time.time() + 300
-    while not checkpoint.exists() and time.time() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert checkpoint.exists()
+    process = start(
+        EXAMPLE.read_text(), environment(), tmp_path / "said", arguments=("--checkpoint", str(checkpoint))
+    )
+    while not checkpoint.exists() and process.is_alive():
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert checkpoint.exists(), (tmp_path / "said").read_text()
     same_curve(train("xla", tmp_path / "losses", checkpoint=str(checkpoint)), eager)

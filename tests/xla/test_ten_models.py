@@ -8,17 +8,15 @@ vectorised, and no sum goes to XLA's kernel library with what comes before it.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from children import run_forked
 
 pytest.importorskip("jax", reason="jax is not installed")
 
 PROGRAM = Path(__file__).with_name("programs") / "ten_models.py"
-EXACT = "--xla_backend_optimization_level=0 --xla_cpu_max_isa=AVX --xla_cpu_experimental_ynn_fusion_type="
+EXACT = "--xla_cpu_max_isa=AVX --xla_cpu_experimental_ynn_fusion_type="
 SLOW = [
     ("timm_vision_transformer",),
     ("resnet18", "alexnet"),
@@ -36,18 +34,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: "+".join(names))
 def test_models_equal_lazy_bit_for_bit_and_eager_within_rounding(names):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *names],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {EXACT}",
-            "PYTHONPATH": str(PROGRAM.parents[3]),
-        },
-    )
+    done = run_forked(PROGRAM.read_text(), *names, XLA_FLAGS=EXACT)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [row["model"] for row in rows] == list(names)
