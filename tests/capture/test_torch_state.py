@@ -124,6 +124,27 @@ def test_inference_mode_and_inference_tensors():
     assert not out.is_inference() and torch.equal(out, torch.full((3,), 4.0))
 
 
+def test_a_region_of_inference_mode_is_one_graph():
+    @torch.inference_mode()
+    def inner(x):
+        return x.exp() + 1
+
+    def fn(x):
+        with torch.inference_mode():
+            y = x.sin() * 2
+            z = y.view(-1)
+        return y, z, x * 2, inner(x)
+
+    compiled = dynamotor.compile(fn, backend="eager")
+    x = torch.randn(2, 2, requires_grad=True)
+    for captures in (3, 0):
+        dynamotor.counters["capture"].clear()
+        for got, want in zip(compiled(x), fn(x), strict=True):
+            assert torch.equal(got, want) and got.requires_grad is want.requires_grad
+            assert got.is_inference() is want.is_inference()
+        assert dynamotor.counters["capture"].total() == captures
+
+
 def test_overlapping_arguments_are_seen():
     """The graph of two separate arguments must not serve two views of one memory when it writes."""
 

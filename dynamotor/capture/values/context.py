@@ -181,10 +181,11 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     return Constant(False)
 
 
-builtin_rule(torch.inference_mode)(
+# The tensors of a region are others than those outside (`is_inference`): it is a graph of its own.
+builtin_rule(torch.inference_mode.__enter__, torch.inference_mode.__exit__)(
     refusing(
         "context",
-        "torch.inference_mode() is entered",
+        "torch.inference_mode() begins or ends",
         cure="enter it outside the compiled function, or use torch.no_grad",
     )
 )
