@@ -66,8 +66,8 @@ class Batch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for where, name, value in self._saved:
-            setattr(where, name, value)
+        while self._saved:
+            setattr(*self._saved.pop())
 
     def _put(self, where: Any, name: str, value: Any) -> None:
         self._saved.append((where, name, getattr(where, name)))

@@ -1,5 +1,7 @@
 """Compile a plain function's aten graph by the native compiler and compare it with eager."""
 
+import contextlib
+
 import torch
 from aten_graphs import aten_graph
 
@@ -9,6 +11,25 @@ from dynamotor.codegen import compile_aten
 from dynamotor.graph.info import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
+from fuzz.batch import Batch
+
+_batch = None  # of the test that runs, and what is to be compared at its end
+_waiting = []
+
+
+@contextlib.contextmanager
+def together():
+    """The kernels of all `check`s within are built by one run of the compiler, and compared at the end."""
+    global _batch
+    _batch = Batch()
+    try:
+        yield
+        _batch.build()
+        for compare in _waiting:
+            compare()
+    finally:
+        _batch = None
+        _waiting.clear()
 
 
 def compiled(fn, *inputs):
@@ -23,11 +44,26 @@ def check(fn, *inputs, kernels=None, fallbacks=(), tolerance=None, strides=True)
     """Compile fn for these inputs and compare values, dtypes and strides with eager's; gives the kernels'
     texts.
     """
-    with torch.no_grad():
+    batch = _batch or contextlib.nullcontext()
+    with torch.no_grad(), batch:
         want = fn(*inputs)
         call, texts, left = compiled(fn, *inputs)
-        got = call(*inputs)
-    want = want if isinstance(want, (tuple, list)) else (want,)
+    if kernels is not None:
+        assert len(texts) == kernels, "\n".join(texts)
+    if fallbacks is not None:
+        assert sorted(set(left)) == sorted(fallbacks)
+    line = fn.__code__.co_firstlineno if hasattr(fn, "__code__") else fn
+
+    def compare():
+        with torch.no_grad(), batch:
+            got = call(*inputs)
+        _same(got, want if isinstance(want, (tuple, list)) else (want,), tolerance, strides, line)
+
+    _waiting.append(compare) if _batch else compare()
+    return texts
+
+
+def _same(got, want, tolerance, strides, line):
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
         assert a.dtype is b.dtype and a.shape == b.shape
@@ -40,12 +76,9 @@ def check(fn, *inputs, kernels=None, fallbacks=(), tolerance=None, strides=True)
             if tolerance is None
             else tolerance
         )
-        torch.testing.assert_close(a, b, rtol=loose, atol=loose, equal_nan=True)
-    if kernels is not None:
-        assert len(texts) == kernels, "\n".join(texts)
-    if fallbacks is not None:
-        assert sorted(set(left)) == sorted(fallbacks)
-    return texts
+        torch.testing.assert_close(
+            a, b, rtol=loose, atol=loose, equal_nan=True, msg=lambda text: f"function of line {line}: {text}"
+        )
 
 
 def lowered(fn, *inputs):

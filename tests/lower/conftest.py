@@ -1,0 +1,10 @@
+"""What a test of this room checks is built by one run of the compiler."""
+
+import harness
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    with harness.together():
+        return (yield)
