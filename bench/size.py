@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@functools.cache
 def statements(text: str) -> int:
     """The statements of a file's text."""
     return sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(text)))

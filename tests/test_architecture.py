@@ -56,6 +56,7 @@ def room_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imported_modules(path: Path) -> list[tuple[int, str, bool]]:
     """(line, absolute module name, whether inside a function) of each import in a file."""
     tree = parse(path)
@@ -65,6 +66,7 @@ def imported_modules(path: Path) -> list[tuple[int, str, bool]]:
         for f in ast.walk(tree)
         if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
         for n in ast.walk(f)
+        if isinstance(n, (ast.Import, ast.ImportFrom))
     }
     found = []
     for node in ast.walk(tree):
