@@ -10,6 +10,13 @@ import dynamotor
 from dynamotor.base.events import collect, counters
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_was_there_stays():
+    """No collection of these tests looks through what other tests have imported."""
+    gc.collect()
+    gc.freeze()
+
+
 class Broken(torch.nn.Module):
     def __init__(self):
         super().__init__()
