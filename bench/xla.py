@@ -93,8 +93,8 @@ def inference(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
 def _through_jax(program: Any, inputs: tuple) -> dict[str, Way]:
     """The same program called by jax's own means on the same arrays."""
     arrays = program.gather(inputs)
-    if program.inputs.draws is not None:
-        arrays.append(jax.device_put(program.inputs.draws.take(program.device)))
+    if program.draws is not None:
+        arrays.append(jax.device_put(program.draws.take(program.device)))
     compiled, jitted = program.executable.compiled, jax.jit(execute.to_function(program.graph))
     return {
         "jax": lambda: jax.block_until_ready(compiled(*arrays)),

@@ -7,7 +7,13 @@
 from __future__ import annotations
 
 import linecache
+import os
+import sys
 from dataclasses import dataclass
+from types import FrameType
+
+_STANDARD = os.path.dirname(linecache.__file__) + os.sep
+_LIBRARIES = ("dynamotor", "torch", "jax", "jaxlib")
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,20 @@ class UserLine:
         text = linecache.getline(self.filename, self.lineno).strip()
         where = f"{self.filename}:{self.lineno}" + (f" in {self.function}" if self.function else "")
         return f"{where}\n    {text}" if text else where
+
+
+def user_line() -> UserLine | None:
+    """The innermost line of the running program that is neither ours nor a library's."""
+    libraries = [sys.modules[name].__file__ for name in _LIBRARIES if name in sys.modules]
+    inside = ("<", *[os.path.dirname(path) + os.sep for path in libraries if path])
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        standard = name.startswith(_STANDARD) and "site-packages" not in name
+        if not standard and not name.startswith(inside):
+            return UserLine(name, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
 
 
 class DynamotorError(RuntimeError):

@@ -16,8 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ..base.errors import DistributedError
-from .blame import user_line
+from ..base.errors import DistributedError, user_line
 from .wrapper import group_timeout
 
 _count: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -24,12 +24,12 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import _C
-from ..base.errors import DistributedError
+from ..base.errors import DistributedError, user_line
 from ..base.events import counters, emit
 from ..base.log import log
 from ..runtime.memory import ResultPool, new_pool
 from .agreement import next_number, tell_all
-from .blame import install, told, user_line, watch_gpu
+from .blame import install, told, watch_gpu
 from .ops import number_of
 from .plan import Plan
 from .step import Step

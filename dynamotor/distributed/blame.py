@@ -10,16 +10,13 @@ is replaced by one that looks at what comes out of it.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from ..base.errors import DistributedError, UserLine
+from ..base.errors import DistributedError, user_line
 from .watch import Watch
 from .wrapper import group_timeout
 
@@ -60,19 +57,6 @@ _GROUP_FAILURES = (
     "Connection reset by peer",
     "Socket Timeout",
 )
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-
-
-def user_line() -> UserLine | None:
-    """The innermost line of the running program that is neither ours nor PyTorch's."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, _TORCH, "<")) and name != contextlib.__file__:
-            return UserLine(name, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -235,7 +235,8 @@ class Program(_C.XlaCall):
     def compile(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
         """Compile it under PyTorch's present settings."""
         settings = precision_settings()
-        self.set_start(execute.compile_graph(self.graph, arrays).start, settings)
+        self.executable = execute.compile_graph(self.graph, arrays)
+        self.set_start(self.executable.start, settings)
         emit("xla.program", program=self, inputs=inputs)
 
     def finish(self, results: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:

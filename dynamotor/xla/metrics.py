@@ -9,15 +9,13 @@ know.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from dynamotor import _C
 
-from ..base.errors import UserLine
+from ..base.errors import user_line as user_line
 
 counters: Counter[str] = Counter()
 # Counters that are kept elsewhere (a hot path counts in place): (read, clear).
@@ -54,25 +52,3 @@ def clear() -> None:
     for _, clear_source in sources:
         clear_source()
     timings.clear()
-
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = os.path.dirname(contextlib.__file__) + os.sep
-_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "jax", "jaxlib"))
-
-
-def user_line() -> UserLine | None:
-    """The innermost line of the running program that is neither ours nor a library's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not (
-            name.startswith((_PACKAGE, "<")) or any(part in name for part in _LIBRARIES) or _is_standard(name)
-        ):
-            return UserLine(name, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return None
-
-
-def _is_standard(name: str) -> bool:
-    return name.startswith(_STANDARD) and "site-packages" not in name

@@ -28,30 +28,26 @@ def sigmoid(x: jax.Array) -> jax.Array:
     return 1 / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else lax.logistic(x)
 
 
-# -- piecewise linear ----------------------------------------------------------------------------------------
-
-
 op(aten.leaky_relu_backward)(
     lambda grad, x, slope, is_result: jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
 )
 
 
-@elementwise(aten.hardshrink_backward, aten.softshrink_backward)
-def _shrink_backward(grad, x, limit):
-    return jnp.where((x >= -limit) & (x <= limit), 0, grad)
-
-
-# -- exponential ---------------------------------------------------------------------------------------------
-
-
-@elementwise(aten.elu)
-def _elu(x, alpha=1, scale=1, input_scale=1):
-    return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
-
-
 rows(
     elementwise,
     {
+        (aten.hardshrink_backward, aten.softshrink_backward): lambda grad, x, limit: jnp.where(
+            (x >= -limit) & (x <= limit), 0, grad
+        ),
+        aten.elu: lambda x, alpha=1, scale=1, input_scale=1: jnp.where(
+            x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale
+        ),
+        aten.softplus: lambda x, beta=1, threshold=20: jnp.where(
+            x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta
+        ),
+        aten.softplus_backward: lambda grad, x, beta, threshold: jnp.where(
+            x * beta > threshold, grad, grad * lax.logistic(x * beta)
+        ),
         aten.sigmoid: sigmoid,
         aten.sigmoid_backward: lambda grad, result: grad * jnp.conj((1 - result) * result),
         aten.tanh_backward: lambda grad, result: grad * jnp.conj(1 - result * result),
@@ -70,16 +66,6 @@ rows(
 def _silu_backward(grad, x):
     gate = sigmoid(x)
     return grad * gate * (1 + x * (1 - gate))
-
-
-@elementwise(aten.softplus)
-def _softplus(x, beta=1, threshold=20):
-    return jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta)
-
-
-@elementwise(aten.softplus_backward)
-def _softplus_backward(grad, x, beta, threshold):
-    return jnp.where(x * beta > threshold, grad, grad * lax.logistic(x * beta))
 
 
 @elementwise(aten.gelu)

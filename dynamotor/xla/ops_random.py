@@ -10,6 +10,7 @@ million elements: 4.3 ms against 8.6 by jax.random.bernoulli).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -90,14 +91,19 @@ def _normal_of(key: jax.Array, out: Spec) -> jax.Array:
     )
 
 
-@random_op(aten.rand, aten.rand_like, out=True)
-def _rand(key, *sizes, out, generator=None, dtype=None, **names):
-    return _uniform_of(key, out)
-
-
-@random_op(aten.randn, aten.randn_like, out=True)
-def _randn(key, *sizes, out, generator=None, dtype=None, **names):
-    return _normal_of(key, out)
+rows(
+    partial(random_op, out=True),
+    {
+        (aten.rand, aten.rand_like): lambda key, *sizes, out, **options: _uniform_of(key, out),
+        (aten.randn, aten.randn_like): lambda key, *sizes, out, **options: _normal_of(key, out),
+        aten.normal_functional: lambda key, x, mean=0.0, std=1.0, *, out, generator=None: (
+            _normal_of(key, out) * std + mean
+        ),
+        aten.log_normal: lambda key, x, mean=1.0, std=2.0, *, out, generator=None: jnp.exp(
+            _normal_of(key, out) * std + mean
+        ),
+    },
+)
 
 
 @random_op(aten.uniform, out=True)
@@ -107,21 +113,11 @@ def _uniform_between(key, x, low=0.0, high=1.0, *, out, generator=None, **named)
     return _uniform_of(key, out) * (high - low) + low
 
 
-@random_op(aten.normal_functional, out=True)
-def _normal_like(key, x, mean=0.0, std=1.0, *, out, generator=None):
-    return _normal_of(key, out) * std + mean
-
-
 @random_op(aten.normal, out=True)
 def _normal_with(key, mean, std=1.0, size=None, *, out, generator=None, dtype=None):
     draw = _normal_of(key, out)
     mean, std = (wide(v) if isinstance(v, jax.Array) else v for v in (mean, std))
     return draw * std + mean
-
-
-@random_op(aten.log_normal, out=True)
-def _log_normal(key, x, mean=1.0, std=2.0, *, out, generator=None):
-    return jnp.exp(_normal_of(key, out) * std + mean)
 
 
 @random_op(aten.cauchy, out=True)
@@ -260,12 +256,6 @@ def _binomial(key, count, prob, generator=None):
     return jax.random.binomial(key, wide(count), wide(prob), dtype=dtype)
 
 
-@random_op(aten._standard_gamma)
-def _standard_gamma(key, alpha, generator=None):
-    alpha = wide(alpha)
-    return jax.random.gamma(key, alpha, dtype=alpha.dtype)
-
-
 rows(
     op,
     {
@@ -275,18 +265,18 @@ rows(
 )
 
 
-@random_op(aten._sample_dirichlet)
-def _sample_dirichlet(key, alpha, generator=None):
-    alpha = wide(alpha)
-    return jax.random.dirichlet(key, alpha, dtype=alpha.dtype)
-
-
 rows(
     random_op,
     {
         aten.randperm: lambda key, n, *, generator=None, dtype=None: jax.random.permutation(key, n),
         aten.bernoulli: lambda key, x, p=None, *, generator=None: _chance(
             key, x.shape, x if p is None else p
+        ),
+        aten._standard_gamma: lambda key, alpha, generator=None: jax.random.gamma(
+            key, wide(alpha), dtype=wide(alpha).dtype
+        ),
+        aten._sample_dirichlet: lambda key, alpha, generator=None: jax.random.dirichlet(
+            key, wide(alpha), dtype=wide(alpha).dtype
         ),
         aten.poisson: lambda key, rate, generator=None: jax.random.poisson(key, wide(rate), dtype=jnp.int64),
         torch.ops.dynamotor.new_seed: lambda key: jax.lax.bitcast_convert_type(

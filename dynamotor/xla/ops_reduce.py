@@ -86,18 +86,16 @@ rows(
     {
         aten.argmax: lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmax, x, dim, out.shape),
         aten.argmin: lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmin, x, dim, out.shape),
+        aten.max.dim: lambda x, dim, keepdim=False, *, out: (
+            _amax(x, dim, keepdim),
+            _position(jnp.argmax, x, dim, out[1].shape),
+        ),
+        aten.min.dim: lambda x, dim, keepdim=False, *, out: (
+            _amin(x, dim, keepdim),
+            _position(jnp.argmin, x, dim, out[1].shape),
+        ),
     },
 )
-
-
-@op(aten.max.dim, out=True)
-def _max_dim(x, dim, keepdim=False, *, out: tuple[Spec, Spec]):
-    return _amax(x, dim, keepdim), _position(jnp.argmax, x, dim, out[1].shape)
-
-
-@op(aten.min.dim, out=True)
-def _min_dim(x, dim, keepdim=False, *, out: tuple[Spec, Spec]):
-    return _amin(x, dim, keepdim), _position(jnp.argmin, x, dim, out[1].shape)
 
 
 # -- moments -------------------------------------------------------------------------------------------------

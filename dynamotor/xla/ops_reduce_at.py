@@ -63,6 +63,7 @@ def _identity(reduce: str, dtype: jnp.dtype) -> jax.Array:
     return jnp.asarray(limits.min if reduce == "amax" else limits.max, dtype)
 
 
+@op(aten.scatter_reduce.two)
 def _scattered(
     x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str | None, include_self: bool = True
 ) -> jax.Array:
@@ -101,24 +102,15 @@ def _scatter_add(x, dim, index, src):
     return _scattered(x, dim, index, src, "sum")
 
 
-@op(aten.scatter_reduce.two)
-def _scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
-    return _scattered(x, dim, index, src, reduce, include_self)
-
-
 @op(aten.index_add)
 def _index_add(x, dim, index, source, *, alpha=1):
     source = source * jnp.asarray(alpha).astype(source.dtype) if alpha != 1 else source
-    return _rows(x, dim, index, source, "sum", True)
+    return _rows(x, dim, index, source, "sum")
 
 
 @op(aten.index_reduce)
-def _index_reduce(x, dim, index, source, reduce, *, include_self=True):
-    return _rows(x, dim, index, source, reduce, include_self)
-
-
 def _rows(
-    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, include_self: bool
+    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, include_self: bool = True
 ) -> jax.Array:
     target, index = jnp.atleast_1d(x), jnp.atleast_1d(index)
     if index.size == 0:

@@ -39,24 +39,14 @@ def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     # On the CPU jax may use this memory as it is (64-byte aligned): the copy must be its own.
     tensor = tensor.clone(memory_format=torch.contiguous_format)
-    narrow = _AS_INTEGER.get(tensor.dtype)
-    host = tensor.numpy() if narrow is None else tensor.view(narrow).numpy().view(_numpy_dtype(tensor.dtype))
-    held = jax_dtype(tensor.dtype)
+    narrow, held = _AS_INTEGER.get(tensor.dtype), jax_dtype(tensor.dtype)
+    host = tensor.numpy() if narrow is None else tensor.view(narrow).numpy().view(held)
     if host.dtype != held:
         host = host.astype(held)
     try:
         return jax.device_put(host, device)
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "a tensor could not be moved to the device") from error
-
-
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    from_jax = {
-        torch.bfloat16: jax.numpy.bfloat16,
-        torch.float8_e4m3fn: jax.numpy.float8_e4m3fn,
-        torch.float8_e5m2: jax.numpy.float8_e5m2,
-    }
-    return np.dtype(from_jax[dtype])
 
 
 def download(value: jax.Array, dtype: torch.dtype) -> torch.Tensor:
