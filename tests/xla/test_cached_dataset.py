@@ -126,3 +126,14 @@ def test_a_data_loader_with_workers_reads_it(tmp_path):
     loader = torch.utils.data.DataLoader(CachedDataset(None, str(tmp_path)), batch_size=None, num_workers=0)
     for index, sample in enumerate(loader):
         assert sample["x"].tolist() == [index] * 3
+
+
+def test_a_row_of_a_large_tensor_is_kept_without_the_others(tmp_path):
+    rows = torch.randn(3, 100_000)[:, :10]
+    data_set = CachedDataset(
+        [(row, {"again": row[2:]}) for row in rows], str(tmp_path / "cache"), compress=False
+    )
+    data_set.warmup()
+    assert max(path.stat().st_size for path in (tmp_path / "cache").rglob("*.pt")) < 20_000
+    found, other = data_set[1]
+    assert torch.equal(found, rows[1]) and torch.equal(other["again"], rows[1, 2:])

@@ -99,8 +99,13 @@ class CachedDataset(torch.utils.data.Dataset):
 
     def _save(self, sample: Any, path: str) -> None:
         buffer = io.BytesIO()
-        with with_checksums():
-            torch.save(sample, buffer)
+        with with_checksums():  # of a row of a large tensor, without the other rows
+            torch.save(
+                torch.utils._pytree.tree_map_only(
+                    torch.Tensor, lambda t: t.clone() if t._is_view() else t, sample
+                ),
+                buffer,
+            )
         data = buffer.getvalue()
         gcsfs.generic_write(gzip.compress(data, 6) if self._compress else data, path, makedirs=True)
 
