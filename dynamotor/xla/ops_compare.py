@@ -84,17 +84,13 @@ def _where(condition, x, y):
 
 
 @elementwise(aten.clamp)
-def _clamp(x, min=None, max=None):
+def _clamp(x: jax.Array, min: jax.Array | None = None, max: jax.Array | None = None) -> jax.Array:
     """The lower bound first, so that the upper one wins where they cross; nan passes through from any of the
     three.
     """
-    return _bounded(x, min, max)
-
-
-def _bounded(x: jax.Array, low: jax.Array | None, high: jax.Array | None) -> jax.Array:
-    if low is not None:
-        x = jnp.maximum(x, low)
-    return x if high is None else jnp.minimum(x, high)
+    if min is not None:
+        x = jnp.maximum(x, min)
+    return x if max is None else jnp.minimum(x, max)
 
 
 rows(

@@ -43,14 +43,12 @@ rows(
     op,
     {
         (aten.mm, aten.bmm, aten.mv, aten.dot, aten.matmul): lambda x, y, out_dtype=None: product(x, y),
+        (aten.addmm, aten.addmv, aten.baddbmm): lambda base, x, y, out_dtype=None, *, beta=1, alpha=1: _plus(
+            base, beta, alpha, product(x, y)
+        ),
         aten._int_mm: lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.int32),
     },
 )
-
-
-@op(aten.addmm, aten.addmv, aten.baddbmm)
-def _add_product(base, x, y, out_dtype=None, *, beta=1, alpha=1):
-    return _plus(base, beta, alpha, product(x, y))
 
 
 @op(aten.addbmm)

@@ -1,6 +1,6 @@
 """Scatter and its reductions: scatter, scatter_add, scatter_reduce, index_add, index_reduce.
 
->>> _scatter_add(jnp.zeros(3), 0, jnp.asarray([2, 2]), jnp.ones(2))
+>>> _scattered(jnp.zeros(3), 0, jnp.asarray([2, 2]), jnp.ones(2), "sum")
 Array([0., 0., 2.], dtype=float64)
 
 Half floats are reduced in float32 and rounded once. Indices out of range: see `ops_index.py`.
@@ -14,7 +14,7 @@ import torch
 
 from .dtypes import is_complex, is_float
 from .indexing import WITHIN, Index, along, at_dim, sum_dtype
-from .lowering import op
+from .lowering import op, rows
 
 aten = torch.ops.aten
 
@@ -92,14 +92,15 @@ def _scatter(x, dim, index, src, *, reduce=None):
     return _scattered(x, dim, index, src, _OLD_NAMES[reduce])
 
 
-@op(aten.scatter.value, aten.scatter.value_reduce)
-def _scatter_value(x, dim, index, value, *, reduce=None):
-    return _scattered(x, dim, index, jnp.asarray(value), _OLD_NAMES[reduce])
-
-
-@op(aten.scatter_add)
-def _scatter_add(x, dim, index, src):
-    return _scattered(x, dim, index, src, "sum")
+rows(
+    op,
+    {
+        (aten.scatter.value, aten.scatter.value_reduce): lambda x, dim, index, value, *, reduce=None: (
+            _scattered(x, dim, index, jnp.asarray(value), _OLD_NAMES[reduce])
+        ),
+        aten.scatter_add: lambda x, dim, index, src: _scattered(x, dim, index, src, "sum"),
+    },
+)
 
 
 @op(aten.index_add)
