@@ -295,16 +295,20 @@ def _pow_scalar(ctx: Lowering, x: Value, exponent: Scalar) -> Value:
         -1: reciprocal,
         -2: lambda a: reciprocal(mul(a, a)),
     }
-    if exponent in table:
+    # eager takes roots of float16 on a CPU as powers: -0 and -inf differ
+    if exponent in table and (
+        abs(exponent) != 0.5 or (ctx.spec.dtype, ctx.spec.device.type) != (torch.float16, "cpu")
+    ):
         return ctx.pointwise(table[exponent], x)
-    return ctx.pointwise(lambda a: op("pow", a, like(exponent, a)), x)
+    return _pow(ctx, x, exponent)
 
 
 @lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def _pow(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
     if not ctx.spec.dtype.is_floating_point:
         raise Decline("integer power")
-    return ctx.pointwise(lambda a, b: op("pow", a, b), x, y)
+    # a rounded exponent decides whether a negative base has a power, and its sign
+    return ctx.pointwise(lambda a, b: op("pow", a, round_to(b, ctx.spec.dtype)), x, y)
 
 
 # -- comparisons, logic, where -------------------------------------------------------------------------------

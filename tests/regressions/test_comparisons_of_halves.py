@@ -45,3 +45,20 @@ def test_a_number_divides_halves_as_it_is(dtype: torch.dtype) -> None:
             want = x.div(divisor, rounding_mode=mode)
             assert torch.equal(dynamotor.compile(torch.div)(x, divisor, rounding_mode=mode), want)
         assert torch.equal(dynamotor.compile(lambda x, d: x // d)(x, divisor), x // divisor)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_exponent_is_rounded_as_the_halves_that_it_raises(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, -0.0, -0.99, -1.0, -2.0, 1.0, 0.99, torch.inf, -torch.inf, torch.nan]).to(dtype)
+    for exponent in (
+        2049,
+        100.1,
+        2.001,
+        0.5,
+        -0.5,
+        torch.tensor(100.1),
+        torch.tensor(2049.0, dtype=torch.float64),
+    ):
+        want = x**exponent
+        torch.testing.assert_close(dynamotor.compile(lambda x, e: x**e)(x, exponent), want, equal_nan=True)
+        torch.testing.assert_close(dynamotor.compile(lambda x, e=exponent: x**e)(x), want, equal_nan=True)
