@@ -25,8 +25,8 @@ from ..graph.sizes import INFINITY, LARGEST, Atom, ShapeEnv, Size, Symbol, hint,
 from ..graph.sizes import Guard as Assumption
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .breaks import unsupported
-from .guards import ConstEquals, Guard, TensorMatch
-from .source import Const, Missing, SizeOf, Source, StrideOf
+from .guards import ConstEquals, Guard, IdIs, TensorMatch
+from .source import Const, DictItem, Missing, SizeOf, Source, StrideOf
 
 if TYPE_CHECKING:
     from torch import fx
@@ -42,7 +42,7 @@ class SizePolicy:
     such that data decides. varying:
     sizes, strides and integers that differed between calls. guessed: sizes that are symbols beside a varying
     one although they have not differed yet, None after a backend refused them. apart: pairs of sources that
-    were equal at one call and not at another. refused: why sizes stay numbers all the same.
+    were equal at one call and not at another. replaced: buffers that the program sets anew. refused: why sizes stay numbers all the same.
     """
 
     dynamic: bool | None = None
@@ -50,6 +50,7 @@ class SizePolicy:
     varying: set[Source] = field(default_factory=set)
     guessed: set[Source] | None = field(default_factory=set)
     apart: set[frozenset[Source]] = field(default_factory=set)
+    replaced: set[Source] = field(default_factory=set)
     seen: dict[int, dict[Source, int]] = field(
         default_factory=dict
     )  # the numbers of each entry, by the id of its guards
@@ -100,6 +101,9 @@ class SizePolicy:
                     self.varying.add(row.source)
             elif kind is SizesHold:
                 self.apart.update(row.told_apart(args))
+        others = {row.source for row in guards if type(row) is IdIs and not row.check(args)}
+        if all(isinstance(s.base, DictItem) and s.base.key == "_buffers" for s in others):
+            self.replaced |= others
         if self.guessed is not None:
             self.guessed |= self._guesses([row for row in guards if type(row) is TensorMatch])
 

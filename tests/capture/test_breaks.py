@@ -4,6 +4,7 @@ causes.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections import OrderedDict, deque
@@ -306,3 +307,25 @@ def test_c_methods_that_are_new_at_each_read_are_captured_once():
         captures.clear()
         assert repr(compiled(x, make(), argument)) == repr(fn(x, make(), argument))
         assert not captures
+
+
+def test_buffers_that_are_set_anew_cost_no_recompilation():
+    class Range(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("low", torch.zeros(1))
+
+        def forward(self, x):
+            if self.low.max() > 9:
+                return x
+            self.low = self.low * 0.9 + x.min()
+            return x * self.low
+
+    model = torch.nn.Sequential(Range(), Range())
+    eager, compiled = copy.deepcopy(model), dynamotor.compile(model, backend="aot_eager")
+    for call in range(5):
+        if call == 3:
+            dynamotor.counters["capture"].clear()
+        x = torch.randn(3)
+        assert torch.equal(compiled(x), eager(x)) and torch.equal(model[1].low, eager[1].low)
+    assert not dynamotor.counters["capture"]

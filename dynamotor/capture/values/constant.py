@@ -71,7 +71,7 @@ class Constant(Value):
         return self.value
 
     def getattr(self, trace: Trace, name: str) -> Value:
-        if type(self.value) in PURE_TYPES:
+        if self.is_plain:
             try:
                 found = getattr(self.value, name)
             except AttributeError as error:

@@ -340,15 +340,6 @@ class EnumConstant(Constant):
     def is_plain(self) -> bool:
         return trusted_class(type(self.value))
 
-    def getattr(self, trace: Trace, name: str) -> Value:
-        if not self.is_plain:
-            return trace.generic_getattr(self, name)
-        try:
-            found = getattr(self.value, name)
-        except AttributeError as error:
-            raise trace.real_error(error) from None
-        return self.attribute(trace, found)
-
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         source = self.source if self.source is not None else Const(self.value, str(self.value))
         return trace.wrap(InstanceDict(source), self.value.__dict__).lookup(name)  # type: ignore[attr-defined]
