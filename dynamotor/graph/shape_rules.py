@@ -140,10 +140,19 @@ for _func, _ranks in (
     shape_rules.add(_func, _row_major_product(_func, _ranks))
 
 
+@shape_rule(aten.index_select.default)
+def _index_select(x: TensorSpec, dim: int, index: TensorSpec) -> Any:
+    """Nothing can be picked where nothing is, even if what is picked has no elements."""
+    if x.shape and x.shape[dim] == 0 and index.numel:
+        raise RuntimeError("index_select(): self indexing axis dim should be positive")
+    return PASS
+
+
 @shape_rule(aten.embedding.default)
 def _embedding(weight: TensorSpec, index: TensorSpec, *args: Any) -> Any:
     if len(weight.shape) != 2 or index.dtype not in (torch.int64, torch.int32):
         return PASS
+    _index_select(weight, 0, index)
     return TensorSpec.dense((*index.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 
@@ -279,6 +288,9 @@ def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     """
     out = infer_by_meta_kernel(aten.index.Tensor, (x, indices), {})
     at = [d for d, index in enumerate(indices) if index is not None]
+    whole = (torch.int64, torch.int32)
+    if any(not n and i is not None and i.dtype in whole and i.numel for n, i in zip(x.shape, indices)):
+        raise IndexError("index is out of bounds for dimension with size 0")
     rest = [stride for d, stride in enumerate(x.stride) if d not in at]
     before = (
         at[0] if at == list(range(at[0], at[0] + len(at))) else 0

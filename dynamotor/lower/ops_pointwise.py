@@ -307,8 +307,8 @@ def _pow_scalar(ctx: Lowering, x: Value, exponent: Scalar) -> Value:
 def _pow(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
     if not ctx.spec.dtype.is_floating_point:
         raise Decline("integer power")
-    # a rounded exponent decides whether a negative base has a power, and its sign
-    return ctx.pointwise(lambda a, b: op("pow", a, round_to(b, ctx.spec.dtype)), x, y)
+    dtype = ctx.spec.dtype  # a rounded exponent decides whether a negative base has a power, and its sign
+    return ctx.pointwise(lambda a, b: op("pow", a, round_to(b, dtype)), x, y)
 
 
 # -- comparisons, logic, where -------------------------------------------------------------------------------

@@ -62,3 +62,9 @@ def test_an_exponent_is_rounded_as_the_halves_that_it_raises(dtype: torch.dtype)
         want = x**exponent
         torch.testing.assert_close(dynamotor.compile(lambda x, e: x**e)(x, exponent), want, equal_nan=True)
         torch.testing.assert_close(dynamotor.compile(lambda x, e=exponent: x**e)(x), want, equal_nan=True)
+
+
+def test_a_power_is_of_its_own_type_wherever_it_is_read() -> None:
+    x, y = torch.rand(1, 2), torch.rand(1, 2)
+    for f in (lambda x, y: (x**0.3).cumprod(0, dtype=torch.int8), lambda x, y: (x**y).max(-2)[1]):
+        assert torch.equal(dynamotor.compile(f)(x, y), f(x, y))

@@ -73,3 +73,22 @@ def test_a_general_program_refuses_what_eager_refuses(
         fn(*arguments(refused))
     with pytest.raises(RuntimeError):
         compiled(*arguments(refused))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda x, i: x.index_select(-1, i),
+        lambda x, i: x[:, i],
+        lambda x, i: torch.nn.functional.embedding(i, x),
+    ],
+)
+def test_nothing_is_picked_where_nothing_is(pick: Any, dynamic: bool) -> None:
+    compiled, i = dynamotor.compile(lambda x: pick(x, i) + 1, dynamic=dynamic), torch.tensor([0])
+    for n in (4, 5):
+        assert torch.equal(compiled(torch.ones(n, n)), pick(torch.ones(n, n), i) + 1)
+    with pytest.raises((RuntimeError, IndexError)) as want:
+        pick(torch.ones(0, 0), i)
+    with pytest.raises(type(want.value)):
+        compiled(torch.ones(0, 0))
