@@ -277,9 +277,9 @@ class Protocol:
         return self._no_attr(value, name)
 
     def _no_attr(self, value: Value, name: str) -> Value:
-        raised = self.error(
-            AttributeError, f"'{value.python_type().__name__}' object has no attribute '{name}'"
-        )
+        cls = value.python_type()
+        place = "itertools." * (cls.__module__ == "itertools")  # as classes written in C say it
+        raised = self.error(AttributeError, f"'{place}{cls.__name__}' object has no attribute '{name}'")
         _keep(raised.value, name=Constant(name), obj=value)
         raise raised
 

@@ -223,3 +223,14 @@ def test_over_a_list_or_set_that_changes_behind_a_break(
         except RuntimeError as error:
             found.append(repr(error))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["count", "accumulate", "chain", "cycle", "repeat"])
+def test_an_iterator_without_an_attribute_says_where_it_comes_from(name: str) -> None:
+    def f(x: torch.Tensor) -> str:
+        try:
+            return str(getattr(itertools, name)([1]).nonesuch)
+        except (AttributeError, TypeError) as error:
+            return str(error)
+
+    assert dynamotor.compile(f, backend="eager")(torch.ones(1)) == f(torch.ones(1))

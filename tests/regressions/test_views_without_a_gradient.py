@@ -79,3 +79,17 @@ def test_a_library_calls_view_may_be_written_by_the_user():
     y = dynamotor.compile(lambda x: torch.nn.functional.conv1d(x, torch.ones(3, 3, 1)))(x)
     y.add_(1).sum().backward()
     assert torch.equal(x.grad, torch.full((1, 3, 5), 3.0))
+
+
+def test_a_view_that_autograd_refuses_to_read_is_handed_on() -> None:
+    base = torch.ones(4, requires_grad=True) * 1
+    with torch.no_grad():
+        view = base.view(2, 2)
+    base.mul_(2)
+    seen = [view]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return x * 2
+
+    assert torch.equal(dynamotor.compile(f)(torch.ones(3)), torch.full((3,), 2.0)) and len(seen) == 2

@@ -405,6 +405,12 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         )
     if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
         raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
+    try:
+        obj.is_leaf  # noqa: B018
+    except (
+        RuntimeError
+    ) as refused:  # a view that was made where gradients were off, of what was written since
+        raise unsupported("unsupported-value", "a view that autograd refuses to read") from refused
 
 
 def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
