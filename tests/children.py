@@ -94,6 +94,7 @@ def _run(code: str, env: dict[str, str], output: str, errors: str, arguments: tu
     sys.argv[:] = ["-c", *arguments]
     for stream, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # some end by os._exit
     try:
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
     except Exception as error:  # what ends an interpreter is seen at its exit
