@@ -308,7 +308,8 @@ def _pow(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
     if not ctx.spec.dtype.is_floating_point:
         raise Decline("integer power")
     dtype = ctx.spec.dtype  # a rounded exponent decides whether a negative base has a power, and its sign
-    return ctx.pointwise(lambda a, b: op("pow", a, round_to(b, dtype)), x, y)
+    base = (lambda a: a) if isinstance(x, Value) else (lambda a: round_to(a, dtype))
+    return ctx.pointwise(lambda a, b: op("pow", base(a), round_to(b, dtype)), x, y)
 
 
 # -- comparisons, logic, where -------------------------------------------------------------------------------

@@ -68,3 +68,11 @@ def test_a_power_is_of_its_own_type_wherever_it_is_read() -> None:
     x, y = torch.rand(1, 2), torch.rand(1, 2)
     for f in (lambda x, y: (x**0.3).cumprod(0, dtype=torch.int8), lambda x, y: (x**y).max(-2)[1]):
         assert torch.equal(dynamotor.compile(f)(x, y), f(x, y))
+
+
+@pytest.mark.parametrize("base", [0.3, 65520.0, -1e9])
+def test_a_number_that_is_raised_to_halves_is_rounded_as_they_are(base: float) -> None:
+    x = torch.tensor([1.0, -1.0, 2.5, -3.0, 7.0, 0.0], dtype=torch.float16)
+    with dynamotor.config.patch(check=False):  # which says of -inf**-1 that it differs (docs/decisions.md)
+        got = dynamotor.compile(lambda x: base**x)(x)
+    torch.testing.assert_close(got, base**x, equal_nan=True)

@@ -16,7 +16,7 @@ LIMITS = {
     "codegen": 6_177,  # whole numbers without -0 (2), long sums in strips (60), flex_attention (590), GPU programs on disk (70), small maps in one launch (170), variants of GPU kernels for sizes (230)
     "distributed": 1_130,  # buckets reduced and waited for in whole steps (52)
     "graph": 3_024,  # picks where nothing is (9); bounds of integers that change between calls (24), parts that are written, dimensions out of range (13); layouts of rolls (9), embedding bags (4); sizes as plain data (29); guards that are settled, unfold and choices with symbols (17); what a loop and the guards know of sizes, shapes of xla (25); control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120)
-    "lower": 4_996,  # annotations of locals are statements too; 60 write contents of inputs in place
+    "lower": 4_997,  # annotations of locals are statements too; 60 write contents of inputs in place
     "runtime": 1_245,
     "step": 1_289,  # steps of DDP modules (56), optimizers around others, with counts of their own (8)
     "tools": 1_218,  # packages
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 43_191
+        sum(size.rooms().values()) <= 43_192
     )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210, __torch_function__ 190, second derivatives 165
 
 
