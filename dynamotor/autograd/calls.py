@@ -4,7 +4,7 @@ to PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,22 @@ def call_without_grad(compiled: Compiled, inputs: tuple, mutated: tuple[int, ...
     finally:
         _set_grad_enabled(before)
     return values
+
+
+def with_versions(compiled: Compiled, versions: Mapping[int, int]) -> Compiled:
+    """Results that in-place ops made have the version that those give: a result's place -> their number. It is
+    set before a backward keeps the result.
+    """
+    if not versions:
+        return compiled
+
+    def run(*inputs: Any) -> Any:
+        values = compiled(*inputs)
+        known = {values[k]: n for k, n in versions.items() if not values[k].is_inference()}
+        torch._C._autograd._unsafe_set_version_counter(tuple(known), tuple(known.values()))
+        return values
+
+    return run
 
 
 def _autocast_regions() -> list[str]:

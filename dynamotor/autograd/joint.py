@@ -49,6 +49,7 @@ class Joint:
     inner: dict[int, int] = field(
         default_factory=dict
     )  # for each user output that others are computed from, their tangents
+    versions: dict[int, int] = field(default_factory=dict)  # of the values that were written, by place
 
     @property
     def symbols(self) -> dict[int, Symbol]:
@@ -76,6 +77,7 @@ class Joint:
             tuple(grad is not None for grad in grads),
             tuple(node.meta["val"] for node in self.tangents),
             self.inner,
+            self.versions,
         )
 
 
@@ -138,6 +140,7 @@ def trace_joint(
         gradient_of,
         reach,
         {k: mask for k, mask in enumerate(inner) if mask},
+        {k: alias.memory.version for k, (alias, _) in enumerate(sources) if alias.memory.version},
     )
 
 

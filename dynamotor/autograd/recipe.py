@@ -44,8 +44,9 @@ class Recipe:
     n_inputs: of the caller's, before the constants. n_values: the compiled forward's leading results.
     differentiable: of each. flows: whether a gradient flows to each of `gradient_of`. tangents: the layouts
     in which gradients of values arrive. inner: for each user output that others are computed from, their
-    tangents (bits). For second derivatives (`again.py`): the written inputs whose `old` contents gradients
-    need, the devices of whose generators it `draws`, and whether the graph can run but `once`.
+    tangents (bits). versions: the results that in-place ops made, and how many ops. For second derivatives
+    (`again.py`): the written inputs whose `old` contents gradients need, the devices of whose generators it
+    `draws`, and whether the graph can run but `once`.
     """
 
     n_inputs: int
@@ -59,6 +60,7 @@ class Recipe:
     flows: tuple[bool, ...] = ()
     tangents: tuple[TensorSpec, ...] = ()
     inner: dict[int, int] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
     old: tuple[int, ...] = ()
     draws: tuple[torch.device, ...] = ()
     once: bool = False

@@ -16,7 +16,7 @@ import torch
 from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
 from .again import Again
-from .calls import call_without_grad, without_autocast
+from .calls import call_without_grad, with_versions, without_autocast
 from .nodes import AutogradNode, Finish, through_nodes, through_one_node
 from .recipe import OutputPlan, Recipe
 
@@ -27,7 +27,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     """Wrap a compiled graph that takes no part in autograd."""
-    compiled = without_autocast(_with_constants(compiled, recipe.constants))
+    compiled = _prepared(compiled, recipe)
     rebuild = rebuilder(recipe)
     mutated = recipe.mutated
     quiet = torch.is_grad_enabled()
@@ -47,7 +47,7 @@ def training_callable(
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes. What
     comes `again` where a gradient is differentiated, None: that is an error.
     """
-    forward = without_autocast(_with_constants(forward, recipe.constants))
+    forward = _prepared(forward, recipe)
     finish = _finisher(rebuilder(recipe), recipe)
     through = (
         through_nodes(forward, nodes, recipe, finish, again)
@@ -84,6 +84,11 @@ def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, recipe: Rec
         return outputs
 
     return finish
+
+
+def _prepared(compiled: Compiled, recipe: Recipe) -> Compiled:
+    """The compiled graph as the program calls it."""
+    return with_versions(without_autocast(_with_constants(compiled, recipe.constants)), recipe.versions)
 
 
 def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Compiled:

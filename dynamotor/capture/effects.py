@@ -7,7 +7,7 @@ the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .breaks import unsupported
@@ -40,13 +40,26 @@ class Effects:
     def __bool__(self) -> bool:
         return bool(self.touched or self.settings or self.calls)
 
+    def forget(self) -> None:
+        """Let go the values."""
+        self.touched, self.settings, self.calls, self.shown = {}, {}, [], []
+
     @property
     def changes_objects(self) -> bool:
         """Whether an outside object looks different in the trace than it does for real."""
         return any(value.source is not None for value in self.touched)
 
-    def touch(self, value: Any) -> None:
-        """Note that an outside object changed; `value.replay(cg)` will write it back."""
+    def touch(self, value: Any, ended: Iterable[Any] = ()) -> None:
+        """Note that an outside object changed; `value.replay(cg)` will write it back. Raises Unsupported where
+        the end of one of the real objects that it may let go (`ended`) runs code.
+        """
+        for one in ended:
+            if hasattr(type(one), "__del__"):
+                raise unsupported(
+                    "finalizer",
+                    f"an instance of {type(one).__qualname__} may be let go",
+                    "its finalizer runs code when the last reference goes",
+                )
         self.touched[value] = None
 
     def later(self, fn: Value, receiver: list[Value], args: list[Value], kwargs: dict[str, Value]) -> None:

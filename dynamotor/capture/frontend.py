@@ -479,6 +479,7 @@ class Compiler:
             return self._broken(stop, trace, args, kwnames, ambient)
         finally:
             self.symbols_made = self.symbols_made or bool(trace.sizes.env.symbols)
+            trace.forget()
 
     def _needed_as_numbers(
         self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...], kwnames: tuple[str, ...]
@@ -489,9 +490,10 @@ class Compiler:
         numbers = sizes.as_numbers(stop.reason.where)
         if not numbers or stop.reason.kind != "unsupported-op":
             return {}
+        trace = Trace(policy=self.policy, fixed={**sizes.fixed, **numbers})
         try:
             with preserved_modes():
-                self._run(Trace(policy=self.policy, fixed={**sizes.fixed, **numbers}), args, kwnames)
+                self._run(trace, args, kwnames)
         except Unsupported as again:
             return (
                 {}
@@ -500,6 +502,8 @@ class Compiler:
             )
         except Raised:
             pass
+        finally:
+            trace.forget()
         return numbers
 
     def _raises(self, raised: Raised, trace: Trace, kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
@@ -554,6 +558,8 @@ class Compiler:
                         continue
                 except (Unsupported, Raised):
                     pass
+                finally:
+                    trace.forget()
                 break
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
@@ -638,7 +644,6 @@ def finish_trace(
     effects = gm is not None and (
         tensor.writes_inputs(trace) or any(map(failed_graphs.acts_outside, gm.graph.nodes))
     )
-    trace.reader.forget()
     lines = trace.reader.guards if trace.reader.heard else {}
     return Captured(
         gm,

@@ -394,13 +394,14 @@ class MissingKey(Guard):
 
 @dataclass(frozen=True)
 class HasKey(MissingKey):
-    """A dict has this key, whatever is there: a write replaces it."""
+    """A dict has this key, whatever is there, but nothing whose end runs code: a write replaces it."""
 
     code = "has_key"
-    text = "{source} has no key {key} now"
+    text = "{source} has no key {key} now, or a finalizer there"
 
     def check_value(self, value: Any) -> bool:
-        return isinstance(value, dict) and dict.__contains__(value, self.key)
+        found = dict.__contains__(value, self.key) if isinstance(value, dict) else False
+        return found and not hasattr(type(dict.__getitem__(value, self.key)), "__del__")
 
 
 @dataclass(frozen=True)

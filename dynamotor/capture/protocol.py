@@ -19,72 +19,12 @@ from .source import Const, Missing, TypeAttr, lookup_type_attr
 from .trust import trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
+from .values.operators import COMPARE, INPLACE, UNARY, refusal, special_name
 from .values.size import SizeValue, symbolic_binary
 
 if TYPE_CHECKING:
     from .effects import Effects
     from .reader import Reader
-
-_NAMES = [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "lshift",
-    "rshift",
-    "and_",
-    "or_",
-    "xor",
-]
-_BINARY = {getattr(operator, n): (f"__{n.strip('_')}__", f"__r{n.strip('_')}__") for n in _NAMES}
-_BINARY[divmod] = ("__divmod__", "__rdivmod__")
-_INPLACE = {
-    getattr(operator, "i" + n.strip("_")): (f"__i{n.strip('_')}__", getattr(operator, n)) for n in _NAMES
-}
-_COMPARE = {
-    operator.lt: ("__lt__", "__gt__"),
-    operator.gt: ("__gt__", "__lt__"),
-    operator.le: ("__le__", "__ge__"),
-    operator.ge: ("__ge__", "__le__"),
-    operator.eq: ("__eq__", "__eq__"),
-    operator.ne: ("__ne__", "__ne__"),
-}
-_UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
-_SYMBOLS = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.lt: "<",
-    operator.gt: ">",
-    operator.le: "<=",
-    operator.ge: ">=",
-    operator.mod: "%",
-    operator.pow: "** or pow()",
-    operator.xor: "^",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-    divmod: "divmod()",
-    operator.matmul: "@",
-    operator.floordiv: "//",
-    operator.and_: "&",
-    operator.or_: "|",
-}
-
-
-def _refusal(op: Callable[..., Any], augmented: str, left: str, right: str) -> str:
-    """What CPython says of an operator that two types do not have."""
-    if op is operator.add and left in ("list", "tuple", "str"):
-        return f'can only concatenate {left} (not "{right}") to {left}'
-    if op in _COMPARE:
-        return f"'{_SYMBOLS[op]}' not supported between instances of '{left}' and '{right}'"
-    symbol = "**" if op is operator.pow and augmented else _SYMBOLS.get(op, op.__name__)
-    return f"unsupported operand type(s) for {symbol}{augmented}: '{left}' and '{right}'"
-
 
 _trusted_classes: dict[type, bool] = {object: True}
 
@@ -364,7 +304,7 @@ class Protocol:
             result = symbolic_binary(self, op, left, right)
             if result is not None:
                 return result
-        inplace, augmented = _INPLACE.get(op), ""
+        inplace, augmented = INPLACE.get(op), ""
         if inplace is not None:
             result = left.binary(self, op, right)
             if result is not None:
@@ -377,7 +317,7 @@ class Protocol:
                 result = left.binary(self, op, right)
         else:
             result = left.binary(self, op, right)
-            if result is None and (lcls is not rcls or op in _COMPARE):
+            if result is None and (lcls is not rcls or op in COMPARE):
                 result = right.binary(self, op, left, True)
         if result is not None:
             return result
@@ -385,19 +325,13 @@ class Protocol:
             return Constant(self.same(left, right) == (op is operator.eq))
         if torch.Tensor in (lcls, rcls):
             raise unsupported("unsupported-call", f"{op.__name__} of {lcls.__name__} and {rcls.__name__}")
-        raise self.error(TypeError, _refusal(op, augmented, lcls.__name__, rcls.__name__))
+        raise self.error(TypeError, refusal(op, augmented, lcls.__name__, rcls.__name__))
 
     def generic_binary(
         self, value: Value, op: Callable[..., Any], other: Value, reflected: bool
     ) -> Value | None:
         """One side of a binary operator through the type's special method; None for NotImplemented."""
-        if op in _INPLACE:
-            name = _INPLACE[op][0]
-        elif op in _COMPARE:
-            name = _COMPARE[op][reflected]
-        else:
-            name = _BINARY[op][reflected]
-        cls = value.python_type()
+        name, cls = special_name(op, reflected), value.python_type()
         raw = self.type_attr(cls, name)
         if (
             raw is MISSING
@@ -416,7 +350,7 @@ class Protocol:
 
     def generic_unary(self, value: Value, op: Callable[..., Any]) -> Value:
         """`op value` through the special method."""
-        return self.call_special(value, _UNARY[op], [], {})
+        return self.call_special(value, UNARY[op], [], {})
 
     def same(self, left: Value, right: Value) -> bool:
         """`left is right`."""
@@ -484,7 +418,7 @@ class Protocol:
 
     def must_iterate(self, value: Value, message: str) -> None:
         """Raise with this message where a value has no way to be iterated."""
-        own = type(value).iterate is not Value.iterate and type(value) is not Constant
+        own = type(value).iterate not in (Value.iterate, Constant.iterate)
         if not own and not self.has_special(value, "__iter__") and not self.has_special(value, "__getitem__"):
             raise self.error(TypeError, message.format(value.python_type().__name__))
 

@@ -95,6 +95,14 @@ class Trace(Inlining, Instances, Text, Protocol):
         maker = makers.get(type(obj))
         return self.make(obj) if maker is None else maker(self, obj)
 
+    def forget(self) -> None:
+        """Let go what the trace saw: its parts hold each other, and the program's objects must not wait for
+        Python's collector.
+        """
+        self.reader.forget()
+        self.effects.forget()
+        self.contexts, self.handled, self.stopped, self.generators = [], None, (), []
+
     def check_generators(self) -> None:
         """Refuse a trace that ends while a generator waits inside a `try` or `with`."""
         for generator in self.generators:

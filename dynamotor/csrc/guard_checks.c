@@ -88,6 +88,12 @@ static bool lacks_attribute(PyObject *value, PyObject *name) {
     return missing;
 }
 
+/* Whether a dict has the key, and what lies there ends without a finalizer. */
+static bool has_silent_item(PyObject *dict, PyObject *key) {
+    PyObject *found = PyDict_Check(dict) ? PyDict_GetItemWithError(dict, key) : NULL;
+    return found != NULL && Py_TYPE(found)->tp_finalize == NULL && Py_TYPE(found)->tp_del == NULL;
+}
+
 static bool cell_is_empty(PyObject *value, Py_ssize_t index) {
     if (index < 0) return PyCell_Check(value) && PyCell_GET(value) == NULL;
     PyObject **place = PyFunction_Check(value) ? cell_place(value, index) : NULL;
@@ -114,7 +120,7 @@ bool check_holds(const Check *check, PyObject *value) {
     case CHECK_LENGTH: holds = raw_length(value) == check->number; break;
     case CHECK_DICT_KEYS: holds = has_keys(value, check->data); break;
     case CHECK_MISSING_KEY: holds = PyDict_Check(value) && PyDict_Contains(value, check->data) == 0; break;
-    case CHECK_HAS_KEY: holds = PyDict_Check(value) && PyDict_Contains(value, check->data) == 1; break;
+    case CHECK_HAS_KEY: holds = has_silent_item(value, check->data); break;
     case CHECK_MISSING_TYPE_ATTR: holds = PyType_Check(value) && _PyType_Lookup((PyTypeObject *)value, check->data) == NULL; break;
     case CHECK_MISSING_ATTR: holds = lacks_attribute(value, check->data); break;
     case CHECK_CELL_EMPTY: holds = cell_is_empty(value, check->number); break;

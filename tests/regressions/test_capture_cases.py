@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import operator
 
+import pytest
 import torch
 from torch import nn
 
@@ -113,3 +116,108 @@ def test_a_tensor_named_self() -> None:
     torch.testing.assert_close(
         dynamotor.compile(function, backend="eager", fullgraph=True)(a, b), function(a, b)
     )
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 3
+
+
+class Half(float, enum.Enum):
+    VALUE = 0.5
+
+
+class Letter(enum.StrEnum):
+    A = "a"
+
+
+class Whole(int):
+    pass
+
+
+def test_numbers_of_enums_and_subclasses_meet_those_of_other_types():
+    """`Level.LOW == 1.0` was false, and `Level.LOW < 1.5` and `"a" * Whole(3)` raised."""
+    names = (
+        "lt",
+        "gt",
+        "le",
+        "ge",
+        "eq",
+        "ne",
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and_",
+        "contains",
+    )
+    values = [
+        Level.LOW,
+        Level.HIGH,
+        Half.VALUE,
+        Whole(3),
+        "a",
+        3,
+        1.5,
+        1.0,
+        True,
+        [1.0],
+        (3,),
+        {1: 2},
+    ]
+
+    def outcome(run, *args):
+        try:
+            return repr(run(*args))
+        except Exception as error:
+            return type(error), str(error)
+
+    def each(op, left):
+        return [outcome(op, left, right) for right in values], left == Letter.A, Letter.A + "a"
+
+    compiled = dynamotor.compile(each, backend=eager_backend)
+    with dynamotor.config.patch(cache_size_limit=1000):
+        for op in [getattr(operator, name) for name in names] + [divmod]:
+            for left in values:
+                assert compiled(op, left) == each(op, left), (op, left)
+
+
+def test_a_set_is_looked_for_as_its_items():
+    compiled = dynamotor.compile(
+        lambda x, s: (x + 1, {1, 2} in s, s.discard({3})), backend=eager_backend, fullgraph=True
+    )
+    assert compiled(torch.ones(1), {frozenset({1, 2}), 5})[1] is True
+
+
+def test_a_view_whose_base_asks_for_a_gradient_can_ask_for_its_own():
+    def f(x, y):
+        for t in (x, y):
+            t.requires_grad_()
+        return y
+
+    x = torch.randn(3, 4)
+    y = dynamotor.compile(f, backend=eager_backend)(x, x[0])
+    y.square().sum().backward()
+    assert y.grad is not None
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_that_were_written_have_their_versions(grad):
+    def f(x):
+        a, b = x * 2, x.relu()
+        a.add_(1).mul_(2)
+        c = b.view(-1)
+        c[0] = 5
+        print(end="")
+        return a, b, c, x + a._version + b._version, (a * x).sum()
+
+    x = torch.randn(3, 4, requires_grad=grad)
+    want, got = f(x), dynamotor.compile(f)(x)
+    assert [t._version for t in got] == [t._version for t in want]
+    torch.testing.assert_close(got, want)
+    if grad:
+        gradients = [torch.autograd.grad(outs[-1] + outs[3].sum(), x)[0] for outs in (got, want)]
+        torch.testing.assert_close(*gradients)

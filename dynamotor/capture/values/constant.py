@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
 from ..polyfills import cursors
-from .base import Iterator, Value
+from .base import MISSING, Iterator, Value
+from .operators import special_name
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -34,7 +35,18 @@ PURE_TYPES: set[type] = {
 }
 
 
-_NUMBERS = (int, float, complex)
+# What an instance of a subclass is for operators of other builtins.
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+}
+
+
+def plain(value: Any) -> Constant | None:
+    """The number or text that an instance of a subclass of them holds."""
+    return next((Constant(held(value)) for kind, held in _PLAIN.items() if isinstance(value, kind)), None)
 
 
 class Constant(Value):
@@ -95,12 +107,11 @@ class Constant(Value):
                 if type(other) is Constant or isinstance(self.value, type(other.as_constant())):
                     return trace.real_call(op, a, b)
             base = getattr(other, "base", None)
-            if (
-                isinstance(self.value, _NUMBERS)
-                and isinstance(base, Constant)
-                and isinstance(base.value, _NUMBERS)
-            ):
-                return self.binary(trace, op, base, reflected)
+            if isinstance(base, Constant):  # C code looks at what it holds
+                held = _held(other, base)
+                repeats = op is operator.mul and isinstance(self.value, str) and not isinstance(held, int)
+                side = None if repeats else getattr(type(self.value), special_name(op, reflected), None)
+                return side and _implemented(trace.real_call(side, self.value, held))
             if op is operator.mod and isinstance(self.value, str) and not reflected:
                 return trace.format_percent(self, other)
             if isinstance(self.value, tuple) and not reflected and other.python_type() is tuple:
@@ -135,7 +146,8 @@ class Constant(Value):
             return Constant(any(trace.equal(item, v) for v in self.unpack(trace)))
         base = getattr(item, "base", None)
         if self.is_plain and isinstance(base, Constant):
-            return self.contains(trace, base)
+            held = _held(item, base) if isinstance(self.value, str) else base.value
+            return trace.real_call(operator.contains, self.value, held)
         if self.is_plain and isinstance(self.value, str | bytes):
             raise unsupported("unsupported-call", f"{item.describe()} is looked for in a text")
         return super().contains(trace, item)
@@ -241,3 +253,12 @@ def descriptor_of(method: Any) -> Any:
         ):
             return descr
     return None
+
+
+def _held(value: Value, base: Constant) -> Any:
+    """An instance of a subclass for C code that looks at what it holds, and names its type."""
+    return base.value if value.real() is MISSING else value.real()
+
+
+def _implemented(result: Value) -> Value | None:
+    return None if result.is_constant() and result.as_constant() is NotImplemented else result

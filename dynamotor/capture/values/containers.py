@@ -117,8 +117,8 @@ class SequenceValue(Value):
         if op is operator.add and not reflected:
             if contents is not None and contents.python_type() is self.kind:
                 return type(self)(self.items + contents.unpack(trace))
-        if op is operator.mul and isinstance(other, Constant) and isinstance(other.value, int):
-            return type(self)(self.items * other.value)
+        if op is operator.mul and (times := _times(other)) is not None:
+            return type(self)(self.items * times)
         return None
 
     def _compare(self, trace: Trace, op: Callable[..., Any], other: Value) -> Value:
@@ -161,7 +161,7 @@ class ListValue(SequenceValue):
         """The items, to be changed in place; an outside list is recorded as an effect."""
         items = self.items
         if self.obj is not MISSING:
-            trace.effects.touch(self)
+            trace.effects.touch(self, () if self in trace.effects.touched else self.obj)
         return items
 
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
@@ -195,9 +195,9 @@ class ListValue(SequenceValue):
         if op is operator.iadd:
             self.extend(trace, other)
             return self
-        if op is operator.imul and isinstance(other, Constant) and isinstance(other.value, int):
+        if op is operator.imul and (times := _times(other)) is not None:
             items = self.mutate(trace)
-            items[:] = items * other.value
+            items[:] = items * times
             return self
         return super().binary(trace, op, other, reflected)
 
@@ -364,9 +364,9 @@ class DictValue(Value):
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
         """`dict.__setitem__`."""
         if self.obj is not MISSING:
+            trace.effects.touch(self, self._held(hash_key))
             self._has(hash_key)  # whether the key is new decides its place in the order
             self.changed[hash_key] = None
-            trace.effects.touch(self)
         old = self.table.get(hash_key)
         self.table[hash_key] = (key if old is None else old[0], value)
 
@@ -378,11 +378,16 @@ class DictValue(Value):
         else:
             self.lookup(key)
 
+    def _held(self, key: Hashable) -> tuple[Any, ...]:
+        """The real object under a key, if any."""
+        known = is_real_key(key) and dict.__contains__(self.obj, key)
+        return (dict.__getitem__(self.obj, key),) if known else ()
+
     def remove(self, trace: Trace, hash_key: Hashable) -> None:
         """`dict.__delitem__` of a key that is there."""
         if self.obj is not MISSING:
             self.changed[hash_key] = self.removed[hash_key] = None
-            trace.effects.touch(self)
+            trace.effects.touch(self, self._held(hash_key))
         del self.table[hash_key]
 
     # Protocol -----------------------------------------------------------------------------------------------
@@ -692,7 +697,7 @@ class SetValue(Value):
         if method == "add":
             table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr]
         elif method == "discard":
-            table.pop(item.hash_key(trace), None)  # type: ignore[union-attr]
+            table.pop(_sought(trace, item), None)  # type: ignore[arg-type]
         elif method == "clear":
             table.clear()
         else:
@@ -710,7 +715,7 @@ class SetValue(Value):
                 getattr(self.mirror, method)(like[0] if method in ("add", "discard") else like)
         if self.obj is not MISSING:
             self.log.append((method, item))
-            trace.effects.touch(self)
+            trace.effects.touch(self, () if method == "add" or self in trace.effects.touched else self.obj)
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.table)
@@ -739,7 +744,7 @@ class SetValue(Value):
         return SetIterator(self)
 
     def contains(self, trace: Trace, item: Value) -> Value:
-        key = item.hash_key(trace)
+        key = _sought(trace, item)
         if type(key) not in _OWN_KEYS:
             trace.reader.guard_key(key, None if self.obj is not MISSING else self.table.values())
         if self._table is None and is_real_key(key):
@@ -868,6 +873,17 @@ _ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator
 def items_in_any_order(trace: Trace, value: Value) -> list[Value]:
     """The items of an iterable for a use that does not depend on their order."""
     return list(value.table.values()) if isinstance(value, SetValue) else value.unpack(trace)
+
+
+def _sought(trace: Trace, item: Value) -> Hashable:
+    """What a set looks for: a set as the frozenset of its items, which has a hash."""
+    return frozenset(item.table) if isinstance(item, SetValue) else item.hash_key(trace)
+
+
+def _times(value: Value) -> int | None:
+    """The whole number in a value of `int` or a subclass of it."""
+    held = value if isinstance(value, Constant) else getattr(value, "base", None)
+    return held.value if isinstance(held, Constant) and isinstance(held.value, int) else None
 
 
 def contents_of(value: Value) -> Value | None:

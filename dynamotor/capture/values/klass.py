@@ -21,7 +21,7 @@ from ..source import Attr, Const, InstanceDict
 from ..trust import trusted_module
 from .arguments import refuse_misfits
 from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
-from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of
+from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
 from .containers import DictValue
 from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
@@ -339,6 +339,10 @@ class EnumConstant(Constant):
     @property
     def is_plain(self) -> bool:
         return trusted_class(type(self.value))
+
+    @property
+    def base(self) -> Value | None:
+        return plain(self.value)
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         source = self.source if self.source is not None else Const(self.value, str(self.value))

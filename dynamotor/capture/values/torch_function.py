@@ -20,7 +20,7 @@ from ..guards import Ambient
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
-from .base import CallRule, Iterator, Value, builtin_rule, call_finder, refusing, wrap_held
+from .base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing, wrap_held
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
@@ -323,9 +323,12 @@ builtin_rule(torch.Tensor.__hash__)(refusing("unsupported-call", "hash() of a te
 def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tensor = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", Constant(True))
-    known = isinstance(tensor, TensorValue) and wanted.python_type() is bool
-    if known and wanted.as_constant() == tensor.example.requires_grad:  # type: ignore[attr-defined]
-        return tensor
+    if isinstance(tensor, TensorValue) and wanted.python_type() is bool:
+        example, real = tensor.example, tensor.real()
+        leaf = real is not MISSING and example.requires_grad and example.is_leaf
+        by_base = leaf and trace.reader.ask(tensor.source, real, "being a view", torch.Tensor._is_view)
+        if wanted.as_constant() == example.requires_grad and not by_base:
+            return tensor
     raise unsupported(
         "autograd",
         "requires_grad_() makes a new leaf inside the captured region",
