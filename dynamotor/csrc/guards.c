@@ -54,6 +54,51 @@ static bool still_there(const GuardProgram *program, PyObject *const *values) {
     return true;
 }
 
+/* Let the bound values go. What ends with them may run Python code, even this very program. */
+static void unbind(GuardProgram *program) {
+    uint64_t epoch = ++program->epoch;
+    program->bound = false;
+    program->n_watches = 0;
+    for (int i = 0; i < program->n_nodes && program->epoch == epoch; i++) {
+        Node *node = &program->nodes[i];
+        PyObject *held = node->weak != NULL ? node->weak : node->value;
+        node->value = node->weak = NULL;
+        Py_XDECREF(held);
+    }
+}
+
+static PyObject *unbind_at_end(PyObject *capsule, PyObject *weak) {
+    (void)weak;
+    unbind((GuardProgram *)PyCapsule_GetPointer(capsule, NULL));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef unbind_function = {"unbind", unbind_at_end, METH_O, NULL};
+
+static bool held_weakly(const Node *node) {
+    PyObject *value = node->value;
+    return node->step != STEP_CONST && value != NULL && PyType_SUPPORTS_WEAKREFS(Py_TYPE(value)) && !PyType_Check(value) &&
+           !PyModule_Check(value);
+}
+
+/* The program keeps nothing alive that can be held weakly: as long as its watches hold, every value is where a step
+ * finds it. Returns whether all are still there. */
+static bool hold_weakly(GuardProgram *program) {
+    uint64_t epoch = program->epoch;
+    for (int i = 0; i < program->n_nodes && program->epoch == epoch; i++) {
+        Node *node = &program->nodes[i];
+        if (!held_weakly(node)) continue;
+        PyObject *weak = PyWeakref_NewRef(node->value, program->on_end);
+        if (weak == NULL) {
+            PyErr_Clear();
+            continue;
+        }
+        node->weak = weak;
+        Py_DECREF(node->value);
+    }
+    return program->epoch == epoch;
+}
+
 enum { AGAIN = 2 };
 
 /* Evaluate every bound node anew and keep the values. 1 done, AGAIN, 0 a guard fails, -1 no memory. Python code may run
@@ -65,22 +110,25 @@ static int rebind(GuardProgram *program) {
         PyErr_NoMemory();
         return -1;
     }
+    unbind(program);
     for (int i = 0; bound == 1 && i < n; i++) {
         const Node *node = &program->nodes[i];
         if (node->life != BOUND) continue;
         values[i] = node_evaluate(program, node, node->parent < 0 ? NULL : values[node->parent]);
         if (values[i] == NULL) bound = 0;
     }
-    if (bound == 1 && !still_there(program, values)) bound = AGAIN;
+    uint64_t epoch = program->epoch + 1;
+    unbind(program); /* the code that ran may have bound it */
+    if (bound == 1 && (program->epoch != epoch || program->cleared || !still_there(program, values))) bound = AGAIN;
     if (bound == 1) {
         for (int i = 0; i < n; i++) {
-            PyObject *old = program->nodes[i].value;
             program->nodes[i].value = values[i];
-            values[i] = old;
+            values[i] = NULL;
         }
-        program->epoch++;
+        program->rebinds++;
         bound = watches_build(program) < 0 ? -1 : 1;
         program->bound = bound == 1;
+        if (bound == 1 && !hold_weakly(program)) bound = AGAIN;
     }
     for (int i = 0; i < n; i++) Py_XDECREF(values[i]);
     PyMem_Free(values);
@@ -322,6 +370,10 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                                      &state))
         return NULL;
     GuardProgram *program = (GuardProgram *)type->tp_alloc(type, 0);
+    PyObject *self = program != NULL ? PyCapsule_New(program, NULL, NULL) : NULL;
+    if (self != NULL) program->on_end = PyCFunction_New(&unbind_function, self);
+    Py_XDECREF(self);
+    if (program != NULL && program->on_end == NULL) Py_CLEAR(program);
     if (program != NULL && parse_program(program, nodes, checks, inputs, state) < 0) Py_CLEAR(program);
     return (PyObject *)program;
 }
@@ -330,12 +382,14 @@ static int program_traverse(PyObject *self, visitproc visit, void *arg) {
     GuardProgram *program = (GuardProgram *)self;
     for (int i = 0; i < program->n_nodes; i++) {
         Py_VISIT(program->nodes[i].key);
-        Py_VISIT(program->nodes[i].value);
+        if (program->nodes[i].weak != NULL) Py_VISIT(program->nodes[i].weak);
+        else Py_VISIT(program->nodes[i].value);
     }
     for (int i = 0; i < program->n_checks; i++) {
         Py_VISIT(program->checks[i].data);
         Py_VISIT(program->checks[i].slow);
     }
+    Py_VISIT(program->on_end);
     Py_VISIT(program->ambient.state);
     return 0;
 }
@@ -343,13 +397,11 @@ static int program_traverse(PyObject *self, visitproc visit, void *arg) {
 static int program_clear(PyObject *self) {
     GuardProgram *program = (GuardProgram *)self;
     program->cleared = true;
-    program->bound = false;
-    program->n_watches = 0;
+    unbind(program);
     int n_nodes = program->n_nodes, n_checks = program->n_checks;
     program->n_nodes = program->n_checks = program->n_related = program->n_inputs = 0;
     for (int i = 0; i < n_nodes; i++) {
         Py_CLEAR(program->nodes[i].key);
-        Py_CLEAR(program->nodes[i].value);
     }
     for (int i = 0; i < n_checks; i++) {
         Py_CLEAR(program->checks[i].data);
@@ -361,6 +413,7 @@ static int program_clear(PyObject *self) {
     }
     program->has_ambient = false;
     Py_CLEAR(program->ambient.state);
+    Py_CLEAR(program->on_end);
     return 0;
 }
 
@@ -395,7 +448,7 @@ static PyObject *program_check(PyObject *self, PyObject *args) {
 static PyObject *program_sizes(PyObject *self, void *unused) {
     GuardProgram *program = (GuardProgram *)self;
     return Py_BuildValue("{s:i,s:i,s:i,s:i,s:K}", "nodes", program->n_nodes, "checks", program->n_checks, "watches",
-                         program->n_watches, "inputs", program->n_inputs, "rebinds", (unsigned long long)program->epoch);
+                         program->n_watches, "inputs", program->n_inputs, "rebinds", (unsigned long long)program->rebinds);
 }
 
 static PyMethodDef program_methods[] = {

@@ -41,7 +41,8 @@ typedef struct {
     Py_ssize_t number; /* argument, item or cell index */
     PyObject *key;     /* attribute name, dict key, or the constant */
     Py_hash_t hash;    /* of a dict key */
-    PyObject *value;   /* bound value, owned; NULL before the first evaluation */
+    PyObject *value;   /* bound value; NULL before the first evaluation. Owned, or what `weak` leads to */
+    PyObject *weak;    /* a weak reference to the value, whose end unbinds the program */
 } Node;
 
 typedef struct SizeProgram SizeProgram;
@@ -77,7 +78,9 @@ struct GuardProgram {
     int *inputs;
     Watch *watches;
     bool bound, cleared;
-    uint64_t epoch; /* counts rebinds: whoever ran Python code meanwhile looks whether it changed */
+    uint64_t rebinds;
+    uint64_t epoch; /* counts how often values were let go: whoever ran Python code meanwhile looks whether it changed */
+    PyObject *on_end; /* what the weak references call */
     bool has_ambient;
     Ambient ambient;
 };

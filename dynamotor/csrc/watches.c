@@ -152,7 +152,9 @@ static Verdict recheck(const GuardProgram *program, Watch *watch) {
 }
 
 static Verdict run_volatile(const GuardProgram *program, const Node *node, PyObject **slots) {
-    PyObject *found = node_evaluate(program, node, node_value(&program->nodes[node->parent], slots));
+    PyObject *parent = Py_NewRef(node_value(&program->nodes[node->parent], slots));
+    PyObject *found = node_evaluate(program, node, parent);
+    Py_DECREF(parent);
     if (found == NULL) return FAIL;
     Py_XSETREF(slots[node->slot], found);
     return HOLD;
@@ -162,8 +164,14 @@ static Verdict run_volatile(const GuardProgram *program, const Node *node, PyObj
 static Verdict run_slow_watch(GuardProgram *program, Watch *watch, PyObject **slots) {
     uint64_t epoch = program->epoch;
     Verdict verdict;
+    PyObject *where;
     switch (watch->kind) {
-    case WATCH_CHECK: verdict = check_holds(&program->checks[watch->index], watch->where) ? HOLD : FAIL; break;
+    case WATCH_TENSOR:
+    case WATCH_CHECK:
+        where = Py_NewRef(watch->where);
+        verdict = check_holds(&program->checks[watch->index], where) ? HOLD : FAIL;
+        Py_DECREF(where);
+        break;
     case WATCH_NODE: verdict = run_volatile(program, &program->nodes[watch->index], slots); break;
     default: verdict = recheck(program, watch); break;
     }
@@ -193,8 +201,7 @@ Verdict watches_run(GuardProgram *program, PyObject **slots) {
                 if (LIKELY(tensor_matches(watch->where, &program->checks[watch->index].facts))) continue;
                 return FAIL;
             }
-            if (check_holds(&program->checks[watch->index], watch->where)) continue;
-            return FAIL;
+            break;
         default: break;
         }
         Verdict verdict = run_slow_watch(program, watch, slots);

@@ -113,3 +113,53 @@ def test_a_capture_keeps_nothing_alive(function: Callable[..., Any]) -> None:
         compiled(torch.ones(2))
     del held
     assert SEEN[0]() is None
+
+
+class Weights:
+    def __init__(self) -> None:
+        self.w, self.rows = torch.ones(2), [torch.ones(2)]
+
+
+MODEL: Any = None
+
+
+def _reads_a_global(x: torch.Tensor) -> torch.Tensor:
+    return x * MODEL.w + MODEL.rows[0]
+
+
+def _reads_it_twice(x: torch.Tensor) -> torch.Tensor:
+    x = x * MODEL.w
+    print(end="")
+    return x + MODEL.rows[0]
+
+
+@pytest.mark.parametrize("function", [_reads_a_global, _reads_it_twice])
+def test_a_global_that_is_replaced_is_let_go_at_once(
+    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries held what their guards had last seen until the next call."""
+    compiled, x = dynamotor.compile(function), torch.randn(2)
+    for value in (1.0, 2.0, 3.0):
+        monkeypatch.setitem(globals(), "MODEL", Weights())
+        MODEL.w.fill_(value)
+        seen = [weakref.ref(MODEL), weakref.ref(MODEL.w), weakref.ref(MODEL.rows[0])]
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), function(x))
+        monkeypatch.undo()
+        assert [ref() for ref in seen] == [None] * 3
+
+
+def test_what_a_guard_asks_may_replace_what_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Restless:
+        @property
+        def kind(self) -> int:
+            globals()["MODEL"] = Weights()
+            return 2
+
+    def f(x: torch.Tensor, restless: Restless) -> torch.Tensor:
+        return x * MODEL.w * restless.kind + MODEL.rows[0]
+
+    monkeypatch.setitem(globals(), "MODEL", Weights())
+    compiled, x = dynamotor.compile(f), torch.randn(2)
+    for _ in range(4):
+        torch.testing.assert_close(compiled(x, Restless()), f(x, Restless()))
