@@ -97,16 +97,27 @@ def _run(seen: Outcome, function: Any, inputs: Any, cotangents: Any, seed: int) 
         roots = [seen.outputs[n] for n in chosen if _asks_gradient(seen.outputs[n])]
         if roots:
             generator = torch.Generator("cpu").manual_seed(seed)
-            given = [
-                torch.randn(r.shape, generator=generator, device="cpu").to(r.dtype).to(r.device)
-                for r in roots
-            ]
-            torch.autograd.backward(roots, given)
+            torch.autograd.backward(roots, [_cotangent(root, generator) for root in roots])
             seen.gradients = [t.grad if t.is_leaf else None for t in inputs]
     except torch.AcceleratorError:
         raise
     except Exception as error:
         seen.error = error
+
+
+def _cotangent(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers; some lie as autograd's may: lazily conjugate or negative, expanded, column-major."""
+    given = torch.randn(root.shape, generator=generator, device="cpu").to(root.dtype)
+    way = int(torch.randint(8, (), generator=generator)) if root.device.type == "cpu" else 0
+    if way == 1:
+        given = torch._neg_view(given)
+    elif way == 2:
+        given = given.conj()
+    elif way == 3 and given.numel():
+        given = given.flatten()[:1].view([1] * given.dim()).expand(given.shape)
+    elif way == 4 and given.dim() > 1:
+        given = given.mT.contiguous().mT
+    return given.to(root.device)
 
 
 def _asks_gradient(value: Any) -> bool:

@@ -163,7 +163,7 @@ class World:
         torch.set_grad_enabled(True)
         seen["error"] = picture.of(error)
         seen["traceback"] = _lines_of(error)
-        traceback.clear_frames(error.__traceback__ if error else None)  # now, not when garbage is collected
+        _let_go(error)
         seen["random state"] = torch.default_generator.get_state().tolist()[:32], random.getstate()[1][-1]
         seen["backward"] = _backward(result)
         seen["result"] = picture.of(result)
@@ -181,6 +181,15 @@ class World:
         except Exception as error:
             return type(error).__name__
         return None
+
+
+def _let_go(error: BaseException | None) -> None:
+    """End what the frames of an error hold, and the frames (their closures, too): now, not when garbage is
+    collected.
+    """
+    while error is not None and error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__, error = None, error.__context__
 
 
 def _lines_of(error: BaseException | None) -> list[tuple[str, int | None]]:

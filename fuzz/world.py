@@ -318,7 +318,7 @@ sum(v for v in growing(G, 2) if v)|len({Key({n}), Key(1)})|next(i for i in faili
 """
 MORE_CONDITIONS = """
 Key({n})|Key({n}) == Key(1)|Key({n}) in KEYS|{n} in S|Slot({n}) < slot|net.training|Level.LOW < {n}|Key(1) in [Key({n}), Key(1)]|net.w.requires_grad
-any(Key(i) for i in range({n}))|net in WEAK|REF() is not None|{n} in count(4)|meter.value > 2|{n} in IT|{t}.is_leaf|{t}._version > 0|{t}.data_ptr() == {t}.data_ptr()|x is y|isinstance(slot, Slot)|Q
+any(Key(i) for i in range({n}))|net in WEAK|REF() is not None|{n} in count(4)|meter.value > 2|{n} in IT|{t}.is_leaf|{t}._version > 0|len({v.data_ptr() for v in ({t}, {t})}) < 2|x is y|isinstance(slot, Slot)|Q
 """
 MORE_ACTIONS = """
 G.extend(growing(G, {n} % 3))|box.items.extend(growing(box.items, {n} % 3))|D.update(pairs(D, {n} % 3))|S.update(counting(S, {n} % 3))|Q.extend(counting(Q, {n} % 3))|Q.extendleft(growing(Q, 2))

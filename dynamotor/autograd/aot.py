@@ -35,6 +35,7 @@ from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
+from ..graph.spec import is_lazy
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from . import again
@@ -204,9 +205,11 @@ def _is_tensor(value: Any) -> bool:
 def _memory_groups(inputs: Sequence[Any]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
     tensors = [t for t in inputs if _is_tensor(t)]
-    if any(t.is_conj() or t.is_neg() for t in tensors):
+    if any(map(is_lazy, tensors)):
         raise UnsupportedOp(
-            "DM235", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first"
+            "DM235",
+            "an input is lazy: a conjugate, a negative or zeros without memory",
+            cure="clone() it first",
         )
     return [
         -i

@@ -33,7 +33,7 @@ from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
 from ..graph.plain import NotPlain, decode, encode, symbols_by_name
 from ..graph.sizes import Guard, ShapeEnv, Size
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, is_lazy
 from .late import Narrow
 
 Compiled = Callable[..., Any]
@@ -282,7 +282,7 @@ def _input_text(tensor: Any, spec: TensorSpec | Size, static: bool) -> Any:
         encode(spec),
         tensor.requires_grad,
         tensor.is_leaf and static,
-        tensor.is_conj() or tensor.is_neg(),
+        is_lazy(tensor),
     ]
 
 

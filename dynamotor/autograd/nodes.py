@@ -19,7 +19,7 @@ import torch
 
 from ..base.errors import BackendError
 from ..base.events import emit
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, is_lazy
 from .again import Again, Given
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
@@ -96,10 +96,11 @@ def _whole_function(
     n, mutated = recipe.n_values, recipe.mutated
     fixed = tuple(k for k, differentiable in enumerate(recipe.differentiable) if not differentiable)
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
-    save, backward = _saver(node, recipe), _backward_runner(node, recipe, wanted, wanted, again)
     n_inputs, positions = recipe.n_inputs, node.gradients
     watched = positions if len(wanted) > 1 else ()
     edges = [0, *itertools.accumulate(i not in recipe.symbols for i in range(n_inputs))]  # sizes have none
+    save = _saver(node, recipe)
+    backward = _backward_runner(node, recipe, wanted, wanted, [edges[i] for i in positions], again)
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -169,7 +170,8 @@ def _part_function(
     node: AutogradNode, recipe: Recipe, values: Sequence[int], again: Again | None
 ) -> type[torch.autograd.Function]:
     """A function that leads to some inputs, from these values, which have been computed."""
-    save, backward = _saver(node, recipe), _backward_runner(node, recipe, range(len(values)), values, again)
+    save, edges = _saver(node, recipe), range(len(node.gradients))
+    backward = _backward_runner(node, recipe, range(len(values)), values, edges, again)
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
@@ -225,10 +227,11 @@ def _backward_runner(
     recipe: Recipe,
     places: Sequence[int],
     values: Sequence[int],
+    edges: Sequence[int],
     again: Again | None,
-) -> Callable[[Any, tuple], Sequence]:
+) -> Callable[[Any, Sequence], Sequence]:
     """The function from (context, tangents) to the node's gradients. `places`: where its tangents are among
-    those it gets; `values`: whose gradients they are.
+    those it gets; `values`: whose gradients they are; `edges`: where the gradients go on.
 
     The backward is compiled on its first call. One that can frees each saved tensor after its last use.
     """
@@ -247,7 +250,7 @@ def _backward_runner(
     backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
     del node, recipe
 
-    def run(saved: list, tangents: tuple, sizes: Sequence[int]) -> Sequence:
+    def run(saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
         absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None])
         if len(absent) == len(arriving):
             return nothing
@@ -273,7 +276,19 @@ def _backward_runner(
             return grads
         return [None if absent >= roots else grad for roots, grad in zip(reach, grads, strict=True)]
 
-    def backward(ctx: Any, tangents: tuple) -> Sequence:
+    def beside_zeros(ctx: Any, tangents: Sequence) -> Sequence:
+        """Zeros without memory stay zero whatever they are multiplied by: nothing arrives."""
+        others = [None if tangent is None or tangent._is_zerotensor() else tangent for tangent in tangents]
+        zero = {n for n, (k, _) in enumerate(arriving) if tangents[k] is not others[k]}
+        return [
+            _zeros_for(ctx, edge) if grad is None and zero & roots else grad
+            for grad, roots, edge in zip(backward(ctx, others), reach, edges, strict=True)
+        ]
+
+    def backward(ctx: Any, tangents: Sequence) -> Sequence:
+        for tangent in tangents:
+            if tangent is not None and tangent._is_zerotensor():
+                return beside_zeros(ctx, tangents)
         if inner:
             come = [
                 number for number, (k, _) in zip(numbers, arriving, strict=True) if tangents[k] is not None
@@ -292,6 +307,13 @@ def _backward_runner(
             return _only_once(tuple(run(saved, tangents, sizes)))
 
     return unseen(backward)
+
+
+def _zeros_for(ctx: Any, edge: int) -> torch.Tensor:
+    """Zeros as the gradient that leaves by this edge."""
+    function, place = ctx.next_functions[edge]
+    wanted = function._input_metadata[place]
+    return torch._efficientzerotensor(wanted.shape, dtype=wanted.dtype, device=wanted.device)
 
 
 def _let_go(ctx: Any) -> None:
@@ -403,7 +425,7 @@ def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """A tangent in the layout that the backward was compiled for."""
     if tangent is None:
         return spec.empty().zero_()
-    if tangent.stride() == spec.stride and tangent.dtype is spec.dtype:
+    if tangent.stride() == spec.stride and tangent.dtype is spec.dtype and not is_lazy(tangent):
         return tangent
     return spec.empty().copy_(tangent)
 

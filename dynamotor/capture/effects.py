@@ -40,10 +40,6 @@ class Effects:
     def __bool__(self) -> bool:
         return bool(self.touched or self.settings or self.calls)
 
-    def forget(self) -> None:
-        """Let go the values."""
-        self.touched, self.settings, self.calls, self.shown = {}, {}, [], []
-
     @property
     def changes_objects(self) -> bool:
         """Whether an outside object looks different in the trace than it does for real."""

@@ -136,11 +136,6 @@ class Reader:
         self.values[id(obj)] = value
         self._kept.append(obj)
 
-    def forget(self) -> None:
-        """Let go of the objects that were seen: the trace is done."""
-        self.values.clear()
-        self._kept.clear()
-
     def _same(self, source: Source, known: Value, obj: Any) -> None:
         """The object was met before along another path: both paths must lead to one object at the next call
         too.

@@ -96,12 +96,11 @@ class Trace(Inlining, Instances, Text, Protocol):
         return self.make(obj) if maker is None else maker(self, obj)
 
     def forget(self) -> None:
-        """Let go what the trace saw: its parts hold each other, and the program's objects must not wait for
-        Python's collector.
+        """Let go what the trace saw, and itself: its parts hold each other, and the program's objects must not
+        wait for Python's collector.
         """
-        self.reader.forget()
-        self.effects.forget()
-        self.contexts, self.handled, self.stopped, self.generators = [], None, (), []
+        vars(self).clear()
+        self.frames = []  # sizes ask where they are asked, and their graph is still to be compiled
 
     def check_generators(self) -> None:
         """Refuse a trace that ends while a generator waits inside a `try` or `with`."""

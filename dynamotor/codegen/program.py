@@ -33,7 +33,7 @@ from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Size, equal, hint, is_symbolic
-from ..graph.spec import CPU, TensorSpec
+from ..graph.spec import CPU, TensorSpec, is_lazy
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs
@@ -115,8 +115,8 @@ class Expected:
             raise self._error(
                 str(value.layout) if isinstance(value, torch.Tensor) else f"{type(value).__name__} {value!r}"
             )
-        if value.is_conj() or value.is_neg():
-            value = value.resolve_conj().resolve_neg()
+        if is_lazy(value):
+            value = value.clone()
         found = TensorSpec.of(value)
         if self._is_state_of_attention(found) or str(self.target).startswith("dynamotor.bucket_"):
             return value  # a bucket's start gives what the rank holds, which may be nothing

@@ -18,13 +18,23 @@ typedef struct {
 
 enum { ON_STACK = 64 };
 
+/* Tensors without memory (zeros that autograd makes up) are read nowhere; those without elements may have none. */
+static int refuse_elements(PyObject *tensor) {
+    PyObject *numel = PyObject_CallMethod(tensor, "numel", NULL);
+    long count = numel != NULL ? PyLong_AsLong(numel) : -1;
+    Py_XDECREF(numel);
+    if (count > 0) PyErr_SetString(PyExc_RuntimeError, "a kernel was given a tensor that has elements and no memory");
+    return count == 0 ? 0 : -1;
+}
+
 /* Where an operand lies: a tensor's data, or an address (an int) in memory that the program has planned. */
 static inline int operand_pointer(PyObject *operand, void **pointer) {
     if (UNLIKELY(PyLong_CheckExact(operand))) {
         *pointer = PyLong_AsVoidPtr(operand);
         return *pointer == NULL ? -1 : 0;
     }
-    return tensor_data_ptr(operand, pointer);
+    if (UNLIKELY(tensor_data_ptr(operand, pointer) < 0)) return -1;
+    return LIKELY(*pointer != NULL) ? 0 : refuse_elements(operand);
 }
 
 /* Numbers below 2^30 are one digit of CPython's. */

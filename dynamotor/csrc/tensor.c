@@ -46,8 +46,9 @@ static uint32_t words_holding(const void *memory, int words, uint64_t wanted, ui
 
 static const char *SAMPLES =
     "(torch.ones(2, 3), torch.ones(4, dtype=torch.complex64).conj(), torch.nn.Parameter(torch.ones(5)),"
-    " torch.empty(2, device='meta'), torch.ones(3).to_sparse(), torch.ones(2, 2)[1:], torch._neg_view(torch.ones(2)))";
-enum { PLAIN = 0, CONJUGATE = 1, SPARSE = 4, NEGATIVE = 6, N_SAMPLES = 7 };
+    " torch.empty(2, device='meta'), torch.ones(3).to_sparse(), torch.ones(2, 2)[1:], torch._neg_view(torch.ones(2)),"
+    " torch._efficientzerotensor((2,)))";
+enum { PLAIN = 0, CONJUGATE = 1, SPARSE = 4, NEGATIVE = 6, ZEROS = 7, N_SAMPLES = 8 };
 
 /* What a tensor's keys say of its memory: elements lie there (not in a sparse or packed form), and lie there as they are. */
 static uint64_t dense_key, lazy_keys;
@@ -72,7 +73,7 @@ static bool find_offsets(PyObject *torch) {
         in_impl = words_holding(impl, IMPL_WORDS, keys[i], in_impl);
     }
     dense_key = keys[PLAIN] & ~keys[SPARSE];
-    lazy_keys = (keys[CONJUGATE] | keys[NEGATIVE]) & ~keys[PLAIN];
+    lazy_keys = (keys[CONJUGATE] | keys[NEGATIVE] | keys[ZEROS]) & ~keys[PLAIN];
     /* Exactly one word of each must be left. */
     if (__builtin_popcount(in_object) == 1 && __builtin_popcount(in_impl) == 1 && __builtin_popcountll(dense_key) == 1) {
         shim.offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(in_object);

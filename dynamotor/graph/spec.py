@@ -51,6 +51,13 @@ def same_sizes(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     )
 
 
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether memory does not hold what the tensor shows: lazy conjugates and negatives, zeros without memory.
+    Autograd hands all of them on as gradients.
+    """
+    return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape (elements), stride (elements), dtype, device and storage offset (elements) of a strided tensor.

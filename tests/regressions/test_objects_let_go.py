@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,6 +13,15 @@ import pytest
 import torch
 
 import dynamotor
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    """What ends does so with its last reference, not when garbage happens to be collected."""
+    gc.disable()
+    yield
+    gc.enable()
+
 
 LOG: list[str] = []
 SEEN: list[Any] = []

@@ -21,7 +21,7 @@ from ...base.errors import DynamotorError
 from ...graph.kernel_checks import tf32
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, leaves_in
-from ...graph.spec import TensorSpec
+from ...graph.spec import TensorSpec, is_lazy
 from ..breaks import Unsupported, unsupported
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
 from ..source import Const, DictItem, InstanceDict
@@ -386,14 +386,13 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         obj.layout != torch.strided
         or obj.is_quantized
         or obj.is_nested
-        or obj.is_conj()
-        or obj.is_neg()
+        or is_lazy(obj)
         or obj.device.type == "meta"
     ):
         raise unsupported(
             "unsupported-value",
             f"a {obj.layout} tensor on {obj.device}"
-            + (" with a lazy conjugate or negative bit" if obj.layout == torch.strided else ""),
+            + (", lazily conjugate, negative or zero" if obj.layout == torch.strided else ""),
             cure="only plain strided tensors are captured",
         )
     if hasattr(obj, "has_names") and obj.has_names():  # PyTorch before 2.13
