@@ -19,10 +19,11 @@ import torch
 
 from ..base.errors import BackendError
 from ..base.events import emit
-from ..graph.spec import TensorSpec, is_lazy
+from ..graph.spec import TensorSpec
 from .again import Again, Given
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
+from .saved import as_they_lay, laid, tensor_layouts
 
 Compiled = Callable[..., Any]
 Finish = Callable[
@@ -213,7 +214,9 @@ def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Seque
     saved_outputs = node.saved_outputs
 
     def save(ctx: Any, inputs: Sequence, outs: Sequence, given: Given | None) -> None:
-        ctx.save_for_backward(*[inputs[i] for i in saved_inputs], *[outs[i] for i in saved_outputs])
+        saved = [*[inputs[i] for i in saved_inputs], *[outs[i] for i in saved_outputs]]
+        ctx.save_for_backward(*saved)
+        ctx.layouts = tensor_layouts(saved)
         ctx.set_materialize_grads(False)
         ctx.given = given
         if sizes:
@@ -295,6 +298,8 @@ def _backward_runner(
             ]
             refuse_hooks(ctx, sum(1 << number for number in come))
         saved = list(ctx.saved_tensors)
+        if tensor_layouts(saved) != ctx.layouts:
+            saved = as_they_lay(saved, ctx.layouts)
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
         sizes = ctx.sizes if in_order else ()
         if not _is_grad_enabled():
@@ -425,9 +430,9 @@ def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """A tangent in the layout that the backward was compiled for."""
     if tangent is None:
         return spec.empty().zero_()
-    if tangent.stride() == spec.stride and tangent.dtype is spec.dtype and not is_lazy(tangent):
-        return tangent
-    return spec.empty().copy_(tangent)
+    if tangent.layout is not torch.strided:  # an embedding's
+        tangent = tangent.to_dense()
+    return laid(tangent, spec.shape, spec.stride)
 
 
 class _SecondDerivative(torch.autograd.Function):

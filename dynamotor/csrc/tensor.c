@@ -403,12 +403,72 @@ static PyObject *py_tensor_stamps(PyObject *self, PyObject *tensors) {
     return result;
 }
 
+static PyObject *slow_layouts(PyObject *items) {
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+    PyObject *result = PyTuple_New(n);
+    for (Py_ssize_t i = 0; result != NULL && i < n; i++) {
+        PyObject *tensor = PySequence_Fast_GET_ITEM(items, i);
+        PyObject *dtype = PyObject_GetAttrString(tensor, "dtype");
+        PyObject *sizes = dtype != NULL ? PyObject_CallMethod(tensor, "size", NULL) : NULL;
+        PyObject *strides = sizes != NULL ? PyObject_CallMethod(tensor, "stride", NULL) : NULL;
+        PyObject *layout = strides != NULL ? PyTuple_Pack(3, dtype, sizes, strides) : NULL;
+        Py_XDECREF(dtype);
+        Py_XDECREF(sizes);
+        Py_XDECREF(strides);
+        if (layout == NULL)
+            Py_CLEAR(result);
+        else
+            PyTuple_SET_ITEM(result, i, layout);
+    }
+    return result;
+}
+
+/* The words of a tensor's layout: whether memory holds something else than the tensor shows, its dtype and device, the
+ * number of dimensions, sizes, strides. Returns how many there are; sparse tensors have none. */
+static Py_ssize_t layout_words(PyObject *tensor, int64_t *words) {
+    int64_t ndim, *sizes, *strides;
+    int32_t dtype, device_type, device_index;
+    if (UNLIKELY(!is_tensor(tensor))) return 0;
+    TensorHandle handle = tensor_handle(tensor);
+    if (shim.get_dtype(handle, &dtype) || shim.get_device_type(handle, &device_type) ||
+        shim.get_device_index(handle, &device_index) || shim.get_dim(handle, &ndim) || shim.get_sizes(handle, &sizes) ||
+        shim.get_strides(handle, &strides))
+        return 0;
+    if (words != NULL) {
+        *words++ = (int64_t)(*(uint64_t *)((char *)tensor_impl(tensor) + shim.keys_offset) & lazy_keys);
+        *words++ = dtype + ((int64_t)device_type << 16) + ((int64_t)device_index << 32);
+        *words++ = ndim;
+        memcpy(words, sizes, sizeof(int64_t) * (size_t)ndim);
+        memcpy(words + ndim, strides, sizeof(int64_t) * (size_t)ndim);
+    }
+    return (Py_ssize_t)(3 + 2 * ndim);
+}
+
+static PyObject *py_tensor_layouts(PyObject *self, PyObject *tensors) {
+    PyObject *items = PySequence_Fast(tensors, "tensor_layouts takes a sequence of tensors"), *result = NULL;
+    if (items == NULL) return NULL;
+    if (LIKELY(shim.ready)) {
+        Py_ssize_t n = PySequence_Fast_GET_SIZE(items), count = 0;
+        for (Py_ssize_t i = 0; i < n; i++) count += layout_words(PySequence_Fast_GET_ITEM(items, i), NULL);
+        result = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(int64_t));
+        int64_t *words = result != NULL ? (int64_t *)PyBytes_AS_STRING(result) : NULL;
+        for (Py_ssize_t i = 0; words != NULL && i < n; i++) words += layout_words(PySequence_Fast_GET_ITEM(items, i), words);
+    } else {
+        result = slow_layouts(items);
+    }
+    Py_DECREF(items);
+    return result;
+}
+
 static PyObject *py_tensor_reads_are_direct(PyObject *self, PyObject *unused) { return PyBool_FromLong(shim.ready); }
 
 static PyMethodDef methods[] = {
     {"data_ptrs", py_data_ptrs, METH_O, "data_ptrs(tensors) -> tuple of their data pointers as integers"},
     {"tensor_stamps", py_tensor_stamps, METH_O,
      "tensor_stamps(tensors) -> bytes of (data pointer, version) of each: equal bytes, unchanged data"},
+    {"tensor_layouts", py_tensor_layouts, METH_O,
+     "tensor_layouts(tensors) -> bytes of (lazy, dtype and device, ndim, *sizes, *strides) of each; a tuple of (dtype, sizes,\n"
+     "strides) where tensors are not read in C. Equal ones: tensors that lie alike"},
     {"tensor_reads_are_direct", py_tensor_reads_are_direct, METH_NOARGS,
      "Whether tensors are read in C (true) or through Python attributes"},
     {NULL, NULL, 0, NULL},

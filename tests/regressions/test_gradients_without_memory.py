@@ -86,3 +86,13 @@ def test_an_argument_is_what_it_shows(make: Callable) -> None:
         for _ in range(2):
             torch.testing.assert_close(compiled(x), x * 2 + 1)
             torch.testing.assert_close(compiled(given), given * 2 + 1)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_sparse_gradient_is_made_dense(backend: str) -> None:
+    found = []
+    for run in (torch.exp, dynamotor.compile(torch.exp, backend=backend)):
+        x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        torch.nn.functional.embedding(torch.tensor([1, 1, 4]), run(x), sparse=True).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1].to_dense(), found[0].to_dense())
