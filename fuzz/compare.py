@@ -106,18 +106,20 @@ def _run(seen: Outcome, function: Any, inputs: Any, cotangents: Any, seed: int) 
 
 
 def _cotangent(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers; some lie as autograd's may: lazily conjugate or negative, expanded, column-major."""
+    """Random numbers, the same on all devices; on the CPU some lie as autograd's may: lazily negative or
+    conjugate, column-major, expanded.
+    """
     given = torch.randn(root.shape, generator=generator, device="cpu").to(root.dtype)
-    way = int(torch.randint(8, (), generator=generator)) if root.device.type == "cpu" else 0
-    if way == 1:
-        given = torch._neg_view(given)
-    elif way == 2:
-        given = given.conj()
-    elif way == 3 and given.numel():
+    way = int(torch.randint(8, (), generator=generator, device="cpu"))
+    if way == 3 and given.numel():
         given = given.flatten()[:1].view([1] * given.dim()).expand(given.shape)
-    elif way == 4 and given.dim() > 1:
-        given = given.mT.contiguous().mT
-    return given.to(root.device)
+    if root.device.type != "cpu":
+        return given.contiguous().to(root.device)
+    if way == 1:
+        return torch._neg_view(given.neg())
+    if way == 2:
+        return given.conj_physical().conj()
+    return given.mT.contiguous().mT if way == 4 and given.dim() > 1 else given
 
 
 def _asks_gradient(value: Any) -> bool:

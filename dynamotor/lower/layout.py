@@ -97,7 +97,12 @@ def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.
                     spec=TensorSpec(spec.shape, channels_last_stride(spec.shape), spec.dtype, spec.device),
                 )
             if position < activations:  # what reads x later (a residual sum) stays channels-last too
-                later = {user for user in x.users if user.op == "call_function" and node < user}
+                # (but not the write of a mutated input, which is into the input itself)
+                later = {
+                    user
+                    for user in x.users
+                    if user.op == "call_function" and user.target is not aten.copy_.default and node < user
+                }
                 x.replace_all_uses_with(converted[x], delete_user_cb=later.__contains__)
         node.update_arg(position, converted[x])
 

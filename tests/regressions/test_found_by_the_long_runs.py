@@ -284,3 +284,19 @@ def test_a_property_without_a_setter_says_what_it_was_told(name):
             call(torch.ones(1), _Held())
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_an_input_of_a_convolution_that_is_written_afterwards(stride: int) -> None:
+    """The write went into the channels-last copy that the convolution had been given."""
+
+    def f(x, weight, factor):
+        y = torch.nn.functional.conv2d(x, weight, stride=stride)
+        x.mul_(factor)
+        return y, x + 1
+
+    found = []
+    for run in (f, dynamotor.compile(f, fullgraph=True)):
+        x = torch.arange(128.0).view(2, 4, 4, 4)
+        found.append((run(x, torch.ones(4, 4, 1, 1), torch.tensor(3.0)), x))
+    torch.testing.assert_close(found[1], found[0])
