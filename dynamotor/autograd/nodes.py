@@ -23,7 +23,7 @@ from ..graph.spec import TensorSpec
 from .again import Again, Given
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
-from .saved import as_they_lay, laid, tensor_layouts
+from .saved import as_they_lay, laid, lie_as_noted, tensor_layouts
 
 Compiled = Callable[..., Any]
 Finish = Callable[
@@ -298,8 +298,8 @@ def _backward_runner(
             ]
             refuse_hooks(ctx, sum(1 << number for number in come))
         saved = list(ctx.saved_tensors)
-        if tensor_layouts(saved) != ctx.layouts:
-            saved = as_they_lay(saved, ctx.layouts)
+        if not lie_as_noted(saved, ctx.layouts):
+            saved = as_they_lay(saved, ctx.layouts, ctx._raw_saved_tensors)
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
         sizes = ctx.sizes if in_order else ()
         if not _is_grad_enabled():

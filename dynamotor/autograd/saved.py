@@ -1,13 +1,14 @@
 """What a backward gets back of what its forward saved lies as it lay then, or the backward would read other memory.
 
-Hooks for saved tensors give back what they like, and `weight.data = ...` between forward and backward shows in
-what is saved of a weight.
+Hooks for saved tensors give back what they like. `weight.data = ...` between forward and backward shows in what is
+saved of the weight itself, in eager too; but what eager saved of something made of it keeps the old data, and here may
+be made again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,39 +17,64 @@ from dynamotor import _C
 from ..base.errors import BackendError
 from ..graph.spec import is_lazy
 
-# tensor_layouts(tensors) -> equal where the tensors lie alike
-tensor_layouts = _C.tensor_layouts
+# lie_as_noted(tensors, tensor_layouts(tensors)): they lie where and as they did
+tensor_layouts, lie_as_noted = _C.tensor_layouts, _C.lie_as_noted
 
 
-def as_they_lay(tensors: Sequence[torch.Tensor], layouts: bytes | tuple) -> list[torch.Tensor]:
-    """The tensors, each in its sizes and strides of `layouts`; copied where it lies otherwise. Raises BackendError
-    where sizes, dtypes or devices differ.
+class _Layout(NamedTuple):
+    storage: int
+    kind: Any  # stands for dtype and device
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def as_they_lay(tensors: Sequence[torch.Tensor], layouts: bytes | tuple, packed: Any) -> list[torch.Tensor]:
+    """The tensors, each in its sizes and strides of `layouts`; copied where hooks gave one that lies otherwise.
+    `packed`: a context's `_raw_saved_tensors`.
+
+    Raises BackendError where sizes, dtypes or devices differ, and where one that no hook gave has another storage.
     """
-    parts = zip(tensors, _parts(tensor_layouts(tensors)), _parts(layouts), strict=True)
-    return [_again(tensor, now, then) for tensor, now, then in parts]
+    parts = zip(tensors, _parts(tensor_layouts(tensors)), _parts(layouts), packed, strict=True)
+    return [_again(*one) for one in parts]
 
 
-def _parts(layouts: bytes | tuple) -> Iterator[tuple[Any, tuple[int, ...], tuple[int, ...]]]:
-    """What stands for dtype and device, sizes and strides of each tensor."""
+def _parts(layouts: bytes | tuple) -> Iterator[_Layout]:
     if isinstance(layouts, tuple):
-        yield from layouts
+        yield from [_Layout(*one) for one in layouts]
         return
     words, at = memoryview(layouts).cast("q"), 0
     while at < len(words):
-        dtype, dims = words[at + 1], at + 3
-        strides, at = dims + words[at + 2], dims + 2 * words[at + 2]
-        yield dtype, tuple(words[dims:strides]), tuple(words[strides:at])
+        storage, _, kind, ndim = words[at : at + 4]
+        strides, at = at + 4 + ndim, at + 4 + 2 * ndim
+        yield _Layout(storage, kind, tuple(words[strides - ndim : strides]), tuple(words[strides:at]))
 
 
-def _again(tensor: torch.Tensor, now: tuple, then: tuple) -> torch.Tensor:
-    if now[:2] != then[:2]:
-        raise BackendError(
-            "DM407",
-            f"a tensor of sizes {then[1]} saved for the backward is {tensor.dtype} {now[1]} on {tensor.device} now",
-            why="hooks for saved tensors gave another one back, or its `.data` was replaced",
-            cure="keep sizes, dtype and device, or run the function eager (dynamotor.disable)",
-        )
-    return laid(tensor, *then[1:])
+def _again(tensor: torch.Tensor, now: _Layout, then: _Layout, packed: Any) -> torch.Tensor:
+    other = now[1:3] != then[1:3]
+    error = BackendError(
+        "DM407",
+        f"a tensor of sizes {then.sizes} saved for the backward "
+        + (f"is {tensor.dtype} {now.sizes} on {tensor.device} now" if other else "has other data now"),
+        why="hooks for saved tensors gave another one back, or its `.data` was replaced",
+        cure="keep sizes, dtype and device, replace data after the backward, or run the function eager "
+        "(dynamotor.disable)",
+    )
+    if other or now.storage != then.storage and not _has_hooks(packed, error):
+        raise error
+    return laid(tensor, then.sizes, then.strides)
+
+
+def _has_hooks(packed: Any, error: BackendError) -> bool:
+    """Whether hooks give this saved tensor; if not, it raises the error from now on."""
+
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    try:
+        packed.register_hooks(torch.Tensor.detach, refuse)
+    except RuntimeError:  # it has some
+        return True
+    return False
 
 
 def laid(tensor: torch.Tensor, sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> torch.Tensor:

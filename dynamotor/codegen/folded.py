@@ -15,13 +15,11 @@ import torch
 from torch import fx
 
 from .. import _C
-from ..base.errors import BuildError
 from ..base.events import counters
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec
 from ..lower.fold import Fold
 from ..lower.rewrite import placeholders
-from ..runtime.fingerprint import Fingerprint
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
@@ -51,11 +49,7 @@ class FoldedCall:
     def __init__(self, program: Callable[..., tuple[Any, ...]], part: Part) -> None:
         self.program, self.part, self._sources, self._specs = program, part, part.sources, part.specs
         self._compute = part.gm.forward
-        self._fingerprint = self._hash()
         self._state: tuple[Any, tuple[torch.Tensor, ...]] | None = None
-
-    def _hash(self) -> Fingerprint | None:
-        return Fingerprint([spec for _, spec in self.part.sources])
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self.program(*inputs, *self.constants(inputs))
@@ -65,29 +59,21 @@ class FoldedCall:
         sources = [inputs[i] for i, _ in self._sources]
         key = self._key(sources)
         state = self._state
-        if state is None or key is None or state[0] != key:
+        if state is None or state[0] != key:
             counters["fold"]["computed"] += 1
             with torch.inference_mode(False), _below_autograd():
                 made = zip(self._compute(*sources), self._specs, strict=True)
                 state = self._state = (key, tuple([_as_compiled(tensor, spec) for tensor, spec in made]))
         return state[1]
 
-    def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes] | None:
-        """What the sources hold, as a hash, where they lie and how often they were written; None (compute
-        again) when the hash function cannot be built."""
-        if self._fingerprint is not None:
-            try:
-                return self._fingerprint.of(sources), _C.tensor_stamps(sources)
-            except BuildError:
-                self._fingerprint = None
-        return None
+    def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes]:
+        """What the sources hold, as a hash (`(data_ptr, _version)` alone does not see `p.data.mul_(2)`), where they
+        lie and how often they were written."""
+        return _C.fingerprint(sources), _C.tensor_stamps(sources)
 
 
 class FoldedOnce(FoldedCall):
     """The same, of inputs that nobody can write: the constants are computed once."""
-
-    def _hash(self) -> None:
-        return None
 
     def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes]:
         return 0, b""

@@ -164,11 +164,15 @@ def environment() -> tuple[str, ...]:
     )
 
 
+_LIBC = "CS_GNU_LIBC_VERSION"
+
+
 @functools.cache
 def _versions() -> tuple[str, ...]:
     return (
         sys.version,
-        platform.platform(),
+        *platform.uname()[:5:2],  # not `platform.platform()`, which starts a process to ask for the processor
+        str(_LIBC in os.confstr_names and os.confstr(_LIBC)),
         torch.__version__,
         str(torch.version.git_version),
         _hash_of_package(),

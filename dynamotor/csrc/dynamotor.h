@@ -35,6 +35,7 @@ typedef struct {
     bool ready;              /* false: every tensor read goes through Python */
     Py_ssize_t offset;       /* of at::Tensor inside the Python object */
     Py_ssize_t keys_offset;  /* of the dispatch key set inside c10::TensorImpl */
+    Py_ssize_t storage_offset; /* of the pointer to its storage in there */
     PyTypeObject *tensor_type; /* torch.Tensor */
     int32_t (*get_data_ptr)(TensorHandle, void **);
     int32_t (*get_dtype)(TensorHandle, int32_t *);
@@ -127,6 +128,9 @@ bool other_hooks_see_frames(void);
 /* Calls it while torch.compile does not look. */
 PyObject *call_unseen(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int frame_hook_init(PyObject *module);
+
+/* ---- fingerprint.c ---- */
+int fingerprint_init(PyObject *module);
 
 /* ---- timing.c ---- */
 extern PyTypeObject Timing_Type;

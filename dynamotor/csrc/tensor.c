@@ -53,12 +53,21 @@ enum { PLAIN = 0, CONJUGATE = 1, SPARSE = 4, NEGATIVE = 6, ZEROS = 7, N_SAMPLES 
 /* What a tensor's keys say of its memory: elements lie there (not in a sparse or packed form), and lie there as they are. */
 static uint64_t dense_key, lazy_keys;
 
+static PyObject *slow_storage(PyObject *tensor) {
+    PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
+    PyObject *number = storage != NULL ? PyObject_GetAttrString(storage, "_cdata") : NULL;
+    Py_XDECREF(storage);
+    if (number != NULL) return number;
+    PyErr_Clear();
+    return PyLong_FromLong(0);
+}
+
 static bool find_offsets(PyObject *torch) {
     PyObject *torch_c = PyObject_GetAttrString(torch, "_C");
     PyObject *aoti = torch_c != NULL ? PyObject_GetAttrString(torch_c, "_aoti") : NULL;
     PyObject *names = PyDict_New();
     PyObject *samples = NULL;
-    uint32_t in_object = (1u << OBJECT_WORDS) - 1, in_impl = (1u << IMPL_WORDS) - 1;
+    uint32_t in_object = (1u << OBJECT_WORDS) - 1, in_impl = (1u << IMPL_WORDS) - 1, of_storage = in_impl;
     uint64_t keys[N_SAMPLES];
     bool ok = false;
     if (aoti == NULL || names == NULL || PyDict_SetItemString(names, "torch", torch) < 0) goto done;
@@ -71,13 +80,19 @@ static bool find_offsets(PyObject *torch) {
         int words = (int)(Py_TYPE(tensor)->tp_basicsize / (Py_ssize_t)sizeof(void *));
         in_object = words_holding(tensor, words < OBJECT_WORDS ? words : OBJECT_WORDS, (uint64_t)(uintptr_t)impl, in_object);
         in_impl = words_holding(impl, IMPL_WORDS, keys[i], in_impl);
+        if (i == SPARSE) continue;
+        PyObject *storage = slow_storage(tensor);
+        if (storage != NULL) of_storage = words_holding(impl, IMPL_WORDS, (uint64_t)PyLong_AsUnsignedLongLong(storage), of_storage);
+        Py_XDECREF(storage);
     }
     dense_key = keys[PLAIN] & ~keys[SPARSE];
     lazy_keys = (keys[CONJUGATE] | keys[NEGATIVE] | keys[ZEROS]) & ~keys[PLAIN];
     /* Exactly one word of each must be left. */
-    if (__builtin_popcount(in_object) == 1 && __builtin_popcount(in_impl) == 1 && __builtin_popcountll(dense_key) == 1) {
+    if (__builtin_popcount(in_object) == 1 && __builtin_popcount(in_impl) == 1 && __builtin_popcount(of_storage) == 1 &&
+        __builtin_popcountll(dense_key) == 1) {
         shim.offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(in_object);
         shim.keys_offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(in_impl);
+        shim.storage_offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(of_storage);
         ok = true;
     }
 done:
@@ -411,7 +426,9 @@ static PyObject *slow_layouts(PyObject *items) {
         PyObject *dtype = PyObject_GetAttrString(tensor, "dtype");
         PyObject *sizes = dtype != NULL ? PyObject_CallMethod(tensor, "size", NULL) : NULL;
         PyObject *strides = sizes != NULL ? PyObject_CallMethod(tensor, "stride", NULL) : NULL;
-        PyObject *layout = strides != NULL ? PyTuple_Pack(3, dtype, sizes, strides) : NULL;
+        PyObject *storage = strides != NULL ? slow_storage(tensor) : NULL;
+        PyObject *layout = storage != NULL ? PyTuple_Pack(4, storage, dtype, sizes, strides) : NULL;
+        Py_XDECREF(storage);
         Py_XDECREF(dtype);
         Py_XDECREF(sizes);
         Py_XDECREF(strides);
@@ -423,8 +440,10 @@ static PyObject *slow_layouts(PyObject *items) {
     return result;
 }
 
-/* The words of a tensor's layout: whether memory holds something else than the tensor shows, its dtype and device, the
- * number of dimensions, sizes, strides. Returns how many there are; sparse tensors have none. */
+enum { LAYOUT_WORDS = 4, MAX_LAYOUT = LAYOUT_WORDS + 2 * MAX_DIMS };
+
+/* The words of a tensor's layout: its storage; whether memory holds something else than the tensor shows,
+ * its dtype and device, the number of dimensions, sizes, strides. Returns how many there are; sparse tensors have none. */
 static Py_ssize_t layout_words(PyObject *tensor, int64_t *words) {
     int64_t ndim, *sizes, *strides;
     int32_t dtype, device_type, device_index;
@@ -435,13 +454,15 @@ static Py_ssize_t layout_words(PyObject *tensor, int64_t *words) {
         shim.get_strides(handle, &strides))
         return 0;
     if (words != NULL) {
-        *words++ = (int64_t)(*(uint64_t *)((char *)tensor_impl(tensor) + shim.keys_offset) & lazy_keys);
+        uint64_t keys = *(uint64_t *)((char *)tensor_impl(tensor) + shim.keys_offset);
+        *words++ = *(int64_t *)((char *)tensor_impl(tensor) + shim.storage_offset);
+        *words++ = (int64_t)(keys & lazy_keys);
         *words++ = dtype + ((int64_t)device_type << 16) + ((int64_t)device_index << 32);
         *words++ = ndim;
         memcpy(words, sizes, sizeof(int64_t) * (size_t)ndim);
         memcpy(words + ndim, strides, sizeof(int64_t) * (size_t)ndim);
     }
-    return (Py_ssize_t)(3 + 2 * ndim);
+    return (Py_ssize_t)(LAYOUT_WORDS + 2 * ndim);
 }
 
 static PyObject *py_tensor_layouts(PyObject *self, PyObject *tensors) {
@@ -460,6 +481,30 @@ static PyObject *py_tensor_layouts(PyObject *self, PyObject *tensors) {
     return result;
 }
 
+static bool lie_as_noted(PyObject *items, const int64_t *noted, Py_ssize_t left) {
+    int64_t words[MAX_LAYOUT];
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); i++) {
+        Py_ssize_t n = layout_words(PySequence_Fast_GET_ITEM(items, i), NULL);
+        if (n > MAX_LAYOUT || n > left) return false;
+        layout_words(PySequence_Fast_GET_ITEM(items, i), words);
+        if (memcmp(words, noted, sizeof(int64_t) * (size_t)n) != 0) return false;
+        noted += n;
+        left -= n;
+    }
+    return left == 0;
+}
+
+static PyObject *py_lie_as_noted(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (n != 2) return PyErr_Format(PyExc_TypeError, "lie_as_noted takes tensors and what tensor_layouts gave");
+    if (UNLIKELY(!shim.ready || !PyBytes_Check(args[1]))) Py_RETURN_FALSE;
+    PyObject *items = PySequence_Fast(args[0], "lie_as_noted takes a sequence of tensors");
+    if (items == NULL) return NULL;
+    bool same = lie_as_noted(items, (const int64_t *)PyBytes_AS_STRING(args[1]),
+                             PyBytes_GET_SIZE(args[1]) / (Py_ssize_t)sizeof(int64_t));
+    Py_DECREF(items);
+    return PyBool_FromLong(same);
+}
+
 static PyObject *py_tensor_reads_are_direct(PyObject *self, PyObject *unused) { return PyBool_FromLong(shim.ready); }
 
 static PyMethodDef methods[] = {
@@ -467,8 +512,11 @@ static PyMethodDef methods[] = {
     {"tensor_stamps", py_tensor_stamps, METH_O,
      "tensor_stamps(tensors) -> bytes of (data pointer, version) of each: equal bytes, unchanged data"},
     {"tensor_layouts", py_tensor_layouts, METH_O,
-     "tensor_layouts(tensors) -> bytes of (lazy, dtype and device, ndim, *sizes, *strides) of each; a tuple of (dtype, sizes,\n"
-     "strides) where tensors are not read in C. Equal ones: tensors that lie alike"},
+     "tensor_layouts(tensors) -> bytes of (storage, lazy, dtype and device, ndim, *sizes, *strides) of each; a tuple of\n"
+     "(storage, dtype, sizes, strides) where tensors are not read in C"},
+    {"lie_as_noted", (PyCFunction)(void (*)(void))py_lie_as_noted, METH_FASTCALL,
+     "lie_as_noted(tensors, layouts) -> whether they lie where and as tensor_layouts noted; false where tensors are not read\n"
+     "in C"},
     {"tensor_reads_are_direct", py_tensor_reads_are_direct, METH_NOARGS,
      "Whether tensors are read in C (true) or through Python attributes"},
     {NULL, NULL, 0, NULL},

@@ -493,12 +493,15 @@ def mapped(leaf: Callable[[Any], Any], value: Any) -> Any:
     return {name: mapped(leaf, v) for name, v in value.items()} if kind is dict else leaf(value)
 
 
+_HOLDERS = (tuple, list, dict)  # asked of each argument of each op
+
+
 def leaves_in(value: Any) -> list[Any]:
     """The things that tuples, lists and dicts hold."""
-    if not isinstance(value, tuple | list | dict):
+    if not isinstance(value, _HOLDERS):
         return [value]
     items = value.values() if isinstance(value, dict) else value
-    return [leaf for v in items for leaf in (leaves_in(v) if isinstance(v, tuple | list | dict) else (v,))]
+    return [leaf for v in items for leaf in (leaves_in(v) if isinstance(v, _HOLDERS) else (v,))]
 
 
 def evaluate(value: Any, of: Mapping[Symbol, Any]) -> Any:
