@@ -432,7 +432,7 @@ def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
         return spec.empty().zero_()
     if tangent.layout is not torch.strided:  # an embedding's
         tangent = tangent.to_dense()
-    return laid(tangent, spec.shape, spec.stride)
+    return laid(tangent, spec.stride)
 
 
 class _SecondDerivative(torch.autograd.Function):

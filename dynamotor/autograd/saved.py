@@ -15,7 +15,7 @@ import torch
 from dynamotor import _C
 
 from ..base.errors import BackendError
-from ..graph.spec import is_lazy
+from ..graph.spec import copy_as, is_lazy
 
 # lie_as_noted(tensors, tensor_layouts(tensors)): they lie where and as they did
 tensor_layouts, lie_as_noted = _C.tensor_layouts, _C.lie_as_noted
@@ -61,7 +61,7 @@ def _again(tensor: torch.Tensor, now: _Layout, then: _Layout, packed: Any) -> to
     )
     if other or now.storage != then.storage and not _has_hooks(packed, error):
         raise error
-    return laid(tensor, then.sizes, then.strides)
+    return laid(tensor, then.strides)
 
 
 def _has_hooks(packed: Any, error: BackendError) -> bool:
@@ -77,9 +77,8 @@ def _has_hooks(packed: Any, error: BackendError) -> bool:
     return False
 
 
-def laid(tensor: torch.Tensor, sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> torch.Tensor:
-    """The tensor of these sizes, or a copy of it, with these strides, in elements."""
+def laid(tensor: torch.Tensor, strides: tuple[Any, ...]) -> torch.Tensor:
+    """The tensor, or a copy of it, with these strides, in elements."""
     if tensor.stride() == strides and not is_lazy(tensor):
         return tensor
-    once = tensor[tuple([slice(None if stride else 1) for stride in strides])]  # expanded ones lie there once
-    return once.new_empty_strided(once.shape, strides).copy_(once).as_strided(sizes, strides)
+    return copy_as(tensor, strides)

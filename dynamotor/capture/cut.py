@@ -33,6 +33,7 @@ from .source import Arg
 from .trace import Trace
 from .values.base import Value
 from .values.function import FunctionValue, globals_of
+from .values.traceback import lacks_traceback
 
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
@@ -141,7 +142,7 @@ def emit_break(
             assert isinstance(saved, HandledValue) and handled is not None
             stack[level], handled = handled, saved.value
         for value in stack:
-            if isinstance(value, Value) and issubclass(value.python_type(), BaseException):
+            if isinstance(value, Value) and lacks_traceback(value):
                 cg.statement(f"{cg.constant(in_flight)}({cg.emit(value)})")
         states.append((frame, at, list(at.flat(slots, stack))))
     for _, at, values in states:  # what has a name is what CPython has there

@@ -592,6 +592,11 @@ def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     )
 
 
+@builtin_rule(sys.exception)
+def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(None) if trace.handled is None else trace.handled
+
+
 @builtin_rule(sys._getframe)
 def _frame(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     stop = unsupported(

@@ -25,6 +25,7 @@ from ..base.errors import InternalError, UserLine
 from ..base.events import counters
 from ..graph.op_facts import is_collective
 from ..graph.sizes import numbers
+from ..graph.spec import copy_as
 from ..lower.lowering import COPY_
 from ..lower.program import ExternStep, Program
 from ..runtime.memory import poison
@@ -233,7 +234,7 @@ class Checked:
 
     def _private(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, those that the graph writes as copies."""
-        return [_copy(x) if i in self.written else x for i, x in enumerate(inputs)]
+        return [copy_as(x, x.stride()) if i in self.written else x for i, x in enumerate(inputs)]
 
     def _moved(self, gm: fx.GraphModule, given: Sequence[Any], state: torch.Tensor) -> list[Values]:
         """All values of runs in which eager might have rounded otherwise; each draws the same random
@@ -300,7 +301,9 @@ def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., A
             elif (
                 node.target is COPY_ and node.args[0].op == "placeholder"
             ):  # behind everything that reads what was there
-                copies.append((node, values[node.args[0]], _copy(values[node.args[1]])))
+                copies.append(
+                    (node, values[node.args[0]], copy_as(values[node.args[1]], values[node.args[1]].stride()))
+                )
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = compute(node, _RELAXED.get(node.target, node.target), args, kwargs)
@@ -311,10 +314,6 @@ def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., A
 
 def _wide(x: Any) -> Any:
     return x.to(_WIDER[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDER else x
-
-
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x.detach())
 
 
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")

@@ -17,7 +17,7 @@ from torch import fx
 from .. import _C
 from ..base.events import counters
 from ..graph.sizes import numbers
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, copy_as
 from ..lower.fold import Fold
 from ..lower.rewrite import placeholders
 
@@ -83,4 +83,4 @@ def _as_compiled(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The constant with the strides that the program was compiled for; oneDNN's packed weights have none."""
     if tensor.is_mkldnn or tensor.stride() == spec.stride:
         return tensor
-    return torch.empty_strided(numbers(spec.shape), numbers(spec.stride), dtype=spec.dtype).copy_(tensor)
+    return copy_as(tensor, numbers(spec.stride))

@@ -33,7 +33,7 @@ from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Size, equal, hint, is_symbolic
-from ..graph.spec import CPU, TensorSpec, is_lazy
+from ..graph.spec import CPU, TensorSpec, copy_as, is_lazy
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs
@@ -129,7 +129,7 @@ class Expected:
         if self.planned:
             raise self._error(str(found))
         counters["restrided"][str(self.target)] += 1
-        return _copied(value, spec.shape, spec.stride)
+        return copy_as(value, spec.stride)
 
     def sized(self, shape: Shape, stride: Shape) -> Any:
         """The check of a result of these sizes."""
@@ -176,11 +176,6 @@ def _unforeseen(step: ExternStep | Expected, found: str, foretold: str) -> Backe
     )
 
 
-def _copied(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
-    """A copy in memory of its own, with the given strides."""
-    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
 def _recorded(label: str, kernel: Callable[..., None], *args: Any) -> None:
     with torch._C._profiler._RecordFunctionFast(label):
         kernel(*args)
@@ -197,7 +192,7 @@ HELPERS: dict[str, Any] = {
     "torch": torch,
     "view": _view,
     "view_dtype": _view_dtype,
-    "copied": _copied,
+    "copied": copy_as,
     "written": _written,
 }
 _LATER = ("take", "new", "check", "watch", "on_device", "current_stream", "stream", "call", "given", "_")
@@ -474,7 +469,7 @@ class Writer:
         buffer = self.program.buffers[ref.name]
         used[ref.name] += 1
         if buffer.kind == "const" or ref.name in self.holds:
-            return f"copied({self.ref(ref)}, {ref.shape}, {ref.stride})"
+            return f"copied({self.ref(ref)}, {ref.stride})"
         whole = _is_whole(ref, buffer)
         if whole and (buffer.kind == "input" or used[ref.name] == 1):
             return ref.name

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from .bodies import Body
 from .shape_tensor import ShapeTensor
 from .sizes import Size, evaluate
-from .spec import TensorSpec
+from .spec import TensorSpec, copy_as
 
 Tensors = Sequence[torch.Tensor]
 Compile = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
@@ -94,7 +94,7 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     stride = evaluate(spec.stride, known)
     if tensor.stride() == stride:
         return tensor
-    return tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
+    return copy_as(tensor, stride)
 
 
 class Cond(ControlFlow):

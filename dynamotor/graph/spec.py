@@ -157,6 +157,21 @@ class TensorSpec:
         return f"{name}{list(self.shape)}{dense}" + ("" if self.device.type == "cpu" else f" {self.device}")
 
 
+def copy_as(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """The same numbers in memory of its own with these strides, in elements."""
+    made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return write(made, tensor)
+
+
+def write(place: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`place.copy_(tensor)`, also where `place` has expanded dimensions, which `copy_` refuses."""
+    if 0 in place.stride():
+        once = tuple([slice(None if step else 1) for step in place.stride()])
+        place[once].copy_(tensor[once], non_blocking)
+        return place
+    return place.copy_(tensor, non_blocking)
+
+
 def duplicate(t: torch.Tensor, held: dict[int, torch.UntypedStorage] | None = None) -> torch.Tensor:
     """The same numbers in memory of its own, laid out as here; a leaf. `held`: copies of memory by the original,
     so that tensors share them as the originals do."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
+from ..graph.spec import copy_as
 
 aten = torch.ops.aten
 
@@ -116,8 +117,7 @@ class OwnStorage:
         self.__name__ = f"own_storage_{getattr(target, '__name__', 'op')}"
 
     def __call__(self, x: torch.Tensor, *args: Any) -> Any:
-        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        return self.target(copy.copy_(x), *args)
+        return self.target(copy_as(x, x.stride()), *args)
 
     def __repr__(self) -> str:
         return f"OwnStorage({self.target})"

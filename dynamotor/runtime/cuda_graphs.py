@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from ..base.events import counters, emit
+from ..graph.spec import copy_as, write
 from . import device_memory
 from .launch import data_pointers
 from .memory import reinterpret
@@ -127,7 +128,7 @@ class _Result:
         """The tensor that the caller gets."""
         t = self.tensor
         if self.copied:
-            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+            return copy_as(t, t.stride())
         return reinterpret(t, t.shape, t.stride(), 0)
 
 
@@ -158,9 +159,7 @@ class _Recording:
             elif i in static or in_graph_memory(x):
                 self.fixed.append(i)
             else:
-                arguments[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(
-                    x
-                )
+                arguments[i] = copy_as(x, x.stride())
                 self.copied.append((i, arguments[i]))
         self.pointers = data_pointers([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
@@ -217,7 +216,7 @@ class _Recording:
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Replay."""
         for i, place in self.copied:
-            place.copy_(inputs[i], non_blocking=True)
+            write(place, inputs[i], non_blocking=True)
         self.replay()
         return tuple(
             [
@@ -360,13 +359,7 @@ class GraphedCall:
             return "parameters move between calls"
         if self.mutated - self.static:
             return "an input that is no parameter or buffer is changed in place"
-        for i, x in enumerate(inputs):
-            if not isinstance(x, torch.Tensor):
-                continue
-            if not self._recorder.is_ours(x):
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and not self._recorder.is_ours(x):
                 return f"an input lies on {x.device}"
-            if i not in self.static and any(
-                n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True)
-            ):
-                return "an expanded input"
         return ""

@@ -37,7 +37,7 @@ from ..base.errors import BuildError, UsageError
 from ..base.events import collect
 from ..codegen import stored
 from ..graph.plain import decode, encode
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, copy_as
 from ..runtime import build
 
 FORMAT = "dynamotor-package-1"
@@ -338,9 +338,7 @@ def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         raise ValueError(f"a weight of shape {list(tensor.shape)} in the place of {spec}")
     if tensor.stride() == spec.stride:
         return tensor
-    return torch.empty_strided([*map(int, spec.shape)], [*map(int, spec.stride)], dtype=spec.dtype).copy_(
-        tensor
-    )
+    return copy_as(tensor, [*map(int, spec.stride)])
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:

@@ -5,6 +5,7 @@ raises alone.
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 
 import pytest
@@ -262,3 +263,40 @@ def test_members_of_exceptions_that_nobody_set_are_no_missing_attributes():
 
     x = torch.ones(2)
     assert dynamotor.compile(f, backend="eager")(x)[1] == f(x)[1] == [False, True]
+
+
+def takes_its_traceback_off(x, log):
+    try:
+        try:
+            raise ValueError(3)
+        except Exception as error:
+            log.append(error.with_traceback(None) is sys.exception())
+            torch._dynamo.graph_break()
+            log.append(error.__traceback__)
+            raise
+    except Exception as error:
+        log += [error.__traceback__ is None, sys.exception() is error]
+    log.append(sys.exception())
+    return x + 1
+
+
+def keeps_its_traceback(x, log):
+    error = ValueError(3)
+    error.__traceback__ = None
+    try:
+        raise error
+    except ValueError:
+        torch._dynamo.graph_break()
+        log.append(error.__traceback__ is None)
+        error.__traceback__ = None
+        return x + 1
+
+
+@pytest.mark.parametrize("function", [takes_its_traceback_off, keeps_its_traceback])
+def test_a_traceback_that_was_taken_off_stays_off_behind_a_break(function):
+    """61002:2972 of the fuzzer."""
+    logs = [], []
+    for run, log in zip((function, dynamotor.compile(function)), logs):
+        run(torch.ones(2), log)
+    assert logs[0] == logs[1]
+    assert dynamotor.explain(function)(torch.ones(2), []).graph_break_count >= 1

@@ -72,3 +72,21 @@ def test_a_filled_copy_lies_as_its_source_does_without_holes(value: float | torc
     for x in (torch.randn(3, 3).t(), torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(4, 6)):
         found, wanted = (f(x, torch.tensor([1])) for f in (dynamotor.compile(fn), fn))
         assert (found.stride(), found.tolist()) == (wanted.stride(), wanted.tolist())
+
+
+@pytest.mark.parametrize("isa", ["", "portable"])
+def test_an_expanded_result_of_planned_memory_lies_as_eagers(isa):
+    """Found by the fusion fuzzer, 61001:49331: an op that aten runs into planned memory, its result expanded by the
+    backward of a sum. `copy_` refuses to write expanded memory."""
+
+    def fn(x):
+        return F.mish(x.sum(1))
+
+    grads = []
+    with dynamotor.config.patch(isa=isa):
+        for call in (fn, dynamotor.compile(fn)):
+            torch.manual_seed(0)
+            x = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
+            grads += torch.autograd.grad(call(x), x, torch.arange(7.0, dtype=torch.float64))
+    torch.testing.assert_close(grads[1], grads[0])
+    assert grads[1].stride() == grads[0].stride() == (1, 0)

@@ -41,6 +41,14 @@ def note_line(error: Value, code: types.CodeType, line: int | None) -> None:
         error.slots["__traceback__"] = TracebackValue(((code, line or code.co_firstlineno), *lines))
 
 
+def lacks_traceback(value: Value) -> bool:
+    """Whether it is an exception whose traceback the trace did not set, not even to None."""
+    if isinstance(value, UserObject):
+        set_here = value.slots if value.obj is MISSING else value.changed_slots
+        return "__traceback__" not in set_here and issubclass(value.cls, BaseException)
+    return issubclass(value.python_type(), BaseException)
+
+
 def make_traceback(lines: Sequence[Line]) -> types.TracebackType | None:
     """A traceback that shows these lines, over frames that do nothing."""
     inner = None
