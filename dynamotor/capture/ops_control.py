@@ -182,12 +182,6 @@ def end_send(frame: Frame, instr: Instr, target: int) -> None:
     del frame.stack[-2]
 
 
-@opcode("STOPITERATION_ERROR")
-def stopiteration_error(frame: Frame, instr: Instr, target: int) -> None:
-    if issubclass(frame.stack[-1].python_type(), StopIteration):
-        frame.stack[-1] = frame.trace.error(RuntimeError, "generator raised StopIteration").value
-
-
 # Exceptions -------------------------------------------------------------------------------------------------
 @opcode("RAISE_VARARGS")
 def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:

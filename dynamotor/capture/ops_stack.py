@@ -20,7 +20,7 @@ from .values.function import CellValue, FunctionValue
 from .values.klass import SuperValue
 
 
-@opcode("NOP", "END_SEND_NOP")
+@opcode("NOP", "STOPITERATION_ERROR")  # the latter: `GeneratorValue` makes it a RuntimeError, in 3.11 too
 def nop(frame: Frame, instr: Instr, target: int) -> None:
     pass
 
