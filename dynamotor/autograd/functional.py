@@ -43,7 +43,8 @@ class Alias:
     **kwargs)`.
 
     `grad_mode` is the mode in which the view was made: it is replayed in the same. `get` makes the node on
-    the first read, for outputs of multi-output ops that may never be read. `one_of` is the call that such a
+    the first read, for outputs of multi-output ops that may never be read. `born`: after how many writes it
+    was made. `one_of` is the call that such a
     one is replayed by: autograd refuses writes into views that come several at once.
     """
 
@@ -53,6 +54,7 @@ class Alias:
         "node",
         "get",
         "seen",
+        "born",
         "parent",
         "func",
         "args",
@@ -74,6 +76,7 @@ class Alias:
         get: Callable[[], torch.fx.Node] | None = None,
     ) -> None:
         self.memory, self.spec, self.node, self.get, self.seen = memory, spec, node, get, memory.version
+        self.born = memory.version
         self.parent, self.func, self.args, self.kwargs = parent, func, args, kwargs or {}
         self.grad_mode = torch.is_grad_enabled()
         self.one_of: tuple[int, OpOverload, tuple, dict[str, Any]] | None = (

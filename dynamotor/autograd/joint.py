@@ -293,7 +293,9 @@ def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: Shape
     detach = _detach(tensor, source)
     if not steps and not detach:  # a view of all of it (`x[...]`) is another tensor
         steps = ((aten.alias.default, (), {}, True),)
-    return OutputPlan(kind, index, steps, detach=detach)
+    return OutputPlan(
+        kind, index, steps, detach, early=kind == "input" and tensor.note.born < tensor.note.memory.version
+    )
 
 
 def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:

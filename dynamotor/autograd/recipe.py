@@ -26,7 +26,7 @@ class OutputPlan:
 
     detach: "" where the output is eager's view of it, "last" where it is a tensor apart that shares its
     memory, "first" where it is a view of such a tensor. kind "constant" holds a plain number or a size in
-    `constant`.
+    `constant`. early: a view of an input that was made before the last write to it.
     """
 
     kind: str
@@ -34,6 +34,7 @@ class OutputPlan:
     steps: tuple[Step, ...] = ()
     detach: str = ""
     constant: Any = None
+    early: bool = False
 
 
 @plain

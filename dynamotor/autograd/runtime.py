@@ -163,4 +163,26 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
             _set_grad_enabled(before)
         return tensor.detach() if detach == "last" else tensor
 
-    return make
+    return _before_the_write(index, make) if plan.early else make
+
+
+def _before_the_write(
+    index: int, make: Callable[[Sequence, Sequence], Any]
+) -> Callable[[Sequence, Sequence], Any]:
+    """A view that is made as if its base, which the graph has written, had yet to be: where gradients begin on
+    the base later, PyTorch then knows that the view is older than the write.
+    """
+    set_versions = torch._C._autograd._unsafe_set_version_counter
+
+    def run(inputs: Sequence, values: Sequence) -> Any:
+        base = inputs[index]
+        if base.is_inference():
+            return make(inputs, values)
+        now = base._version
+        set_versions((base,), (now - 1,))
+        try:
+            return make(inputs, values)
+        finally:
+            set_versions((base,), (now,))
+
+    return run

@@ -93,3 +93,41 @@ def test_a_view_that_autograd_refuses_to_read_is_handed_on() -> None:
         return x * 2
 
     assert torch.equal(dynamotor.compile(f)(torch.ones(3)), torch.full((3,), 2.0)) and len(seen) == 2
+
+
+def rows_then_a_write(x: torch.Tensor) -> tuple:
+    first, second = x.unbind(0)
+    x.relu_()
+    return first, second[1:]
+
+
+def a_row_then_a_write(x: torch.Tensor) -> tuple:
+    row = x[0]
+    x.relu_()
+    return row, x[1]
+
+
+def writes_through_a_row(x: torch.Tensor) -> tuple:
+    row = x[0]
+    row.relu_()
+    x.add_(1)
+    return row, row[:1], x[:, 1]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+@pytest.mark.parametrize("function", [rows_then_a_write, a_row_then_a_write, writes_through_a_row])
+def test_a_view_knows_that_it_is_older_than_a_write(function, backend):
+    """61002:4315 of the fuzzer. Gradients begin on the written tensor later: eager asks whether a view of it is as
+    old as the write."""
+    found = []
+    for run in (function, dynamotor.compile(function, backend=backend)):
+        x = torch.arange(-4.0, 4.0).view(2, 4).clone()
+        views = run(x)
+        x.requires_grad_()
+        found.append([x.tolist()])
+        for view in views:
+            try:
+                found[-1] += [view.is_leaf, view.grad_fn is not None and view.grad_fn.name(), view.tolist()]
+            except RuntimeError as error:
+                found[-1].append(str(error))
+    assert found[0] == found[1]
