@@ -53,8 +53,15 @@ enum { PLAIN = 0, CONJUGATE = 1, SPARSE = 4, NEGATIVE = 6, ZEROS = 7, N_SAMPLES 
 /* What a tensor's keys say of its memory: elements lie there (not in a sparse or packed form), and lie there as they are. */
 static uint64_t dense_key, lazy_keys;
 
+/* Whether its storage is what the tensor is known by; each copy of an xla tensor has another one, without memory. */
+static bool lies_in_storage(int32_t device_type) { return device_type <= 1; /* c10::DeviceType: CPU, CUDA */ }
+
 static PyObject *slow_storage(PyObject *tensor) {
-    PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
+    PyObject *is_cpu = PyObject_GetAttrString(tensor, "is_cpu"), *is_cuda = PyObject_GetAttrString(tensor, "is_cuda");
+    bool stored = is_cpu == Py_True || is_cuda == Py_True;
+    Py_XDECREF(is_cpu);
+    Py_XDECREF(is_cuda);
+    PyObject *storage = stored ? PyObject_CallMethod(tensor, "untyped_storage", NULL) : NULL;
     PyObject *number = storage != NULL ? PyObject_GetAttrString(storage, "_cdata") : NULL;
     Py_XDECREF(storage);
     if (number != NULL) return number;
@@ -455,7 +462,7 @@ static Py_ssize_t layout_words(PyObject *tensor, int64_t *words) {
         return 0;
     if (words != NULL) {
         uint64_t keys = *(uint64_t *)((char *)tensor_impl(tensor) + shim.keys_offset);
-        *words++ = *(int64_t *)((char *)tensor_impl(tensor) + shim.storage_offset);
+        *words++ = lies_in_storage(device_type) ? *(int64_t *)((char *)tensor_impl(tensor) + shim.storage_offset) : 0;
         *words++ = (int64_t)(keys & lazy_keys);
         *words++ = dtype + ((int64_t)device_type << 16) + ((int64_t)device_index << 32);
         *words++ = ndim;
