@@ -48,7 +48,7 @@ static const char *SAMPLES =
     "(torch.ones(2, 3), torch.ones(4, dtype=torch.complex64).conj(), torch.nn.Parameter(torch.ones(5)),"
     " torch.empty(2, device='meta'), torch.ones(3).to_sparse(), torch.ones(2, 2)[1:], torch._neg_view(torch.ones(2)),"
     " torch._efficientzerotensor((2,)))";
-enum { PLAIN = 0, CONJUGATE = 1, SPARSE = 4, NEGATIVE = 6, ZEROS = 7, N_SAMPLES = 8 };
+enum { PLAIN = 0, CONJUGATE = 1, META = 3, SPARSE = 4, NEGATIVE = 6, ZEROS = 7, N_SAMPLES = 8 };
 
 /* What a tensor's keys say of its memory: elements lie there (not in a sparse or packed form), and lie there as they are. */
 static uint64_t dense_key, lazy_keys;
@@ -87,7 +87,7 @@ static bool find_offsets(PyObject *torch) {
         int words = (int)(Py_TYPE(tensor)->tp_basicsize / (Py_ssize_t)sizeof(void *));
         in_object = words_holding(tensor, words < OBJECT_WORDS ? words : OBJECT_WORDS, (uint64_t)(uintptr_t)impl, in_object);
         in_impl = words_holding(impl, IMPL_WORDS, keys[i], in_impl);
-        if (i == SPARSE) continue;
+        if (i == SPARSE || i == META) continue;
         PyObject *storage = slow_storage(tensor);
         if (storage != NULL) of_storage = words_holding(impl, IMPL_WORDS, (uint64_t)PyLong_AsUnsignedLongLong(storage), of_storage);
         Py_XDECREF(storage);
