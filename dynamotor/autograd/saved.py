@@ -7,7 +7,7 @@ be made again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,25 +51,28 @@ def _parts(layouts: bytes | tuple) -> Iterator[_Layout]:
 
 def _again(tensor: torch.Tensor, now: _Layout, then: _Layout, packed: Any) -> torch.Tensor:
     other = now[1:3] != then[1:3]
-    error = BackendError(
-        "DM407",
-        f"a tensor of sizes {then.sizes} saved for the backward "
-        + (f"is {tensor.dtype} {now.sizes} on {tensor.device} now" if other else "has other data now"),
-        why="hooks for saved tensors gave another one back, or its `.data` was replaced",
-        cure="keep sizes, dtype and device, replace data after the backward, or run the function eager "
-        "(dynamotor.disable)",
-    )
-    if other or now.storage != then.storage and not _has_hooks(packed, error):
-        raise error
+    dtype, device = (
+        tensor.dtype,
+        tensor.device,
+    )  # `refuse` may become a hook of the graph: it must not hold the tensor
+
+    def refuse(_: torch.Tensor) -> torch.Tensor:
+        raise BackendError(
+            "DM407",
+            f"a tensor of sizes {then.sizes} saved for the backward "
+            + (f"is {dtype} {now.sizes} on {device} now" if other else "has other data now"),
+            why="hooks for saved tensors gave another one back, or its `.data` was replaced",
+            cure="keep sizes, dtype and device, replace data after the backward, or run the function eager "
+            "(dynamotor.disable)",
+        )
+
+    if other or now.storage != then.storage and not _has_hooks(packed, refuse):
+        refuse(tensor)
     return laid(tensor, then.strides)
 
 
-def _has_hooks(packed: Any, error: BackendError) -> bool:
-    """Whether hooks give this saved tensor; if not, it raises the error from now on."""
-
-    def refuse(tensor: torch.Tensor) -> torch.Tensor:
-        raise error
-
+def _has_hooks(packed: Any, refuse: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether hooks give this saved tensor; if not, it is refused from now on."""
     try:
         packed.register_hooks(torch.Tensor.detach, refuse)
     except RuntimeError:  # it has some

@@ -234,7 +234,7 @@ class Checked:
 
     def _private(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, those that the graph writes as copies."""
-        return [copy_as(x, x.stride()) if i in self.written else x for i, x in enumerate(inputs)]
+        return [copy_as(x.detach(), x.stride()) if i in self.written else x for i, x in enumerate(inputs)]
 
     def _moved(self, gm: fx.GraphModule, given: Sequence[Any], state: torch.Tensor) -> list[Values]:
         """All values of runs in which eager might have rounded otherwise; each draws the same random
