@@ -16,6 +16,7 @@ from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from ..base.events import emit
+from ..graph.raised import show_its_line
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec
@@ -175,10 +176,15 @@ class StagedCall:
         values: list[Any] = [*inputs, *[None] * (self.count - len(inputs))]
         for stage in self.stages:
             arguments = [values[i] for i in stage.takes]
-            call = stage.call or self._compiled(stage, arguments)
-            for i in stage.drops:
-                values[i] = None
-            for i, value in zip(stage.gives, call(*arguments), strict=True):
+            try:
+                call = stage.call or self._compiled(stage, arguments)
+                for i in stage.drops:
+                    values[i] = None
+                given = call(*arguments)
+            except RuntimeError as error:  # of autograd: only here are the stage and what it was given known
+                show_its_line(error, stage.gm, arguments)
+                raise
+            for i, value in zip(stage.gives, given, strict=True):
                 values[i] = value
         return tuple([values[i] for i in self.result])
 

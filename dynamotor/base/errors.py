@@ -10,9 +10,10 @@ import linecache
 import os
 import sys
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, FunctionType, TracebackType
 
 _STANDARD = os.path.dirname(linecache.__file__) + os.sep
+_STUB = (lambda: sys._getframe()).__code__  # on one line: positions count from the first
 _LIBRARIES = ("dynamotor", "torch", "jax", "jaxlib")
 
 
@@ -28,6 +29,17 @@ class UserLine:
         text = linecache.getline(self.filename, self.lineno).strip()
         where = f"{self.filename}:{self.lineno}" + (f" in {self.function}" if self.function else "")
         return f"{where}\n    {text}" if text else where
+
+    def traceback(self) -> TracebackType:
+        """A traceback that shows this line."""
+        name = self.function
+        return traceback_at(self.lineno, co_filename=self.filename, co_name=name, co_qualname=name)
+
+
+def traceback_at(line: int, inner: TracebackType | None = None, **names: str) -> TracebackType:
+    """A traceback of one more line around `inner`; `names` are those of its code object."""
+    frame = FunctionType(_STUB.replace(**names, co_firstlineno=line), {"sys": sys})()  # type: ignore[arg-type]
+    return TracebackType(inner, frame, frame.f_lasti, line)
 
 
 def user_line() -> UserLine | None:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ..base.errors import UserLine
-from .values.traceback import traceback_at
+from ..graph.raised import show_its_line
 
 _NOTE = (
     "the compiled call had written its inputs: what it did to Python objects before this line is not done "
@@ -55,15 +55,11 @@ def as_eager_raises(
             steps.run(*copy.deepcopy(given), enable_io_processing=False)
     except type(error) as found:
         if steps.at is not None:
-            names = {
-                "co_filename": steps.at.filename,
-                "co_name": steps.at.function,
-                "co_qualname": steps.at.function,
-            }
-            error = found.with_traceback(traceback_at(steps.at.lineno, **names))
+            error = found.with_traceback(steps.at.traceback())
             error.__context__ = None
     except Exception:  # a copy may fail where the call did not: its error is not the program's
         pass
+    show_its_line(error, gm, inputs or ())
     if replays:
         error.add_note(_NOTE)
     return error

@@ -50,3 +50,48 @@ def test_the_line_and_words_are_eagers(function: Any, backend: str) -> None:
         *expected, _ = raised(function, 7)
         assert found == expected
         assert ["DM405" in note for note in notes] == [True] * (function is rows)
+
+
+W = torch.randn(4)
+
+
+def views_in_a_loop(x: torch.Tensor, y: torch.Tensor) -> None:
+    for part in list(y.unbind(0)):
+        x -= part + W.requires_grad_()
+
+
+def a_view_made_in_the_graph(x: torch.Tensor, y: torch.Tensor) -> None:
+    W.requires_grad_()
+    for part in y.unbind(0):
+        x -= part + W
+
+
+def a_view_given(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x -= W.requires_grad_()
+    return y * 2
+
+
+def a_part_of_a_view_given(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    before = y.sum()
+    x -= W.requires_grad_()
+    return before, y[0] * 2
+
+
+def stale_view(function: Any) -> tuple[type, str, str | None]:
+    W.requires_grad_(False)
+    base = torch.randn(4, 4)
+    given = base[1] if function.__name__.startswith(("views", "a_view_made")) else base.unbind(0)[1]
+    with pytest.raises(RuntimeError) as raised:
+        function(base[1:], given)
+    [line] = [t.line for t in traceback.extract_tb(raised.value.__traceback__) if t.filename == __file__][1:]
+    return raised.type, str(raised.value), line
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize(
+    "function", [views_in_a_loop, a_view_made_in_the_graph, a_view_given, a_part_of_a_view_given]
+)
+def test_views_that_autograd_refuses_to_read_raise_at_the_programs_line(function: Any, backend: str) -> None:
+    compiled = dynamotor.compile(function, backend=backend)
+    for _ in range(2):
+        assert stale_view(compiled) == stale_view(function)

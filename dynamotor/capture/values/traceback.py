@@ -4,11 +4,11 @@ trace.
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ...base.errors import traceback_at
 from .base import MISSING, Value
 from .user_object import UserObject
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..output import Codegen
 
 Line = tuple[types.CodeType, int]
-_STUB = (lambda: sys._getframe()).__code__  # on one line: positions count from the first
 
 
 class TracebackValue(Value):
@@ -57,9 +56,3 @@ def make_traceback(lines: Sequence[Line]) -> types.TracebackType | None:
             line, inner, co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname
         )
     return inner
-
-
-def traceback_at(line: int, inner: types.TracebackType | None = None, **names: str) -> types.TracebackType:
-    """A traceback of one more line around `inner`; `names` are those of its code object."""
-    frame = types.FunctionType(_STUB.replace(**names, co_firstlineno=line), {"sys": sys})()  # type: ignore[arg-type]
-    return types.TracebackType(inner, frame, frame.f_lasti, line)
