@@ -22,6 +22,7 @@ from ..base.config import config
 from ..base.errors import InternalError
 from ..base.events import counters, emit
 from ..base.log import log
+from ..graph.module import graph_module
 from ..graph.size_nodes import is_size
 from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten
 from ..graph.spec import TensorSpec
@@ -140,7 +141,7 @@ class Variants:
         for node in self.gm.graph.nodes:
             if node.op != "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-        stage = fx.GraphModule(self.gm, graph, class_name=type(self.gm).__name__)
+        stage = graph_module(graph, type(self.gm).__name__, self.gm)
         if len(numbers) < sum(map(is_size, self.inputs)):
             stage.meta["shape_env"] = env
         return stage

@@ -60,7 +60,7 @@ from .source import Const, Source
 from .stance import stance
 from .trace import Trace
 from .values import context, deque, instances, klass, nn_module, tensor, torch_function
-from .values.base import Raised, Value
+from .values.base import Raised, Value, functions_without_rule
 
 # Importing these registers their opcodes, call rules and value kinds.
 REGISTERED = (
@@ -435,6 +435,7 @@ class Compiler:
                 cure="report this; dynamotor.disable(fn) keeps the function out",
             ) from error
         finally:
+            functions_without_rule.clear()
             sys.setrecursionlimit(limit)
         counters["frames"]["captured"] += 1
         counters["capture"]["graphs"] += captured.gm is not None

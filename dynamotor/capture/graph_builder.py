@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ..base.errors import UserLine
+from ..graph.module import graph_module
 from ..graph.sizes import Size
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class GraphBuilder:
         """The finished graph with a flat tuple of outputs."""
         node = self.graph.output(tuple(outputs))
         node.meta["val"] = tuple(o.meta["val"] for o in outputs)
-        gm = fx.GraphModule(torch.nn.Module(), self.graph, class_name="Captured")
+        gm = graph_module(self.graph, "Captured")
         gm.meta["static_inputs"] = frozenset(self.static)
         env = next((e.meta["val"].env for e in self.graph.nodes if type(e.meta.get("val")) is Size), None)
         if env is not None:

@@ -46,8 +46,10 @@ class Reader:
         """
         if type(row) in _FACTS and type(row.source) is Const:
             return
-        if row not in self.guards:
-            self.guards[row] = self.trace.user_line() if self.heard else None
+        if not self.heard:
+            self.guards.setdefault(row)
+        elif row not in self.guards:
+            self.guards[row] = self.trace.user_line()
 
     def wrap(self, source: Source, obj: Any) -> Value:
         """The value of `obj`, which `source` leads to. See `Trace.wrap`."""

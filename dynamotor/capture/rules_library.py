@@ -51,7 +51,7 @@ from .values.base import (
     wrap_rule,
 )
 from .values.constant import PURE_TYPES, Constant, is_none
-from .values.containers import ListValue, TupleValue
+from .values.containers import DictValue, ListValue, TupleValue, contents_of
 from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
@@ -293,6 +293,20 @@ register_all(
         ),
     ),
 )
+
+
+@builtin_rule(dataclasses.fields)
+def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """As its own code, which runs a frame for each field: a transformer's outputs have ten."""
+    table = None
+    if len(args) == 1 and not kwargs and isinstance(args[0], UserObject):
+        found = trace.type_attr(args[0].cls, "__dataclass_fields__")
+        table = None if found is MISSING else contents_of(args[0].getattr(trace, "__dataclass_fields__"))
+    if not isinstance(table, DictValue):
+        return trace.inline_function(dataclasses.fields, args, kwargs)
+    fields = [field for _, field in table.load().values()]
+    plain = dataclasses._FIELD  # type: ignore[attr-defined]
+    return TupleValue([f for f in fields if f.getattr(trace, "_field_type").real() is plain])
 
 
 def _pure_rule(fn: types.FunctionType) -> None:

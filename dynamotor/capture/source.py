@@ -38,7 +38,7 @@ class Source:
     def __init__(self, base: Source | None, key: Any = None) -> None:
         object.__setattr__(self, "base", base)
         object.__setattr__(self, "key", key)
-        object.__setattr__(self, "_hash", hash((type(self).__name__, base, self._key_identity())))
+        object.__setattr__(self, "_hash", hash((type(self), base, self._key_identity())))
 
     def _key_identity(self) -> Any:
         return self.key

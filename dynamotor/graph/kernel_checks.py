@@ -11,6 +11,7 @@ RuntimeError: Subtraction, the `-` operator, with a bool tensor is not supported
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -126,7 +127,7 @@ def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     found = _checks.get(func)
     if found is None:
         found = _checks[func] = _choose(func)
-    if any(type(leaf) is torch.SymInt for leaf in leaves_in((args, kwargs))):
+    if torch.SymInt in map(type, leaves_in((args, kwargs))):
         args, kwargs = _bounded(func, args, kwargs)
     for one in found:
         one(func, args, kwargs)
@@ -216,7 +217,10 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     bits.
     """
     tensors = list(_tensors((args, tuple(kwargs.values()))))
-    named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
+    names = _argument_names(func)
+    if "dim" not in names and len(found := {t.dtype for t in tensors}) == 1 and found.pop().is_floating_point:
+        return
+    named = dict(zip(names, args)) | kwargs
     dim, rank = named.get("dim"), max([1, *[t.dim() for t in tensors[:1]]])
     if type(dim) is int and not -rank <= dim < rank:
         _ask_element(func, args, kwargs)
@@ -240,9 +244,14 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     _ask(func, args, kwargs, _spec, make)
 
 
+@functools.cache
+def _argument_names(func: OpOverload) -> tuple[str, ...]:
+    return tuple([a.name for a in func._schema.arguments])
+
+
 def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """Whether the number fits into the dtype."""
-    named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
+    named = dict(zip(_argument_names(func), args)) | kwargs
     number = next(
         (named[name] for name in _NUMBERS if type(named.get(name)) in (int, float, bool, complex)), None
     )

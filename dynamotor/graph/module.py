@@ -33,4 +33,4 @@ def copy_of(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph as it is now; what compiles it rewrites it in place."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    return torch.fx.GraphModule(gm, graph)
+    return graph_module(graph, "GraphModule", gm)

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.module import graph_module
 from ..graph.nodes import needed_for, operand, overload, spec_of
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
@@ -139,7 +140,7 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
         made.append(len(inputs) + number)
     graph.eliminate_dead_code()
     gm.recompile()
-    fold = Fold(fx.GraphModule(gm, part, "Constants"), sources, len(wanted))
+    fold = Fold(graph_module(part, "Constants", gm), sources, len(wanted))
     return fold, replace(info, static_inputs=info.static_inputs | frozenset(made))
 
 

@@ -11,6 +11,7 @@ the trace). One object is one value: `is` compares values, so never make two val
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -293,6 +294,10 @@ def call_finder(finder: Callable[[Any], CallRule | None]) -> Callable[[Any], Cal
     return finder
 
 
+# Python functions that no finder of this capture knows; empty between captures, since marks are set at any time.
+functions_without_rule: set[types.FunctionType] = set()
+
+
 # How a descriptor found on a class binds to an instance: type of the descriptor ->
 # (trace, descriptor, name, instance, class) -> Value.
 Binder = Callable[["Trace", Any, str, Value, type], Value]
@@ -307,12 +312,15 @@ def find_rule(fn: Any, args: Sequence[Value] = ()) -> CallRule | None:
             return size_rules[fn]
     except TypeError:
         return None
-    if rule is None:
+    if rule is None and fn not in functions_without_rule:
         for finder in call_finders:
             rule = finder(fn)
             if rule is not None:
                 builtin_rules[fn] = rule
                 break
+        else:
+            if type(fn) is types.FunctionType:
+                functions_without_rule.add(fn)
     if any(a.takes_over for a in args):
         return overrides[0](fn, rule)
     return rule

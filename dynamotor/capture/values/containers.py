@@ -349,7 +349,7 @@ class DictValue(Value):
             return pair[1]
         if self.complete or key in self.changed or key in self.absent:
             return None
-        if not is_real_key(key):
+        if type(key) is not str and not is_real_key(key):
             pair = self.load().get(key)
             return None if pair is None else pair[1]
         if dict.__contains__(self.obj, key):
@@ -360,6 +360,18 @@ class DictValue(Value):
             self.trace.reader.guard(MissingKey(self.source, key))
         self.absent.add(key)
         return None
+
+    def holds_empty_dict(self, key: str) -> bool:
+        """Whether an item that the trace has not met is an empty dict; guarded, and no value is made of it."""
+        if self.obj is MISSING or self.complete or self.trusted or key in self.table or key in self.changed:
+            return False
+        found = dict.get(self.obj, key)
+        if type(found) not in (dict, OrderedDict) or found or id(found) in self.trace.reader.values:
+            return False
+        source = DictItem(self.source, key)
+        self.trace.reader.guard(TypeIs(source, type(found)))
+        self.trace.reader.guard(DictKeys(source, ()))
+        return True
 
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
         """`dict.__setitem__`."""

@@ -69,6 +69,9 @@ class NNModuleValue(UserObject):
         return not any(self._filled(trace, name) for name in _HOOKS) and not _global_hooks(trace)
 
     def _filled(self, trace: Trace, table: str) -> bool:
+        attributes = self.dict(trace)
+        if attributes is not None and attributes.holds_empty_dict(table):
+            return False
         found = self.instance_attr(trace, table)
         contents = None if found is None else contents_of(found)
         return contents is None or contents.truth(trace)
@@ -137,13 +140,14 @@ class NNModuleValue(UserObject):
 
 def _global_hooks(trace: Trace) -> bool:
     """Whether hooks for all modules are registered; guarded."""
-    for name in _GLOBAL_HOOKS:
-        table = getattr(torch_module, name)
-        value = trace.wrap(Const(table, f"torch.nn.modules.module.{name}"), table)
-        contents = contents_of(value)
-        if contents is None or contents.truth(trace):
-            return True
-    return False
+    tables = trace.__dict__.get("_global_hooks")
+    if tables is None:
+        real = [
+            (Const(table := getattr(torch_module, n), f"torch.nn.modules.module.{n}"), table)
+            for n in _GLOBAL_HOOKS
+        ]
+        tables = trace.__dict__["_global_hooks"] = [contents_of(trace.wrap(*pair)) for pair in real]
+    return any(table is None or table.truth(trace) for table in tables)
 
 
 @wrap_rule(Module, subclasses=True)

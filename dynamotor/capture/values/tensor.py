@@ -277,12 +277,18 @@ def is_static(source: Any) -> bool:
 
 def _input_name(source: Any) -> str:
     """A placeholder's name: the path to the tensor, without the tables in which modules keep things."""
-    words = [
-        w
-        for w in re.findall(r"\w+", str(source))
-        if w not in ("_modules", "_parameters", "_buffers", "__dict__")
-    ]
-    return "_".join(words)[-60:].lstrip("_0123456789") or "arg"
+    words: list[str] = []
+    while type(source) in (DictItem, InstanceDict) and type(source.base) in (DictItem, InstanceDict, Const):
+        if type(source.key) not in (str, type(None)):
+            break
+        words[:0] = _WORDS(source.key or "")
+        source = source.base
+    words[:0] = _WORDS(str(source))
+    named = [w for w in words if w not in ("_modules", "_parameters", "_buffers", "__dict__")]
+    return "_".join(named)[-60:].lstrip("_0123456789") or "arg"
+
+
+_WORDS = re.compile(r"\w+").findall
 
 
 def tensor_values(trace: Trace) -> dict[int, TensorValue]:
