@@ -280,6 +280,10 @@ def run_programs(job: Job) -> Answer:
         except programs.Endless:
             answer["tally"]["endless in eager"] += 1
             continue
+        except programs.Refused as refused:
+            answer["tally"]["refused"] += 1
+            answer["refused"][str(refused)] += 1
+            continue
         answer["tally"]["wrong" if found else "right"] += 1
         way = programs.kind(found[0]) if found else ""
         if found and way not in told:
@@ -302,7 +306,7 @@ def _problems_of_smaller(program: Any) -> list[str]:
     """A smaller program may lack what ended its loop."""
     try:
         return programs.problems(program)
-    except programs.Endless:
+    except (programs.Endless, programs.Refused):
         return []
 
 

@@ -221,6 +221,18 @@ def _backward(result: Any) -> Any:
     return None
 
 
+class Refused(Exception):
+    """A compiled call said by a code that it does not follow the program there (docs/trust.md)."""
+
+
+def check_refusal(program: PythonProgram, seen: dict[str, Any]) -> None:
+    """Raise `Refused` where a backward met other data than its forward: eager follows `x.data = ...` for some
+    of what it saved.
+    """
+    if str(seen["backward"]).startswith("[DM407]") and ".data = " in program.source():
+        raise Refused("DM407")
+
+
 class Endless(BaseException):
     """A call that does not end; no `except Exception` of a program takes it."""
 
@@ -260,6 +272,7 @@ def problems(program: PythonProgram) -> list[str]:
                         got = compiled.call(n)
                 except Endless:
                     return [f"call {n}: error: none in eager, no end compiled"]
+                check_refusal(program, got)
                 for what in want:
                     found = difference(want[what], got[what], what)
                     if found:

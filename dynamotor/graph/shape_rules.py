@@ -332,12 +332,18 @@ STATISTICS = {
     aten.native_layer_norm.default: False, aten.native_group_norm.default: False, aten.native_batch_norm.default: True,
     aten._native_batch_norm_legit_functional.default: True, aten._native_batch_norm_legit.no_stats: True,
     aten._native_batch_norm_legit_no_training.default: True, aten._batch_norm_no_update.default: True,
+    aten._native_batch_norm_legit.default: True, aten._batch_norm_with_update.default: True,
+}  # fmt: skip
+
+
+_TRAINING_IS_SAID = {
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default,
 }  # fmt: skip
 
 
 def _evaluates(func: OpOverload, args: tuple) -> bool:
     """Whether a batch norm uses its running statistics. args: those behind the input."""
-    if func in (aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default):
+    if func in _TRAINING_IS_SAID:
         return not args[4]
     return func in (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 

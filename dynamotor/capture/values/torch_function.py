@@ -271,6 +271,25 @@ def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
 
 
+def _row_major_without_gradient(fn: Callable[..., Any]) -> None:
+    """A CPU has a kernel of its own where no gradient is asked for, whose result is row-major; PyTorch never
+    takes it for subclasses of tensors, so the trial runs the other.
+    """
+
+    @builtin_rule(fn)
+    def _rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        result = torch_call(trace, fn, args, kwargs)
+        if isinstance(result, TensorValue):
+            example = result.example
+            if not example.requires_grad and example.device.type == "cpu":
+                return torch_call(trace, "contiguous", [result], {})
+        return result
+
+
+_row_major_without_gradient(torch.max_pool1d)
+_row_major_without_gradient(torch.nn.functional.max_pool1d)
+
+
 @builtin_rule(torch.nn.functional.interpolate)
 def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """PyTorch's own entry takes no symbols: with them, the call is that of the op."""
