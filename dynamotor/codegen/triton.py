@@ -19,8 +19,9 @@ from . import triton_sizes
 from .cpp import structure
 from .triton_kernel import Piece, TileEmitter, TritonFunction
 from .triton_ops import unmarked
-from .triton_plan import plan_kernel
+from .triton_plan import DEFAULT, NewBuffer, plan_kernel
 from .triton_scan import ScanTiles
+from .triton_tuning import GpuTuning
 from .verify import verify_places, verify_triton
 
 
@@ -69,7 +70,7 @@ def _canonical(piece: Piece) -> str:
     return f"{structure(piece.kernel)}\n{[(n, order[b]) for n, b in piece.partial.items()]}"
 
 
-def expand(program: Program) -> Program:
+def expand(program: Program, tuning: GpuTuning = DEFAULT) -> Program:
     """The program with each loop step replaced by its launches, and buffers for what they hand to each
     other.
     """
@@ -82,14 +83,14 @@ def expand(program: Program) -> Program:
 
     steps: list[Step] = []
     for step in program.steps:
-        steps += _launches(step, new_buffer) if isinstance(step, LoopStep) else [step]
+        steps += _launches(step, new_buffer, tuning) if isinstance(step, LoopStep) else [step]
     expanded = Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)
     verify_program(expanded)
     return expanded
 
 
-def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
-    pieces = plan_kernel(step.kernel, new_buffer)
+def _launches(step: LoopStep, new_buffer: NewBuffer, tuning: GpuTuning) -> Iterator[TritonStep]:
+    pieces = plan_kernel(step.kernel, new_buffer, tuning)
     for piece in pieces:
         function = emit_piece(piece)
         yield TritonStep(

@@ -375,14 +375,14 @@ def a_triton_kernel_stores_to_an_operand(plant):
 
 @faults.add("DM913", two_sums_and_a_map, A, B, target="triton")
 def launches_for_final_statements_are_missing(plant):
-    plant.setattr(triton_plan, "_maps_of", lambda *args: [])
-    plant.setattr(triton_plan, "_finish", lambda *args: [])
+    plant.setattr(triton_plan.Planner, "maps_of", lambda *args: [])
+    plant.setattr(triton_plan.Planner, "finish", lambda *args: [])
 
 
 @faults.add("DM913", sums, A, B, target="triton")
 def partial_sums_are_added_up_before_they_are_there(plant):
     real = triton_plan.plan_kernel
-    plant.setattr("dynamotor.codegen.triton.plan_kernel", lambda kernel, new: real(kernel, new)[::-1])
+    plant.setattr("dynamotor.codegen.triton.plan_kernel", lambda *given: real(*given)[::-1])
 
 
 test_each_fault_is_found = faults.test()
