@@ -11,9 +11,10 @@ from ..graph.sizes import Dim, Size, divides
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten, is_zero
 from ..lower.ir import Kernel, Reduce, Store, of_kind
+from ..runtime.cpp_text import loop
 from .cpp_body import Scope
 from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
-from .cpp_ops import COMBINE, ctype, reduce_start
+from .cpp_ops import ctype, reduce_start
 from .cpp_sums import Strips, loses
 
 
@@ -80,13 +81,13 @@ class ColsEmitter(Emitter):
             name = self.vars[self.lane] if self.lane else "col"
             scalar = self._block(place, 1, 1, chunks, name)
             start = self.number(self.columns - tail)
-            loop = f"for(i64 {name}={start};{name}<{columns};{name}++){{{scalar}}}" if self.lane else scalar
+            text = loop(name, columns, scalar, start=start) if self.lane else scalar
             if self.lane and self.width > TAIL and type(self.columns) is Size:
                 self.body.widths.add(TAIL)
                 narrow = self._block(place, 1, TAIL, chunks, name)
-                loop = f"i64 {name}={start};for(;{name}+{TAIL}<={columns};{name}+={TAIL}){{{narrow}}}\n"
-                loop += f"for(;{name}<{columns};{name}++){{{scalar}}}"
-            parts.append(loop if is_zero(blocks) else f"else{{{loop}}}")
+                text = f"i64 {name}={start};{loop(name, columns, narrow, start=None, step=TAIL)}\n"
+                text += loop(name, columns, scalar, start=None)
+            parts.append(text if is_zero(blocks) else f"else{{{text}}}")
         head = f"const i64 block=task%{every};" + (
             f"const i64 chunk=task/{self.number(tasks)};" if chunks != "1" else ""
         )
@@ -184,12 +185,9 @@ class ColsEmitter(Emitter):
             scope = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             at = self.body.index(self._flat(), scope)
             for s in self.reductions:
-                t, result = ctype(s.expr.dtype, width), self.body.fresh()
-                combine = COMBINE[s.kind].format("s_", f"ld<{t}>(acc{s.id}+c_*{self._kept()}+{at})")
-                scope.lines.append(
-                    f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
-                )
-                self.complete(s, scope, result, width)
+                t, acc = ctype(s.expr.dtype, width), f"acc{s.id}"
+                other = f"ld<{t}>({acc}+c_*{self._kept()}+{at})"
+                self.add_chunks(s, t, f"ld<{t}>({acc}+{at})", other, chunks, scope, width)
             for last in self.kernel.final:
                 self.store(of_kind(last, Store), scope)
             return "".join(scope.lines)
@@ -201,8 +199,8 @@ class ColsEmitter(Emitter):
             loops = f"i64 {name}=0;"
             columns = self.number(self.columns)
             if self.width > 1:
-                loops += f"for(;{name}+{self.width}<={columns};{name}+={self.width}){{{block(self.width)}}}"
+                loops += loop(name, columns, block(self.width), start=None, step=self.width)
             if self.width == 1 or not divides(self.width, self.columns):
-                loops += f"for(;{name}<{columns};{name}++){{{block(1)}}}"
+                loops += loop(name, columns, block(1), start=None)
         decode = self.decode("flat", self.outer, self.vars) if self.outer else ""
-        return f"for(i64 flat=0;flat<{self.number(outer)};flat++){{{decode}{''.join(place.lines)}{loops}}}\n"
+        return loop("flat", self.number(outer), [decode, *place.lines, loops]) + "\n"

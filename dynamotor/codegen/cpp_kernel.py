@@ -33,6 +33,7 @@ from ..lower.ir import (
     roots,
     walk,
 )
+from ..runtime.cpp_text import loop
 from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 from .cpp_sums import STRIP, Strips, loses
@@ -180,16 +181,15 @@ class Emitter:
         kernel.
         """
         work = self.work()
-        loop = f"for(i64 {name}={{}};{name}<{{}};{name}++){{{{{{}}}}}}"
         if config.threads == 1 or is_one(tasks) or type(work) is int and work < PARALLEL_WORK:
-            return loop.format("0", count, inside)
+            return loop(name, count, inside)
         if type(tasks) is Size or type(work) is Size:
             pays = f"{self.number(work)}>={PARALLEL_WORK}&&{self.number(tasks)}>1"
-            part = loop.format("first_", "last_", inside)
+            part = loop(name, "last_", inside, start="first_")
             head = f"const i64 first_=0,last_={count};over({pays},last_,{config.threads or 0},[=](i64 first_,i64 last_)"
             return f"{{{head}{{{part}}});}}"
         clause = f" num_threads({config.threads})" if config.threads else ""
-        return f"\n#pragma omp parallel for schedule(static){clause}\n{loop.format('0', count, inside)}"
+        return f"\n#pragma omp parallel for schedule(static){clause}\n{loop(name, count, inside)}"
 
     def chunks(self, rows: Dim, least: int, nbytes: Dim) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it
@@ -203,6 +203,15 @@ class Emitter:
             return str(count), ""
         parts = f"{self.number(work)}>={PARALLEL_WORK},{self.number(rows)},{least},{self.number(nbytes)}"
         return "chunks", f"const i64 chunks=parts({parts});"
+
+    def add_chunks(
+        self, s: Reduce, t: str, first: str, other: str, chunks: str, scope: Scope, width: int
+    ) -> None:
+        """Combine the chunks' results in order: the first one with each `other`, whose number is c_."""
+        result = self.body.fresh()
+        more = f"for(i64 c_=1;c_<{chunks};c_++)s_={COMBINE[s.kind].format('s_', other)};"
+        scope.lines.append(f"{t} {result};{{{t} s_={first};{more}{result}=s_;}}")
+        self.complete(s, scope, result, width)
 
     def complete(self, s: Reduce, scope: Scope, name: str, width: int) -> None:
         """The reduction's result has this name from now on."""
@@ -323,9 +332,10 @@ class RowsEmitter(Emitter):
         )
         if blocked:
             head += f"const i64 lo=task%{self.number(blocks)}*{BLOCK},hi=lo+{BLOCK}<{size}?lo+{BLOCK}:{size};"
-        for v in outer:
-            head += f"for(i64 {names[v]}=0;{names[v]}<{self.number(v.size)};{names[v]}++){{"
-        inside = head + "".join(row.lines) + "}" * len(outer)
+        inside = "".join(row.lines)
+        for v in reversed(outer):
+            inside = loop(names[v], self.number(v.size), inside)
+        inside = head + inside
         last = self._finish("1", {}) if k.final or k.final_once else ""
         if is_one(tasks * blocks):
             return f"{{const i64 task=0;{inside}}}{last}"
@@ -357,11 +367,9 @@ class RowsEmitter(Emitter):
         inside = f"const i64 last=(chunk+1)*{count}/{chunks};for(i64 row=chunk*{count}/{chunks};row<last;){{"
         inside += f"const i64 until=row+{STRIP}<last?row+{STRIP}:last;"
         inside += f"for(;row<until;row++){{{decode}{''.join(row.lines)}}}{''.join(keep)}}}"
-        loop = (
-            self.over("chunk", int(chunks) if chunks.isdigit() else rows, chunks, "".join(start) + inside)
-            + "\n"
-        )
-        return f"{head}char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
+        tasks = int(chunks) if chunks.isdigit() else rows
+        sums = self.over("chunk", tasks, chunks, "".join(start) + inside)
+        return f"{head}char*room_=(char*)room({offset});{room}{sums}\n{self._finish(chunks, places)}"
 
     def _finish(self, chunks: str, places: dict[int, tuple[str, str, str]]) -> str:
         """Combine the chunks' accumulators, then the final statements over the inner loops, then those done
@@ -389,25 +397,16 @@ class RowsEmitter(Emitter):
 
     def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: Scope) -> None:
         name, span, t = place
-        result = self.body.fresh()
-        combine = COMBINE[s.kind].format("s_", f"{name}[c_*{span}]")
-        scope.lines.append(
-            f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
-        )
-        self.complete(s, scope, result, 1)
+        self.add_chunks(s, t, f"{name}[0]", f"{name}[c_*{span}]", chunks, scope, 1)
 
     def _combine_lane(
         self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: Scope
     ) -> None:
         name, n, _ = place
         t = ctype(s.expr.dtype, scope.width)
-        result = self.body.fresh()
         at = self.body.index(position, scope)
-        combine = COMBINE[s.kind].format("s_", f"ld<{t}>({name}+c_*{n}+{at})")
-        scope.lines.append(
-            f"{t} {result};{{{t} s_=ld<{t}>({name}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
-        )
-        self.complete(s, scope, result, scope.width)
+        first, other = f"ld<{t}>({name}+{at})", f"ld<{t}>({name}+c_*{n}+{at})"
+        self.add_chunks(s, t, first, other, chunks, scope, scope.width)
 
     # -- one row ---------------------------------------------------------------------------------------------
     def _row(self, row: Scope, limits: tuple[str, str] | None) -> None:

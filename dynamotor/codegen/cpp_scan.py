@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..graph.spec import numel
 from ..lower.index import Var
 from ..lower.ir import Expr, Kernel, Scan, Store, of_kind
+from ..runtime.cpp_text import loop
 from .cpp_body import Scope
 from .cpp_kernel import Emitter
 from .cpp_ops import COMBINE, ctype, reduce_start
@@ -45,9 +46,7 @@ class ScanEmitter(Emitter):
                     self._step(s, scope)
                 else:
                     self.store(of_kind(s, Store), scope)
-        parent.lines.append(
-            f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}"
-        )
+        parent.lines.append(loop(name, self.number(v.size), scope.lines))
 
     def _step(self, s: Scan, scope: Scope) -> None:
         """One element more in a running result."""

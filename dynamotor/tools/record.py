@@ -24,6 +24,7 @@ from ..graph.text import call_text, program_text
 from ..lower.ir import Expr, Kernel, roots, walk
 from ..lower.program import BufRef, ExternStep, LoopStep, Program, refs, touches
 from ..lower.text import kernel_text
+from ..runtime.cpp_text import laid_out
 
 _FREE = ("load", "const", "acc", "scratch", "scan", "index", "cast", "round_to")  # no arithmetic
 
@@ -216,7 +217,7 @@ class Record:
             nbytes,
             _flops(step.kernel),
             kernel_text(step.kernel),
-            function.source,
+            laid_out(function.source),
         )
 
     def _ddp(self, event: Event) -> None:
