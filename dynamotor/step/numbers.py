@@ -180,6 +180,8 @@ def _binary(func: Any) -> Any:
 
 def _question(kind: str, swapped: bool = False) -> Any:
     def ask(a: NumberNode, b: NumberNode) -> NumberNode:
+        x: Any
+        y: Any
         x, y = (b.value, a.value) if swapped else (a.value, b.value)
         return NumberNode(Question(kind, x, y), a.recorder)
 
@@ -227,7 +229,7 @@ class TensorsOfNumbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) is torch.SymFloat:
-            return torch.full((), args[0], **(kwargs or {}))
+            return torch.full((), args[0], **(kwargs or {}))  # type: ignore[call-overload]
         return func(*args, **(kwargs or {}))
 
 
