@@ -265,7 +265,7 @@ def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> N
     log("fallbacks", f"{name}: a {what} runs in eager PyTorch: {error}")
     if config.strict:
         raise BackendError(
-            "DM401",
+            "DM409",
             "the graph cannot be differentiated ahead of time",
             why=str(error),
             cure="see the cause, or set dynamotor.config.strict = False to run it op by op",

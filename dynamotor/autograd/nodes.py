@@ -445,7 +445,7 @@ class _SecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple:
         raise BackendError(
-            "DM402",
+            "DM408",
             "the gradient of a compiled function's gradient was asked for",
             why="the backward is compiled once, without a backward of its own",
             cure="compute second derivatives on the original function (dynamotor.disable)",

@@ -322,7 +322,7 @@ class GraphRecorder:
         alias = self.alias_of(target)
         if sees_twice(alias.memory.base.spec.hinted()):  # also the elements that the view leaves out change
             raise UnsupportedOp(
-                "DM213",
+                "DM229",
                 "a write into memory that an input sees more than once",
                 cure="clone() the tensor first",
             )

@@ -158,7 +158,7 @@ def fresh(make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
     held = _lent.get(tensor.data_ptr()) if tensor.numel() else None
     if held is not None and held.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
         raise InternalError(
-            "DM923",
+            "DM924",
             "memory of a result that is still held was handed out again",
             why=f"{held.dtype}{list(held.shape)}",
             cure=_CURE,

@@ -17,6 +17,10 @@ from ..graph.sizes import Dim, Size, divides, equal, hint, is_symbolic
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index import Index, Var, flatten, is_one, is_zero
 from ..lower.ir import (
+    COLS,
+    ROW,
+    ROWS,
+    SCAN,
     Expr,
     Kernel,
     Phase,
@@ -86,7 +90,7 @@ def _rows_of_tile(rows: Dim, most: int, programs: int) -> int:
 def is_map(kernel: Kernel) -> bool:
     """Whether each element is computed on its own."""
     return (
-        kernel.template != "scan"
+        kernel.template != SCAN
         and len(kernel.phases) == 1
         and not (kernel.phases[0].row or kernel.final or kernel.final_once)
         and not any(isinstance(s, Reduce) for s in kernel.statements())
@@ -227,7 +231,7 @@ def _relative_to(s: Statement, tops: Mapping[int, Reduce]) -> int | None:
 
 def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
     """Whether memory is contiguous along the rows' last variable rather than along the row."""
-    if kernel.template == "cols":
+    if kernel.template == COLS:
         return bool(x) and x[-1].size > 1
     if not x or not r:
         return False
@@ -237,7 +241,7 @@ def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
 
 def _axes(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """(what is kept, what each program goes through)."""
-    if kernel.template == "cols":
+    if kernel.template == COLS:
         return (*kernel.outer, *kernel.inner), kernel.middle
     return kernel.outer, kernel.inner
 
@@ -250,7 +254,7 @@ def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Ph
     relative = []
     for s in reductions:
         if s.top is not None:
-            top = make("acc", (s.top, "row", Index({}, 0)), s.expr.dtype)
+            top = make("acc", (s.top, ROW, Index({}, 0)), s.expr.dtype)
             relative.append(
                 Reduce(s.id, "sum", op("mul", found[s.id], op("exp", op("sub", found[s.top], top))))
             )
@@ -259,7 +263,7 @@ def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Ph
 
 def one_row(kernel: Kernel) -> Kernel:
     """A sum over everything in one pass is one row, whatever loops it was cut into."""
-    if len(kernel.phases) != 1 or kernel.template != "rows" or kernel.final:
+    if len(kernel.phases) != 1 or kernel.template != ROWS or kernel.final:
         return kernel
     (phase,) = kernel.phases
     parts = {s.id: s for s in phase.inner if isinstance(s, Reduce)}
@@ -283,7 +287,7 @@ def _plain_columns(kernel: Kernel) -> Kernel:
     """Column sums are, on a GPU, reductions of rows that lie across memory: nothing lives through several of
     them.
     """
-    if kernel.template != "cols":
+    if kernel.template != COLS:
         return kernel
     inner = tuple(replace(s, across=False) if isinstance(s, Reduce) else s for s in kernel.phases[0].inner)
     return replace(kernel, phases=(replace(kernel.phases[0], inner=inner), *kernel.phases[1:]))
@@ -341,7 +345,7 @@ def plan_kernel(kernel: Kernel, new_buffer: NewBuffer, tuning: GpuTuning = DEFAU
     planner = Planner(new_buffer, tuning)
     overwrites = _keeps_what_it_overwrites(kernel)
     kernel = one_row(_plain_columns(_without_scratch(kernel)))
-    if kernel.template == "rows" and planner.tile(kernel, *_axes(kernel)).looped:
+    if kernel.template == ROWS and planner.tile(kernel, *_axes(kernel)).looped:
         kernel = with_exp_sums(kernel)
     pieces = planner.pieces(kernel)
     if overwrites and any(piece.plan.looped for piece in pieces):
@@ -366,7 +370,7 @@ class Planner:
     tuning: GpuTuning
 
     def pieces(self, kernel: Kernel) -> list[Piece]:
-        if kernel.template == "scan":
+        if kernel.template == SCAN:
             return [_piece(kernel, self.tile(kernel, kernel.outer, kernel.inner, "scan"))]
         reductions = [s for s in kernel.statements() if isinstance(s, Reduce)]
         across = [s for s in reductions if s.across]
@@ -374,7 +378,7 @@ class Planner:
             return self.across(kernel, across)
         if is_map(kernel):
             return [_piece(kernel, self.map_plan(kernel))]
-        if kernel.template == "rows" and (kernel.final or kernel.final_once):
+        if kernel.template == ROWS and (kernel.final or kernel.final_once):
             return self.separate_final(kernel)
         return self.rows(kernel)
 
@@ -518,7 +522,7 @@ class Planner:
             *kernel.final_once,
         )
         second = Kernel(
-            "cols", x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params
+            COLS, x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params
         )
         return [_piece(first, plan, partial), *self.rows(second)]
 
@@ -571,7 +575,7 @@ class Planner:
                     ready[s.id] = load(name, at, found.dtype)
             if inner and not made and not row:
                 k = Kernel(
-                    "rows",
+                    ROWS,
                     (*kernel.outer, *kernel.middle, *kernel.inner)[:-1],
                     (),
                     (*kernel.outer, *kernel.middle, *kernel.inner)[-1:],
@@ -697,7 +701,7 @@ class Planner:
                     name = self.new_buffer(TensorSpec.dense((1,), s.expr.dtype))
                     totals.append(Store(name, Index({}, 0), _acc_of(final, s.id), s.expr.dtype))
                     final = [_read_total(f, s.id, name, s.expr.dtype) for f in final]
-            second = Kernel("rows", (), (), (chunk,), (Phase(sums, (*totals, *once)),), params=kernel.params)
+            second = Kernel(ROWS, (), (), (chunk,), (Phase(sums, (*totals, *once)),), params=kernel.params)
             pieces += self.rows(second)
             once = []
         if lanes:
@@ -707,7 +711,7 @@ class Planner:
             )
             sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in lanes)
             third = Kernel(
-                "cols", r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params
+                COLS, r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params
             )
             pieces += self.rows(third)
             final = []
@@ -719,7 +723,7 @@ class Planner:
         for statements, loops in ((final, kernel.inner), (once, ())):
             if statements:
                 k = Kernel(
-                    "rows", loops[:-1], (), loops[-1:], (Phase(tuple(statements)),), params=kernel.params
+                    ROWS, loops[:-1], (), loops[-1:], (Phase(tuple(statements)),), params=kernel.params
                 )
                 pieces.append(_piece(k, self.map_plan(k)))
         return pieces

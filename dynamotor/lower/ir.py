@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -375,7 +376,31 @@ def loads_of(root: Expr) -> list[Expr]:
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logaddexp"]
-Template = Literal["rows", "cols", "scan"]
+
+
+class Template(StrEnum):
+    """The shape of a kernel's loops; see `Kernel`."""
+
+    ROWS = "rows"
+    COLS = "cols"
+    SCAN = "scan"
+
+
+ROWS, COLS, SCAN = Template
+
+
+class Level(StrEnum):
+    """How often something of a nest is done: for every element, once a row, for each kept element after all
+    rows, or once.
+    """
+
+    FULL = "full"
+    ROW = "row"
+    FINAL = "final"
+    ONCE = "once"
+
+
+FULL, ROW, FINAL, ONCE = Level
 Body = Callable[[tuple[Index, ...]], Expr]
 
 
@@ -521,7 +546,7 @@ def of_kind(s: Statement, kind: type[Kind]) -> Kind:
     if isinstance(s, kind):
         return s
     raise InternalError(
-        "DM910",
+        "DM915",
         f"the statement {s} where only a {kind.__name__} may stand",
         cure="this is a bug in dynamotor: please report it",
     )

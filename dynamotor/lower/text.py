@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .index import Var
-from .ir import Expr, Kernel, Reduce, Scan, Scratch, Statement, Store, roots, walk
+from .ir import COLS, Expr, Kernel, Reduce, Scan, Scratch, Statement, Store, roots, walk
 
 _INFIX = {
     "add": "+",
@@ -48,16 +48,16 @@ def kernel_text(kernel: Kernel) -> str:
     )
     lines = [f"{kernel.template}({', '.join([params, *(s.name for s in kernel.symbols)]).strip(', ')}):"]
     deep = _nest(lines, kernel.outer, 1, "parallel")
-    if kernel.template == "cols":
+    if kernel.template == COLS:
         deep = _nest(lines, kernel.inner, deep, "vector")
     for n, phase in enumerate(kernel.phases):
         lines.append(f"{'    ' * deep}# phase {n}")
-        within = kernel.middle if kernel.template == "cols" else kernel.inner
+        within = kernel.middle if kernel.template == COLS else kernel.inner
         if phase.inner:
             _block(lines, phase.inner, _nest(lines, within, deep, "range"), kinds)
         _block(lines, phase.row, deep, kinds)
     if kernel.final:
-        after = deep if kernel.template == "cols" else _nest(lines, kernel.inner, 1, "range")
+        after = deep if kernel.template == COLS else _nest(lines, kernel.inner, 1, "range")
         _block(lines, kernel.final, after, kinds)
     _block(lines, kernel.final_once, 1, kinds)
     return "\n".join(lines) + "\n"

@@ -20,7 +20,21 @@ from ..graph.sizes import Dim, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .fusion import Group
 from .index import Atom, Bounds, Div, Index, Loaded, Mod, Var, flatten
-from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots, walk
+from .ir import (
+    COLS,
+    COMPUTE_TYPE,
+    ROWS,
+    Expr,
+    ExternNode,
+    Kernel,
+    Node,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+    roots,
+    walk,
+)
 from .program import BufRef, LoopStep, Program, refs
 
 Facts = tuple[tuple[Index, Bounds], ...]  # what sums of terms (without a constant) lie between, both included
@@ -232,8 +246,8 @@ def levels(kernel: Kernel) -> Iterator[tuple[tuple[Var, ...], tuple[Statement, .
     """The statements in the order in which they are complete, with the loops that each runs in."""
     for phase in kernel.phases:
         yield (*kernel.outer, *kernel.middle, *kernel.inner), phase.inner
-        yield kernel.outer if kernel.template == "rows" else (*kernel.outer, *kernel.inner), phase.row
-    yield kernel.inner if kernel.template == "rows" else (*kernel.outer, *kernel.inner), kernel.final
+        yield kernel.outer if kernel.template == ROWS else (*kernel.outer, *kernel.inner), phase.row
+    yield kernel.inner if kernel.template == ROWS else (*kernel.outer, *kernel.inner), kernel.final
     yield (), kernel.final_once
 
 
@@ -436,9 +450,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
     """At elements taken at random (of the sizes at which it is compiled) the kernel stores what the group's
     nodes say, where they say it; rows are what they reduce."""
     loops = {v: re.findall(r"t\d+", v.name) for v in (*kernel.outer, *kernel.middle, *kernel.inner)}
-    along = {
-        name for v in (kernel.middle if kernel.template == "cols" else kernel.inner) for name in loops[v]
-    }
+    along = {name for v in (kernel.middle if kernel.template == COLS else kernel.inner) for name in loops[v]}
     if group.template and along != {v.name for v in group.loop}:
         _wrong("a kernel goes along other loops than its group", f"{group.loop}\n{kernel}")
     draw, by_name = random.Random(len(group.members)), {v.name: v for v in group.vars}

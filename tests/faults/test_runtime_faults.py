@@ -84,7 +84,7 @@ def test_a_wrong_spec_of_an_aten_call(monkeypatch, change):
 
 def test_a_pool_that_hands_out_live_memory(monkeypatch):
     monkeypatch.setattr(memory._Pooled, "is_free", lambda self: True)
-    caught("DM923", calls=12)
+    caught("DM924", calls=12)
 
 
 def test_buffers_planned_into_the_same_memory(monkeypatch):
