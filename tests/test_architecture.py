@@ -155,3 +155,16 @@ def test_an_error_code_has_one_row_and_one_room() -> None:
             rooms.setdefault(code, set()).add(room)
     assert sorted(rows) == sorted(rooms)
     assert {code for code, found in rooms.items() if len(found) > 1} == MET_ANYWHERE
+
+
+# Names that a program's own (torch_xla's, PyTorch's) or another room's has too; the list only gets shorter.
+TWICE = {"Context", "Guard", "Program", "Trace", "Unsupported"}
+
+
+def test_a_class_has_its_name_for_itself() -> None:
+    places: dict[str, set[str]] = {}
+    for path in SOURCES:
+        for node in parse(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(room_of(path))
+    assert {name for name, rooms in places.items() if len(rooms) > 1} <= TWICE

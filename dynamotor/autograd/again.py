@@ -84,14 +84,14 @@ class Again:
                 "one of the inputs of a compiled graph was modified by an inplace operation before the gradient of"
                 " its gradient was asked for"
             )
-        come = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
+        arrived = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
         wanted = tuple(i for i in positions if given.inputs[i].requires_grad)
         found: dict[int, Any] = {}
-        if come and wanted:
+        if arrived and wanted:
             places = [i for i, one in enumerate(given.inputs) if isinstance(one, torch.Tensor)]
             sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
-            first = FirstDerivative(self, tuple(places), sizes, wanted, tuple(k for k, _ in come))
-            operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in come)]
+            first = FirstDerivative(self, tuple(places), sizes, wanted, tuple(k for k, _ in arrived))
+            operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in arrived)]
             with _drawing_from(given.generators):
                 found = dict(zip(wanted, self._program(first, operands)(*operands), strict=True))
         return [found.get(i) for i in positions]

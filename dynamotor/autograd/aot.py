@@ -520,10 +520,10 @@ def _groups(joint: Joint, cut: _Cut, leaves: frozenset[int]) -> dict[int, list[i
         if grad is not None
     }
     groups = gradient_groups(graded, everything, leaves)
-    led = functools.reduce(operator.or_, groups, 0)
+    covered = functools.reduce(operator.or_, groups, 0)
     if (
         len(groups) < 2
-        or led != everything
+        or covered != everything
         or any(has_effect(node) for node in cut.backward_nodes if node.op == "call_function")
     ):
         return {everything: joint.gradient_of}

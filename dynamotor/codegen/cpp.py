@@ -12,7 +12,20 @@ from dataclasses import dataclass
 
 from ..base.config import config
 from ..lower.index import Div, Index, Loaded, Mod
-from ..lower.ir import COLS, ROWS, SCAN, Expr, Kernel, Reduce, Scan, Scratch, Store, Template, roots, walk
+from ..lower.ir import (
+    COLS,
+    ROWS,
+    SCAN,
+    Expr,
+    Kernel,
+    Reduce,
+    ScanStatement,
+    Scratch,
+    Store,
+    Template,
+    roots,
+    walk,
+)
 from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa
 from .cpp_prelude import prelude
@@ -104,7 +117,7 @@ def structure(kernel: Kernel) -> str:
                 (s.id, s.kind, s.across, index_text(s.position), s.top)
                 if isinstance(s, Reduce)
                 else (s.id, s.kind, index_text(s.position))
-                if isinstance(s, Scan)
+                if isinstance(s, ScanStatement)
                 else (s.id,)
                 if isinstance(s, Scratch)
                 else ()

@@ -12,7 +12,7 @@ from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten, is_zero
 from ..lower.ir import Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
-from .cpp_body import Scope
+from .cpp_body import CppScope
 from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
 from .cpp_ops import ctype, reduce_start
 from .cpp_sums import Strips, loses
@@ -48,7 +48,7 @@ class ColsEmitter(Emitter):
         text = self._tasks(outer, blocks, unroll, tail, chunks, first)
         if chunks != "1":
             text = head + self._room(chunks) + text + self._finish(outer, chunks)
-        once = Scope(self.top, [(ONCE, "")])
+        once = CppScope(self.top, [(ONCE, "")])
         for s in self.kernel.final_once:
             self.store(of_kind(s, Store), once)
         return text + "".join(once.lines)
@@ -72,7 +72,7 @@ class ColsEmitter(Emitter):
         per_outer = blocks + (0 if is_zero(tail) else 1)
         tasks = outer * per_outer
         every, columns = self.number(per_outer), self.number(self.columns)
-        place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
+        place = CppScope(self.top, [(v, self.vars[v]) for v in self.outer])
         parts = []
         if not is_zero(blocks):
             vector = self._block(place, unroll, self.width, chunks, f"block*{unroll * self.width}")
@@ -102,10 +102,10 @@ class ColsEmitter(Emitter):
         number = tasks * int(chunks) if chunks.isdigit() else 2
         return self.over("task", number, times(chunks, self.number(tasks)), inside) + "\n"
 
-    def _block(self, place: Scope, unroll: int, width: int, chunks: str, start: str) -> str:
+    def _block(self, place: CppScope, unroll: int, width: int, chunks: str, start: str) -> str:
         """One block of columns: accumulators, the loops over the rows, then the results."""
         lane = self.lane
-        column = Scope(place)
+        column = CppScope(place)
         lines = []
         strips = Strips([(v, v.size) for v in self.kernel.middle])
         for s in self.reductions:
@@ -118,10 +118,10 @@ class ColsEmitter(Emitter):
             lines += [f"const i64 {n}={start}+{u * width};" for u, n in enumerate(names)]
         bound = [[(lane, n)] if lane else [] for n in names]
 
-        def rows(loops: tuple[Var, ...], parent: Scope) -> None:
+        def rows(loops: tuple[Var, ...], parent: CppScope) -> None:
             if loops:
                 v, name = loops[0], self.vars[loops[0]]
-                scope = Scope(parent, [(v, name)])
+                scope = CppScope(parent, [(v, name)])
                 rows(loops[1:], scope)
                 limits = (
                     ("from", "to")
@@ -132,7 +132,7 @@ class ColsEmitter(Emitter):
                 parent.lines.append(f"{{i64 {name}={limits[0]};{body}}}")
                 return
             for u, pairs in enumerate(bound):
-                scope = Scope(parent, pairs, width, lane if width > 1 else None)
+                scope = CppScope(parent, pairs, width, lane if width > 1 else None)
                 for s in self.kernel.phases[0].inner:
                     if isinstance(s, Store):
                         self.store(s, scope)
@@ -144,7 +144,7 @@ class ColsEmitter(Emitter):
         rows(self.kernel.middle, column)
         lines += [*column.lines, strips.end()]
         for u, pairs in enumerate(bound):
-            end = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
+            end = CppScope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             if chunks != "1":
                 at = self.body.index(self._flat(), end)
                 lines += [
@@ -177,12 +177,12 @@ class ColsEmitter(Emitter):
 
     def _finish(self, outer: Dim, chunks: str) -> str:
         """Add the chunks' sums in order, then the final statements."""
-        place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
+        place = CppScope(self.top, [(v, self.vars[v]) for v in self.outer])
 
         def block(width: int) -> str:
             lane = self.lane
             pairs = [(lane, self.vars[lane])] if lane else []
-            scope = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
+            scope = CppScope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             at = self.body.index(self._flat(), scope)
             for s in self.reductions:
                 t, acc = ctype(s.expr.dtype, width), f"acc{s.id}"

@@ -303,7 +303,7 @@ class Writer:
                     inplace.setdefault(written, []).append(read)
         self.offsets: Mapping[str, Dim]
         self.scratch_size: Dim
-        self.plan: checked.Plan | None = None
+        self.plan: checked.MemoryPlan | None = None
         if self.program.env is not None:
             self.offsets, self.scratch_size = memory.plan_slots(lifetimes, inplace)
         else:
@@ -314,7 +314,7 @@ class Writer:
             if self.watched:
                 stops = {b.name: offsets[b.name] + int(_nbytes(b.spec)) for b in temps}
                 ends = {life.name: offsets[life.name] + int(life.nbytes) for life in lifetimes}
-                self.plan = checked.Plan(offsets, stops, ends, first, self._last)
+                self.plan = checked.MemoryPlan(offsets, stops, ends, first, self._last)
         for buffer in temps:
             self.scratch[buffer.name] = BufRef.whole(buffer)
 
@@ -733,11 +733,11 @@ class CallProgram:
             scope.update(block.places(places))
             scope.update((name, self.listing.checks[name].sized(*result)) for name, result in results.items())
             return _Instance(types.FunctionType(self._code, scope, "call"), scope)
-        apart: dict[str, memory.Block] = {}
+        allocations: dict[str, memory.Block] = {}
         for name, (buffer, start, inside, nbytes, ref) in self.listing.scratch.items():
             home = block
             if config.sanitize:
-                home, start = apart.setdefault(buffer, memory.Block(nbytes)), 0
+                home, start = allocations.setdefault(buffer, memory.Block(nbytes)), 0
             scope[name] = home.tensor(start + inside, numbers(ref.shape), numbers(ref.stride), ref.dtype)
         if self._checks is not None:
             scope["watch"] = functools.partial(self._checks.watch, block)
@@ -767,7 +767,7 @@ class CallProgram:
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self._run(inputs)
 
-    def taking(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
+    def boxed(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
         """A call that empties the list: a backward frees what was saved for it as it goes, as eager's
         does.
         """

@@ -40,7 +40,7 @@ from ..lower.ir import (
 )
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
-from .triton_kernel import Form, Piece, Plan
+from .triton_kernel import Form, LaunchPiece, LaunchPlan
 from .triton_tuning import GpuTuning
 from .triton_vectors import vectors_of
 
@@ -175,11 +175,13 @@ def _params(
     return (*names.values(), *((name, memory, True) for name, memory in partial))
 
 
-def _piece(kernel: Kernel, plan: Plan, partial: Mapping[int, tuple[str, torch.dtype]] | None = None) -> Piece:
+def _piece(
+    kernel: Kernel, plan: LaunchPlan, partial: Mapping[int, tuple[str, torch.dtype]] | None = None
+) -> LaunchPiece:
     partial = partial or {}
     given = {p[0]: p for p in kernel.params}
     kernel = replace(kernel, params=_params(kernel, given, list(partial.values())))
-    return Piece(kernel, plan, {n: name for n, (name, _) in partial.items()}, kernel.params)
+    return LaunchPiece(kernel, plan, {n: name for n, (name, _) in partial.items()}, kernel.params)
 
 
 def _reads_rows(kernel: Kernel, rows: Sequence[Var], last: Var) -> bool:
@@ -338,7 +340,7 @@ def _read_total(s: Store, number: int, name: str, dtype: torch.dtype) -> Store:
 # -- launches ------------------------------------------------------------------------------------------------
 
 
-def plan_kernel(kernel: Kernel, new_buffer: NewBuffer, tuning: GpuTuning = DEFAULT) -> list[Piece]:
+def plan_kernel(kernel: Kernel, new_buffer: NewBuffer, tuning: GpuTuning = DEFAULT) -> list[LaunchPiece]:
     """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the
     next.
     """
@@ -353,7 +355,7 @@ def plan_kernel(kernel: Kernel, new_buffer: NewBuffer, tuning: GpuTuning = DEFAU
     return pieces
 
 
-def map_plan(kernel: Kernel) -> Plan:
+def map_plan(kernel: Kernel) -> LaunchPlan:
     """How an elementwise kernel runs."""
     return Planner(_no_buffer, DEFAULT).map_plan(kernel)
 
@@ -369,7 +371,7 @@ class Planner:
     new_buffer: NewBuffer
     tuning: GpuTuning
 
-    def pieces(self, kernel: Kernel) -> list[Piece]:
+    def pieces(self, kernel: Kernel) -> list[LaunchPiece]:
         if kernel.template == SCAN:
             return [_piece(kernel, self.tile(kernel, kernel.outer, kernel.inner, "scan"))]
         reductions = [s for s in kernel.statements() if isinstance(s, Reduce)]
@@ -382,7 +384,7 @@ class Planner:
             return self.separate_final(kernel)
         return self.rows(kernel)
 
-    def map_plan(self, kernel: Kernel) -> Plan:
+    def map_plan(self, kernel: Kernel) -> LaunchPlan:
         """Elementwise: one axis, or two where some accesses are contiguous along another variable than the
         last.
         """
@@ -396,7 +398,9 @@ class Planner:
                 other = max(others, key=lambda v: (contiguous_along(kernel, v), hint(v.size)))
                 rest = [v for v in loops[:-1] if v is not other]
                 x = Axis.of("x", [*rest, other], 32, exact=None)
-                return Plan("map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide)
+                return LaunchPlan(
+                    "map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide
+                )
             if not kernel.streams() and _reads_rows(kernel, loops[:-1], last):
                 if last.size >= self.tuning.long_row and _count(loops[:-1]) >= 2 * self.tuning.programs:
                     return self.by_vectors(kernel, self.loop_plan(loops[:-1], loops[-1:], wide))
@@ -404,9 +408,9 @@ class Planner:
             block = 1024 if total > 256 * 4 * self.tuning.programs else 128
         else:
             block = min(1024, max(128, power_of_two(total // (4 * self.tuning.programs))))
-        return Plan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
+        return LaunchPlan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
 
-    def tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows") -> Plan:
+    def tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows") -> LaunchPlan:
         """Tile sizes for rows `x` over `r`."""
         if _strided(kernel, x, r):
             return self.strided_tile(kernel, x, r, form)
@@ -421,7 +425,7 @@ class Planner:
         )
         if r_block <= self.tuning.one_warp and not divides(4, row):
             warps = 1
-        return Plan(
+        return LaunchPlan(
             form,
             Axis.of("x", x, x_block),
             Axis.of("r", r, r_block),
@@ -430,7 +434,7 @@ class Planner:
             wide=is_wide(kernel),
         )
 
-    def strided_tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> Plan:
+    def strided_tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> LaunchPlan:
         """Tile sizes for rows that lie across memory."""
         rows, row = _count(x), _count(r)
         passes = sum(1 for p in kernel.phases if p.inner)
@@ -449,15 +453,15 @@ class Planner:
             32 if r_block * x_block >= self.tuning.whole_row else 16, max(1, r_block * x_block // (32 * each))
         )
         axes = Axis.of("x", x, x_block), Axis.of("r", r, r_block)
-        return Plan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
+        return LaunchPlan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
 
     def loop_tile(self, row: Dim) -> int:
         return self.tuning.long_tile if row > self.tuning.whole_row else self.tuning.loop_tile
 
-    def loop_plan(self, x: Sequence[Var], r: Sequence[Var], wide: bool) -> Plan:
+    def loop_plan(self, x: Sequence[Var], r: Sequence[Var], wide: bool) -> LaunchPlan:
         """A program a row that goes through it in a loop."""
         tile = self.loop_tile(_count(r))
-        return Plan(
+        return LaunchPlan(
             "rows",
             Axis.of("x", x, 1),
             Axis.of("r", r, tile),
@@ -466,7 +470,7 @@ class Planner:
             wide=wide,
         )
 
-    def by_vectors(self, kernel: Kernel, plan: Plan) -> Plan:
+    def by_vectors(self, kernel: Kernel, plan: LaunchPlan) -> LaunchPlan:
         """The plan of a loop over long rows with tiles that start at vectors, where rows or masks would break
         these.
         """
@@ -484,7 +488,7 @@ class Planner:
             return plan
         return replace(plan, vectors=found, run=found.unit, stages=self.tuning.loop_stages)
 
-    def rows(self, kernel: Kernel) -> list[Piece]:
+    def rows(self, kernel: Kernel) -> list[LaunchPiece]:
         """Reductions along r, cut into chunks when there are few rows, long, and only one pass over them."""
         x, r = _axes(kernel)
         plan = self.tile(kernel, x, r)
@@ -526,7 +530,7 @@ class Planner:
         )
         return [_piece(first, plan, partial), *self.rows(second)]
 
-    def chunks_of_rows(self, tiles: Dim, plan: Plan) -> int:
+    def chunks_of_rows(self, tiles: Dim, plan: LaunchPlan) -> int:
         """Programs that share a tile of rows. Where sizes differ between calls: a power of two, and the last ones
         may get nothing.
         """
@@ -539,14 +543,14 @@ class Planner:
             power_of_two(self.tuning.programs // power_of_two(tiles)), power_of_two(-(-plan.r.size // each))
         )
 
-    def by_phases(self, kernel: Kernel, x: Sequence[Var]) -> list[Piece]:
+    def by_phases(self, kernel: Kernel, x: Sequence[Var]) -> list[LaunchPiece]:
         """Few long rows in several passes: a kernel a pass, which many programs can share; row results go through
         memory.
         """
         at = flatten([Index.of(v) for v in x], contiguous_stride([v.size for v in x]))
         count = numel(v.size for v in x)
         ready: dict[int, Expr] = {}
-        pieces: list[Piece] = []
+        pieces: list[LaunchPiece] = []
         last = len(kernel.phases) - 1
 
         def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
@@ -594,7 +598,7 @@ class Planner:
             for s in reductions
         }
 
-    def across(self, kernel: Kernel, across: Sequence[Reduce]) -> list[Piece]:
+    def across(self, kernel: Kernel, across: Sequence[Reduce]) -> list[LaunchPiece]:
         """Rows in chunks, each with accumulators of its own; then kernels that add the chunks up and finish."""
         x, r = _axes(kernel)
         lanes = [s for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
@@ -616,7 +620,7 @@ class Planner:
         first = replace(kernel, final=(), final_once=())
         return [_piece(first, plan, partial), *self.finish(kernel, lanes, numbers, partial, chunks)]
 
-    def columns(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
+    def columns(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[LaunchPlan, int]:
         """Sums over columns alone need no whole rows: small tiles, each program a few of them one below the
         other.
         """
@@ -633,9 +637,9 @@ class Planner:
         if type(rows) is int and type(row) is int:
             programs = min(programs, max(min(-(-rows // (2 * x_block)), 1024), 1) * -(-row // r_block))
         axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), *_places(kernel, x, r))
-        return Plan("across", *axes, warps=warps, wide=is_wide(kernel)), programs
+        return LaunchPlan("across", *axes, warps=warps, wide=is_wide(kernel)), programs
 
-    def rows_and_columns(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
+    def rows_and_columns(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[LaunchPlan, int]:
         """Few whole rows at a time, the lanes along them: a thread adds up its columns, a program its rows.
 
         Each step waits for sums of rows in its middle, so loads run ahead of the loop.
@@ -657,7 +661,9 @@ class Planner:
         stages = self.stages(kernel, resident * sum(_places(kernel, x, r)[0]))
         axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), loads, stores)
         fold = x_block > 1 and r_block >= 32 * run
-        return Plan("across", *axes, warps=warps, wide=is_wide(kernel), fold=fold, stages=stages), programs
+        return LaunchPlan(
+            "across", *axes, warps=warps, wide=is_wide(kernel), fold=fold, stages=stages
+        ), programs
 
     def each(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
         """Elements of a thread in a tile of columns: registers for what is loaded and summed of 32 warps a
@@ -684,9 +690,9 @@ class Planner:
         numbers: Sequence[Reduce],
         partial: Mapping[int, tuple[str, torch.dtype]],
         chunks: Dim,
-    ) -> list[Piece]:
+    ) -> list[LaunchPiece]:
         """Kernels that add up what the chunks have gathered and do the final statements."""
-        pieces: list[Piece] = []
+        pieces: list[LaunchPiece] = []
         chunk = Var("chunk", chunks)
         final = [of_kind(s, Store) for s in kernel.final]
         once = [of_kind(s, Store) for s in kernel.final_once]
@@ -717,7 +723,9 @@ class Planner:
             final = []
         return pieces + self.maps_of(kernel, final, once)
 
-    def maps_of(self, kernel: Kernel, final: Sequence[Statement], once: Sequence[Statement]) -> list[Piece]:
+    def maps_of(
+        self, kernel: Kernel, final: Sequence[Statement], once: Sequence[Statement]
+    ) -> list[LaunchPiece]:
         """Final statements that read no sum."""
         pieces = []
         for statements, loops in ((final, kernel.inner), (once, ())):
@@ -728,7 +736,7 @@ class Planner:
                 pieces.append(_piece(k, self.map_plan(k)))
         return pieces
 
-    def separate_final(self, kernel: Kernel) -> list[Piece]:
+    def separate_final(self, kernel: Kernel) -> list[LaunchPiece]:
         """Statements over the row's positions alone that share a kernel with rows."""
         rest = replace(kernel, final=(), final_once=())
         return [*self.rows(rest), *self.maps_of(kernel, kernel.final, kernel.final_once)]

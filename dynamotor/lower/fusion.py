@@ -27,7 +27,7 @@ from .ir import (
     Expr,
     ExternNode,
     Level,
-    Node,
+    LoopNode,
     Template,
     loaded_exprs,
     loads_of,
@@ -53,7 +53,7 @@ class Member:
     level: how often it is computed. reduced: the variables that it reduces, or scans along.
     """
 
-    node: Node
+    node: LoopNode
     env: Env
     expr: Expr
     store: Index
@@ -138,7 +138,7 @@ class Group:
         return set(self.accesses())
 
     # -- joining ---------------------------------------------------------------------------------------------
-    def start(self, node: Node) -> None:
+    def start(self, node: LoopNode) -> None:
         """The first member: its own space is the nest."""
         env: Env = {}
         for v in node.own:
@@ -150,7 +150,7 @@ class Group:
             raise AssertionError(member.reason)
         self.accept(member)
 
-    def place(self, node: Node, env: Env) -> Member | Refuse:
+    def place(self, node: LoopNode, env: Env) -> Member | Refuse:
         """The member that the node would be under this mapping."""
         count = len(node.shape)
         kept = frozenset(v for o in node.own[:count] for v in env[o].vars())
@@ -417,7 +417,7 @@ def no_overwrite(group: Group, m: Member) -> Refuse | None:
     return None
 
 
-def try_join(group: Group, node: Node) -> Member | Refuse:
+def try_join(group: Group, node: LoopNode) -> Member | Refuse:
     """The member the node becomes in the group (not yet accepted), or why not."""
     touched = group.accesses()
     own = node.evaluate()
@@ -452,7 +452,7 @@ def try_join(group: Group, node: Node) -> Member | Refuse:
     return refusal
 
 
-def replay(number: int, nodes: Sequence[Node]) -> Group | Refuse:
+def replay(number: int, nodes: Sequence[LoopNode]) -> Group | Refuse:
     """One group of all these nodes (in an order in which they can be computed), or why not."""
     group = Group(number)
     group.start(nodes[0])
@@ -464,7 +464,7 @@ def replay(number: int, nodes: Sequence[Node]) -> Group | Refuse:
     return group
 
 
-def shares_enough(group: Group, node: Node) -> bool:
+def shares_enough(group: Group, node: LoopNode) -> bool:
     """Whether fusing with a group that it does not depend on saves memory traffic: a large read in common."""
     wide = {
         e.args[0] for e in loads_of(node.evaluate()) if elements(e.args[1].vars()) * 2 > elements(node.own)
@@ -475,7 +475,7 @@ def shares_enough(group: Group, node: Node) -> bool:
 class Fuser:
     """Greedy fusion in program order, over a graph of groups and extern calls that stays without cycles."""
 
-    def __init__(self, schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()) -> None:
+    def __init__(self, schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str] = ()) -> None:
         self.overwritten = set(overwritten)  # inputs
         self.items: list[Group | ExternNode | None] = []  # None: a group that became part of another
         self.owner: dict[str, int] = {}  # buffer -> item that made it last
@@ -540,7 +540,7 @@ class Fuser:
             if self.before[other] >> at & 1:
                 self.before[other] |= self.before[at]
 
-    def _place(self, node: Node) -> None:
+    def _place(self, node: LoopNode) -> None:
         node.evaluate()
         direct = self._dependencies(node.reads, (node.buffer,), node.after)
         for at, group in self._candidates(node):
@@ -562,7 +562,7 @@ class Fuser:
         group.start(node)
         self._note(at, node.reads, (node.buffer,))
 
-    def _candidates(self, node: Node) -> list[tuple[int, Group]]:
+    def _candidates(self, node: LoopNode) -> list[tuple[int, Group]]:
         """Groups that a node may join, by position: those that made what it reads, then those that read the
         same.
         """
@@ -671,7 +671,7 @@ def _origins(group: Group) -> str:
 
 
 def fuse(
-    schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()
+    schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str] = ()
 ) -> list[Group | ExternNode]:
     """Group the loop nodes; gives groups and extern calls in an order in which they can run. `overwritten`:
     inputs that are.

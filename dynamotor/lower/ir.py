@@ -405,7 +405,7 @@ Body = Callable[[tuple[Index, ...]], Expr]
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class LoopNode:
     """Defines one buffer by a loop over `shape` (and, for a reduction, over `reduced` too).
 
     `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the
@@ -522,7 +522,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ScanStatement:
     """The running `kind` of expr along the inner loops, this element included; read back as the expression
     scan(id).
 
@@ -535,10 +535,10 @@ class Scan:
     position: Index | None = None
 
 
-Statement = Store | Reduce | Scratch | Scan
+Statement = Store | Reduce | Scratch | ScanStatement
 
 
-Kind = TypeVar("Kind", Store, Reduce, Scratch, Scan)
+Kind = TypeVar("Kind", Store, Reduce, Scratch, ScanStatement)
 
 
 def of_kind(s: Statement, kind: type[Kind]) -> Kind:
@@ -622,7 +622,7 @@ class Kernel:
         for s in self.statements():
             if isinstance(s, Store):
                 yield from _sizes_in(s.index)
-            elif isinstance(s, Reduce | Scan) and s.position is not None:
+            elif isinstance(s, Reduce | ScanStatement) and s.position is not None:
                 yield from _sizes_in(s.position)
         for e in walk(*roots(*self.statements())):
             for arg in e.args:

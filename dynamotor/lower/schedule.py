@@ -32,7 +32,7 @@ from .ir import (
     Phase,
     Reduce,
     ReduceKind,
-    Scan,
+    ScanStatement,
     Scratch,
     Statement,
     Store,
@@ -190,7 +190,9 @@ class _Builder:
                 self._reduction(m, m.node.reduce, inner, row)
             elif m.node.scan is not None:
                 name, place = m.node.buffer, m.env[m.node.own[m.node.along]]
-                inner.setdefault(0, []).append(Scan(self.ids[name], m.node.scan, self.exprs[name], place))
+                inner.setdefault(0, []).append(
+                    ScanStatement(self.ids[name], m.node.scan, self.exprs[name], place)
+                )
         for m in self.stored:
             name, over = m.node.buffer, m.node.scatter is not None
             value = self.values[name]
@@ -385,7 +387,7 @@ def _with_loops(kernel: Kernel, part: Literal["outer", "middle", "inner"], loops
 def _indices(s: Statement) -> Iterable[Index]:
     if isinstance(s, Store):
         yield s.index
-    if isinstance(s, Reduce | Scan) and s.position is not None:
+    if isinstance(s, Reduce | ScanStatement) and s.position is not None:
         yield s.position
     for e in walk(*roots(s)):
         yield from e.indices()
@@ -407,7 +409,7 @@ def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
         s = replace(s, expr=s.expr.subst(env))
         if isinstance(s, Store):
             s = replace(s, index=s.index.subst(env))
-        if isinstance(s, Reduce | Scan) and s.position is not None:
+        if isinstance(s, Reduce | ScanStatement) and s.position is not None:
             s = replace(s, position=s.position.subst(env))
         return s
 

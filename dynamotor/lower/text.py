@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .index import Var
-from .ir import COLS, Expr, Kernel, Reduce, Scan, Scratch, Statement, Store, roots, walk
+from .ir import COLS, Expr, Kernel, Reduce, ScanStatement, Scratch, Statement, Store, roots, walk
 
 _INFIX = {
     "add": "+",
@@ -41,7 +41,7 @@ _LEAVES = ("const", "acc", "scratch", "scan", "index")
 
 def kernel_text(kernel: Kernel) -> str:
     """The kernel's loops as text; what is summed is named by its kind and number."""
-    kinds = {s.id: f"{s.kind}{s.id}" for s in kernel.statements() if isinstance(s, Reduce | Scan)}
+    kinds = {s.id: f"{s.kind}{s.id}" for s in kernel.statements() if isinstance(s, Reduce | ScanStatement)}
     params = ", ".join(
         f"{name}: {'out ' if written else ''}{str(memory).removeprefix('torch.')}"
         for name, memory, written in kernel.params

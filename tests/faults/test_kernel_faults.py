@@ -9,7 +9,7 @@ import torch
 from planted import Faults
 
 from dynamotor.codegen import cpp_body, cpp_kernel, triton_body, triton_kernel, triton_plan
-from dynamotor.lower import lower, lowering, ops_index, ops_views
+from dynamotor.lower import lower, ops_index, ops_views, outputs
 from dynamotor.lower.index import Index, Loaded, Var
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Scratch, Store, load, make, rewrite
 from dynamotor.lower.program import LoopStep
@@ -237,7 +237,7 @@ def a_position_is_not_checked(plant):
 
 @faults.add("DM913", flipped_in_place, SQUARE)
 def an_input_is_overwritten_before_it_is_read(plant):
-    plant.setattr(lowering, "_reads_elsewhere", lambda *args: False)
+    plant.setattr(outputs, "_reads_elsewhere", lambda *args: False)
 
 
 @faults.add("DM913", lambda a: torch.mm((a * 2).tanh().flip(0), a), SQUARE)
@@ -336,12 +336,12 @@ def chunks_of_rows_overlap(plant):
 
 @faults.add("DM914", scaled, A, B)
 def an_index_forgets_its_constant_or_first_term(plant):
-    real = cpp_body.Body.index
+    real = cpp_body.CppBody.index
 
     def index(self, i, scope):
         return real(self, Index(dict(list(i.terms.items())[1:]), i.const) if len(i.terms) > 1 else i, scope)
 
-    plant.setattr(cpp_body.Body, "index", index)
+    plant.setattr(cpp_body.CppBody, "index", index)
 
 
 # -- Triton --------------------------------------------------------------------------------------------------

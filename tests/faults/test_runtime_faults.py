@@ -13,7 +13,7 @@ from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, InternalError
 from dynamotor.base.events import counters
 from dynamotor.codegen import checked, cpp, folded, program
-from dynamotor.lower import lowering, passes
+from dynamotor.lower import outputs, passes
 from dynamotor.lower.program import ExternStep
 from dynamotor.runtime import memory
 
@@ -184,7 +184,7 @@ def test_a_stale_constant(monkeypatch):
 
 
 def test_a_missing_mutation(monkeypatch):
-    monkeypatch.setattr(lowering, "_mutate", lambda ctx, copies, env, targets: None)
+    monkeypatch.setattr(outputs, "write_inputs", lambda ctx, copies, env, targets: None)
     caught("DM922", lambda x, w: x.add_(w).sum())
 
 
