@@ -23,7 +23,7 @@ import dynamotor
 from dynamotor.base.events import collect
 from dynamotor.tools.tables import render
 
-from .worker import Program
+from .worker import PhaseOfModel
 
 MODELS = "resnet18,mobilenetv3_large_100,vit_base_patch16_224,BertForMaskedLM,GPT2LMHeadModel"
 COLUMNS = ("model", "phase", "chosen", "eager ms", "native ms", "auto ms", "best / auto")
@@ -32,7 +32,7 @@ COLUMNS = ("model", "phase", "chosen", "eager ms", "native ms", "auto ms", "best
 def measure(name: str, phase: str, rounds: int) -> dict[str, Any]:
     """One row: medians of process time, in turns."""
     job = {"model": name, "phase": phase, "device": "cpu", "amp": None, "batch": None, "small": True}
-    program = Program(job, dropout=False)
+    program = PhaseOfModel(job, dropout=False)
     plain = program.model
     steps: dict[str, Callable[[], Any]] = {}
     with collect("auto") as events:
@@ -54,7 +54,7 @@ def measure(name: str, phase: str, rounds: int) -> dict[str, Any]:
     return {"model": name, "phase": phase, "chosen": chosen, **ms, "best / auto": best / ms["auto ms"]}
 
 
-def _step(program: Program, model: Any, backend: str, options: dict[str, Any]) -> Callable[[], Any]:
+def _step(program: PhaseOfModel, model: Any, backend: str, options: dict[str, Any]) -> Callable[[], Any]:
     compiled = model if backend == "eager" else dynamotor.compile(model, backend=backend, options=options)
 
     def step() -> Any:

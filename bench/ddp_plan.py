@@ -25,7 +25,7 @@ from dynamotor.api import compile as compile_
 from dynamotor.base.errors import UsageError
 from dynamotor.base.events import collect
 from dynamotor.distributed.averager import averager_of
-from dynamotor.distributed.plan import Plan
+from dynamotor.distributed.plan import BucketPlan
 
 from . import models
 from .simulate import Link, Profile, SimulatedStep, simulate
@@ -78,7 +78,7 @@ def fake_group(world: int) -> None:
 
 def measure(
     ddp: torch.nn.Module, run: Callable[[torch.nn.Module], torch.Tensor], steps: int
-) -> tuple[Plan | None, Profile, str]:
+) -> tuple[BucketPlan | None, Profile, str]:
     """Train a few steps here: the plan, the medians of the timings, and why there is no plan."""
     compiled = compile_(ddp)
     forward, backward, ready = [], [], []
@@ -123,7 +123,7 @@ def _row(name: str, step: SimulatedStep) -> str:
     return f"  {name:<32} {step.seconds * 1e3:9.2f} ms   exposed communication {step.exposed * 1e3:8.2f} ms"
 
 
-def report(plan: Plan, profile: Profile, link: Link, args: argparse.Namespace) -> str:
+def report(plan: BucketPlan, profile: Profile, link: Link, args: argparse.Namespace) -> str:
     """The text that the command prints."""
     inside, after = simulate(profile, link, args.world), simulate(profile.at_the_end(), link, args.world)
     error = (

@@ -44,7 +44,7 @@ def compiler_of(name: str) -> Callable[[Any], Any]:
     return lambda model: torch.compile(model, backend=name)
 
 
-class Program:
+class PhaseOfModel:
     """One phase of one model: `step(model)` runs it and returns what is compared."""
 
     def __init__(self, job: dict[str, Any], dropout: bool) -> None:
@@ -97,7 +97,7 @@ class Program:
 
 def time_task(job: dict[str, Any], steady: bool) -> dict[str, Any]:
     """First call and, if asked, the steady state in turns with eager."""
-    program = Program(job, dropout=True)
+    program = PhaseOfModel(job, dropout=True)
     if steady or job["compiler"] != "eager":
         program.step(program.model)  # eager's own first call (library start-up) is not the compiler's
     compiled = compiler_of(job["compiler"])(program.model)
@@ -115,7 +115,7 @@ def time_task(job: dict[str, Any], steady: bool) -> dict[str, Any]:
 
 def start_task(job: dict[str, Any]) -> dict[str, Any]:
     """The first call beside an eager one: seconds of the clock and of this process's processors."""
-    program = Program(job, dropout=True)
+    program = PhaseOfModel(job, dropout=True)
 
     def seconds(model: Any) -> tuple[float, float]:
         wall, processors = time.perf_counter(), time.process_time()
@@ -143,7 +143,7 @@ def errors_task(job: dict[str, Any]) -> dict[str, Any]:
     """Errors of the compiled program and of eager against eager in float64, dropout off, from the same
     parameters and buffers.
     """
-    program = Program(job, dropout=False)
+    program = PhaseOfModel(job, dropout=False)
     start = program.model
     reference = copy.deepcopy(start).double()
     expected = models.output_tensors(program.exact(reference))

@@ -160,12 +160,12 @@ class Copies:
         forward = _now() - start
         tensors = [i for i, t in enumerate(self.place) if _is_tensor(t)]
         self.written |= {i for i, version in zip(tensors, versions) if self.place[i]._version != version}
-        led = [t for t in results if _is_tensor(t) and t.requires_grad]
-        tangents = [_tangent(t) for t in led]
+        differentiable = [t for t in results if _is_tensor(t) and t.requires_grad]
+        tangents = [_tangent(t) for t in differentiable]
         start = _now()
         grads: Sequence[Any] = ()
-        if led and self.leaves:
-            grads = torch.autograd.grad(led, self.leaves, tangents, allow_unused=True)
+        if differentiable and self.leaves:
+            grads = torch.autograd.grad(differentiable, self.leaves, tangents, allow_unused=True)
         return [*given, *results], list(grads), forward, _now() - start
 
     def seen(self, call: Compiled) -> list[list[Any]]:

@@ -13,7 +13,7 @@ time.
   surprises: outputs that alias inputs or each other are rebuilt outside by the run-time wrapper.
 * Forward: outputs are the user outputs, then the saved values. Backward: inputs are the saved values, then
   tangents; outputs are gradients for each differentiable input (None allowed). A compiled backward may have a
-  second way to be called, `taking(list)`, which empties the list and frees each input after its last use, as
+  second way to be called, `boxed(list)`, which empties the list and frees each input after its last use, as
   eager's backward frees what it saved (`retain_graph=True` keeps all).
 * Randomness: with `config.fallback_random` the aten random ops stay, in eager's order. Otherwise each draws
   `torch.ops.dynamotor.rand(seed, stream, size, dtype=, device=) -> uniform [0,1)` where `seed` is the result

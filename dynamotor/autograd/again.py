@@ -84,14 +84,14 @@ class Again:
                 "one of the inputs of a compiled graph was modified by an inplace operation before the gradient of"
                 " its gradient was asked for"
             )
-        come = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
+        arrived = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
         wanted = tuple(i for i in positions if given.inputs[i].requires_grad)
         found: dict[int, Any] = {}
-        if come and wanted:
+        if arrived and wanted:
             places = [i for i, one in enumerate(given.inputs) if isinstance(one, torch.Tensor)]
             sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
-            first = FirstDerivative(self, tuple(places), sizes, wanted, tuple(k for k, _ in come))
-            operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in come)]
+            first = FirstDerivative(self, tuple(places), sizes, wanted, tuple(k for k, _ in arrived))
+            operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in arrived)]
             with _drawing_from(given.generators):
                 found = dict(zip(wanted, self._program(first, operands)(*operands), strict=True))
         return [found.get(i) for i in positions]
@@ -106,7 +106,7 @@ class Again:
                     what="call",
                     name="gradient of a gradient",
                     reason="many layouts",
-                    code="DM402",
+                    code="DM408",
                 )
                 return first
             self.programs[key] = self.compile(first.graph(len(operands)), operands)
@@ -146,7 +146,7 @@ class FirstDerivative:
         again, n = self.again, len(self.places)
         if again.recipe.draws and not again.as_eager_draws and not isinstance(operands[0], ShapeTensor):
             raise BackendError(
-                "DM402",
+                "DM408",
                 "the gradient of the gradient of a graph that draws random numbers was asked for",
                 why="it cannot be recorded, and eager PyTorch draws others",
                 cure="set dynamotor.config.fallback_random, or leave the function out with dynamotor.disable",
@@ -185,7 +185,7 @@ class FirstDerivative:
         for plan, result in zip(self.again.recipe.plans, results, strict=True):
             if plan.kind == "value" and plan.index == value and not plan.detach:
                 return result._base if plan.steps and result._base is not None else result
-        raise BackendError("DM402", "the gradient of a gradient of an output that was detached was asked for")
+        raise BackendError("DM408", "the gradient of a gradient of an output that was detached was asked for")
 
 
 def repeatable(joint: Joint) -> Recipe:

@@ -265,7 +265,7 @@ def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> N
     log("fallbacks", f"{name}: a {what} runs in eager PyTorch: {error}")
     if config.strict:
         raise BackendError(
-            "DM401",
+            "DM409",
             "the graph cannot be differentiated ahead of time",
             why=str(error),
             cure="see the cause, or set dynamotor.config.strict = False to run it op by op",
@@ -520,10 +520,10 @@ def _groups(joint: Joint, cut: _Cut, leaves: frozenset[int]) -> dict[int, list[i
         if grad is not None
     }
     groups = gradient_groups(graded, everything, leaves)
-    led = functools.reduce(operator.or_, groups, 0)
+    covered = functools.reduce(operator.or_, groups, 0)
     if (
         len(groups) < 2
-        or led != everything
+        or covered != everything
         or any(has_effect(node) for node in cut.backward_nodes if node.op == "call_function")
     ):
         return {everything: joint.gradient_of}

@@ -1,9 +1,9 @@
 """Functionalisation: tensors that share memory are aliases of one base value, and a write makes a new base
 value.
 
-An `Alias` names a tensor of the traced program: the base of its memory, or a view (a parent and a replayable
-view op). Reading gives the fx node of the current value; a view is replayed when its base has been written
-since. Writing sends the value back through the inverse of each view up to the base.
+A `TracedAlias` names a tensor of the traced program: the base of its memory, or a view (a parent and a
+replayable view op). Reading gives the fx node of the current value; a view is replayed when its base has been
+written since. Writing sends the value back through the inverse of each view up to the base.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Emit = Callable[..., torch.fx.Node]
 LAZY_FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
-class Memory:
+class TracedMemory:
     """What the aliases of one memory share: the base alias and a count of writes."""
 
     __slots__ = ("base", "version", "input")
 
     def __init__(self, input_node: torch.fx.Node | None = None) -> None:
-        self.base: Alias
+        self.base: TracedAlias
         self.version = 0
         self.input = input_node
 
 
-class Alias:
+class TracedAlias:
     """A tensor of the traced program: a base (no parent), or a view of its parent by `func(parent, *args,
     **kwargs)`.
 
@@ -65,11 +65,11 @@ class Alias:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: TracedMemory,
         spec: TensorSpec,
         node: torch.fx.Node | None,
         *,
-        parent: Alias | None = None,
+        parent: TracedAlias | None = None,
         func: OpOverload | None = None,
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
@@ -92,12 +92,12 @@ def base(
     *,
     get: Callable[[], torch.fx.Node] | None = None,
     input_node: torch.fx.Node | None = None,
-) -> Alias:
+) -> TracedAlias:
     """An alias of new memory."""
-    return Alias(Memory(input_node), spec, node, get=get)
+    return TracedAlias(TracedMemory(input_node), spec, node, get=get)
 
 
-def read(alias: Alias, emit: Emit) -> torch.fx.Node:
+def read(alias: TracedAlias, emit: Emit) -> torch.fx.Node:
     """The node of the alias's current value."""
     if alias.node is not None and alias.seen == alias.memory.version:
         return alias.node
@@ -111,7 +111,7 @@ def read(alias: Alias, emit: Emit) -> torch.fx.Node:
     return alias.node
 
 
-def source_of(func: OpOverload | None, parent: Alias, emit: Emit) -> torch.fx.Node:
+def source_of(func: OpOverload | None, parent: TracedAlias, emit: Emit) -> torch.fx.Node:
     """The value that a view looks at. `as_strided` addresses its storage: what was written into the parent
     and lies elsewhere in one of its own is copied, and what has lost its holes is refused.
     """
@@ -129,7 +129,7 @@ def source_of(func: OpOverload | None, parent: Alias, emit: Emit) -> torch.fx.No
     return emit(aten.clone.default, (node,), {})
 
 
-def write(alias: Alias, value: torch.fx.Node, emit: Emit) -> None:
+def write(alias: TracedAlias, value: torch.fx.Node, emit: Emit) -> None:
     """Make `value` (same shape and dtype) the alias's value, seen by all that share its memory."""
     memory = alias.memory
     if alias.parent is None:
@@ -205,17 +205,17 @@ def reshaped(emit: Emit, value: torch.fx.Node, shape: Dims) -> torch.fx.Node:
 
 
 # One row a view op: (emit, alias of the view, its new value) -> new value of its parent.
-Inverse = Callable[[Emit, Alias, torch.fx.Node], torch.fx.Node]
+Inverse = Callable[[Emit, TracedAlias, torch.fx.Node], torch.fx.Node]
 view_inverses: Registry[OpOverload, Inverse] = Registry("view inverse")
 view_inverse = view_inverses.register
 
 
-def _viewed(alias: Alias) -> Alias:
+def _viewed(alias: TracedAlias) -> TracedAlias:
     assert alias.parent is not None
     return alias.parent
 
 
-def _parent(emit: Emit, alias: Alias) -> torch.fx.Node:
+def _parent(emit: Emit, alias: TracedAlias) -> torch.fx.Node:
     return source_of(alias.func, _viewed(alias), emit)
 
 
@@ -262,21 +262,21 @@ register_all(
 
 
 @view_inverse(aten.expand.default)
-def _expand(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+def _expand(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
     if _viewed(alias).spec.numel != alias.spec.numel:
         raise UnsupportedOp("DM237", "a write into an expanded tensor", cure="clone it first")
     return reshaped(emit, value, _viewed(alias).spec.shape)
 
 
 @view_inverse(aten._conj.default, aten._neg_view.default)
-def _lazy_flag(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+def _lazy_flag(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
     func = alias.func
     assert func is not None
     return emit(LAZY_FLAGS[func], (value,), {})
 
 
 @view_inverse(aten.permute.default)
-def _permute(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+def _permute(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
     dims, rank = alias.args[0], len(alias.spec.shape)
     back = [0] * rank
     for position, dim in enumerate(dims):
@@ -285,7 +285,7 @@ def _permute(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
 
 
 @view_inverse(aten.as_strided.default)
-def _as_strided(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+def _as_strided(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
     assert alias.parent is not None
     mine, parents = alias.spec, alias.parent.spec
     if mine.is_contiguous and parents.is_contiguous and mine.offset == parents.offset:

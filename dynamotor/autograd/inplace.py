@@ -69,7 +69,7 @@ def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorS
     """
     if sees_twice(written):
         raise UnsupportedOp(
-            "DM213", f"{func} writes memory that several elements share", cure="clone() the tensor first"
+            "DM229", f"{func} writes memory that several elements share", cure="clone() the tensor first"
         )
     elementwise = (
         facts(func).pointwise or func is aten.copy_.default
@@ -84,7 +84,7 @@ def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorS
         )
         if dense and not same and start < other.offset + other.extent and other.offset < stop:
             raise UnsupportedOp(
-                "DM213",
+                "DM229",
                 f"{func} reads memory that it writes in other places",
                 cure="clone() the operand first",
             )

@@ -21,7 +21,7 @@ from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec, contiguous_stride
 from ..graph.sym_int import from_torch
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
-from .functional import Alias, read, with_holes
+from .functional import TracedAlias, read, with_holes
 from .reach import reaching
 from .recipe import OutputPlan, Recipe, Step
 from .recorder import GraphRecorder
@@ -181,7 +181,7 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
 
 def _check_inputs(
     inputs: dict[int, ShapeTensor],
-    aliases: dict[int, Alias],
+    aliases: dict[int, TracedAlias],
     requires_grad: Sequence[bool],
     groups: Sequence[int],
 ) -> None:
@@ -215,10 +215,10 @@ def _check_gradients(requires_grad: Sequence[bool], mutated: Sequence[int]) -> N
         )
 
 
-def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
+def _chain(alias: TracedAlias, root: TracedAlias) -> tuple[Step, ...] | None:
     """The view steps from `root` down to `alias`, or None when root is not on the way."""
     steps: list[Step] = []
-    at: Alias | None = alias
+    at: TracedAlias | None = alias
     while at is not None and at is not root:
         if at.func is None:
             return None
@@ -245,7 +245,7 @@ def _plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tup
             group = by_memory.setdefault(tensor.note.memory, [])
             if not any(tensor is other for other in group):
                 group.append(tensor)
-    sources: list[tuple[Alias, ShapeTensor | None]] = []
+    sources: list[tuple[TracedAlias, ShapeTensor | None]] = []
     value_of: dict[Any, int] = {}
     for memory, group in by_memory.items():
         value_of[memory] = len(sources)
@@ -282,7 +282,9 @@ def _is_view_of(tensor: ShapeTensor, source: ShapeTensor | None) -> bool:
     )
 
 
-def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: ShapeTensor | None) -> OutputPlan:
+def _plan(
+    tensor: ShapeTensor, kind: str, index: int, root: TracedAlias, source: ShapeTensor | None
+) -> OutputPlan:
     steps = _chain(tensor.note, root)
     if steps is None:
         raise UnsupportedOp(
@@ -309,7 +311,7 @@ def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:
     return "" if _is_view_of(tensor, source) else "first"
 
 
-def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor | None]:
+def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[TracedAlias, ShapeTensor | None]:
     """What the graph returns for outputs that share memory: the one output, or the tensor that all of them
     view.
     """
@@ -341,7 +343,7 @@ def _whole(memory: Any, group: list[ShapeTensor]) -> ShapeTensor | None:
     )
 
 
-def _root_of_one(memory: Any, tensor: ShapeTensor) -> tuple[Alias, ShapeTensor | None]:
+def _root_of_one(memory: Any, tensor: ShapeTensor) -> tuple[TracedAlias, ShapeTensor | None]:
     """The output itself; where it leaves holes in its memory, or is one of several views, what it is a view
     of, so that it keeps eager's strides and refuses writes."""
     if tensor.requires_grad and tensor.note.one_of is not None and isinstance(tensor._base, ShapeTensor):

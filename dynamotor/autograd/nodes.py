@@ -57,19 +57,21 @@ def through_one_node(
     them.
     """
     apply = _whole_function(forward, node, recipe, again).apply
-    apart = tuple(i for i, flows in zip(recipe.gradient_of, recipe.flows, strict=True) if not flows)
-    if len(apart) == len(recipe.gradient_of):
-        apart = ()  # the outputs require a gradient all the same
+    without_gradient = tuple(
+        i for i, flows in zip(recipe.gradient_of, recipe.flows, strict=True) if not flows
+    )
+    if len(without_gradient) == len(recipe.gradient_of):
+        without_gradient = ()  # the outputs require a gradient all the same
     # PyTorch loses a retain_grad of an output that is not its node's first when the output is written in
     # place.
     marked = tuple(k for k in _seen_by_hooks(recipe) if len(recipe.tangents) > 1 or k > 0)
-    if not apart and not marked and finish is None:
+    if not without_gradient and not marked and finish is None:
         return apply
     first = recipe.differentiable.index(True)
 
     def run(*inputs: torch.Tensor) -> tuple:
         given = list(inputs)
-        for i in apart:  # no gradient ever comes: its hooks are not to be called
+        for i in without_gradient:  # no gradient ever comes: its hooks are not to be called
             given[i] = given[i].detach()
         values = list(apply(*given))
         context = values[first].grad_fn
@@ -273,7 +275,7 @@ def _backward_runner(
             if n not in absent or n in filled
         ]
         grads = call_without_autocast(
-            getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,)
+            getattr(backward, "boxed", None) or (lambda given: backward(*given)), (saved,)
         )
         if not absent:
             return grads
@@ -293,10 +295,10 @@ def _backward_runner(
             if tangent is not None and tangent._is_zerotensor():
                 return beside_zeros(ctx, tangents)
         if inner:
-            come = [
+            arrived = [
                 number for number, (k, _) in zip(numbers, arriving, strict=True) if tangents[k] is not None
             ]
-            refuse_hooks(ctx, sum(1 << number for number in come))
+            refuse_hooks(ctx, sum(1 << number for number in arrived))
         saved = list(ctx.saved_tensors)
         if not lie_as_noted(saved, ctx.layouts):
             saved = as_they_lay(saved, ctx.layouts, ctx._raw_saved_tensors)
@@ -445,7 +447,7 @@ class _SecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple:
         raise BackendError(
-            "DM402",
+            "DM408",
             "the gradient of a compiled function's gradient was asked for",
             why="the backward is compiled once, without a backward of its own",
             cure="compute second derivatives on the original function (dynamotor.disable)",

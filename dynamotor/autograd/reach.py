@@ -78,8 +78,8 @@ def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[
     have only hooks behind them (`runtime._pass_over_hooks`). Another input that some outputs do not lead to
     gets a node apart, with all that the same outputs lead to; what two nodes need is computed in both.
     """
-    apart = {mask for i, mask in reach.items() if i not in fixed and mask not in (0, everything)}
+    own_nodes = {mask for i, mask in reach.items() if i not in fixed and mask not in (0, everything)}
     groups: dict[int, list[int]] = {}
     for i, mask in reach.items():
-        groups.setdefault(mask if mask in apart else everything, []).append(i)
+        groups.setdefault(mask if mask in own_nodes else everything, []).append(i)
     return groups

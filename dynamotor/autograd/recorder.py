@@ -27,7 +27,7 @@ from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
 from ..graph.sym_int import from_torch, to_torch
-from .functional import LAZY_FLAGS, Alias, base, like, read, slices_of, source_of, write
+from .functional import LAZY_FLAGS, TracedAlias, base, like, read, slices_of, source_of, write
 from .inplace import functional_form, refuse_overlap
 
 aten = torch.ops.aten
@@ -57,7 +57,7 @@ class GraphRecorder:
         ] = []  # autograd's count of its nodes after each call of the torch graph
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
         self.arrived: ShapeTensor | None = None  # the gradient that the next zeros without memory stand for
-        self._constant_nodes: dict[int, Alias] = {}
+        self._constant_nodes: dict[int, TracedAlias] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
     # -- inputs ----------------------------------------------------------------------------------------------
@@ -84,11 +84,11 @@ class GraphRecorder:
         self._last_placeholder = node
         return node
 
-    def _input(self, name: str, spec: TensorSpec) -> Alias:
+    def _input(self, name: str, spec: TensorSpec) -> TracedAlias:
         node = self._placeholder(name, spec)
         return base(spec, node, input_node=node)
 
-    def _constant(self, tensor: torch.Tensor) -> Alias:
+    def _constant(self, tensor: torch.Tensor) -> TracedAlias:
         """A real tensor met in the trace becomes an extra placeholder that is bound to it."""
         alias = self._constant_nodes.get(id(tensor))
         if alias is None:
@@ -133,7 +133,7 @@ class GraphRecorder:
         """One result of a multi-output op; made when it is first read."""
         return self.add(operator.getitem, (node, index), {}, node.meta["val"][index])
 
-    def alias_of(self, tensor: torch.Tensor) -> Alias:
+    def alias_of(self, tensor: torch.Tensor) -> TracedAlias:
         """The alias that a tensor stands for."""
         if isinstance(tensor, ShapeTensor):
             if tensor.note is None:
@@ -273,7 +273,7 @@ class GraphRecorder:
 
     def _view(
         self,
-        parent: Alias,
+        parent: TracedAlias,
         memory: Any,
         spec: TensorSpec,
         node: torch.fx.Node | None,
@@ -283,7 +283,7 @@ class GraphRecorder:
         kwargs: dict[str, Any],
     ) -> ShapeTensor:
         made = ShapeTensor.make(spec, memory=memory)
-        made.note = Alias(
+        made.note = TracedAlias(
             parent.memory, spec, node, parent=parent, func=func, args=args, kwargs=kwargs, get=get
         )
         return made
@@ -322,7 +322,7 @@ class GraphRecorder:
         alias = self.alias_of(target)
         if sees_twice(alias.memory.base.spec.hinted()):  # also the elements that the view leaves out change
             raise UnsupportedOp(
-                "DM213",
+                "DM229",
                 "a write into memory that an input sees more than once",
                 cure="clone() the tensor first",
             )

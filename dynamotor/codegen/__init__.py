@@ -63,7 +63,7 @@ from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec
 from ..lower.ir import lowering
 from ..lower.lower import lower_graph
-from ..lower.lowering import COPY_
+from ..lower.outputs import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall, GraphedSizes

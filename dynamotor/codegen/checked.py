@@ -26,7 +26,7 @@ from ..base.events import counters
 from ..graph.op_facts import is_collective
 from ..graph.sizes import numbers
 from ..graph.spec import copy_as
-from ..lower.lowering import COPY_
+from ..lower.outputs import COPY_
 from ..lower.program import ExternStep, Program
 from ..runtime.memory import poison
 from .externs import is_custom, row_major_backward
@@ -66,7 +66,7 @@ _reference: ContextVar[dict[str, tuple[fx.Node, Any, list[Any]]] | None] = Conte
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """Planned memory, by buffer: where its bytes start, where they end, where those that guard it end; first
     and last steps.
     """
@@ -82,7 +82,7 @@ class Plan:
 class StepChecks:
     """What is looked at around each step of one program; `watch(block)` gives the hooks of one call."""
 
-    def __init__(self, program: Program, plan: Plan) -> None:
+    def __init__(self, program: Program, plan: MemoryPlan) -> None:
         self.steps, steps = program.steps, range(len(program.steps))
         self.plan, start = plan, plan.starts
         live = [[n for n in start if plan.first[n] <= at <= plan.last[n]] for at in steps]
@@ -158,7 +158,7 @@ def fresh(make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
     held = _lent.get(tensor.data_ptr()) if tensor.numel() else None
     if held is not None and held.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
         raise InternalError(
-            "DM923",
+            "DM924",
             "memory of a result that is still held was handed out again",
             why=f"{held.dtype}{list(held.shape)}",
             cure=_CURE,
@@ -216,7 +216,7 @@ class Checked:
                     why = difference(got, want, [run[node] for run in moved])
                     if why is None:
                         continue
-                    self._blame(given, state)
+                    self._find_wrong_step(given, state)
                 except InternalError:
                     raise
                 except Exception as error:  # no error of the program's, which would run again without checks
@@ -226,7 +226,7 @@ class Checked:
                 )
         return tuple(results)
 
-    def taking(self, inputs: list[Any]) -> tuple[Any, ...]:
+    def boxed(self, inputs: list[Any]) -> tuple[Any, ...]:
         """A call that empties the list."""
         given = tuple(inputs)
         inputs.clear()
@@ -247,7 +247,7 @@ class Checked:
         torch.set_rng_state(now)
         return runs
 
-    def _blame(self, given: Sequence[Any], state: torch.Tensor) -> None:
+    def _find_wrong_step(self, given: Sequence[Any], state: torch.Tensor) -> None:
         """Repeat the call with each buffer compared; raises for the first node that differs."""
         now = torch.get_rng_state()
         torch.set_rng_state(state)

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 
 from ..base.config import config
 from ..lower.index import Div, Index, Loaded, Mod
-from ..lower.ir import Expr, Kernel, Reduce, Scan, Scratch, Store, roots, walk
+from ..lower.ir import (
+    COLS,
+    ROWS,
+    SCAN,
+    Expr,
+    Kernel,
+    Reduce,
+    ScanStatement,
+    Scratch,
+    Store,
+    Template,
+    roots,
+    walk,
+)
 from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa
 from .cpp_prelude import prelude
@@ -57,7 +70,7 @@ class CFunction:
     sizes: bool = False
 
 
-EMITTERS: dict[str, type[Emitter]] = {"rows": RowsEmitter, "cols": ColsEmitter, "scan": ScanEmitter}
+EMITTERS: dict[Template, type[Emitter]] = {ROWS: RowsEmitter, COLS: ColsEmitter, SCAN: ScanEmitter}
 _memo: dict[str, CFunction] = {}
 
 
@@ -104,7 +117,7 @@ def structure(kernel: Kernel) -> str:
                 (s.id, s.kind, s.across, index_text(s.position), s.top)
                 if isinstance(s, Reduce)
                 else (s.id, s.kind, index_text(s.position))
-                if isinstance(s, Scan)
+                if isinstance(s, ScanStatement)
                 else (s.id,)
                 if isinstance(s, Scratch)
                 else ()

@@ -16,14 +16,14 @@ from .cpp_ops import ctype, literal, operation
 from .scopes import ValueScope
 
 
-class Scope(ValueScope[tuple[str, int]]):
+class CppScope(ValueScope[tuple[str, int]]):
     """One block: its lines, the values computed in it and the C++ names of the variables it binds."""
 
-    parent: Scope | None
+    parent: CppScope | None
 
     def __init__(
         self,
-        parent: Scope | None,
+        parent: CppScope | None,
         bound: Iterable[tuple[Var, str]] = (),
         width: int = 1,
         vector: Var | None = None,
@@ -43,7 +43,7 @@ class Scope(ValueScope[tuple[str, int]]):
         return self.vector
 
 
-class Body:
+class CppBody:
     """Emits expressions of one function."""
 
     def __init__(self, params: dict[str, str], streams: tuple[int, ...] = ()) -> None:
@@ -73,7 +73,7 @@ class Body:
         return self.sizes.setdefault(n, f"z{len(self.sizes)}")
 
     # -- indices ---------------------------------------------------------------------------------------------
-    def index(self, index: Index, scope: Scope) -> str:
+    def index(self, index: Index, scope: CppScope) -> str:
         """An index as C++ text; loaded indices are computed first (as scalars)."""
         parts: list[str] = []
         for atom, c in index.terms.items():
@@ -99,14 +99,14 @@ class Body:
         return "+".join(parts).replace("+-", "-")
 
     # -- values ----------------------------------------------------------------------------------------------
-    def home(self, e: Expr, scope: Scope) -> Scope:
+    def home(self, e: Expr, scope: CppScope) -> CppScope:
         """The outermost scope in which e can be computed."""
         best = scope
         while not best.closed and best.parent is not None and not (e.vars & best.own.keys()):
             best = best.parent
         return best
 
-    def value(self, e: Expr, scope: Scope, scalar: bool = False) -> str:
+    def value(self, e: Expr, scope: CppScope, scalar: bool = False) -> str:
         """The name of e as seen from `scope`, in the scope's width when it depends on the vector variable."""
         found = scope.find(e)
         if found is None:
@@ -116,7 +116,7 @@ class Body:
                 home.values[e] = found
         return found[0]
 
-    def operand(self, e: Expr, scope: Scope, width: int) -> str:
+    def operand(self, e: Expr, scope: CppScope, width: int) -> str:
         """e in exactly `width` lanes."""
         name = self.value(e, scope)
         have = scope.find(e)
@@ -125,7 +125,7 @@ class Body:
             return name
         return f"bc<{ctype(e.dtype, width)}>({name})"
 
-    def _compute(self, e: Expr, scope: Scope) -> str:
+    def _compute(self, e: Expr, scope: CppScope) -> str:
         """Emit e into its scope; gives its name (or the literal)."""
         width = scope.width if scope.vector is not None and scope.vector in e.vars else 1
         if e.op == "const":
@@ -148,12 +148,12 @@ class Body:
             text = operation(e, operands, result, width, self.number)
         return self._define(result, text, scope)
 
-    def _define(self, result: str, text: str, scope: Scope) -> str:
+    def _define(self, result: str, text: str, scope: CppScope) -> str:
         name = self.fresh()
         scope.lines.append(f"const {result} {name}={text};")
         return name
 
-    def _load(self, e: Expr, scope: Scope, width: int, result: str) -> str:
+    def _load(self, e: Expr, scope: CppScope, width: int, result: str) -> str:
         buffer, index, _ = e.args
         at = f"{self.params[buffer]}+{self.index(index, scope)}"
         step = index.coefficient(scope.vector) if width > 1 else 1
@@ -162,7 +162,7 @@ class Body:
         step = self.number(step)
         return f"ldbg<{result}>({at},{step})" if e.dtype is BOOL else f"ldg<{result}>({at},{step})"
 
-    def _index_value(self, e: Expr, scope: Scope, width: int, result: str) -> str:
+    def _index_value(self, e: Expr, scope: CppScope, width: int, result: str) -> str:
         text = self.index(e.args[0], scope)
         if width == 1:
             return f"({result})({text})"
@@ -172,7 +172,7 @@ class Body:
         factor = f"bc<{result}>({self.number(step)})" if type(step) is Size else step
         return f"iota<{result}>()*{factor}+bc<{result}>({text})"
 
-    def _rand(self, e: Expr, scope: Scope, width: int, result: str) -> str:
+    def _rand(self, e: Expr, scope: CppScope, width: int, result: str) -> str:
         filled = self.prefilled.get(e)
         if filled is not None:
             return f"ld<{result}>({filled[0]}+{self.index(filled[1], scope)})"
@@ -181,7 +181,7 @@ class Body:
         return f"philox_one({self.value(seed, scope)},{self.stream(stream)},{self.index(linear, scope)})"
 
     # -- what has no vector form -----------------------------------------------------------------------------
-    def _needs_lanes(self, e: Expr, scope: Scope) -> bool:
+    def _needs_lanes(self, e: Expr, scope: CppScope) -> bool:
         v = scope.loop
         if e.op == "load" or e.op == "index":
             return e.args[1 if e.op == "load" else 0].coefficient(v) is None
@@ -194,7 +194,7 @@ class Body:
             return v in e.args[0].vars and not same_for_all_lanes(e.args[0], v, scope.width)
         return e.op == "wrap_index"
 
-    def _by_lanes(self, e: Expr, scope: Scope, width: int) -> str:
+    def _by_lanes(self, e: Expr, scope: CppScope, width: int) -> str:
         """A loop over the lanes around scalar code."""
         result, name, lane = ctype(e.dtype, width), self.fresh(), self.fresh()
         inner = _LaneScope(scope, scope.loop, f"{lane}i", lane)
@@ -206,7 +206,7 @@ class Body:
         )
         return name
 
-    def _masked(self, e: Expr, scope: Scope, width: int) -> str:
+    def _masked(self, e: Expr, scope: CppScope, width: int) -> str:
         """The body is computed only where the condition (one for all lanes) holds."""
         condition, body, other = e.args
         if scope.vector is not None and scope.vector in condition.vars:  # the first lane speaks for all
@@ -247,17 +247,17 @@ def same_for_all_lanes(condition: Expr, vector: Var, width: int) -> bool:
     return others and divides(width, end - position.const)
 
 
-class _Closed(Scope):
+class _Closed(CppScope):
     """A conditional block inside a scope: sees its values and vector variable, keeps its own to itself."""
 
-    def __init__(self, parent: Scope) -> None:
+    def __init__(self, parent: CppScope) -> None:
         super().__init__(parent, (), parent.width, parent.vector, closed=True)
 
 
-class _LaneScope(Scope):
+class _LaneScope(CppScope):
     """Scalar code for one lane of a vector scope; vectors that are already there are read by lane."""
 
-    def __init__(self, parent: Scope, vector: Var, name: str, lane: str) -> None:
+    def __init__(self, parent: CppScope, vector: Var, name: str, lane: str) -> None:
         super().__init__(parent, [(vector, name)], 1, None)
         self.around, self.lane = parent, lane
 

@@ -11,9 +11,10 @@ from ..graph.sizes import Dim, Size, divides
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten, is_zero
 from ..lower.ir import Kernel, Reduce, Store, of_kind
-from .cpp_body import Scope
+from ..runtime.cpp_text import loop
+from .cpp_body import CppScope
 from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
-from .cpp_ops import COMBINE, ctype, reduce_start
+from .cpp_ops import ctype, reduce_start
 from .cpp_sums import Strips, loses
 
 
@@ -47,7 +48,7 @@ class ColsEmitter(Emitter):
         text = self._tasks(outer, blocks, unroll, tail, chunks, first)
         if chunks != "1":
             text = head + self._room(chunks) + text + self._finish(outer, chunks)
-        once = Scope(self.top, [(ONCE, "")])
+        once = CppScope(self.top, [(ONCE, "")])
         for s in self.kernel.final_once:
             self.store(of_kind(s, Store), once)
         return text + "".join(once.lines)
@@ -71,7 +72,7 @@ class ColsEmitter(Emitter):
         per_outer = blocks + (0 if is_zero(tail) else 1)
         tasks = outer * per_outer
         every, columns = self.number(per_outer), self.number(self.columns)
-        place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
+        place = CppScope(self.top, [(v, self.vars[v]) for v in self.outer])
         parts = []
         if not is_zero(blocks):
             vector = self._block(place, unroll, self.width, chunks, f"block*{unroll * self.width}")
@@ -80,13 +81,13 @@ class ColsEmitter(Emitter):
             name = self.vars[self.lane] if self.lane else "col"
             scalar = self._block(place, 1, 1, chunks, name)
             start = self.number(self.columns - tail)
-            loop = f"for(i64 {name}={start};{name}<{columns};{name}++){{{scalar}}}" if self.lane else scalar
+            text = loop(name, columns, scalar, start=start) if self.lane else scalar
             if self.lane and self.width > TAIL and type(self.columns) is Size:
                 self.body.widths.add(TAIL)
                 narrow = self._block(place, 1, TAIL, chunks, name)
-                loop = f"i64 {name}={start};for(;{name}+{TAIL}<={columns};{name}+={TAIL}){{{narrow}}}\n"
-                loop += f"for(;{name}<{columns};{name}++){{{scalar}}}"
-            parts.append(loop if is_zero(blocks) else f"else{{{loop}}}")
+                text = f"i64 {name}={start};{loop(name, columns, narrow, start=None, step=TAIL)}\n"
+                text += loop(name, columns, scalar, start=None)
+            parts.append(text if is_zero(blocks) else f"else{{{text}}}")
         head = f"const i64 block=task%{every};" + (
             f"const i64 chunk=task/{self.number(tasks)};" if chunks != "1" else ""
         )
@@ -101,10 +102,10 @@ class ColsEmitter(Emitter):
         number = tasks * int(chunks) if chunks.isdigit() else 2
         return self.over("task", number, times(chunks, self.number(tasks)), inside) + "\n"
 
-    def _block(self, place: Scope, unroll: int, width: int, chunks: str, start: str) -> str:
+    def _block(self, place: CppScope, unroll: int, width: int, chunks: str, start: str) -> str:
         """One block of columns: accumulators, the loops over the rows, then the results."""
         lane = self.lane
-        column = Scope(place)
+        column = CppScope(place)
         lines = []
         strips = Strips([(v, v.size) for v in self.kernel.middle])
         for s in self.reductions:
@@ -117,10 +118,10 @@ class ColsEmitter(Emitter):
             lines += [f"const i64 {n}={start}+{u * width};" for u, n in enumerate(names)]
         bound = [[(lane, n)] if lane else [] for n in names]
 
-        def rows(loops: tuple[Var, ...], parent: Scope) -> None:
+        def rows(loops: tuple[Var, ...], parent: CppScope) -> None:
             if loops:
                 v, name = loops[0], self.vars[loops[0]]
-                scope = Scope(parent, [(v, name)])
+                scope = CppScope(parent, [(v, name)])
                 rows(loops[1:], scope)
                 limits = (
                     ("from", "to")
@@ -131,7 +132,7 @@ class ColsEmitter(Emitter):
                 parent.lines.append(f"{{i64 {name}={limits[0]};{body}}}")
                 return
             for u, pairs in enumerate(bound):
-                scope = Scope(parent, pairs, width, lane if width > 1 else None)
+                scope = CppScope(parent, pairs, width, lane if width > 1 else None)
                 for s in self.kernel.phases[0].inner:
                     if isinstance(s, Store):
                         self.store(s, scope)
@@ -143,7 +144,7 @@ class ColsEmitter(Emitter):
         rows(self.kernel.middle, column)
         lines += [*column.lines, strips.end()]
         for u, pairs in enumerate(bound):
-            end = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
+            end = CppScope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             if chunks != "1":
                 at = self.body.index(self._flat(), end)
                 lines += [
@@ -176,20 +177,17 @@ class ColsEmitter(Emitter):
 
     def _finish(self, outer: Dim, chunks: str) -> str:
         """Add the chunks' sums in order, then the final statements."""
-        place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
+        place = CppScope(self.top, [(v, self.vars[v]) for v in self.outer])
 
         def block(width: int) -> str:
             lane = self.lane
             pairs = [(lane, self.vars[lane])] if lane else []
-            scope = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
+            scope = CppScope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             at = self.body.index(self._flat(), scope)
             for s in self.reductions:
-                t, result = ctype(s.expr.dtype, width), self.body.fresh()
-                combine = COMBINE[s.kind].format("s_", f"ld<{t}>(acc{s.id}+c_*{self._kept()}+{at})")
-                scope.lines.append(
-                    f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
-                )
-                self.complete(s, scope, result, width)
+                t, acc = ctype(s.expr.dtype, width), f"acc{s.id}"
+                other = f"ld<{t}>({acc}+c_*{self._kept()}+{at})"
+                self.add_chunks(s, t, f"ld<{t}>({acc}+{at})", other, chunks, scope, width)
             for last in self.kernel.final:
                 self.store(of_kind(last, Store), scope)
             return "".join(scope.lines)
@@ -201,8 +199,8 @@ class ColsEmitter(Emitter):
             loops = f"i64 {name}=0;"
             columns = self.number(self.columns)
             if self.width > 1:
-                loops += f"for(;{name}+{self.width}<={columns};{name}+={self.width}){{{block(self.width)}}}"
+                loops += loop(name, columns, block(self.width), start=None, step=self.width)
             if self.width == 1 or not divides(self.width, self.columns):
-                loops += f"for(;{name}<{columns};{name}++){{{block(1)}}}"
+                loops += loop(name, columns, block(1), start=None)
         decode = self.decode("flat", self.outer, self.vars) if self.outer else ""
-        return f"for(i64 flat=0;flat<{self.number(outer)};flat++){{{decode}{''.join(place.lines)}{loops}}}\n"
+        return loop("flat", self.number(outer), [decode, *place.lines, loops]) + "\n"

@@ -33,7 +33,8 @@ from ..lower.ir import (
     roots,
     walk,
 )
-from .cpp_body import Body, Scope, same_for_all_lanes
+from ..runtime.cpp_text import loop
+from .cpp_body import CppBody, CppScope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 from .cpp_sums import STRIP, Strips, loses
 
@@ -125,10 +126,10 @@ class Emitter:
         self.kernel = kernel
         self.types = [MEMORY[p[1]] for p in kernel.params]
         self.names = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
-        self.body = Body(self.names, kernel.streams())
+        self.body = CppBody(self.names, kernel.streams())
         self.exprs = all_exprs(kernel.statements())
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
-        self.top = Scope(None)
+        self.top = CppScope(None)
         self.stores: list[
             tuple[Store, Collection[Var]]
         ] = []  # as they are emitted, with the variables bound there
@@ -180,16 +181,15 @@ class Emitter:
         kernel.
         """
         work = self.work()
-        loop = f"for(i64 {name}={{}};{name}<{{}};{name}++){{{{{{}}}}}}"
         if config.threads == 1 or is_one(tasks) or type(work) is int and work < PARALLEL_WORK:
-            return loop.format("0", count, inside)
+            return loop(name, count, inside)
         if type(tasks) is Size or type(work) is Size:
             pays = f"{self.number(work)}>={PARALLEL_WORK}&&{self.number(tasks)}>1"
-            part = loop.format("first_", "last_", inside)
+            part = loop(name, "last_", inside, start="first_")
             head = f"const i64 first_=0,last_={count};over({pays},last_,{config.threads or 0},[=](i64 first_,i64 last_)"
             return f"{{{head}{{{part}}});}}"
         clause = f" num_threads({config.threads})" if config.threads else ""
-        return f"\n#pragma omp parallel for schedule(static){clause}\n{loop.format('0', count, inside)}"
+        return f"\n#pragma omp parallel for schedule(static){clause}\n{loop(name, count, inside)}"
 
     def chunks(self, rows: Dim, least: int, nbytes: Dim) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it
@@ -204,12 +204,21 @@ class Emitter:
         parts = f"{self.number(work)}>={PARALLEL_WORK},{self.number(rows)},{least},{self.number(nbytes)}"
         return "chunks", f"const i64 chunks=parts({parts});"
 
-    def complete(self, s: Reduce, scope: Scope, name: str, width: int) -> None:
+    def add_chunks(
+        self, s: Reduce, t: str, first: str, other: str, chunks: str, scope: CppScope, width: int
+    ) -> None:
+        """Combine the chunks' results in order: the first one with each `other`, whose number is c_."""
+        result = self.body.fresh()
+        more = f"for(i64 c_=1;c_<{chunks};c_++)s_={COMBINE[s.kind].format('s_', other)};"
+        scope.lines.append(f"{t} {result};{{{t} s_={first};{more}{result}=s_;}}")
+        self.complete(s, scope, result, width)
+
+    def complete(self, s: Reduce, scope: CppScope, name: str, width: int) -> None:
         """The reduction's result has this name from now on."""
         if s.id in self.accs:
             scope.values[self.accs[s.id]] = name, width
 
-    def store(self, s: Store, scope: Scope) -> None:
+    def store(self, s: Store, scope: CppScope) -> None:
         """Emit one store in a scope."""
         self.stores.append((s, scope.bound.keys()))
         vector = scope.vector
@@ -249,7 +258,7 @@ class Emitter:
             lines.append(f"const i64 {names[v]}={text};")
         return "".join(lines)
 
-    def accumulate(self, s: Reduce, acc: str, scope: Scope) -> None:
+    def accumulate(self, s: Reduce, acc: str, scope: CppScope) -> None:
         """acc = kind(acc, value)."""
         value = self.body.operand(s.expr, scope, scope.width)
         scope.lines.append(f"{acc}={COMBINE[s.kind].format(acc, value)};")
@@ -265,7 +274,7 @@ class RowsEmitter(Emitter):
         if any(isinstance(s, Reduce) and s.kind.startswith("arg") for s in kernel.statements()):
             self.width = 1
         self.scatters = [s for s in kernel.statements() if isinstance(s, Store) and s.scatters]
-        if not all(kernel.inner and self.apart(kernel.inner[-1], s) for s in self.scatters):
+        if not all(kernel.inner and self.stores_distinct_places(kernel.inner[-1], s) for s in self.scatters):
             self.width = 1
         if self.width > 1:
             self.body.widths.add(self.width)
@@ -285,7 +294,7 @@ class RowsEmitter(Emitter):
         self.strips = Strips(())
 
     @staticmethod
-    def apart(v: Var, s: Store) -> bool:
+    def stores_distinct_places(v: Var, s: Store) -> bool:
         """Whether a vector along v can be scattered: its elements go to different places, which follow each
         other.
         """
@@ -313,7 +322,7 @@ class RowsEmitter(Emitter):
         while outer and outer[0] in free and elements(lead) < 64:
             lead.append(outer.pop(0))
         names = self.vars
-        row = Scope(self.top, [*((v, names[v]) for v in k.outer), (ROW, "")])
+        row = CppScope(self.top, [*((v, names[v]) for v in k.outer), (ROW, "")])
         tasks = numel(v.size for v in lead)
         blocks: Dim = (self.size + BLOCK - 1) // BLOCK if blocked else 1
         size = self.number(self.size)
@@ -323,9 +332,10 @@ class RowsEmitter(Emitter):
         )
         if blocked:
             head += f"const i64 lo=task%{self.number(blocks)}*{BLOCK},hi=lo+{BLOCK}<{size}?lo+{BLOCK}:{size};"
-        for v in outer:
-            head += f"for(i64 {names[v]}=0;{names[v]}<{self.number(v.size)};{names[v]}++){{"
-        inside = head + "".join(row.lines) + "}" * len(outer)
+        inside = "".join(row.lines)
+        for v in reversed(outer):
+            inside = loop(names[v], self.number(v.size), inside)
+        inside = head + inside
         last = self._finish("1", {}) if k.final or k.final_once else ""
         if is_one(tasks * blocks):
             return f"{{const i64 task=0;{inside}}}{last}"
@@ -350,18 +360,16 @@ class RowsEmitter(Emitter):
                 f"{t}*const a{s.id}_=acc{s.id}+chunk*{span};for(i64 i=0;i<{span};i++)a{s.id}_[i]={first};"
             )
             keep += [f"keep_all<{ctype(s.expr.dtype, self.width)}>(a{s.id}_,{n});"] * long
-        row = Scope(self.top, [*((v, self.vars[v]) for v in k.outer), (ROW, "")])
+        row = CppScope(self.top, [*((v, self.vars[v]) for v in k.outer), (ROW, "")])
         self._row(row, None)
         decode = self.decode("row", k.outer, self.vars) if k.outer else ""
         count = self.number(rows)
         inside = f"const i64 last=(chunk+1)*{count}/{chunks};for(i64 row=chunk*{count}/{chunks};row<last;){{"
         inside += f"const i64 until=row+{STRIP}<last?row+{STRIP}:last;"
         inside += f"for(;row<until;row++){{{decode}{''.join(row.lines)}}}{''.join(keep)}}}"
-        loop = (
-            self.over("chunk", int(chunks) if chunks.isdigit() else rows, chunks, "".join(start) + inside)
-            + "\n"
-        )
-        return f"{head}char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
+        tasks = int(chunks) if chunks.isdigit() else rows
+        sums = self.over("chunk", tasks, chunks, "".join(start) + inside)
+        return f"{head}char*room_=(char*)room({offset});{room}{sums}\n{self._finish(chunks, places)}"
 
     def _finish(self, chunks: str, places: dict[int, tuple[str, str, str]]) -> str:
         """Combine the chunks' accumulators, then the final statements over the inner loops, then those done
@@ -369,12 +377,12 @@ class RowsEmitter(Emitter):
         """
         k = self.kernel
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
-        final = Scope(self.top, [(FINAL, ""), (ONCE, "")])
+        final = CppScope(self.top, [(FINAL, ""), (ONCE, "")])
         for s, per_inner in self.across:
             if not per_inner:
                 self._combine_once(s, chunks, places[s.id], final)
 
-        def emit(scope: Scope, copy: int | str = 0) -> None:
+        def emit(scope: CppScope, copy: int | str = 0) -> None:
             for s, per_inner in self.across:
                 if per_inner:
                     self._combine_lane(s, chunks, places[s.id], position, scope)
@@ -387,30 +395,21 @@ class RowsEmitter(Emitter):
             self.store(of_kind(last, Store), final)
         return "{" + "".join(final.lines) + "}"
 
-    def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: Scope) -> None:
+    def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: CppScope) -> None:
         name, span, t = place
-        result = self.body.fresh()
-        combine = COMBINE[s.kind].format("s_", f"{name}[c_*{span}]")
-        scope.lines.append(
-            f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
-        )
-        self.complete(s, scope, result, 1)
+        self.add_chunks(s, t, f"{name}[0]", f"{name}[c_*{span}]", chunks, scope, 1)
 
     def _combine_lane(
-        self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: Scope
+        self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: CppScope
     ) -> None:
         name, n, _ = place
         t = ctype(s.expr.dtype, scope.width)
-        result = self.body.fresh()
         at = self.body.index(position, scope)
-        combine = COMBINE[s.kind].format("s_", f"ld<{t}>({name}+c_*{n}+{at})")
-        scope.lines.append(
-            f"{t} {result};{{{t} s_=ld<{t}>({name}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
-        )
-        self.complete(s, scope, result, scope.width)
+        first, other = f"ld<{t}>({name}+{at})", f"ld<{t}>({name}+c_*{n}+{at})"
+        self.add_chunks(s, t, first, other, chunks, scope, scope.width)
 
     # -- one row ---------------------------------------------------------------------------------------------
-    def _row(self, row: Scope, limits: tuple[str, str] | None) -> None:
+    def _row(self, row: CppScope, limits: tuple[str, str] | None) -> None:
         second = next((p for p in [p for p in self.kernel.phases if p.inner][1:]), None)
         for phase in self.kernel.phases:
             if phase.inner:
@@ -438,13 +437,15 @@ class RowsEmitter(Emitter):
             :4
         ]
 
-    def _fetch_ahead(self, loads: Sequence[Expr], scope: Scope) -> None:
+    def _fetch_ahead(self, loads: Sequence[Expr], scope: CppScope) -> None:
         for e in loads:
             buffer, index, _ = e.args
             ahead = self.body.index(index + index.coefficient(self.kernel.outer[-1]), scope)
             scope.lines.append(f"__builtin_prefetch({self.body.params[buffer]}+{ahead});")
 
-    def _phase(self, phase: Phase, row: Scope, limits: tuple[str, str] | None, ahead: Sequence[Expr]) -> None:
+    def _phase(
+        self, phase: Phase, row: CppScope, limits: tuple[str, str] | None, ahead: Sequence[Expr]
+    ) -> None:
         k = self.kernel
         self._prefill(phase, row, limits)
         for s in phase.inner:
@@ -466,7 +467,7 @@ class RowsEmitter(Emitter):
             self._declare(s, row, unroll)
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
 
-        def emit(scope: Scope, copy: int | str = 0) -> None:
+        def emit(scope: CppScope, copy: int | str = 0) -> None:
             if scope.width > 1 and copy != "t":
                 self._fetch_ahead(ahead, scope)
             for s in phase.inner:
@@ -491,7 +492,7 @@ class RowsEmitter(Emitter):
         for s in reductions:
             self._collect(s, row, unroll)
 
-    def _row_buffer(self, t: str, name: str, count: Dim, row: Scope) -> None:
+    def _row_buffer(self, t: str, name: str, count: Dim, row: CppScope) -> None:
         """Memory for a row of values: on the stack, or of the thread when its length is known only at the
         call.
         """
@@ -504,7 +505,7 @@ class RowsEmitter(Emitter):
         row.lines.append(f"{t}*const {name}=({t}*)(row_+{self.row_buffers}*({span}));")
         self.row_buffers += 1
 
-    def _across(self, s: Reduce, position: Index, scope: Scope) -> None:
+    def _across(self, s: Reduce, position: Index, scope: CppScope) -> None:
         t = ctype(s.expr.dtype, scope.width)
         at = f"a{s.id}_+{self.body.index(position, scope)}"
         value = self.body.operand(s.expr, scope, scope.width)
@@ -512,7 +513,7 @@ class RowsEmitter(Emitter):
             f"st<{ctype(s.expr.dtype, 1)}>({at},{COMBINE[s.kind].format(f'ld<{t}>({at})', value)});"
         )
 
-    def _declare(self, s: Reduce, row: Scope, unroll: int) -> None:
+    def _declare(self, s: Reduce, row: CppScope, unroll: int) -> None:
         start = reduce_start(s.kind, s.expr.dtype)
         names = {f"a{s.id}s": ctype(s.expr.dtype, 1)}
         if s.position is not None:
@@ -525,7 +526,7 @@ class RowsEmitter(Emitter):
             kept = self.strips.declare(t, name) if loses(s) else ""
             row.lines.append(f"{t} {name}=bc<{t}>({start});{kept}")
 
-    def _collect(self, s: Reduce, row: Scope, unroll: int) -> None:
+    def _collect(self, s: Reduce, row: CppScope, unroll: int) -> None:
         """One number from the lanes' accumulators, known to the row from now on."""
         if s.position is not None:
             self.complete(s, row, f"a{s.id}at", 1)
@@ -543,7 +544,7 @@ class RowsEmitter(Emitter):
         row.lines.append(f"const {t} {name}={total};")
         self.complete(s, row, name, 1)
 
-    def _gather(self, s: Reduce, name: str, position: Index, scope: Scope) -> None:
+    def _gather(self, s: Reduce, name: str, position: Index, scope: CppScope) -> None:
         if s.across:
             self._across(s, position, scope)
         elif s.position is not None:
@@ -551,7 +552,7 @@ class RowsEmitter(Emitter):
         else:
             self.accumulate(s, name, scope)
 
-    def _track(self, s: Reduce, position: Index, scope: Scope) -> None:
+    def _track(self, s: Reduce, position: Index, scope: CppScope) -> None:
         """argmax, argmin: the first place of the largest value; NaN counts as larger than all."""
         value = self.body.value(s.expr, scope)
         sign = ">" if s.kind == "argmax" else "<"
@@ -563,7 +564,7 @@ class RowsEmitter(Emitter):
             f"||({tie}&&at_<{at})){{{best}={value};{at}=at_;}}}}"
         )
 
-    def _prefill(self, phase: Phase, row: Scope, limits: tuple[str, str] | None) -> None:
+    def _prefill(self, phase: Phase, row: CppScope, limits: tuple[str, str] | None) -> None:
         """Draw the random numbers of a row at once, when its elements have consecutive numbers."""
         k = self.kernel
         if not k.inner:
@@ -581,7 +582,7 @@ class RowsEmitter(Emitter):
             if any(a.dtype is not torch.int64 for a in e.args[:1]) or e.args[0].vars:
                 continue
             name = self.body.fresh()
-            base = Scope(row, [(v, low if v is k.inner[-1] else "0") for v in k.inner])
+            base = CppScope(row, [(v, low if v is k.inner[-1] else "0") for v in k.inner])
             seed = self.body.value(e.args[0], row)
             length = f"{limits[1]}-{low}" if limits else self.number(count)
             self._row_buffer("float", name, count, row)
@@ -602,7 +603,7 @@ class RowsEmitter(Emitter):
     def nest(
         self,
         loops: Sequence[Var],
-        parent: Scope,
+        parent: CppScope,
         emit,
         limits: tuple[str, str] | None,
         unroll: int,
@@ -610,13 +611,13 @@ class RowsEmitter(Emitter):
     ) -> None:
         """Loops over `loops`, the last one in vectors; `emit(scope)` fills the innermost block."""
         if not loops:
-            scope = Scope(parent, [*extra])
+            scope = CppScope(parent, [*extra])
             emit(scope)
             parent.lines.append("{" + "".join(scope.lines) + "}")
             return
         v, name = loops[0], self.vars[loops[0]]
         if len(loops) > 1:
-            scope = Scope(parent, [(v, name), *extra])
+            scope = CppScope(parent, [(v, name), *extra])
             self.nest(loops[1:], scope, emit, limits, unroll, extra)
             body = self.strips.loop(v, name, 1, self.number(v.size), "".join(scope.lines))
             parent.lines.append(f"{{i64 {name}=0;{body}}}")
@@ -628,21 +629,21 @@ class RowsEmitter(Emitter):
             if unroll > 1:
                 copies = []
                 for u in range(unroll):
-                    scope = Scope(parent, [(v, f"{name}_{u}"), *extra], width, v)
+                    scope = CppScope(parent, [(v, f"{name}_{u}"), *extra], width, v)
                     emit(scope, u)
                     copies.append(f"{{const i64 {name}_{u}={name}+{u * width};{''.join(scope.lines)}}}")
                 lines.append(self.strips.loop(v, name, unroll * width, hi, "".join(copies)))
             if unroll == 1 or not divides(unroll * width, v.size) or limits:
-                scope = Scope(parent, [(v, name), *extra], width, v)
+                scope = CppScope(parent, [(v, name), *extra], width, v)
                 emit(scope)
                 lines.append(self.strips.loop(v, name, width, hi, "".join(scope.lines)))
         if width > 1 and self._has_tail():
             self.body.widths.add(TAIL)
-            scope = Scope(parent, [(v, name), *extra], TAIL, v)
+            scope = CppScope(parent, [(v, name), *extra], TAIL, v)
             emit(scope, "t")
             lines.append(self.strips.loop(v, name, TAIL, hi, "".join(scope.lines)))
         if width == 1 or not divides(TAIL if self._has_tail() else width, v.size):
-            scope = Scope(parent, [(v, name), *extra], 1, None)
+            scope = CppScope(parent, [(v, name), *extra], 1, None)
             emit(scope)
             lines.append(self.strips.loop(v, name, 1, hi, "".join(scope.lines)))
         parent.lines.append("".join(lines) + "}")

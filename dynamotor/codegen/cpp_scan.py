@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from ..graph.spec import numel
 from ..lower.index import Var
-from ..lower.ir import Expr, Kernel, Scan, Store, of_kind
-from .cpp_body import Scope
+from ..lower.ir import Expr, Kernel, ScanStatement, Store, of_kind
+from ..runtime.cpp_text import loop
+from .cpp_body import CppScope
 from .cpp_kernel import Emitter
 from .cpp_ops import COMBINE, ctype, reduce_start
 
@@ -24,9 +25,9 @@ class ScanEmitter(Emitter):
 
     def text(self) -> str:
         k = self.kernel
-        row = Scope(self.top, [(v, self.vars[v]) for v in k.outer])
+        row = CppScope(self.top, [(v, self.vars[v]) for v in k.outer])
         for s in k.statements():
-            if isinstance(s, Scan):
+            if isinstance(s, ScanStatement):
                 row.lines.append(f"{ctype(s.expr.dtype, 1)} a{s.id}={reduce_start(s.kind, s.expr.dtype)};")
                 row.lines += [f"i64 a{s.id}at=0;"] if s.kind.startswith("arg") else []
         self._nest(k.inner, row)
@@ -34,22 +35,20 @@ class ScanEmitter(Emitter):
         head = self.decode("task", k.outer, self.vars) if k.outer else ""
         return self.over("task", tasks, self.number(tasks), head + "".join(row.lines))
 
-    def _nest(self, loops: Sequence[Var], parent: Scope) -> None:
+    def _nest(self, loops: Sequence[Var], parent: CppScope) -> None:
         v, name = loops[0], self.vars[loops[0]]
-        scope = Scope(parent, [(v, name)])
+        scope = CppScope(parent, [(v, name)])
         if len(loops) > 1:
             self._nest(loops[1:], scope)
         else:
             for s in self.kernel.phases[0].inner:
-                if isinstance(s, Scan):
+                if isinstance(s, ScanStatement):
                     self._step(s, scope)
                 else:
                     self.store(of_kind(s, Store), scope)
-        parent.lines.append(
-            f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}"
-        )
+        parent.lines.append(loop(name, self.number(v.size), scope.lines))
 
-    def _step(self, s: Scan, scope: Scope) -> None:
+    def _step(self, s: ScanStatement, scope: CppScope) -> None:
         """One element more in a running result."""
         value, best = self.body.value(s.expr, scope), f"a{s.id}"
         if s.kind.startswith("arg"):  # the last of equal values; a NaN stays, and a later one takes its place

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..graph.sizes import Dim, hint
 from ..lower.index import Var
 from ..lower.ir import F32, Reduce
+from ..runtime.cpp_text import loop
 
 STRIP = 32  # additions into one accumulator
 
@@ -57,7 +58,7 @@ class Strips:
         on = f"{name}++" if step == 1 else f"{name}+={step}"
         inside = f"{name}<" if step == 1 else f"{name}+{step}<="
         if v is not self.at or not self.names:
-            return f"for(;{inside}{end};{on}){{{body}}}\n"
+            return loop(name, end, body, start=None, step=step) + "\n"
         if type(v.size) is int:
             self.at = None  # the loops over what this one leaves are short
         strip = f"{name}+{step * self.length}"

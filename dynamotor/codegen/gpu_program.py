@@ -150,7 +150,7 @@ def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
 
 def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
     """The function in the interpreter."""
-    kernel = triton_interpret.make_interpreted(HELPERS + f.source, f.name, f.grid, ints)
+    kernel = triton_interpret.make_interpreted(HELPERS + f.source, f.name, int(f.grid), ints)
     other = f.fallback
     return kernel if other is None else triton_interpret.by_alignment(kernel, interpreted(other, ints))
 
@@ -198,7 +198,9 @@ class _InTurn:
 
 def _rounds_operands(step: Any) -> bool:
     """Whether a step is a generated product that rounds float32 operands to TF32."""
-    return isinstance(step, triton.TritonStep) and "tf32" in step.function.source
+    return (
+        isinstance(step, triton.TritonStep) and step.function is not None and "tf32" in step.function.source
+    )
 
 
 def _raise(error: BuildError) -> Callable[..., Any]:
@@ -212,6 +214,8 @@ class GpuProgram(CallProgram):
     expanded: the program's loops are launches already, and nothing in it is to be replaced by a template (a
     trial).
     """
+
+    _writer: GpuWriter
 
     def __init__(
         self,
@@ -270,7 +274,7 @@ class GpuProgram(CallProgram):
         except torch.OutOfMemoryError:
             return [float("inf")] * len(programs)
 
-    def _write(self, program: Program, info: GraphInfo) -> Writer:
+    def _write(self, program: Program, info: GraphInfo) -> GpuWriter:
         return GpuWriter(program, info, self.device)
 
     def _memory(self) -> memory.Arena:
@@ -281,7 +285,7 @@ class GpuProgram(CallProgram):
         variants = (variant for family, _ in self._writer.families.values() for variant in family.variants)
         functions |= {launch.function.name: launch.function for v in variants for launch in v.launches}
         self.triton_source = HELPERS + "".join(f.source for f in functions.values())
-        self.builds: dict[str, Any] = {}
+        self.builds = {}
         for f in functions.values():
             self._start(f)
         return {"triton": self.triton_source, "kernels": self._writer.facts}
@@ -313,9 +317,9 @@ class GpuProgram(CallProgram):
             return interpreted(f, ints)
         job, pending = self.builds[f.name]
         second = f.fallback
-        other = (job_of(second, job.arch), second.grid) if second is not None else None
+        other = (job_of(second, job.arch), int(second.grid)) if second is not None else None
         code = pending.result()
-        return triton_launch.make_gpu_kernel(job, code, self.device, f.grid, n_tensors, ints, other)
+        return triton_launch.make_gpu_kernel(job, code, self.device, int(f.grid), n_tensors, ints, other)
 
     # -- sizes that differ between calls ---------------------------------------------------------------------
     def _laid_out(self, sizes: tuple[int, ...]) -> Any:

@@ -71,16 +71,16 @@ def _padded(program: Program, name: str) -> Program:
     width, unit = buffer.spec.shape[-1], ALIGNMENT // buffer.spec.dtype.itemsize
     rows = _Rows(name, int(width), int(-(-width // unit) * unit))
     steps = [rows.step(step) for step in program.steps]
-    stride = tuple(1 if s == 1 else s // width * rows.apart for s in buffer.spec.stride)
+    stride = tuple(1 if s == 1 else s // width * rows.row_stride for s in buffer.spec.stride)
     buffers = {**program.buffers, name: replace(buffer, spec=replace(buffer.spec, stride=stride))}
     return Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)
 
 
 class _Rows:
-    """A buffer whose rows of `width` elements are to start `apart` elements from each other."""
+    """A buffer whose rows of `width` elements are to start `row_stride` elements from each other."""
 
-    def __init__(self, name: str, width: int, apart: int) -> None:
-        self.name, self.width, self.apart = name, width, apart
+    def __init__(self, name: str, width: int, row_stride: int) -> None:
+        self.name, self.width, self.row_stride = name, width, row_stride
 
     def step(self, step: Step) -> Step:
         """The step with its accesses moved."""
@@ -109,8 +109,8 @@ class _Rows:
                 raise _Cannot
             if s == 1 and start + size > self.width:
                 raise _Cannot
-            stride.append(s // self.width * self.apart if s % self.width == 0 else s)
-        return replace(ref, stride=tuple(stride), offset=row * self.apart + start)
+            stride.append(s // self.width * self.row_stride if s % self.width == 0 else s)
+        return replace(ref, stride=tuple(stride), offset=row * self.row_stride + start)
 
     def _kernel(self, kernel: Kernel) -> Kernel:
         try:
@@ -144,7 +144,7 @@ class _Rows:
         row, column = index // self.width, index % self.width
         if not {*row.terms, *column.terms} <= index.terms.keys():  # it would take a division
             raise _Cannot
-        return row * self.apart + column
+        return row * self.row_stride + column
 
     def _in_rows(self, kernel: Kernel) -> Kernel:
         """A map over one long loop as a map over rows and columns."""

@@ -32,13 +32,13 @@ from ..base.events import counters, emit
 from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.plain import plain
-from ..graph.sizes import FUNCTIONS, Size, equal, hint, is_symbolic
+from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, TensorSpec, copy_as, is_lazy
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs
 
-_view = torch._C._dynamo.guards._reinterpret_tensor
+_view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory
 UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
 Shape = tuple[int, ...]
@@ -129,9 +129,9 @@ class Expected:
         if self.planned:
             raise self._error(str(found))
         counters["restrided"][str(self.target)] += 1
-        return copy_as(value, spec.stride)
+        return copy_as(value, numbers(spec.stride))
 
-    def sized(self, shape: Shape, stride: Shape) -> Any:
+    def sized(self, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
         """The check of a result of these sizes."""
         otherwise = self if shape is self.spec.shape else functools.partial(self._at, shape, stride)
         return _C.Expect(shape, stride, self.spec.dtype, self.spec.device, otherwise)
@@ -146,7 +146,7 @@ class Expected:
             and str(self.target).startswith("aten._scaled_dot_product")
         )
 
-    def _at(self, shape: Shape, stride: Shape, value: Any) -> Any:
+    def _at(self, shape: tuple[Dim, ...], stride: tuple[Dim, ...], value: Any) -> Any:
         return replace(self, spec=replace(self.spec, shape=shape, stride=stride))(value)
 
     def _error(self, found: str) -> BackendError:
@@ -260,7 +260,7 @@ class Writer:
         self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
         self.functions: dict[str, cpp.CFunction] = {}
         self.labels: dict[str, str] = {}  # global -> what a profile calls the kernel
-        self.pool: Counter[tuple[int, torch.dtype]] = Counter()
+        self.pool: Counter[tuple[Dim, torch.dtype]] = Counter()
         self.called: list[Any] = []  # the function of each loop step, in order: for reports
         self.lines: list[str] = []
         self._names: dict[Any, str] = {}
@@ -301,15 +301,20 @@ class Writer:
             if isinstance(step, LoopStep):
                 for written, read in step.inplace:
                     inplace.setdefault(written, []).append(read)
-        plan = memory.plan_slots if self.program.env is not None else memory.plan_offsets
-        self.offsets, self.scratch_size = plan(lifetimes, inplace)
-        self.plan: checked.Plan | None = None
-        if self.watched:
-            stops = {b.name: self.offsets[b.name] + _nbytes(b.spec) for b in temps}
-            ends = {life.name: self.offsets[life.name] + life.nbytes for life in lifetimes}
-            self.plan = checked.Plan(self.offsets, stops, ends, first, self._last)
-        if config.verify and self.program.env is None:
-            memory.verify_plan(lifetimes, self.offsets, inplace)
+        self.offsets: Mapping[str, Dim]
+        self.scratch_size: Dim
+        self.plan: checked.MemoryPlan | None = None
+        if self.program.env is not None:
+            self.offsets, self.scratch_size = memory.plan_slots(lifetimes, inplace)
+        else:
+            offsets, self.scratch_size = memory.plan_offsets(lifetimes, inplace)
+            self.offsets = offsets
+            if config.verify:
+                memory.verify_plan(lifetimes, offsets, inplace)
+            if self.watched:
+                stops = {b.name: offsets[b.name] + int(_nbytes(b.spec)) for b in temps}
+                ends = {life.name: offsets[life.name] + int(life.nbytes) for life in lifetimes}
+                self.plan = checked.MemoryPlan(offsets, stops, ends, first, self._last)
         for buffer in temps:
             self.scratch[buffer.name] = BufRef.whole(buffer)
 
@@ -339,7 +344,7 @@ class Writer:
                 known = self._names[ref] = self.unique(f"{ref.name}_v{len(self._names)}")
                 if ref.name in self.static:
                     self.bound[known] = ref
-                elif buffer.kind == "const":
+                elif buffer.value is not None:
                     self.constants[known] = make_view(buffer.value, ref, buffer.spec)
                 else:
                     self.scratch[known] = ref
@@ -462,7 +467,7 @@ class Writer:
         self.pool[nbytes, spec.dtype] += 1
         return f"{name} = take(({nbytes}, {spec.dtype}), {spec.shape}, {spec.stride})"
 
-    def result(self, ref: BufRef | int | float | bool | None, used: Counter[str]) -> str:
+    def result(self, ref: BufRef | float | Size | None, used: Counter[str]) -> str:
         """The expression for one output of the program."""
         if not isinstance(ref, BufRef):
             return self.value(ref)
@@ -515,11 +520,11 @@ class Writer:
         for name, buffer in self.program.buffers.items():
             if buffer.kind == "const":
                 self.constants[name] = buffer.value
-        names = ", ".join(self.program.inputs)
-        head = [f"def call({names}):"]
+        given = ", ".join(self.program.inputs)
+        head = [f"def call({given}):"]
         if self.takes:
             unused = sorted(self.given - self.outputs - self._last.keys())
-            unpack = [f"{names}{',' if len(self.program.inputs) == 1 else ''} = given"] if names else []
+            unpack = [f"{given}{',' if len(self.program.inputs) == 1 else ''} = given"] if given else []
             head = [
                 "def call(given):",
                 *unpack,
@@ -534,21 +539,15 @@ class Writer:
         """The program as data; its text is written here."""
         source, buffers = self.write(), self.program.buffers
         fixed = self.program.env is None  # else `layout` says the sizes
-        pool = dict(self.pool) if fixed else {(0, torch.uint8): max(self.pool.values(), default=1)}
+        pool = {(0, torch.uint8): max(self.pool.values(), default=1)}
+        scratch = {}
+        if fixed:
+            pool = {(int(nbytes), dtype): count for (nbytes, dtype), count in self.pool.items()}
+            scratch = {name: (ref.name, *self._place(ref), ref) for name, ref in self.scratch.items()}
         unsized = {
             name: replace(c, spec=replace(c.spec, shape=(), stride=())) for name, c in self.checks.items()
         }
         position = {name: i for i, name in enumerate(self.program.inputs)}
-        scratch = {
-            name: (
-                ref.name,
-                self.offsets[ref.name],
-                ref.offset * buffers[ref.name].spec.dtype.itemsize,
-                _nbytes(buffers[ref.name].spec),
-                ref,
-            )
-            for name, ref in self.scratch.items()
-        }
         bound = {name: (position[ref.name], ref, buffers[ref.name].spec) for name, ref in self.bound.items()}
         symbols = tuple(i for name, i in position.items() if name not in buffers)
         return Listing(
@@ -556,14 +555,19 @@ class Writer:
             "" if fixed else self.layout(),
             symbols,
             self.takes,
-            scratch if fixed else {},
-            self.scratch_size if fixed else 0,
+            scratch,
+            int(self.scratch_size) if fixed else 0,
             bound,
             pool,
             self.kernels,
             self.labels,
             unsized,
         )
+
+    def _place(self, ref: BufRef) -> tuple[int, int, int]:
+        """Where a buffer of numbers starts, how far into it a view lies, and its bytes."""
+        spec = self.program.buffers[ref.name].spec
+        return int(self.offsets[ref.name]), int(ref.offset * spec.dtype.itemsize), int(_nbytes(spec))
 
     def layout(self) -> str:
         """The source text of a function of the symbols: bytes of scratch memory, where in it what lies, what
@@ -587,7 +591,7 @@ class Writer:
 def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tensor:
     """The view of `tensor` (laid out as `spec`) that `ref` describes."""
     if ref.dtype != spec.dtype:
-        return _view_dtype(tensor, ref.dtype, ref.shape, ref.stride, ref.offset)
+        return _view_dtype(tensor, ref.dtype, numbers(ref.shape), numbers(ref.stride), int(ref.offset))
     return _view(tensor, ref.shape, ref.stride, ref.offset)
 
 
@@ -608,6 +612,9 @@ class CallProgram:
     The C++ is built in the background; the first call waits for it. When the build fails,
     `on_build_error(error)` raises or gives the callable that takes this one's place.
     """
+
+    _checks: checked.StepChecks | None = None
+    builds: Any
 
     def __init__(
         self, program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]
@@ -651,7 +658,6 @@ class CallProgram:
         limits = {} if listing.layout else {kind: 4 * count for kind, count in listing.pool.items()}
         self._pool = memory.new_pool(limits, 4 * max(listing.pool.values(), default=1))
         self._globals: dict[str, Any] | None = None
-        self._checks: checked.StepChecks | None = None
         self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], _Instance]] = (
             weakref.WeakKeyDictionary()
         )
@@ -727,12 +733,12 @@ class CallProgram:
             scope.update(block.places(places))
             scope.update((name, self.listing.checks[name].sized(*result)) for name, result in results.items())
             return _Instance(types.FunctionType(self._code, scope, "call"), scope)
-        apart: dict[str, memory.Block] = {}
+        allocations: dict[str, memory.Block] = {}
         for name, (buffer, start, inside, nbytes, ref) in self.listing.scratch.items():
             home = block
             if config.sanitize:
-                home, start = apart.setdefault(buffer, memory.Block(nbytes)), 0
-            scope[name] = home.tensor(start + inside, ref.shape, ref.stride, ref.dtype)
+                home, start = allocations.setdefault(buffer, memory.Block(nbytes)), 0
+            scope[name] = home.tensor(start + inside, numbers(ref.shape), numbers(ref.stride), ref.dtype)
         if self._checks is not None:
             scope["watch"] = functools.partial(self._checks.watch, block)
         return _Instance(types.FunctionType(self._code, scope, "call"), scope)
@@ -741,6 +747,7 @@ class CallProgram:
         """What `Writer.layout` says for these values of the symbols."""
         latest = self._latest
         if latest is None or latest[0] != sizes:
+            assert self._layout is not None
             latest = self._latest = sizes, self._layout(*sizes)
         return latest[1]
 
@@ -760,7 +767,7 @@ class CallProgram:
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self._run(inputs)
 
-    def taking(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
+    def boxed(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
         """A call that empties the list: a backward frees what was saved for it as it goes, as eager's
         does.
         """
@@ -775,11 +782,12 @@ class CallProgram:
         nbytes = self.listing.scratch_size
         if self._layout is not None:
             sizes = self._sizes(inputs)
-            nbytes = self._nbytes.get(sizes)
-            if nbytes is None:
+            known_bytes = self._nbytes.get(sizes)
+            if known_bytes is None:
                 if len(self._nbytes) >= 1024:
                     self._nbytes.clear()
-                nbytes = self._nbytes[sizes] = memory.roomy(self._laid_out(sizes)[0])
+                known_bytes = self._nbytes[sizes] = memory.roomy(self._laid_out(sizes)[0])
+            nbytes = known_bytes
         block = self._arena.acquire(nbytes)
         try:
             known = self._instances.get(block)

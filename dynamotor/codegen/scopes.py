@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from ..base.errors import InternalError
-from ..lower.ir import Expr, Kernel, Reduce, Scan, roots, walk
+from ..lower.ir import Expr, Kernel, Reduce, ScanStatement, roots, walk
 
 Known = TypeVar("Known")
 
@@ -47,7 +47,7 @@ def title(kernel: Kernel) -> str:
     words: dict[str, None] = {}
     for s in kernel.statements():
         words |= dict.fromkeys(e.op for e in walk(*roots(s)) if e.op not in _UNSAID)
-        words |= dict.fromkeys([s.kind] if isinstance(s, Reduce | Scan) else [])
+        words |= dict.fromkeys([s.kind] if isinstance(s, Reduce | ScanStatement) else [])
     return "_".join(["dm", *list(words)[:_MOST_WORDS]] if words else ["dm", "copy"])
 
 

@@ -54,7 +54,7 @@ def describe(call: Compiled | None) -> Any:
         return {
             "graphed": [describe(call.call), sorted(call.static), sorted(call.mutated), call.n_copied],
         }
-    if type(call) not in (CallProgram, GpuProgram):
+    if not isinstance(call, CallProgram) or type(call) not in (CallProgram, GpuProgram):
         raise NotPlain(f"a {type(call).__qualname__}")
     text = [
         encode(call.listing),
@@ -95,8 +95,8 @@ def restore(
         return None if call is None else kind(call, Part(decode_graph(graph), decode(sources), decode(specs)))
     if "graphed" in data:
         program, static, mutated, n_copied = data["graphed"]
-        call = restore(program, name)
-        return call and GraphedCall(call, frozenset(static), frozenset(mutated), call.device, n_copied)
+        of_gpu: Any = restore(program, name)
+        return of_gpu and GraphedCall(of_gpu, frozenset(static), frozenset(mutated), of_gpu.device, n_copied)
     if "gpu" in data:
         listing, constants, kernels, gpu = data["gpu"]
         stored = {known: decode(value) for known, value in constants.items()}

@@ -17,10 +17,11 @@ from ..lower.program import Buffer, LoopStep, Program, Step
 from ..lower.verify import verify_program
 from . import triton_sizes
 from .cpp import structure
-from .triton_kernel import Piece, TileEmitter, TritonFunction
+from .triton_kernel import LaunchPiece, TileEmitter, TritonFunction
 from .triton_ops import unmarked
-from .triton_plan import plan_kernel
+from .triton_plan import DEFAULT, NewBuffer, plan_kernel
 from .triton_scan import ScanTiles
+from .triton_tuning import GpuTuning
 from .verify import verify_places, verify_triton
 
 
@@ -36,12 +37,12 @@ class TritonStep(LoopStep):
 _memo: dict[str, TritonFunction] = {}
 
 
-def emit_piece(piece: Piece) -> TritonFunction:
+def emit_piece(piece: LaunchPiece) -> TritonFunction:
     """The function of one launch; launches of equal structure give the same one."""
     return triton_sizes.settle(draft_piece(piece))
 
 
-def draft_piece(piece: Piece) -> TritonFunction:
+def draft_piece(piece: LaunchPiece) -> TritonFunction:
     """The function with its numbers between marks."""
     key = f"{_canonical(piece)}\n{piece.plan}"
     found = _memo.get(key)
@@ -54,7 +55,7 @@ def draft_piece(piece: Piece) -> TritonFunction:
     return found
 
 
-def draft_of(piece: Piece) -> TritonFunction:
+def draft_of(piece: LaunchPiece) -> TritonFunction:
     """The function of one launch with its numbers between marks; each store stands in its loops."""
     emitter = (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece)
     around = piece.plan.r.vars if piece.plan.form == "across" and not piece.plan.looped else ()
@@ -63,13 +64,13 @@ def draft_of(piece: Piece) -> TritonFunction:
     return draft
 
 
-def _canonical(piece: Piece) -> str:
+def _canonical(piece: LaunchPiece) -> str:
     """A key without the names of buffers and variables."""
     order = {p[0]: n for n, p in enumerate(piece.params)}
     return f"{structure(piece.kernel)}\n{[(n, order[b]) for n, b in piece.partial.items()]}"
 
 
-def expand(program: Program) -> Program:
+def expand(program: Program, tuning: GpuTuning = DEFAULT) -> Program:
     """The program with each loop step replaced by its launches, and buffers for what they hand to each
     other.
     """
@@ -82,14 +83,14 @@ def expand(program: Program) -> Program:
 
     steps: list[Step] = []
     for step in program.steps:
-        steps += _launches(step, new_buffer) if isinstance(step, LoopStep) else [step]
+        steps += _launches(step, new_buffer, tuning) if isinstance(step, LoopStep) else [step]
     expanded = Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)
     verify_program(expanded)
     return expanded
 
 
-def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
-    pieces = plan_kernel(step.kernel, new_buffer)
+def _launches(step: LoopStep, new_buffer: NewBuffer, tuning: GpuTuning) -> Iterator[TritonStep]:
+    pieces = plan_kernel(step.kernel, new_buffer, tuning)
     for piece in pieces:
         function = emit_piece(piece)
         yield TritonStep(

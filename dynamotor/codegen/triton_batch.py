@@ -21,7 +21,7 @@ from ..lower.program import Program, Step
 from .program import step_accesses
 from .triton import TritonStep, draft_piece
 from .triton_body import Axis
-from .triton_kernel import Piece, Plan, TritonFunction
+from .triton_kernel import LaunchPiece, LaunchPlan, TritonFunction
 from .triton_ops import mark
 from .triton_plan import is_map, is_wide, map_plan
 from .triton_sizes import NUMBERS, constant_of, settle
@@ -71,7 +71,7 @@ def _item(step: Step, program: Program) -> _Item | None:
     if any(of_kind(s, Store).scatters for s in kernel.statements()) or map_plan(kernel).second is not None:
         return None
     draft = draft_piece(
-        Piece(kernel, Plan("map", Axis.of("x", loops, BLOCK, exact=False)), {}, kernel.params)
+        LaunchPiece(kernel, LaunchPlan("map", Axis.of("x", loops, BLOCK, exact=False)), {}, kernel.params)
     )
     parts = NUMBERS.split(draft.source)
     buffers = (program.buffers[name] for name in step.args)

@@ -60,7 +60,7 @@ class Name:
     axes: Axes
 
 
-class Scope(ValueScope[Name]):
+class TileScope(ValueScope[Name]):
     """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not
     touched.
 
@@ -69,20 +69,20 @@ class Scope(ValueScope[Name]):
     holds: what does not depend on them is wanted in any case.
     """
 
-    parent: Scope | None
+    parent: TileScope | None
 
     def __init__(
         self,
-        parent: Scope | None = None,
+        parent: TileScope | None = None,
         bound: Mapping[Var, Name] | None = None,
         closed: bool = False,
         masks: tuple[Name, ...] = (),
         indent: int = 1,
-        before: Scope | None = None,
+        before: TileScope | None = None,
     ) -> None:
         super().__init__(parent)
         self.closed, self.before, self.met_for = closed, before, NO_VARS
-        self.branches: dict[tuple[Expr, bool], Scope] = {}
+        self.branches: dict[tuple[Expr, bool], TileScope] = {}
         self.own = dict(bound or {})
         self.bound: dict[Var, Name] = {**(parent.bound if parent else {}), **self.own}
         self.masks: tuple[Name, ...] = (*(parent.masks if parent else ()), *masks)
@@ -165,7 +165,7 @@ class TileBody:
             return text
         return f"({text})[:, None]" if axis == self.order[0] else f"({text})[None, :]"
 
-    def bind(self, axis: Axis, start: str, scope: Scope) -> tuple[dict[Var, Name], tuple[Name, ...]]:
+    def bind(self, axis: Axis, start: str, scope: TileScope) -> tuple[dict[Var, Name], tuple[Name, ...]]:
         """Lines that give the positions of a tile from `start` on; the variables' names, and the mask if one
         is needed.
         """
@@ -182,7 +182,7 @@ class TileBody:
             masks = (Name(f"{name}_in", span),)
         return self.variables(axis, scope), masks
 
-    def variables(self, axis: Axis, scope: Scope) -> dict[Var, Name]:
+    def variables(self, axis: Axis, scope: TileScope) -> dict[Var, Name]:
         """The variables' names, and lines that give them where they are parts of the axis' position."""
         name, span = axis.name, frozenset((axis.name,))
         bound = {}
@@ -211,7 +211,7 @@ class TileBody:
         shape = ", ".join(str(self.axes[a].block) for a in self.order)
         return f"tl.broadcast_to({name.text}, [{shape}])"
 
-    def mask(self, scope: Scope, axes: Axes, inside: str = "r_in") -> tuple[str, Axes]:
+    def mask(self, scope: TileScope, axes: Axes, inside: str = "r_in") -> tuple[str, Axes]:
         """The mask of an access that spans `axes`; a condition masks every access. inside: what stands for
         `r_in`.
         """
@@ -219,7 +219,7 @@ class TileBody:
         texts = (inside if m.text == "r_in" else m.text for m in parts)
         return " & ".join(texts), frozenset().union(*(m.axes for m in parts)) if parts else NOTHING
 
-    def by_vectors(self, index: Index, memory: torch.dtype, scope: Scope) -> tuple[bool, bool]:
+    def by_vectors(self, index: Index, memory: torch.dtype, scope: TileScope) -> tuple[bool, bool]:
         """Whether an access takes whole vectors, and whether it may take those that lie in the row in
         part.
         """
@@ -227,7 +227,7 @@ class TileBody:
             return False, False
         return True, self.vectors.whole(memory) and any(m.text == "r_in" for m in scope.masks)
 
-    def place(self, at: Name, covered: bool, want: Axes, scope: Scope) -> str:
+    def place(self, at: Name, covered: bool, want: Axes, scope: TileScope) -> str:
         """The position of an access."""
         text = self.spread(at.text, at.axes, want)
         if not covered or self.vectors is None:
@@ -235,7 +235,7 @@ class TileBody:
         return self.vectors.place(text, any(m.text == "r_in" for m in scope.masks))
 
     # -- indices ---------------------------------------------------------------------------------------------
-    def index(self, index: Index, scope: Scope) -> Name:
+    def index(self, index: Index, scope: TileScope) -> Name:
         """An index as text."""
         parts: list[str] = []
         axes: Axes = NOTHING
@@ -261,7 +261,7 @@ class TileBody:
             parts.append(mark(index.const))
         return Name(" + ".join(parts), axes)
 
-    def integer(self, index: Index, kind: str, scope: Scope) -> Name:
+    def integer(self, index: Index, kind: str, scope: TileScope) -> Name:
         """An index as a value of an integer type; along dimensions of one element it is a number, which
         Triton cannot cast.
         """
@@ -269,7 +269,7 @@ class TileBody:
         text = f"({at.text}).to({kind})" if at.axes else f"tl.full((), {at.text}, {kind})"
         return self.define(text, at.axes, scope)
 
-    def atom(self, atom: Var | Div | Mod | Loaded, scope: Scope) -> Name:
+    def atom(self, atom: Var | Div | Mod | Loaded, scope: TileScope) -> Name:
         """One term of an index."""
         if isinstance(atom, Var):
             return scope.bound[atom]
@@ -284,7 +284,7 @@ class TileBody:
         return Name(f"(({base.text}) {'//' if isinstance(atom, Div) else '%'} {mark(atom.n)})", base.axes)
 
     # -- values ----------------------------------------------------------------------------------------------
-    def value(self, e: Expr, scope: Scope) -> Name:
+    def value(self, e: Expr, scope: TileScope) -> Name:
         """The name of e as seen from `scope`."""
         if scope.before is not None and not e.vars & (scope.bound.keys() - scope.before.bound.keys()):
             return self.value(e, scope.before)
@@ -298,7 +298,7 @@ class TileBody:
             found = home.values[e] = self.compute(e, home)
         return found
 
-    def compute(self, e: Expr, scope: Scope) -> Name:
+    def compute(self, e: Expr, scope: TileScope) -> Name:
         """Emit e into its scope."""
         special = getattr(self, f"_{e.op}", None)
         if special is not None:
@@ -314,19 +314,19 @@ class TileBody:
         )
         return self.define(text, frozenset().union(*(o.axes for o in operands)), scope)
 
-    def define(self, text: str, axes: Axes, scope: Scope) -> Name:
+    def define(self, text: str, axes: Axes, scope: TileScope) -> Name:
         """Give a text a name."""
         name = self.fresh()
         scope.line(f"{name} = {text}")
         return Name(name, axes)
 
-    def _const(self, e: Expr, scope: Scope) -> Name:
+    def _const(self, e: Expr, scope: TileScope) -> Name:
         text = literal(e.args[0], e.dtype)
         if e.dtype in (F32, I32, I64) and "(" not in text:  # a mean's divisor, the end of a part
             text = mark(text)
         return self.define(f"tl.full((), {text}, {COMPUTE[e.dtype]})", NOTHING, scope)
 
-    def _load(self, e: Expr, scope: Scope) -> Name:
+    def _load(self, e: Expr, scope: TileScope) -> Name:
         buffer, index, memory = e.args
         at = self.index(index, scope)
         covered, some = self.by_vectors(index, memory, scope)
@@ -339,14 +339,14 @@ class TileBody:
             text += f".to({COMPUTE[e.dtype]})"
         return self.define(text, at.axes | mask_axes, scope)
 
-    def _index(self, e: Expr, scope: Scope) -> Name:
+    def _index(self, e: Expr, scope: TileScope) -> Name:
         return self.integer(e.args[0], COMPUTE[e.dtype], scope)
 
-    def _rand(self, e: Expr, scope: Scope) -> Name:
+    def _rand(self, e: Expr, scope: TileScope) -> Name:
         word = self.value(_word(e), scope)
         return self.define(f"uniform({word.text})", word.axes, scope)
 
-    def _random_word(self, e: Expr, scope: Scope) -> Name:
+    def _random_word(self, e: Expr, scope: TileScope) -> Name:
         seed, stream, linear = e.args
         while (
             scope.closed and scope.parent is not None
@@ -360,7 +360,7 @@ class TileBody:
         text = at.text if at.axes else f"tl.full((), {at.text}, tl.int32)"
         return self.define(f"random_word({key}, {number}, {text})", at.axes, scope)
 
-    def _run_of_four(self, linear: Index, scope: Scope) -> Name | None:
+    def _run_of_four(self, linear: Index, scope: TileScope) -> Name | None:
         """The counters of a tile whose last axis goes through consecutive elements: one serves four of
         them.
         """
@@ -379,7 +379,7 @@ class TileBody:
         )
         return Name(f"{before.text} + {quarter}", before.axes | {axis.name})
 
-    def _wrap_index(self, e: Expr, scope: Scope) -> Name:
+    def _wrap_index(self, e: Expr, scope: TileScope) -> Name:
         """A position along a dimension; one outside of it is an error of the program that is compiled."""
         x, size, wrap = e.args
         given, size = self.value(x, scope), mark(size)
@@ -393,7 +393,7 @@ class TileBody:
         kind = COMPUTE[I64] if self.wide else "tl.int32"
         return self.define(f"tl.where({test.text}, {place.text}, 0).to({kind})", given.axes, scope)
 
-    def _masked(self, e: Expr, scope: Scope) -> Name:
+    def _masked(self, e: Expr, scope: TileScope) -> Name:
         """Each branch touches memory only where it is the one wanted."""
         condition, body, other = e.args
         test = self.value(condition, scope)
@@ -405,7 +405,7 @@ class TileBody:
             f"tl.where({test.text}, {yes.text}, {no.text})", test.axes | yes.axes | no.axes, scope
         )
 
-    def _branch(self, condition: Expr, way: bool, scope: Scope) -> Scope:
+    def _branch(self, condition: Expr, way: bool, scope: TileScope) -> TileScope:
         """A branch's scope; what it needs that no loop changes is computed before the loop, under the same
         condition.
         """
@@ -418,13 +418,13 @@ class TileBody:
             else:
                 when = self.value(condition, scope)
                 when = when if way else self.define(f"{when.text} == 0", when.axes, scope)
-            found = Scope(scope, closed=True, masks=(when,), indent=scope.indent, before=before)
+            found = TileScope(scope, closed=True, masks=(when,), indent=scope.indent, before=before)
             found.met_for = _met_for(condition) if way else NO_VARS
             scope.branches[condition, way] = found
         return found
 
     # -- statements ------------------------------------------------------------------------------------------
-    def store(self, s: Store, scope: Scope, known: bool) -> None:
+    def store(self, s: Store, scope: TileScope, known: bool) -> None:
         """Emit one store. known: later reads of the same element may use the value."""
         self.stores.append((s, scope.bound.keys()))
         value, at = self.value(s.expr, scope), self.index(s.index, scope)

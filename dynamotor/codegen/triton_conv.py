@@ -19,7 +19,7 @@ import torch
 from ..graph.spec import channels_last_stride
 from ..lower.program import BufRef, ExternStep, Program, Step
 from .triton_ops import lines_of
-from .triton_product import Operand, Product, Window, masked
+from .triton_product import ConvWindow, Operand, Product, masked
 from .triton_tma import Plane
 
 LEAST_CHANNELS = 16  # fewer leave most of a tile over k empty
@@ -60,7 +60,7 @@ def _product(
     images, channels, n = int(x.shape[0]), int(x.shape[1]), int(weight.shape[0])
     image, kernel, result = (_pair(ref.shape[2:]) for ref in (x, weight, out))
     m, k = images * result[0] * result[1], channels * kernel[0] * kernel[1]
-    window = Window(channels, image, result, kernel, stride, padding, dilation, _steps(x))
+    window = ConvWindow(channels, image, result, kernel, stride, padding, dilation, _steps(x))
     row = _row(x)
     plain = k == channels and stride == (1, 1) and padding == (0, 0) and row is not None
     a = Operand(x.name, x.dtype, int(x.offset), (0, _step(m, row or 0), 1))

@@ -26,7 +26,7 @@ from ..lower.instance import Instance
 from ..lower.ir import Kernel, forget_expressions, lowering
 from .scopes import title
 from .triton import draft_of
-from .triton_kernel import Piece, TritonFunction
+from .triton_kernel import LaunchPiece, TritonFunction
 from .triton_ops import ALIGNED
 from .triton_plan import accesses, plan_kernel
 from .triton_sizes import with_arguments
@@ -119,7 +119,7 @@ def _variant(kernel: Kernel, values: Mapping[str, int]) -> Variant:
     return Variant(tuple(launches), tuple(p.dtype for p in parts), scope["choose"], source)
 
 
-def _launch(kernel: Kernel, piece: Piece, function: TritonFunction, n_parts: int) -> Launch:
+def _launch(kernel: Kernel, piece: LaunchPiece, function: TritonFunction, n_parts: int) -> Launch:
     names = [p[0] for p in kernel.params] + [f"part {n}" for n in range(n_parts)]
     streams = kernel.streams()
     return Launch(

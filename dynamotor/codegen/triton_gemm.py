@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from ..graph.spec import numel
 from ..lower.index import Index, flatten
 from ..lower.ir import F32, Store, load, loads_of, walk
-from .triton_body import Axis, Name, Scope, TileBody
+from .triton_body import Axis, Name, TileBody, TileScope
 from .triton_conv import multiply_window
 from .triton_kernel import TritonFunction
 from .triton_ops import MEMORY, POINTER, lines_of, unmarked
@@ -225,7 +225,7 @@ class ProductEmitter:
         axes = Axis.of("x", (m,), t.m), Axis.of("r", (n,), t.n)
         exprs = list(walk(*(s.expr for s in p.epilogue), p.result))
         body = TileBody(self.pointers, p.streams, axes, exprs, self.wide)
-        top = Scope(indent=indent)
+        top = TileScope(indent=indent)
         rows, row_masks = body.bind(axes[0], f"tm * {t.m}", top)
         columns, column_masks = body.bind(axes[1], f"tn * {t.n}", top)
         bound = {**rows, **columns, z: Name("z" if self.batch > 1 else "0", frozenset())}
@@ -234,7 +234,7 @@ class ProductEmitter:
             for axis, found in zip(axes, (row_masks, column_masks), strict=True)
             for mask in found
         ]
-        tile = Scope(top, bound, masks=tuple(masks), indent=indent)
+        tile = TileScope(top, bound, masks=tuple(masks), indent=indent)
         both = frozenset(("x", "r"))
         if p.bias is not None:
             at = flatten([Index.of(v) for v in p.loops], p.bias.stride, p.bias.offset)
@@ -257,7 +257,7 @@ class ProductEmitter:
         yield from tile.lines
 
 
-def _always(axis: Axis, mask: Name, scope: Scope) -> Name:
+def _always(axis: Axis, mask: Name, scope: TileScope) -> Name:
     """The mask of an axis; that of a single row or column counts for every access, whose index does not show
     the axis.
     """

@@ -18,7 +18,7 @@ from ..graph.sizes import Dim
 from ..lower.index import Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, of_kind, roots, walk
 from .scopes import title
-from .triton_body import NOTHING, Axis, Name, Scope, TileBody
+from .triton_body import NOTHING, Axis, Name, TileBody, TileScope
 from .triton_ops import COMPUTE, POINTER, across_tile, combine, mark, reduce_start
 from .triton_vectors import Vectors
 
@@ -30,7 +30,7 @@ Form = Literal["map", "rows", "across", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """How a kernel's loops become programs of a grid.
 
     second: the axis `r` (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs
@@ -76,13 +76,13 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LaunchPiece:
     """One launch: a kernel under a plan. partial: reduction → the buffer that takes what each chunk has
     gathered.
     """
 
     kernel: Kernel
-    plan: Plan
+    plan: LaunchPlan
     partial: Mapping[int, str]
     params: Params
 
@@ -112,7 +112,7 @@ class TritonFunction:
 class TileEmitter:
     """Writes one function."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: LaunchPiece) -> None:
         self.kernel, self.plan, self.partial, self.params = (
             piece.kernel,
             piece.plan,
@@ -133,7 +133,7 @@ class TileEmitter:
 
     def draft(self) -> TritonFunction:
         """The whole function, its name and the numbers between marks to be settled."""
-        top = Scope()
+        top = TileScope()
         top.line("pid = tl.program_id(0)" + (".to(tl.int64)" if self.plan.wide else ""))
         self.write(top)
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(self.streams)))]
@@ -143,11 +143,11 @@ class TileEmitter:
         return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
 
     # -- forms -----------------------------------------------------------------------------------------------
-    def write(self, top: Scope) -> None:
+    def write(self, top: TileScope) -> None:
         """The lines of the function."""
         {"map": self._map, "rows": self._rows, "across": self._across}[self.plan.form](top)
 
-    def _map(self, top: Scope) -> None:
+    def _map(self, top: TileScope) -> None:
         plan = self.plan
         if plan.second is None:
             bound, masks = self.body.bind(plan.x, f"pid * {plan.x.block}", top)
@@ -161,7 +161,7 @@ class TileEmitter:
             self.body.store(of_kind(s, Store), scope, known=True)
         top.lines += scope.lines
 
-    def _rows(self, top: Scope) -> None:
+    def _rows(self, top: TileScope) -> None:
         """Tiles of rows; with chunks, each program takes a part of its rows and leaves what it gathered in
         memory.
         """
@@ -185,7 +185,7 @@ class TileEmitter:
                 self._statement(s, row)
         top.lines += row.lines
 
-    def _across(self, top: Scope) -> None:
+    def _across(self, top: TileScope) -> None:
         """A loop over this program's rows; accumulators over the lanes of r, or one number each."""
         plan = self.plan
         lanes = [s for p in self.kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
@@ -202,7 +202,7 @@ class TileEmitter:
             outside.line(
                 f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})"
             )
-        loop = Scope(outside, indent=2)
+        loop = TileScope(outside, indent=2)
         bound, masks = self.body.bind(plan.x, f"({part} * {mark(plan.per_chunk)} + step)", loop)
         row = self.open(outside, bound, masks, 2, ROW)
         self._passes(row)
@@ -227,13 +227,15 @@ class TileEmitter:
 
     @staticmethod
     def open(
-        parent: Scope, bound: Mapping[Var, Name], masks: tuple[Name, ...], indent: int, *pseudo: Var
-    ) -> Scope:
+        parent: TileScope, bound: Mapping[Var, Name], masks: tuple[Name, ...], indent: int, *pseudo: Var
+    ) -> TileScope:
         """A scope that binds loop variables, and says which accumulators may be read in it."""
-        return Scope(parent, {**bound, **{v: Name("", NOTHING) for v in pseudo}}, masks=masks, indent=indent)
+        return TileScope(
+            parent, {**bound, **{v: Name("", NOTHING) for v in pseudo}}, masks=masks, indent=indent
+        )
 
     # -- passes over a row -----------------------------------------------------------------------------------
-    def _passes(self, row: Scope) -> None:
+    def _passes(self, row: TileScope) -> None:
         """The phases of a tile of rows."""
         plan = self.plan
         inner = row
@@ -252,7 +254,7 @@ class TileEmitter:
             for s in phase.row:
                 self._statement(s, row)
 
-    def _loop(self, phase: Phase, row: Scope) -> None:
+    def _loop(self, phase: Phase, row: TileScope) -> None:
         """One pass in tiles of r."""
         if any(e.op == "load" and e.args[0] in self.written for e in walk(*roots(*phase.inner))):
             row.line("tl.debug_barrier()")  # other threads have written what this pass reads
@@ -273,10 +275,12 @@ class TileEmitter:
             self._collect(s, f"a{s.id}", f"at{s.id}", row)
         self.written |= {s.buffer for s in phase.inner if isinstance(s, Store)}
 
-    def _stretches(self, row: Scope) -> Iterator[tuple[str, Scope, Mapping[Var, Name], tuple[Name, ...]]]:
+    def _stretches(
+        self, row: TileScope
+    ) -> Iterator[tuple[str, TileScope, Mapping[Var, Name], tuple[Name, ...]]]:
         """The loops that make up a pass: the bounds, and what gives the positions of a tile in each."""
         plan, vectors = self.plan, self.plan.vectors
-        head = Scope(row, indent=row.indent + 1)
+        head = TileScope(row, indent=row.indent + 1)
         if vectors is None:
             shared = plan.form == "rows" and plan.chunks > 1
             bound, masks = self.body.bind(
@@ -291,12 +295,12 @@ class TileEmitter:
         head.line(f"r = lead + (base + tl.arange(0, {plan.r.block})[None, :])")
         stages = f", num_stages={plan.stages}" if plan.stages else ""
         yield inside + stages, head, self.body.variables(plan.r, head), ()
-        head = Scope(row, indent=row.indent + 1)
+        head = TileScope(row, indent=row.indent + 1)
         for line in vectors.edge(size, plan.r.block):
             head.line(line)
         yield edge, head, self.body.variables(plan.r, head), (Name("r_in", frozenset("r")),)
 
-    def _accumulators(self, reductions: Sequence[Reduce], row: Scope) -> None:
+    def _accumulators(self, reductions: Sequence[Reduce], row: TileScope) -> None:
         """Neutral elements before a loop: a lane for each place of a tile, or for each thread."""
         lanes, x_block = self.plan.r.block, self.plan.x.block
         for s in reductions:
@@ -312,7 +316,7 @@ class TileEmitter:
         """Whether sums of exponentials take many elements of a thread at once."""
         return self.plan.x.block == 1 and self.plan.r.block >= 32 * self.plan.warps * self.plan.run
 
-    def _statement(self, s: Statement, scope: Scope, row: Scope | None = None) -> None:
+    def _statement(self, s: Statement, scope: TileScope, row: TileScope | None = None) -> None:
         if isinstance(s, Store):
             self.body.store(s, scope, known=not self.plan.looped)
             return
@@ -352,7 +356,7 @@ class TileEmitter:
             return "-1" if s.kind == "argmax" else "2"
         return reduce_start(s.kind, s.expr.dtype)
 
-    def _masked_tile(self, s: Reduce, scope: Scope, lanes: bool) -> str:
+    def _masked_tile(self, s: Reduce, scope: TileScope, lanes: bool) -> str:
         """The value as a whole tile, neutral where the tile lies outside of what is reduced."""
         value = self.body.value(s.expr, scope)
         if s.position is not None and s.expr.dtype is BOOL:
@@ -367,7 +371,7 @@ class TileEmitter:
         neutral = reduce_start("max", s.expr.dtype) if s.top is not None else self._start(s)
         return f"tl.where({mask}, {text}, {neutral})" if mask else text
 
-    def _accumulate(self, s: Reduce, scope: Scope) -> None:
+    def _accumulate(self, s: Reduce, scope: TileScope) -> None:
         """One tile of a loop into the accumulator."""
         best, at = f"a{s.id}", f"at{s.id}"
         if s.id in self.tops:  # the sums of exponentials before it know the maximum already
@@ -396,7 +400,9 @@ class TileEmitter:
         scope.line(f"{best} = tl.where({better.text}, {tile}, {best})")
         scope.line(f"{at} = tl.where({better.text}, {here}, {at})")
 
-    def _collect(self, s: Reduce, tile: str, positions: str, row: Scope, masked: Scope | None = None) -> None:
+    def _collect(
+        self, s: Reduce, tile: str, positions: str, row: TileScope, masked: TileScope | None = None
+    ) -> None:
         """One value a row from a tile of accumulators."""
         if s.top is not None:
             tile = f"{tile} * tl.exp(a{s.top} - {row.values[self._acc(s.top)].text})"
@@ -414,7 +420,7 @@ class TileEmitter:
         found = f"tl.where({f'({hit}) & {mask}' if mask else hit}, {positions}, {self._last_position})"
         self._complete(s, f"tl.expand_dims(tl.min({found}, 1), 1).to(tl.int64)", row)
 
-    def _complete(self, s: Reduce, text: str, row: Scope) -> None:
+    def _complete(self, s: Reduce, text: str, row: TileScope) -> None:
         """The reduction's result is known to the row from now on."""
         name = self.body.define(text, frozenset("x"), row)
         row.values[self._acc(s.id)] = name

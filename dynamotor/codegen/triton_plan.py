@@ -9,7 +9,7 @@ have work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,10 @@ from ..graph.sizes import Dim, Size, divides, equal, hint, is_symbolic
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index import Index, Var, flatten, is_one, is_zero
 from ..lower.ir import (
+    COLS,
+    ROW,
+    ROWS,
+    SCAN,
     Expr,
     Kernel,
     Phase,
@@ -36,27 +40,14 @@ from ..lower.ir import (
 )
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
-from .triton_kernel import Form, Piece, Plan
+from .triton_kernel import Form, LaunchPiece, LaunchPlan
+from .triton_tuning import GpuTuning
 from .triton_vectors import vectors_of
 
-PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
-WHOLE_ROW = 16384  # elements of a row that are kept in registers
-LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
-LONG_TILE = 8192  # and of one that would not fit into registers
-LOOP_WARP = 512  # elements of such a tile for each warp
-LOOP_STAGES = (
-    0  # tiles of such a loop under way at once, by way of shared memory; 0: as the hardware overlaps programs
-)
-LONG_ROW = 4096  # elements from which on a map over many rows takes a program a row
-THREAD = 16  # elements of each thread in a tile of whole rows that also are summed across
-ROW_WARPS = 8  # warps that share a row while each thread has few enough elements: two programs a multiprocessor overlap
-STAGES = 3  # of the pipeline of a loop over such tiles: with two, loads would not run while the loop computes
-SHARED = 200_000  # bytes of shared memory of a multiprocessor that they may take
-COLUMNS = 128  # columns of a tile that is summed across alone
-ONE_WARP = 256  # lanes up to which a row without vectors is left to one warp
 WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
 
 NewBuffer = Callable[[TensorSpec], str]
+DEFAULT = GpuTuning()
 
 
 class CannotPlan(Exception):
@@ -96,38 +87,10 @@ def _rows_of_tile(rows: Dim, most: int, programs: int) -> int:
     return most
 
 
-def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
-    """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the
-    next.
-    """
-    overwrites = _keeps_what_it_overwrites(kernel)
-    kernel = one_row(_plain_columns(_without_scratch(kernel)))
-    if kernel.template == "rows" and _tile(kernel, *_axes(kernel)).looped:
-        kernel = with_exp_sums(kernel)
-    pieces = _plan(kernel, new_buffer)
-    if overwrites and any(piece.plan.looped for piece in pieces):
-        raise CannotPlan("a value of a long row is kept while what it was computed from is overwritten")
-    return pieces
-
-
-def _plan(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
-    if kernel.template == "scan":
-        return [_piece(kernel, _tile(kernel, kernel.outer, kernel.inner, "scan"))]
-    reductions = [s for s in kernel.statements() if isinstance(s, Reduce)]
-    across = [s for s in reductions if s.across]
-    if across:
-        return _across(kernel, across, new_buffer)
-    if is_map(kernel):
-        return [_piece(kernel, map_plan(kernel))]
-    if kernel.template == "rows" and (kernel.final or kernel.final_once):
-        return _separate_final(kernel, new_buffer)
-    return _rows(kernel, new_buffer)
-
-
 def is_map(kernel: Kernel) -> bool:
     """Whether each element is computed on its own."""
     return (
-        kernel.template != "scan"
+        kernel.template != SCAN
         and len(kernel.phases) == 1
         and not (kernel.phases[0].row or kernel.final or kernel.final_once)
         and not any(isinstance(s, Reduce) for s in kernel.statements())
@@ -212,37 +175,13 @@ def _params(
     return (*names.values(), *((name, memory, True) for name, memory in partial))
 
 
-def _piece(kernel: Kernel, plan: Plan, partial: Mapping[int, tuple[str, torch.dtype]] | None = None) -> Piece:
+def _piece(
+    kernel: Kernel, plan: LaunchPlan, partial: Mapping[int, tuple[str, torch.dtype]] | None = None
+) -> LaunchPiece:
     partial = partial or {}
     given = {p[0]: p for p in kernel.params}
     kernel = replace(kernel, params=_params(kernel, given, list(partial.values())))
-    return Piece(kernel, plan, {n: name for n, (name, _) in partial.items()}, kernel.params)
-
-
-# -- maps ----------------------------------------------------------------------------------------------------
-def map_plan(kernel: Kernel) -> Plan:
-    """Elementwise: one axis, or two where some accesses are contiguous along another variable than the
-    last.
-    """
-    loops = (*kernel.outer, *kernel.middle, *kernel.inner)
-    total = _count(loops)
-    wide = is_wide(kernel)
-    last = loops[-1] if loops else None
-    if last is not None and last.size >= 16:
-        others = [v for v in loops[:-1] if v.size >= 16 and _only_along(kernel, v, last)]
-        if others:
-            other = max(others, key=lambda v: (contiguous_along(kernel, v), hint(v.size)))
-            rest = [v for v in loops[:-1] if v is not other]
-            x = Axis.of("x", [*rest, other], 32, exact=None)
-            return Plan("map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide)
-        if not kernel.streams() and _reads_rows(kernel, loops[:-1], last):
-            if last.size >= LONG_ROW and _count(loops[:-1]) >= 2 * PROGRAMS:
-                return _by_vectors(kernel, _loop_plan(loops[:-1], loops[-1:], wide))
-    if type(total) is Size:
-        block = 1024 if total > 256 * 4 * PROGRAMS else 128
-    else:
-        block = min(1024, max(128, power_of_two(total // (4 * PROGRAMS))))
-    return Plan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
+    return LaunchPiece(kernel, plan, {n: name for n, (name, _) in partial.items()}, kernel.params)
 
 
 def _reads_rows(kernel: Kernel, rows: Sequence[Var], last: Var) -> bool:
@@ -262,7 +201,7 @@ def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
     return False
 
 
-# -- softmax over long rows ----------------------------------------------------------------------------------
+# -- rewrites ----------------------------------------------------------------------------------
 def with_exp_sums(kernel: Kernel) -> Kernel:
     """A maximum and the sums of exponentials relative to it in one pass over the row, where they were two."""
     phases = list(kernel.phases)
@@ -292,79 +231,9 @@ def _relative_to(s: Statement, tops: Mapping[int, Reduce]) -> int | None:
     return top if top in tops and tops[top].expr is inside.args[0] else None
 
 
-# -- rows and columns ----------------------------------------------------------------------------------------
-def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows") -> Plan:
-    """Tile sizes for rows `x` over `r`."""
-    if _strided(kernel, x, r):
-        return _strided_tile(kernel, x, r, form)
-    rows, row = _count(x), _count(r)
-    passes = sum(1 for p in kernel.phases if p.inner)
-    looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE)
-    r_block = _loop_tile(row) if looped else power_of_two(row)
-    x_block = _rows_of_tile(rows, max(1, 1024 // r_block), PROGRAMS)
-    warps = min(
-        32 if r_block * x_block >= WHOLE_ROW else 16,
-        max(1, r_block * x_block // (LOOP_WARP if looped else 512)),
-    )
-    if r_block <= ONE_WARP and not divides(4, row):
-        warps = 1
-    return Plan(
-        form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=is_wide(kernel)
-    )
-
-
-def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> Plan:
-    """Tile sizes for rows that lie across memory."""
-    rows, row = _count(x), _count(r)
-    passes = sum(1 for p in kernel.phases if p.inner)
-    sums = passes == 1 and form == "rows"
-    each = _each(kernel, r, x) if sums else THREAD
-    few = 512 if min(_places(kernel, r, x)[0], default=4) < 4 else 1024
-    if sums and row <= few and rows < 64 * PROGRAMS:  # a few whole rows for each program
-        x_block, r_block = _capped(rows, 16 if row <= 512 else 8), power_of_two(row)
-    else:
-        x_block = _capped(rows, 64)
-        r_block = _capped(row, max(1, LOOP_TILE * each // THREAD // x_block))
-    if passes > 1 and r_block < row and row * 8 <= WHOLE_ROW:
-        r_block = power_of_two(row)
-        x_block = max(min(x_block, WHOLE_ROW // r_block), 1)
-    warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // (32 * each)))
-    axes = Axis.of("x", x, x_block), Axis.of("r", r, r_block)
-    return Plan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
-
-
-def _loop_tile(row: Dim) -> int:
-    return LONG_TILE if row > WHOLE_ROW else LOOP_TILE
-
-
-def _loop_plan(x: Sequence[Var], r: Sequence[Var], wide: bool) -> Plan:
-    """A program a row that goes through it in a loop."""
-    tile = _loop_tile(_count(r))
-    return Plan(
-        "rows", Axis.of("x", x, 1), Axis.of("r", r, tile), True, warps=max(1, tile // LOOP_WARP), wide=wide
-    )
-
-
-def _by_vectors(kernel: Kernel, plan: Plan) -> Plan:
-    """The plan of a loop over long rows with tiles that start at vectors, where rows or masks would break
-    these.
-    """
-    plain = type(plan.r.size) is int and not any(
-        is_symbolic(index.terms.values()) for index in accesses(kernel)
-    )
-    found = vectors_of(kernel, plan.r.vars) if plain and plan.x.block == 1 and not kernel.streams() else None
-    if found is None or type(plan.r.size) is not int:
-        return plan
-    if found.start == Index({}, 0) and (plan.r.exact or plan.r.size % found.unit == 0):
-        return replace(plan, run=found.unit)
-    if plan.r.size < 2 * plan.r.block:
-        return plan
-    return replace(plan, vectors=found, run=found.unit, stages=LOOP_STAGES)
-
-
 def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
     """Whether memory is contiguous along the rows' last variable rather than along the row."""
-    if kernel.template == "cols":
+    if kernel.template == COLS:
         return bool(x) and x[-1].size > 1
     if not x or not r:
         return False
@@ -374,59 +243,9 @@ def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
 
 def _axes(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """(what is kept, what each program goes through)."""
-    if kernel.template == "cols":
+    if kernel.template == COLS:
         return (*kernel.outer, *kernel.inner), kernel.middle
     return kernel.outer, kernel.inner
-
-
-def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
-    """Reductions along r, cut into chunks when there are few rows, long, and only one pass over them."""
-    x, r = _axes(kernel)
-    plan = _tile(kernel, x, r)
-    tiles = -(-plan.x.size // plan.x.block)
-    reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
-    passes = sum(1 for p in kernel.phases if p.inner)
-    if plan.looped and passes > 1 and tiles * 2 < PROGRAMS and plan.r.size > 4 * LOOP_TILE:
-        return _by_phases(kernel, x, new_buffer)
-    single = passes == 1 and all(s.position is None for s in reductions)
-    chunks = _chunks_of_rows(tiles, plan) if plan.looped and single and reductions else 1
-    if chunks < 2:
-        return [_piece(kernel, _by_vectors(kernel, plan) if plan.looped else plan)]
-    per = -(-plan.r.size // chunks)
-    per = -(-per // plan.r.block) * plan.r.block
-    if type(per) is int:
-        chunks = -(-plan.r.size // per)
-    plan = replace(
-        plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=equal(per * chunks, plan.r.size))
-    )
-    plan = _by_vectors(kernel, plan)
-    partial = _room(reductions, chunks * plan.x.size, new_buffer)
-    first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
-    chunk = Var("chunk", chunks)
-    at = flatten([Index.of(v) for v in (chunk, *x)], contiguous_stride([chunks, *(v.size for v in x)]))
-    found = {s.id: load(partial[s.id][0], at, partial[s.id][1]) for s in reductions}
-    rest = (
-        *kernel.phases[0].row,
-        *(s for p in kernel.phases[1:] for s in p.row),
-        *kernel.final,
-        *kernel.final_once,
-    )
-    second = Kernel(
-        "cols", x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params
-    )
-    return [_piece(first, plan, partial), *_rows(second, new_buffer)]
-
-
-def _chunks_of_rows(tiles: Dim, plan: Plan) -> int:
-    """Programs that share a tile of rows. Where sizes differ between calls: a power of two, and the last ones
-    may get nothing.
-    """
-    each = 2 * plan.r.block
-    if type(tiles) is int and type(plan.r.size) is int:
-        return min(PROGRAMS * 2 // tiles, -(-plan.r.size // each))
-    if tiles > PROGRAMS or plan.r.size <= each:
-        return 1
-    return min(power_of_two(PROGRAMS // power_of_two(tiles)), power_of_two(-(-plan.r.size // each)))
 
 
 def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Phase, ...]:
@@ -437,66 +256,16 @@ def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Ph
     relative = []
     for s in reductions:
         if s.top is not None:
-            top = make("acc", (s.top, "row", Index({}, 0)), s.expr.dtype)
+            top = make("acc", (s.top, ROW, Index({}, 0)), s.expr.dtype)
             relative.append(
                 Reduce(s.id, "sum", op("mul", found[s.id], op("exp", op("sub", found[s.top], top))))
             )
     return (Phase(plain), *([Phase(tuple(relative))] if relative else []))
 
 
-def _by_phases(kernel: Kernel, x: Sequence[Var], new_buffer: NewBuffer) -> list[Piece]:
-    """Few long rows in several passes: a kernel a pass, which many programs can share; row results go through
-    memory.
-    """
-    at = flatten([Index.of(v) for v in x], contiguous_stride([v.size for v in x]))
-    count = numel(v.size for v in x)
-    ready: dict[int, Expr] = {}
-    pieces: list[Piece] = []
-    last = len(kernel.phases) - 1
-
-    def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-        memo: dict[Expr, Expr] = {}
-        return tuple(
-            rebuild(s, lambda e: ready.get(e.args[0]) if e.op == "acc" else None, memo) for s in statements
-        )
-
-    for n, phase in enumerate(kernel.phases):
-        inner, row = swap(phase.inner), list(swap(phase.row))
-        made = [s for s in phase.inner if isinstance(s, Reduce)]
-        for s in made if n < last else ():
-            found = next(
-                (e for t in kernel.statements() for e in walk(t.expr) if e.op == "acc" and e.args[0] == s.id),
-                None,
-            )
-            if found is not None:
-                name = new_buffer(TensorSpec.dense((count,), found.dtype))
-                row.append(Store(name, at, found, found.dtype))
-                ready[s.id] = load(name, at, found.dtype)
-        if inner and not made and not row:
-            k = Kernel(
-                "rows",
-                (*kernel.outer, *kernel.middle, *kernel.inner)[:-1],
-                (),
-                (*kernel.outer, *kernel.middle, *kernel.inner)[-1:],
-                (Phase(inner),),
-                params=kernel.params,
-            )
-        else:
-            k = replace(kernel, phases=(Phase(inner, tuple(row)),), final=(), final_once=())
-        pieces += _plan(k, new_buffer)
-    return pieces
-
-
-def _room(
-    reductions: Sequence[Reduce], count: Dim, new_buffer: NewBuffer
-) -> dict[int, tuple[str, torch.dtype]]:
-    """Buffers for partial results."""
-    return {s.id: (new_buffer(TensorSpec.dense((count,), s.expr.dtype)), s.expr.dtype) for s in reductions}
-
-
 def one_row(kernel: Kernel) -> Kernel:
     """A sum over everything in one pass is one row, whatever loops it was cut into."""
-    if len(kernel.phases) != 1 or kernel.template != "rows" or kernel.final:
+    if len(kernel.phases) != 1 or kernel.template != ROWS or kernel.final:
         return kernel
     (phase,) = kernel.phases
     parts = {s.id: s for s in phase.inner if isinstance(s, Reduce)}
@@ -520,76 +289,10 @@ def _plain_columns(kernel: Kernel) -> Kernel:
     """Column sums are, on a GPU, reductions of rows that lie across memory: nothing lives through several of
     them.
     """
-    if kernel.template != "cols":
+    if kernel.template != COLS:
         return kernel
     inner = tuple(replace(s, across=False) if isinstance(s, Reduce) else s for s in kernel.phases[0].inner)
     return replace(kernel, phases=(replace(kernel.phases[0], inner=inner), *kernel.phases[1:]))
-
-
-# -- sums across rows ----------------------------------------------------------------------------------------
-def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> list[Piece]:
-    """Rows in chunks, each with accumulators of its own; then kernels that add the chunks up and finish."""
-    x, r = _axes(kernel)
-    lanes = [s for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
-    numbers = [s for s in across if s not in lanes]
-    alone = len(kernel.phases) == 1 and not kernel.phases[0].row and all(s in lanes for s in across)
-    alone = alone and not any(isinstance(s, Reduce) and not s.across for s in kernel.phases[0].inner)
-    plan, programs = (_columns if alone else _rows_and_columns)(kernel, x, r)
-    if plan.looped and lanes:
-        raise CannotPlan("sums over the columns of very long rows beside sums over rows")
-    tiles = -(-plan.x.size // plan.x.block)
-    chunks = min(tiles, max(programs // hint(plan.columns), 1))
-    per = -(-tiles // chunks) * plan.x.block
-    if type(per) is int:
-        chunks = -(-plan.x.size // per)
-    plan = replace(
-        plan, chunks=chunks, per_chunk=per, x=replace(plan.x, exact=equal(per * chunks, plan.x.size))
-    )
-    partial = {**_room(lanes, chunks * plan.r.size, new_buffer), **_room(numbers, chunks, new_buffer)}
-    first = replace(kernel, final=(), final_once=())
-    return [_piece(first, plan, partial), *_finish(kernel, lanes, numbers, partial, chunks, new_buffer)]
-
-
-def _columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
-    """Sums over columns alone need no whole rows: small tiles, each program a few of them one below the
-    other.
-    """
-    rows, row = _count(x), _count(r)
-    r_block = COLUMNS
-    while not divides(r_block, row):
-        r_block //= 2
-    if r_block < COLUMNS // 4:
-        r_block = _capped(row, COLUMNS)
-    each = _each(kernel, x, r)
-    x_block = _capped(rows, 128 * each // r_block)
-    warps = max(1, x_block * r_block // (32 * each))
-    programs = 4 * PROGRAMS
-    if type(rows) is int and type(row) is int:
-        programs = min(programs, max(min(-(-rows // (2 * x_block)), 1024), 1) * -(-row // r_block))
-    axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), *_places(kernel, x, r))
-    return Plan("across", *axes, warps=warps, wide=is_wide(kernel)), programs
-
-
-def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
-    """Few whole rows at a time, the lanes along them: a thread adds up its columns, a program its rows.
-
-    Each step waits for sums of rows in its middle, so loads run ahead of the loop.
-    """
-    if _strided(kernel, x, r) or _count(r) > WHOLE_ROW:
-        return replace(_tile(kernel, x, r), form="across"), PROGRAMS
-    rows, r_block = _count(x), power_of_two(_count(r))
-    loads, stores = _places(kernel, (), r)
-    run = 16 // max(loads + stores, default=4)
-    warps = min(32, max(1, min(ROW_WARPS, r_block // (32 * run)), r_block // (32 * THREAD)))
-    programs = max(PROGRAMS * ROW_WARPS // warps, PROGRAMS // 2, 1)
-    x_block = _rows_of_tile(rows, max(1, THREAD * 32 * warps // r_block), programs)
-    resident = (
-        x_block * r_block * max(1, 2 * ROW_WARPS // warps)
-    )  # elements of the programs of one multiprocessor
-    stages = _stages(kernel, resident * sum(_places(kernel, x, r)[0]))
-    axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), loads, stores)
-    fold = x_block > 1 and r_block >= 32 * run
-    return Plan("across", *axes, warps=warps, wide=is_wide(kernel), fold=fold, stages=stages), programs
 
 
 def _places(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[list[int], list[int]]:
@@ -611,14 +314,6 @@ def _moves(index: Index, v: Var) -> bool:
     return step is not None and not is_zero(step)
 
 
-def _each(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
-    """Elements of a thread in a tile of columns: registers for what is loaded and summed of 32 warps a
-    multiprocessor.
-    """
-    sums = sum(isinstance(s, Reduce) for s in kernel.statements())
-    return THREAD if len(_places(kernel, x, r)[0]) + sums <= 3 else THREAD // 2
-
-
 def _in_runs(axis: Axis, loads: Sequence[int], stores: Sequence[int]) -> Axis:
     """The axis with the same run for all accesses, 16 bytes of the widest: no value changes hands between
     threads then.
@@ -628,56 +323,6 @@ def _in_runs(axis: Axis, loads: Sequence[int], stores: Sequence[int]) -> Axis:
     sizes = {*loads, *stores}
     plain = sum(not v.single for v in axis.vars) == 1
     return replace(axis, run=16 // max(sizes)) if plain and len(sizes) > 1 else axis
-
-
-def _stages(kernel: Kernel, loaded: int) -> int:
-    """Of a loop that loads so many bytes a step; no load may run ahead of stores to its memory or of a check
-    of its position.
-    """
-    written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
-    exprs = list(walk(*roots(*kernel.statements())))
-    plain = not any(
-        e.op in ("wrap_index", "masked") or (e.op == "load" and e.args[0] in written) for e in exprs
-    )
-    return STAGES if plain and loaded * (STAGES - 1) <= SHARED else 0
-
-
-def _finish(
-    kernel: Kernel,
-    lanes: Sequence[Reduce],
-    numbers: Sequence[Reduce],
-    partial: Mapping[int, tuple[str, torch.dtype]],
-    chunks: Dim,
-    new_buffer: NewBuffer,
-) -> list[Piece]:
-    """Kernels that add up what the chunks have gathered and do the final statements."""
-    pieces: list[Piece] = []
-    chunk = Var("chunk", chunks)
-    final = [of_kind(s, Store) for s in kernel.final]
-    once = [of_kind(s, Store) for s in kernel.final_once]
-    if numbers:
-        sums = tuple(
-            Reduce(s.id, s.kind, load(partial[s.id][0], Index.of(chunk), partial[s.id][1])) for s in numbers
-        )
-        totals: list[Store] = []
-        for s in numbers:
-            if any(e.op == "acc" and e.args[0] == s.id for f in final for e in walk(f.expr)):
-                name = new_buffer(TensorSpec.dense((1,), s.expr.dtype))
-                totals.append(Store(name, Index({}, 0), _acc_of(final, s.id), s.expr.dtype))
-                final = [_read_total(f, s.id, name, s.expr.dtype) for f in final]
-        second = Kernel("rows", (), (), (chunk,), (Phase(sums, (*totals, *once)),), params=kernel.params)
-        pieces += _rows(second, new_buffer)
-        once = []
-    if lanes:
-        r = kernel.inner
-        at = flatten([Index.of(v) for v in (chunk, *r)], contiguous_stride([chunks, *(v.size for v in r)]))
-        sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in lanes)
-        third = Kernel(
-            "cols", r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params
-        )
-        pieces += _rows(third, new_buffer)
-        final = []
-    return pieces + _maps_of(kernel, final, once)
 
 
 def _acc_of(statements: Sequence[Store], number: int) -> Expr:
@@ -692,17 +337,406 @@ def _read_total(s: Store, number: int, name: str, dtype: torch.dtype) -> Store:
     )
 
 
-def _maps_of(kernel: Kernel, final: Sequence[Statement], once: Sequence[Statement]) -> list[Piece]:
-    """Final statements that read no sum."""
-    pieces = []
-    for statements, loops in ((final, kernel.inner), (once, ())):
-        if statements:
-            k = Kernel("rows", loops[:-1], (), loops[-1:], (Phase(tuple(statements)),), params=kernel.params)
-            pieces.append(_piece(k, map_plan(k)))
+# -- launches ------------------------------------------------------------------------------------------------
+
+
+def plan_kernel(kernel: Kernel, new_buffer: NewBuffer, tuning: GpuTuning = DEFAULT) -> list[LaunchPiece]:
+    """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the
+    next.
+    """
+    planner = Planner(new_buffer, tuning)
+    overwrites = _keeps_what_it_overwrites(kernel)
+    kernel = one_row(_plain_columns(_without_scratch(kernel)))
+    if kernel.template == ROWS and planner.tile(kernel, *_axes(kernel)).looped:
+        kernel = with_exp_sums(kernel)
+    pieces = planner.pieces(kernel)
+    if overwrites and any(piece.plan.looped for piece in pieces):
+        raise CannotPlan("a value of a long row is kept while what it was computed from is overwritten")
     return pieces
 
 
-def _separate_final(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
-    """Statements over the row's positions alone that share a kernel with rows."""
-    rest = replace(kernel, final=(), final_once=())
-    return [*_rows(rest, new_buffer), *_maps_of(kernel, kernel.final, kernel.final_once)]
+def map_plan(kernel: Kernel) -> LaunchPlan:
+    """How an elementwise kernel runs."""
+    return Planner(_no_buffer, DEFAULT).map_plan(kernel)
+
+
+def _no_buffer(spec: TensorSpec) -> str:
+    raise AssertionError("an elementwise kernel leaves nothing for another launch")
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Chooses tiles and cuts a kernel into launches. new_buffer: makes memory between launches."""
+
+    new_buffer: NewBuffer
+    tuning: GpuTuning
+
+    def pieces(self, kernel: Kernel) -> list[LaunchPiece]:
+        if kernel.template == SCAN:
+            return [_piece(kernel, self.tile(kernel, kernel.outer, kernel.inner, "scan"))]
+        reductions = [s for s in kernel.statements() if isinstance(s, Reduce)]
+        across = [s for s in reductions if s.across]
+        if across:
+            return self.across(kernel, across)
+        if is_map(kernel):
+            return [_piece(kernel, self.map_plan(kernel))]
+        if kernel.template == ROWS and (kernel.final or kernel.final_once):
+            return self.separate_final(kernel)
+        return self.rows(kernel)
+
+    def map_plan(self, kernel: Kernel) -> LaunchPlan:
+        """Elementwise: one axis, or two where some accesses are contiguous along another variable than the
+        last.
+        """
+        loops = (*kernel.outer, *kernel.middle, *kernel.inner)
+        total = _count(loops)
+        wide = is_wide(kernel)
+        last = loops[-1] if loops else None
+        if last is not None and last.size >= 16:
+            others = [v for v in loops[:-1] if v.size >= 16 and _only_along(kernel, v, last)]
+            if others:
+                other = max(others, key=lambda v: (contiguous_along(kernel, v), hint(v.size)))
+                rest = [v for v in loops[:-1] if v is not other]
+                x = Axis.of("x", [*rest, other], 32, exact=None)
+                return LaunchPlan(
+                    "map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide
+                )
+            if not kernel.streams() and _reads_rows(kernel, loops[:-1], last):
+                if last.size >= self.tuning.long_row and _count(loops[:-1]) >= 2 * self.tuning.programs:
+                    return self.by_vectors(kernel, self.loop_plan(loops[:-1], loops[-1:], wide))
+        if type(total) is Size:
+            block = 1024 if total > 256 * 4 * self.tuning.programs else 128
+        else:
+            block = min(1024, max(128, power_of_two(total // (4 * self.tuning.programs))))
+        return LaunchPlan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
+
+    def tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows") -> LaunchPlan:
+        """Tile sizes for rows `x` over `r`."""
+        if _strided(kernel, x, r):
+            return self.strided_tile(kernel, x, r, form)
+        rows, row = _count(x), _count(r)
+        passes = sum(1 for p in kernel.phases if p.inner)
+        looped = row > self.tuning.whole_row or (passes == 1 and row > self.tuning.loop_tile)
+        r_block = self.loop_tile(row) if looped else power_of_two(row)
+        x_block = _rows_of_tile(rows, max(1, 1024 // r_block), self.tuning.programs)
+        warps = min(
+            32 if r_block * x_block >= self.tuning.whole_row else 16,
+            max(1, r_block * x_block // (self.tuning.loop_warp if looped else 512)),
+        )
+        if r_block <= self.tuning.one_warp and not divides(4, row):
+            warps = 1
+        return LaunchPlan(
+            form,
+            Axis.of("x", x, x_block),
+            Axis.of("r", r, r_block),
+            looped,
+            warps=warps,
+            wide=is_wide(kernel),
+        )
+
+    def strided_tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> LaunchPlan:
+        """Tile sizes for rows that lie across memory."""
+        rows, row = _count(x), _count(r)
+        passes = sum(1 for p in kernel.phases if p.inner)
+        sums = passes == 1 and form == "rows"
+        each = self.each(kernel, r, x) if sums else self.tuning.thread
+        few = 512 if min(_places(kernel, r, x)[0], default=4) < 4 else 1024
+        if sums and row <= few and rows < 64 * self.tuning.programs:  # a few whole rows for each program
+            x_block, r_block = _capped(rows, 16 if row <= 512 else 8), power_of_two(row)
+        else:
+            x_block = _capped(rows, 64)
+            r_block = _capped(row, max(1, self.tuning.loop_tile * each // self.tuning.thread // x_block))
+        if passes > 1 and r_block < row and row * 8 <= self.tuning.whole_row:
+            r_block = power_of_two(row)
+            x_block = max(min(x_block, self.tuning.whole_row // r_block), 1)
+        warps = min(
+            32 if r_block * x_block >= self.tuning.whole_row else 16, max(1, r_block * x_block // (32 * each))
+        )
+        axes = Axis.of("x", x, x_block), Axis.of("r", r, r_block)
+        return LaunchPlan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
+
+    def loop_tile(self, row: Dim) -> int:
+        return self.tuning.long_tile if row > self.tuning.whole_row else self.tuning.loop_tile
+
+    def loop_plan(self, x: Sequence[Var], r: Sequence[Var], wide: bool) -> LaunchPlan:
+        """A program a row that goes through it in a loop."""
+        tile = self.loop_tile(_count(r))
+        return LaunchPlan(
+            "rows",
+            Axis.of("x", x, 1),
+            Axis.of("r", r, tile),
+            True,
+            warps=max(1, tile // self.tuning.loop_warp),
+            wide=wide,
+        )
+
+    def by_vectors(self, kernel: Kernel, plan: LaunchPlan) -> LaunchPlan:
+        """The plan of a loop over long rows with tiles that start at vectors, where rows or masks would break
+        these.
+        """
+        plain = type(plan.r.size) is int and not any(
+            is_symbolic(index.terms.values()) for index in accesses(kernel)
+        )
+        found = (
+            vectors_of(kernel, plan.r.vars) if plain and plan.x.block == 1 and not kernel.streams() else None
+        )
+        if found is None or type(plan.r.size) is not int:
+            return plan
+        if found.start == Index({}, 0) and (plan.r.exact or plan.r.size % found.unit == 0):
+            return replace(plan, run=found.unit)
+        if plan.r.size < 2 * plan.r.block:
+            return plan
+        return replace(plan, vectors=found, run=found.unit, stages=self.tuning.loop_stages)
+
+    def rows(self, kernel: Kernel) -> list[LaunchPiece]:
+        """Reductions along r, cut into chunks when there are few rows, long, and only one pass over them."""
+        x, r = _axes(kernel)
+        plan = self.tile(kernel, x, r)
+        tiles = -(-plan.x.size // plan.x.block)
+        reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
+        passes = sum(1 for p in kernel.phases if p.inner)
+        if (
+            plan.looped
+            and passes > 1
+            and tiles * 2 < self.tuning.programs
+            and plan.r.size > 4 * self.tuning.loop_tile
+        ):
+            return self.by_phases(kernel, x)
+        single = passes == 1 and all(s.position is None for s in reductions)
+        chunks = self.chunks_of_rows(tiles, plan) if plan.looped and single and reductions else 1
+        if chunks < 2:
+            return [_piece(kernel, self.by_vectors(kernel, plan) if plan.looped else plan)]
+        per = -(-plan.r.size // chunks)
+        per = -(-per // plan.r.block) * plan.r.block
+        if type(per) is int:
+            chunks = -(-plan.r.size // per)
+        plan = replace(
+            plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=equal(per * chunks, plan.r.size))
+        )
+        plan = self.by_vectors(kernel, plan)
+        partial = self.room(reductions, chunks * plan.x.size)
+        first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
+        chunk = Var("chunk", chunks)
+        at = flatten([Index.of(v) for v in (chunk, *x)], contiguous_stride([chunks, *(v.size for v in x)]))
+        found = {s.id: load(partial[s.id][0], at, partial[s.id][1]) for s in reductions}
+        rest = (
+            *kernel.phases[0].row,
+            *(s for p in kernel.phases[1:] for s in p.row),
+            *kernel.final,
+            *kernel.final_once,
+        )
+        second = Kernel(
+            COLS, x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params
+        )
+        return [_piece(first, plan, partial), *self.rows(second)]
+
+    def chunks_of_rows(self, tiles: Dim, plan: LaunchPlan) -> int:
+        """Programs that share a tile of rows. Where sizes differ between calls: a power of two, and the last ones
+        may get nothing.
+        """
+        each = 2 * plan.r.block
+        if type(tiles) is int and type(plan.r.size) is int:
+            return min(self.tuning.programs * 2 // tiles, -(-plan.r.size // each))
+        if tiles > self.tuning.programs or plan.r.size <= each:
+            return 1
+        return min(
+            power_of_two(self.tuning.programs // power_of_two(tiles)), power_of_two(-(-plan.r.size // each))
+        )
+
+    def by_phases(self, kernel: Kernel, x: Sequence[Var]) -> list[LaunchPiece]:
+        """Few long rows in several passes: a kernel a pass, which many programs can share; row results go through
+        memory.
+        """
+        at = flatten([Index.of(v) for v in x], contiguous_stride([v.size for v in x]))
+        count = numel(v.size for v in x)
+        ready: dict[int, Expr] = {}
+        pieces: list[LaunchPiece] = []
+        last = len(kernel.phases) - 1
+
+        def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
+            memo: dict[Expr, Expr] = {}
+            return tuple(
+                rebuild(s, lambda e: ready.get(e.args[0]) if e.op == "acc" else None, memo)
+                for s in statements
+            )
+
+        for n, phase in enumerate(kernel.phases):
+            inner, row = swap(phase.inner), list(swap(phase.row))
+            made = [s for s in phase.inner if isinstance(s, Reduce)]
+            for s in made if n < last else ():
+                found = next(
+                    (
+                        e
+                        for t in kernel.statements()
+                        for e in walk(t.expr)
+                        if e.op == "acc" and e.args[0] == s.id
+                    ),
+                    None,
+                )
+                if found is not None:
+                    name = self.new_buffer(TensorSpec.dense((count,), found.dtype))
+                    row.append(Store(name, at, found, found.dtype))
+                    ready[s.id] = load(name, at, found.dtype)
+            if inner and not made and not row:
+                k = Kernel(
+                    ROWS,
+                    (*kernel.outer, *kernel.middle, *kernel.inner)[:-1],
+                    (),
+                    (*kernel.outer, *kernel.middle, *kernel.inner)[-1:],
+                    (Phase(inner),),
+                    params=kernel.params,
+                )
+            else:
+                k = replace(kernel, phases=(Phase(inner, tuple(row)),), final=(), final_once=())
+            pieces += self.pieces(k)
+        return pieces
+
+    def room(self, reductions: Sequence[Reduce], count: Dim) -> dict[int, tuple[str, torch.dtype]]:
+        """Buffers for partial results."""
+        return {
+            s.id: (self.new_buffer(TensorSpec.dense((count,), s.expr.dtype)), s.expr.dtype)
+            for s in reductions
+        }
+
+    def across(self, kernel: Kernel, across: Sequence[Reduce]) -> list[LaunchPiece]:
+        """Rows in chunks, each with accumulators of its own; then kernels that add the chunks up and finish."""
+        x, r = _axes(kernel)
+        lanes = [s for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
+        numbers = [s for s in across if s not in lanes]
+        alone = len(kernel.phases) == 1 and not kernel.phases[0].row and all(s in lanes for s in across)
+        alone = alone and not any(isinstance(s, Reduce) and not s.across for s in kernel.phases[0].inner)
+        plan, programs = (self.columns if alone else self.rows_and_columns)(kernel, x, r)
+        if plan.looped and lanes:
+            raise CannotPlan("sums over the columns of very long rows beside sums over rows")
+        tiles = -(-plan.x.size // plan.x.block)
+        chunks = min(tiles, max(programs // hint(plan.columns), 1))
+        per = -(-tiles // chunks) * plan.x.block
+        if type(per) is int:
+            chunks = -(-plan.x.size // per)
+        plan = replace(
+            plan, chunks=chunks, per_chunk=per, x=replace(plan.x, exact=equal(per * chunks, plan.x.size))
+        )
+        partial = {**self.room(lanes, chunks * plan.r.size), **self.room(numbers, chunks)}
+        first = replace(kernel, final=(), final_once=())
+        return [_piece(first, plan, partial), *self.finish(kernel, lanes, numbers, partial, chunks)]
+
+    def columns(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[LaunchPlan, int]:
+        """Sums over columns alone need no whole rows: small tiles, each program a few of them one below the
+        other.
+        """
+        rows, row = _count(x), _count(r)
+        r_block = self.tuning.columns
+        while not divides(r_block, row):
+            r_block //= 2
+        if r_block < self.tuning.columns // 4:
+            r_block = _capped(row, self.tuning.columns)
+        each = self.each(kernel, x, r)
+        x_block = _capped(rows, 128 * each // r_block)
+        warps = max(1, x_block * r_block // (32 * each))
+        programs = 4 * self.tuning.programs
+        if type(rows) is int and type(row) is int:
+            programs = min(programs, max(min(-(-rows // (2 * x_block)), 1024), 1) * -(-row // r_block))
+        axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), *_places(kernel, x, r))
+        return LaunchPlan("across", *axes, warps=warps, wide=is_wide(kernel)), programs
+
+    def rows_and_columns(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[LaunchPlan, int]:
+        """Few whole rows at a time, the lanes along them: a thread adds up its columns, a program its rows.
+
+        Each step waits for sums of rows in its middle, so loads run ahead of the loop.
+        """
+        if _strided(kernel, x, r) or _count(r) > self.tuning.whole_row:
+            return replace(self.tile(kernel, x, r), form="across"), self.tuning.programs
+        rows, r_block = _count(x), power_of_two(_count(r))
+        loads, stores = _places(kernel, (), r)
+        run = 16 // max(loads + stores, default=4)
+        warps = min(
+            32,
+            max(1, min(self.tuning.row_warps, r_block // (32 * run)), r_block // (32 * self.tuning.thread)),
+        )
+        programs = max(self.tuning.programs * self.tuning.row_warps // warps, self.tuning.programs // 2, 1)
+        x_block = _rows_of_tile(rows, max(1, self.tuning.thread * 32 * warps // r_block), programs)
+        resident = (
+            x_block * r_block * max(1, 2 * self.tuning.row_warps // warps)
+        )  # elements of the programs of one multiprocessor
+        stages = self.stages(kernel, resident * sum(_places(kernel, x, r)[0]))
+        axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), loads, stores)
+        fold = x_block > 1 and r_block >= 32 * run
+        return LaunchPlan(
+            "across", *axes, warps=warps, wide=is_wide(kernel), fold=fold, stages=stages
+        ), programs
+
+    def each(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
+        """Elements of a thread in a tile of columns: registers for what is loaded and summed of 32 warps a
+        multiprocessor.
+        """
+        sums = sum(isinstance(s, Reduce) for s in kernel.statements())
+        return self.tuning.thread if len(_places(kernel, x, r)[0]) + sums <= 3 else self.tuning.thread // 2
+
+    def stages(self, kernel: Kernel, loaded: int) -> int:
+        """Of a loop that loads so many bytes a step; no load may run ahead of stores to its memory or of a check
+        of its position.
+        """
+        written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+        exprs = list(walk(*roots(*kernel.statements())))
+        plain = not any(
+            e.op in ("wrap_index", "masked") or (e.op == "load" and e.args[0] in written) for e in exprs
+        )
+        return self.tuning.stages if plain and loaded * (self.tuning.stages - 1) <= self.tuning.shared else 0
+
+    def finish(
+        self,
+        kernel: Kernel,
+        lanes: Sequence[Reduce],
+        numbers: Sequence[Reduce],
+        partial: Mapping[int, tuple[str, torch.dtype]],
+        chunks: Dim,
+    ) -> list[LaunchPiece]:
+        """Kernels that add up what the chunks have gathered and do the final statements."""
+        pieces: list[LaunchPiece] = []
+        chunk = Var("chunk", chunks)
+        final = [of_kind(s, Store) for s in kernel.final]
+        once = [of_kind(s, Store) for s in kernel.final_once]
+        if numbers:
+            sums = tuple(
+                Reduce(s.id, s.kind, load(partial[s.id][0], Index.of(chunk), partial[s.id][1]))
+                for s in numbers
+            )
+            totals: list[Store] = []
+            for s in numbers:
+                if any(e.op == "acc" and e.args[0] == s.id for f in final for e in walk(f.expr)):
+                    name = self.new_buffer(TensorSpec.dense((1,), s.expr.dtype))
+                    totals.append(Store(name, Index({}, 0), _acc_of(final, s.id), s.expr.dtype))
+                    final = [_read_total(f, s.id, name, s.expr.dtype) for f in final]
+            second = Kernel(ROWS, (), (), (chunk,), (Phase(sums, (*totals, *once)),), params=kernel.params)
+            pieces += self.rows(second)
+            once = []
+        if lanes:
+            r = kernel.inner
+            at = flatten(
+                [Index.of(v) for v in (chunk, *r)], contiguous_stride([chunks, *(v.size for v in r)])
+            )
+            sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in lanes)
+            third = Kernel(
+                COLS, r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params
+            )
+            pieces += self.rows(third)
+            final = []
+        return pieces + self.maps_of(kernel, final, once)
+
+    def maps_of(
+        self, kernel: Kernel, final: Sequence[Statement], once: Sequence[Statement]
+    ) -> list[LaunchPiece]:
+        """Final statements that read no sum."""
+        pieces = []
+        for statements, loops in ((final, kernel.inner), (once, ())):
+            if statements:
+                k = Kernel(
+                    ROWS, loops[:-1], (), loops[-1:], (Phase(tuple(statements)),), params=kernel.params
+                )
+                pieces.append(_piece(k, self.map_plan(k)))
+        return pieces
+
+    def separate_final(self, kernel: Kernel) -> list[LaunchPiece]:
+        """Statements over the row's positions alone that share a kernel with rows."""
+        rest = replace(kernel, final=(), final_once=())
+        return [*self.rows(rest), *self.maps_of(kernel, kernel.final, kernel.final_once)]

@@ -46,7 +46,7 @@ def masked(*conditions: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvWindow:
     """How a product's `a` is read where it is a convolution: row m is a place of a result, column k a place
     under it.
 
@@ -98,7 +98,7 @@ class Product:
     epilogue: tuple[Store, ...] = ()
     params: tuple[tuple[str, torch.dtype, bool], ...] = ()  # of the epilogue
     streams: tuple[int, ...] = ()
-    window: Window | None = None
+    window: ConvWindow | None = None
 
     @property
     def loops(self) -> tuple[Var, Var, Var]:

@@ -7,25 +7,25 @@ s = plus(carry, s); carry = last column      # a loop over tiles
 
 from __future__ import annotations
 
-from ..lower.ir import Expr, Kernel, Scan, Store, of_kind
-from .triton_body import NOTHING, Name, Scope
-from .triton_kernel import Piece, TileEmitter
+from ..lower.ir import Expr, Kernel, ScanStatement, Store, of_kind
+from .triton_body import NOTHING, Name, TileScope
+from .triton_kernel import LaunchPiece, TileEmitter
 from .triton_ops import COMPUTE, SCAN_BY, mark, reduce_start
 
 
 class ScanTiles(TileEmitter):
     """The form "scan"."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: LaunchPiece) -> None:
         super().__init__(piece)
         self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
 
-    def write(self, top: Scope) -> None:
+    def write(self, top: TileScope) -> None:
         """The lines of the function."""
         plan, kernel = self.plan, self.kernel
         bound, masks = self.body.bind(plan.x, f"pid * {plan.x.block}", top)
         row = self.open(top, bound, masks, 1)
-        head = Scope(row, indent=2) if plan.looped else row
+        head = TileScope(row, indent=2) if plan.looped else row
         bound, masks = self.body.bind(plan.r, "base" if plan.looped else "", head)
         inner = self.open(row, bound, masks, head.indent)
         if plan.looped:
@@ -33,7 +33,7 @@ class ScanTiles(TileEmitter):
         else:
             inner.lines = row.lines
         for s in kernel.phases[0].inner:
-            if isinstance(s, Scan):
+            if isinstance(s, ScanStatement):
                 self._scan(s, inner)
             else:
                 self.body.store(of_kind(s, Store), inner, known=True)
@@ -42,18 +42,18 @@ class ScanTiles(TileEmitter):
             row.lines += [*head.lines, *inner.lines]
         top.lines += row.lines
 
-    def _start_carries(self, kernel: Kernel, row: Scope) -> None:
+    def _start_carries(self, kernel: Kernel, row: TileScope) -> None:
         shape = f"[{self.plan.x.block}, 1]"
         row.line(f"last = tl.arange(0, {self.plan.r.block})[None, :] == {self.plan.r.block - 1}")
         for s in kernel.statements():
-            if isinstance(s, Scan):
+            if isinstance(s, ScanStatement):
                 row.line(
                     f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})"
                 )
                 if s.position is not None and s.kind.startswith("arg"):
                     row.line(f"at{s.id} = tl.full({shape}, 0, {self.position_type})")
 
-    def _scan(self, s: Scan, scope: Scope) -> None:
+    def _scan(self, s: ScanStatement, scope: TileScope) -> None:
         value = self.body.value(s.expr, scope)
         mask, _ = self.body.mask(scope, frozenset("r"))
         tile = self.body.full_tile(value)
@@ -64,7 +64,7 @@ class ScanTiles(TileEmitter):
         if s.id in self.scans:
             scope.values[self.scans[s.id]] = Name(result, frozenset(("x", "r")))
 
-    def _values(self, s: Scan, tile: str, scope: Scope) -> str:
+    def _values(self, s: ScanStatement, tile: str, scope: TileScope) -> str:
         by = SCAN_BY[s.kind]
         found = self.body.define(f"tl.associative_scan({tile}, 1, {by})", NOTHING, scope).text
         if self.plan.looped:
@@ -72,7 +72,7 @@ class ScanTiles(TileEmitter):
             self._carry(f"a{s.id}", found, scope)
         return found
 
-    def _positions(self, s: Scan, tile: str, scope: Scope) -> str:
+    def _positions(self, s: ScanStatement, tile: str, scope: TileScope) -> str:
         assert s.position is not None
         places = self.body.full_tile(self.body.integer(s.position, self.position_type, scope))
         places = self.body.define(places, NOTHING, scope).text
@@ -84,6 +84,6 @@ class ScanTiles(TileEmitter):
             self._carry(f"at{s.id}", found, scope)
         return self.body.define(f"{found}.to(tl.int64)", NOTHING, scope).text
 
-    def _carry(self, name: str, tile: str, scope: Scope) -> None:
+    def _carry(self, name: str, tile: str, scope: TileScope) -> None:
         """What the next tile starts from: the last column."""
         scope.line(f"{name} = tl.expand_dims(tl.sum(tl.where(last, {tile}, 0), 1), 1).to({name}.dtype)")

@@ -29,7 +29,7 @@ Numbers = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class NumberForm:
     """What stands at each number of a text: an argument, or (None) the literal of `sample`."""
 
     sample: Numbers
@@ -53,20 +53,22 @@ class Form:
         return tuple(given[place] for place in sorted(given))
 
     @staticmethod
-    def literal(numbers: Numbers) -> Form:
+    def literal(numbers: Numbers) -> NumberForm:
         """Without arguments."""
-        return Form(numbers, (None,) * len(numbers))
+        return NumberForm(numbers, (None,) * len(numbers))
 
     @staticmethod
-    def guessed(numbers: Numbers) -> Form:
+    def guessed(numbers: Numbers) -> NumberForm:
         """For a text without an earlier kernel: integers that no kernel has had as literals probably come
         from the new sizes.
         """
         found: dict[str, int] = {}
         likely = {n for n in numbers if n.isdecimal() and int(n) > 1} - _literals
-        return Form(numbers, tuple(found.setdefault(n, len(found)) if n in likely else None for n in numbers))
+        return NumberForm(
+            numbers, tuple(found.setdefault(n, len(found)) if n in likely else None for n in numbers)
+        )
 
-    def widened(self, numbers: Numbers) -> Form:
+    def widened(self, numbers: Numbers) -> NumberForm:
         """Numbers that differ become arguments too; those that share one still do, and those that differ
         alike.
         """
@@ -76,7 +78,7 @@ class Form:
             None if p is None and new == old else found.setdefault((p, old, new), len(found))
             for new, p, old in rows
         )
-        return Form(numbers, places)
+        return NumberForm(numbers, places)
 
     @property
     def n_arguments(self) -> int:
@@ -88,9 +90,9 @@ class _Text:
     """What is known of one text: the numbers it was seen with, and the forms with arguments."""
 
     seen: dict[Numbers, None] = field(default_factory=dict)
-    forms: list[Form] = field(default_factory=list)
+    forms: list[NumberForm] = field(default_factory=list)
 
-    def choose(self, numbers: Numbers, vary: bool) -> Form:
+    def choose(self, numbers: Numbers, vary: bool) -> NumberForm:
         """The form that a kernel with these numbers takes."""
         if vary and numbers not in self.seen:
             found = next((form for form in self.forms if form.fits(numbers)), None) or self._nearest(numbers)
@@ -99,15 +101,15 @@ class _Text:
         if len(self.seen) < _MOST_SAMPLES:
             self.seen.setdefault(numbers)
         _literals.update(numbers)
-        return Form.literal(numbers)
+        return NumberForm.literal(numbers)
 
-    def _nearest(self, numbers: Numbers) -> Form | None:
+    def _nearest(self, numbers: Numbers) -> NumberForm | None:
         """A new form: an earlier one that takes these numbers too, with the fewest arguments."""
-        earlier = (*map(Form.literal, self.seen), *self.forms)
+        earlier = (*map(NumberForm.literal, self.seen), *self.forms)
         form = min(
             (known.widened(numbers) for known in earlier),
             key=lambda f: f.n_arguments,
-            default=Form.guessed(numbers),
+            default=NumberForm.guessed(numbers),
         )
         if not 0 < form.n_arguments <= _MOST_ARGUMENTS or len(self.forms) >= _MOST_SAMPLES:
             return None

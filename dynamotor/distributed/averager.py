@@ -29,10 +29,10 @@ from ..base.events import counters, emit
 from ..base.log import log
 from ..runtime.memory import ResultPool, new_pool
 from .agreement import next_number, tell_all
-from .blame import install, told, watch_gpu
 from .ops import number_of
-from .plan import Plan
-from .step import Step
+from .plan import BucketPlan
+from .rank_failures import install, told, watch_gpu
+from .step import ReduceStep
 from .wrapper import Reason, has_gradient_hooks, reduced_parameters, wire_settings
 
 _KEY = "_dynamotor_averager"
@@ -63,11 +63,11 @@ class Averager:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.ddp = ddp
-        self.plan: Plan | None = None
+        self.plan: BucketPlan | None = None
         self.reason: Reason | None = None
         self.parameters: dict[str, torch.Tensor] = {}
         self.pool: ResultPool | None = None
-        self.step: Step | _Local | None = None  # of the backward that runs now
+        self.step: ReduceStep | _Local | None = None  # of the backward that runs now
         self.late: Reason | None = None  # why this rank reduces after the backward from now on
         self._open = (
             0  # forwards since the last reduction: the next backward reduces, once, however many they are
@@ -97,13 +97,13 @@ class Averager:
         return number_of(self)
 
     # The decision -------------------------------------------------------------------------------------------
-    def agree(self, proposal: Plan | Reason) -> None:
+    def agree(self, proposal: BucketPlan | Reason) -> None:
         """Settle with the other ranks how gradients are reduced: a plan if all have the same, natively if any
         cannot.
         """
         mine = (
             {"plan": proposal.digest, "text": proposal.summary}
-            if isinstance(proposal, Plan)
+            if isinstance(proposal, BucketPlan)
             else {"reason": proposal.code, "text": proposal.text}
         )
         mine["ddp"] = wire_settings(self.ddp)
@@ -135,7 +135,7 @@ class Averager:
                 where=user_line(),
             )
 
-    def adopt(self, plan: Plan) -> None:
+    def adopt(self, plan: BucketPlan) -> None:
         """Reduce by this plan from now on."""
         self.plan = plan
         named = reduced_parameters(self.ddp)
@@ -146,7 +146,7 @@ class Averager:
         self.pool = new_pool({kind: 2 * count for kind, count in kinds.items()})
         emit("ddp", mode="ingraph", plan=plan)
 
-    def be_late(self, reason: Reason) -> None:
+    def reduce_after_backward(self, reason: Reason) -> None:
         """From now on this rank reduces right after the backward; the buckets and their order stay."""
         if self.late is None:
             self.late = reason
@@ -234,9 +234,9 @@ class Averager:
     # Inside the compiled backward ---------------------------------------------------------------------------
     def around(self, compiled: Callable[..., Any], names: Sequence[str | None]) -> Callable[..., tuple]:
         """The rewritten backward, fit to be called by autograd. `names`: whose gradient each result is."""
-        call = getattr(compiled, "taking", None) or (lambda given: compiled(*given))
+        call = getattr(compiled, "boxed", None) or (lambda given: compiled(*given))
 
-        def taking(given: list[torch.Tensor]) -> tuple:
+        def boxed(given: list[torch.Tensor]) -> tuple:
             step = self.step = self._new_step() if self._may_start() else _Local()
             try:
                 outs = call(given)
@@ -245,13 +245,13 @@ class Averager:
             return outs if isinstance(step, _Local) else self._gradients(step, names, outs)
 
         def backward(*inputs: torch.Tensor) -> tuple:
-            return taking(list(inputs))
+            return boxed(list(inputs))
 
-        backward.taking = taking  # type: ignore[attr-defined]  # what was saved is freed as it goes here too
+        backward.boxed = boxed  # type: ignore[attr-defined]  # what was saved is freed as it goes here too
         return backward
 
-    def _new_step(self) -> Step:
-        return Step(self.plan, self.parameters, self.group, self.pool)  # type: ignore[arg-type]
+    def _new_step(self) -> ReduceStep:
+        return ReduceStep(self.plan, self.parameters, self.group, self.pool)  # type: ignore[arg-type]
 
     def finish(self, bucket: int) -> list[torch.Tensor]:
         """Called by the graph where it needs a bucket's averages."""
@@ -273,7 +273,7 @@ class Averager:
             and self.late is None
             and any(map(has_gradient_hooks, self.parameters.values()))
         ):
-            self.be_late(Reason("param_hook", "a parameter has gradient hooks"))
+            self.reduce_after_backward(Reason("param_hook", "a parameter has gradient hooks"))
         beside = any(
             other._open and other is not self and other.group is self.group and other._accumulates()
             for other in _all
@@ -308,7 +308,7 @@ class Averager:
             return False
 
     def _gradients(
-        self, step: Step, names: Sequence[str | None], outs: Sequence[torch.Tensor | None]
+        self, step: ReduceStep, names: Sequence[str | None], outs: Sequence[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, ...]:
         """What autograd gets of the results. A gradient that a parameter holds is written in place, autograd
         gets None.
@@ -332,7 +332,7 @@ class Averager:
         return {name: averages[name] if gradient is None else gradient for name, gradient in held.items()}
 
     # After the backward -------------------------------------------------------------------------------------
-    def _check(self, done: Step, stamps: bytes) -> None:
+    def _check(self, done: ReduceStep, stamps: bytes) -> None:
         """See whether gradients are what the step gave; more may have come from outside of the graph, not
         averaged.
         """
@@ -342,7 +342,7 @@ class Averager:
         if _C.tensor_stamps([p.grad for p in self.parameters.values() if p.grad is not None]) == stamps:
             return
         with torch.no_grad():
-            self.be_late(
+            self.reduce_after_backward(
                 Reason("outside", "parameters also get gradients from outside of the compiled graph")
             )
             tell_all(self.group, f"{self._topic}/outside", {})

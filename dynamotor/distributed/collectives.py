@@ -25,7 +25,7 @@ from ..capture.guards import IdIs
 from ..capture.values.base import MISSING, CallRule, Value, builtin_rule, call_finder
 from ..capture.values.constant import Constant
 from ..graph.op_facts import is_collective
-from ..lower.lowering import Lowering, lowerings
+from ..lower.lowering import LoopBuilder, lowerings
 
 _ops = torch.ops._c10d_functional
 _start_all_reduce, _start_broadcast = _ops.all_reduce.default, _ops.broadcast.default
@@ -149,7 +149,7 @@ class OwnInput:
 
 
 def _lowering(target: Any, call: Any) -> None:
-    def lower(ctx: Lowering, *args: Any) -> Any:
+    def lower(ctx: LoopBuilder, *args: Any) -> Any:
         return ctx.extern(call, args, {})
 
     lowerings.add(target, lower)

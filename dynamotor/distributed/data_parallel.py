@@ -34,7 +34,7 @@ MODES = ("auto", "ingraph", "split", "off")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CompiledForDdp:
     """A graph compiled for one DDP module. `reduces`: its backward does what the plan says."""
 
     call: Compiled
@@ -65,7 +65,7 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
             isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs
         ):
             return backend(gm, example_inputs)
-        return Variants(gm, backend, options).prepare(example_inputs)
+        return DdpVariants(gm, backend, options).prepare(example_inputs)
 
     return compile_graph
 
@@ -79,7 +79,7 @@ def _may_record(gm: fx.GraphModule) -> bool:
     )
 
 
-class Variants:
+class DdpVariants:
     """One captured graph: compiled plainly for calls outside of DDP and under `no_sync`, and once more for
     each DDP module.
     """
@@ -87,7 +87,7 @@ class Variants:
     def __init__(self, gm: fx.GraphModule, backend: Backend, options: Mapping[str, Any]) -> None:
         self.gm, self.backend, self.options = gm, backend, options
         self.plain: Compiled | None = None
-        self.forms: weakref.WeakKeyDictionary[Averager, Form] = weakref.WeakKeyDictionary()
+        self.forms: weakref.WeakKeyDictionary[Averager, CompiledForDdp] = weakref.WeakKeyDictionary()
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> Compiled:
         """Compile what the call that is being captured needs; the rest is compiled when it is called for."""
@@ -128,17 +128,17 @@ class Variants:
         return self.plain
 
     # For a DDP module ---------------------------------------------------------------------------------------
-    def _form(self, averager: Averager, inputs: Sequence[torch.Tensor]) -> Form:
+    def _form(self, averager: Averager, inputs: Sequence[torch.Tensor]) -> CompiledForDdp:
         with collector_paused():
             form = self._compile(averager, inputs)
         self.forms[averager] = form
         return form
 
-    def _compile(self, averager: Averager, inputs: Sequence[torch.Tensor]) -> Form:
+    def _compile(self, averager: Averager, inputs: Sequence[torch.Tensor]) -> CompiledForDdp:
         parameters = reduced_parameters(averager.ddp)
         held = {id(p) for p in parameters.values()}
         if not any(id(t) in held for t in inputs):
-            return Form(self.plain or self._plain(inputs), False)
+            return CompiledForDdp(self.plain or self._plain(inputs), False)
         if not averager.decided:
             form = self._decide(averager, inputs, parameters)
             if form is not None:
@@ -147,13 +147,13 @@ class Variants:
             return self._native(averager, inputs, parameters)
         call, found = self._in_graph(averager, inputs, parameters)
         if isinstance(found, Reason):
-            averager.be_late(found)
+            averager.reduce_after_backward(found)
         _note("ingraph" if not isinstance(found, Reason) else "late", found)
-        return Form(call, not isinstance(found, Reason))
+        return CompiledForDdp(call, not isinstance(found, Reason))
 
     def _decide(
         self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
-    ) -> Form | None:
+    ) -> CompiledForDdp | None:
         """Propose a plan of this graph's gradients, or why there is none, and settle it with the other
         ranks.
         """
@@ -167,7 +167,7 @@ class Variants:
         if averager.plan is None or call is None:
             return None
         _note("ingraph", averager.plan)
-        return Form(call, True)
+        return CompiledForDdp(call, True)
 
     def _in_graph(
         self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
@@ -179,16 +179,16 @@ class Variants:
 
     def _native(
         self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
-    ) -> Form:
+    ) -> CompiledForDdp:
         """DDP's own reducer does the work: cut at its buckets, so that its hooks fire in time."""
         if self.options.get("ddp", config.ddp) == "off":
             _note("off", averager.reason)
-            return Form(self.plain or self._plain(inputs), False)
+            return CompiledForDdp(self.plain or self._plain(inputs), False)
         stages = cut(
             _fresh(self.gm), inputs, list(parameters.values()), bucket_caps(averager.ddp), self.backend
         )
         _note("split", averager.reason)
-        return Form(stages if stages is not None else self.plain or self._plain(inputs), False)
+        return CompiledForDdp(stages if stages is not None else self.plain or self._plain(inputs), False)
 
 
 def _overlapping(backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:

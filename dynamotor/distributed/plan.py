@@ -23,7 +23,7 @@ _reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class GradientSlot:
     """A parameter's place in a bucket: shape and strides of its gradient, offset in elements."""
 
     name: str
@@ -46,7 +46,7 @@ class Slot:
 class Bucket:
     """Gradients of one dtype on one device that are reduced by one call."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[GradientSlot, ...]
     dtype: torch.dtype
     device: torch.device
 
@@ -60,7 +60,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BucketPlan:
     """All buckets of a module, in the order in which they are reduced."""
 
     buckets: tuple[Bucket, ...]
@@ -98,7 +98,7 @@ def _line(i: int, bucket: Bucket) -> str:
     return f"bucket {i}: {len(names)} {many}, {bucket.nbytes / 2**20:.1f} MB, {shown}"
 
 
-def make_plan(ready: Iterable[tuple[str, torch.Tensor]], caps: Sequence[int]) -> Plan:
+def make_plan(ready: Iterable[tuple[str, torch.Tensor]], caps: Sequence[int]) -> BucketPlan:
     """Fill buckets with parameters in the order in which their gradients become ready.
 
     A bucket is closed when it holds at least its cap in bytes: `caps[i]` is the i-th bucket's, the last one
@@ -115,18 +115,18 @@ def make_plan(ready: Iterable[tuple[str, torch.Tensor]], caps: Sequence[int]) ->
             closed.append(_bucket(held))
             count[key] = count.get(key, 0) + 1
             open_[key] = []
-    return Plan((*closed, *(_bucket(held) for held in open_.values() if held)))
+    return BucketPlan((*closed, *(_bucket(held) for held in open_.values() if held)))
 
 
 def _bucket(held: Sequence[tuple[str, torch.Tensor]]) -> Bucket:
     return Bucket(tuple(_slots(held)), held[0][1].dtype, held[0][1].device)
 
 
-def _slots(held: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Slot]:
+def _slots(held: Sequence[tuple[str, torch.Tensor]]) -> Iterator[GradientSlot]:
     offset = 0
     for name, parameter in held:
         spec = TensorSpec.of(parameter)
         # What AccumulateGrad keeps without a copy: the parameter's own strides.
         stride = spec.stride if is_dense(spec) else contiguous_stride(spec.shape)
-        yield Slot(name, numbers(spec.shape), numbers(stride), offset)
+        yield GradientSlot(name, numbers(spec.shape), numbers(stride), offset)
         offset += parameter.numel()

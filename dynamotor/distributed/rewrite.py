@@ -21,7 +21,7 @@ from ..graph.spec import TensorSpec
 from .averager import Averager
 from .collectives import overlap
 from .ops import bucket_start, bucket_wait
-from .plan import Plan, make_plan
+from .plan import BucketPlan, make_plan
 from .wrapper import Reason, bucket_caps
 
 Compiled = Callable[..., Any]
@@ -61,7 +61,7 @@ def _move_up(node: fx.Node) -> None:
 
 
 def insert_starts(
-    graph: fx.Graph, plan: Plan, gradients: Mapping[str, fx.Node], number: int
+    graph: fx.Graph, plan: BucketPlan, gradients: Mapping[str, fx.Node], number: int
 ) -> list[fx.Node]:
     """Start each bucket as early as its gradients and the order of the buckets allow; gives the new nodes."""
     at = {node: i for i, node in enumerate(graph.nodes)}
@@ -80,7 +80,9 @@ def insert_starts(
     return starts
 
 
-def insert_waits(graph: fx.Graph, plan: Plan, starts: Sequence[fx.Node], number: int) -> dict[str, fx.Node]:
+def insert_waits(
+    graph: fx.Graph, plan: BucketPlan, starts: Sequence[fx.Node], number: int
+) -> dict[str, fx.Node]:
     """At the end of the graph wait for each bucket, in order; gives the nodes of the averages."""
     averages = {}
     for i, (bucket, start) in enumerate(zip(plan.buckets, starts, strict=True)):
@@ -105,7 +107,7 @@ class BackwardRewriter:
         self.names = [
             by_id.get(id(t)) for t in inputs if getattr(t, "requires_grad", False)
         ]  # of the gradients, in order
-        self.found: Plan | Reason = Reason(
+        self.found: BucketPlan | Reason = Reason(
             "backend", "the backend does not differentiate the graph ahead of time"
         )
 

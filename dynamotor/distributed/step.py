@@ -1,6 +1,6 @@
 """One backward pass over a bucket plan: start an all-reduce a bucket, wait once, hand the averages out.
 
->>> step = Step(plan, parameters, group)
+>>> step = ReduceStep(plan, parameters, group)
 >>> flat = step.start(0, grads)          # as soon as bucket 0's gradients are written
 >>> averages = step.wait()               # name -> gradient, all of them slots of the buckets' memory
 """
@@ -19,15 +19,15 @@ from ..base.config import config
 from ..base.errors import DistributedError
 from ..base.events import emit, listening
 from ..runtime.memory import ResultPool
-from .plan import Bucket, Plan, Slot
+from .plan import Bucket, BucketPlan, GradientSlot
 
 
-class Step:
+class ReduceStep:
     """The all-reduces of one backward pass; `flats[i]` is bucket i's memory once it has started."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BucketPlan,
         parameters: Mapping[str, torch.Tensor],
         group: dist.ProcessGroup,
         pool: ResultPool | None = None,
@@ -122,7 +122,7 @@ class Step:
             emit("bucket", bucket=bucket, what="done", nbytes=flat.nbytes)
         return [slot.of(flat) for slot in self.plan.buckets[bucket].slots]
 
-    def slots(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+    def slots(self) -> Iterator[tuple[GradientSlot, torch.Tensor]]:
         """Each slot of the plan with its bucket's memory."""
         for bucket, flat in zip(self.plan.buckets, self.flats, strict=True):
             for slot in bucket.slots:

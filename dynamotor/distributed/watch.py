@@ -7,7 +7,7 @@ after the group's timeout, with a text that names no line of the program. So an 
 backward; a thread that sleeps most of the time looks at it, says in time what is wrong, and ends the process
 when PyTorch has not.
 
->>> watch = Watch(timeout=600.0); watch.behind_backward(where)
+>>> watch = RankWatch(timeout=600.0); watch.behind_backward(where)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE = 0.6  # of the group's timeout: looked at every fifth of that, so that
 GRACE = 30.0  # seconds behind the timeout that PyTorch's watchdog has to end the process
 
 
-class Watch:
+class RankWatch:
     """Looks after the latest backward of this process.
 
     timeout: seconds that the process group waits. out: where the report goes (stderr).

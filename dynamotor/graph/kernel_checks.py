@@ -354,14 +354,14 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
                 continue
             spec = _spec(written)
             if sees_twice(spec):
-                raise UnsupportedOp("DM213", f"{func} writes into memory that the tensor sees more than once")
+                raise UnsupportedOp("DM229", f"{func} writes into memory that the tensor sees more than once")
             for other in _tensors((args, tuple(kwargs.values()))):
                 if (
                     other is not written
                     and getattr(other, "memory", None) is written.memory
                     and meet(spec, _spec(other))
                 ):
-                    raise UnsupportedOp("DM213", f"{func} writes into memory that another argument sees")
+                    raise UnsupportedOp("DM229", f"{func} writes into memory that another argument sees")
 
 
 def sees_twice(spec: TensorSpec) -> bool:

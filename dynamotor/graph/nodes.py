@@ -20,7 +20,7 @@ from .spec import TensorSpec
 def wrong(node: fx.Node, what: str, stage: str = "aten") -> NoReturn:
     """Refuse a graph that must not be."""
     raise InternalError(
-        "DM901",
+        "DM902",
         f"the {stage} graph is wrong at `{node.format_node()}`: {what}",
         where=node.meta.get("where"),
         cure="this is a bug in dynamotor: please report it",

@@ -275,7 +275,7 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
         ) from error
     if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
         raise UnsupportedOp(
-            "DM213",
+            "DM230",
             f"{func} makes a tensor of layout {str(out.layout).removeprefix('torch.')}",
             why="a graph holds tensors with strides only",
         )

@@ -15,11 +15,11 @@ from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .ir import ExternNode
-from .lowering import Decline, Lowering, lowering
+from .lowering import Decline, LoopBuilder, lowering
 from .ops_scatter import index_add
 from .program import ExternStep
 from .rewrite import call, only_user
-from .value import Value
+from .value import LoopValue
 
 aten = torch.ops.aten
 
@@ -98,7 +98,9 @@ def _dense_gradient(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
 
 
 @lowering(aten.index_add.default)
-def _index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1) -> Value:
+def _index_add(
+    ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue, *, alpha: float = 1
+) -> LoopValue:
     """In place when the value added to is in memory of its own that is read nowhere else."""
     node, spec = ctx.node, ctx.spec
     if ctx.on_gpu:
@@ -118,4 +120,4 @@ def _index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *
         aten.index_add_.default, (ref, dim, places, rows), {"alpha": alpha}, (), None, (ref.name,)
     )
     ctx.add(ExternNode(step, frozenset({ref.name, rows.name, places.name}), (), (ref.name,)))
-    return Value(x.shape, x.dtype, ref=ref)
+    return LoopValue(x.shape, x.dtype, ref=ref)

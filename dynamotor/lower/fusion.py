@@ -16,13 +16,27 @@ from dataclasses import dataclass
 from ..base.events import emit, listening
 from ..graph.sizes import Dim, Size, divides, hint
 from .index import Index, Var, is_one
-from .ir import Expr, ExternNode, Node, Template, loaded_exprs, loads_of
+from .ir import (
+    COLS,
+    FINAL,
+    FULL,
+    ONCE,
+    ROW,
+    ROWS,
+    SCAN,
+    Expr,
+    ExternNode,
+    Level,
+    LoopNode,
+    Template,
+    loaded_exprs,
+    loads_of,
+)
 from .space import Env, Split, match
 
 MAX_PARAMS = 24
 MAX_MEMBERS = 40
 MAX_ACROSS = 16384  # elements of a per-thread partial result
-FULL, ROW, FINAL, ONCE = "full", "row", "final", "once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +50,14 @@ class Refuse:
 class Member:
     """A node in a group: its expression and where it stores, over the group's variables.
 
-    level: "full" (every element of the nest), "row" (one value a row), "final" (per kept element, after all
-    rows), "once". reduced: the variables that it reduces, or scans along.
+    level: how often it is computed. reduced: the variables that it reduces, or scans along.
     """
 
-    node: Node
+    node: LoopNode
     env: Env
     expr: Expr
     store: Index
-    level: str
+    level: Level
     reduced: frozenset[Var] = frozenset()
 
     @property
@@ -125,7 +138,7 @@ class Group:
         return set(self.accesses())
 
     # -- joining ---------------------------------------------------------------------------------------------
-    def start(self, node: Node) -> None:
+    def start(self, node: LoopNode) -> None:
         """The first member: its own space is the nest."""
         env: Env = {}
         for v in node.own:
@@ -137,7 +150,7 @@ class Group:
             raise AssertionError(member.reason)
         self.accept(member)
 
-    def place(self, node: Node, env: Env) -> Member | Refuse:
+    def place(self, node: LoopNode, env: Env) -> Member | Refuse:
         """The member that the node would be under this mapping."""
         count = len(node.shape)
         kept = frozenset(v for o in node.own[:count] for v in env[o].vars())
@@ -150,16 +163,16 @@ class Group:
             return member
         if node.reduce is not None:
             return Refuse("a reduction of part of the nest")
-        if self.template in (None, "scan"):
+        if self.template in (None, SCAN):
             return Refuse("smaller than the nest")
         rest = self.big_vars - self.loop
         if (
-            self.template == "rows"
+            self.template == ROWS
             and used == rest
             and not any(self.result_level(p) in (FINAL, ONCE) for p in self.producers(member))
         ):
             member.level = ROW
-        elif used == (self.loop if self.template == "rows" else rest):
+        elif used == (self.loop if self.template == ROWS else rest):
             member.level = FINAL
         elif not used:
             member.level = ONCE
@@ -173,11 +186,11 @@ class Group:
             if name in self.by_buffer:
                 yield self.by_buffer[name]
 
-    def result_level(self, m: Member) -> str:
+    def result_level(self, m: Member) -> Level:
         """The level at which a member's result can be read."""
         if not m.is_reduction:
             return m.level
-        if self.template == "cols":
+        if self.template == COLS:
             return FINAL
         if m.reduced == self.loop:
             return ROW
@@ -193,7 +206,7 @@ class Group:
         if member.is_reduction:
             adopt_template(self, member)
         elif member.node.scan is not None:
-            self.template, self.loop = "scan", member.reduced
+            self.template, self.loop = SCAN, member.reduced
 
 
 def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
@@ -216,21 +229,21 @@ def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
 def adopt_template(group: Group, m: Member) -> None:
     """Fix rows or cols when the first reduction joins (or a row reduction joins column sums)."""
     everything = group.big_vars
-    if group.template == "rows" or (group.template == "cols" and m.reduced == group.loop):
+    if group.template == ROWS or (group.template == COLS and m.reduced == group.loop):
         return
-    if group.template == "cols":
-        group.template, group.loop = "rows", m.reduced
+    if group.template == COLS:
+        group.template, group.loop = ROWS, m.reduced
         return
     fast = fast_var(group.members, everything) or (group.vars[-1] if group.vars else None)
     if m.node.gives_position:
-        group.template, group.loop = "rows", m.reduced
+        group.template, group.loop = ROWS, m.reduced
     elif m.reduced == everything:
-        group.template = "rows"
+        group.template = ROWS
         _choose_rows_of_total(group, fast)
     elif fast in m.reduced:
-        group.template, group.loop = "rows", m.reduced
+        group.template, group.loop = ROWS, m.reduced
     else:
-        group.template, group.loop = "cols", m.reduced
+        group.template, group.loop = COLS, m.reduced
 
 
 def _choose_rows_of_total(group: Group, fast: Var | None) -> None:
@@ -296,10 +309,10 @@ def same_elements(group: Group, m: Member) -> Refuse | None:
 @rule
 def fits_template(group: Group, m: Member) -> Refuse | None:
     """A reduction must reduce the inner loops, the other loops, or all of them."""
-    if not m.is_reduction or group.template in (None, "scan"):
+    if not m.is_reduction or group.template in (None, SCAN):
         return None
     everything = group.big_vars
-    if group.template == "cols":
+    if group.template == COLS:
         if m.reduced == group.loop:
             return None
         if (
@@ -343,7 +356,7 @@ def scans_alone(group: Group, m: Member) -> Refuse | None:
     same order.
     """
     if m.is_reduction:
-        return Refuse("a reduction beside a scan") if group.template == "scan" else None
+        return Refuse("a reduction beside a scan") if group.template == SCAN else None
     if m.node.scan is None or group.template is None:
         return None
     others = [x.env[x.node.own[x.node.along]] for x in group.members if x.node.scan is not None]
@@ -368,11 +381,7 @@ def one_scatter(group: Group, m: Member) -> Refuse | None:
         )
     if scatters:
         return Refuse("a second scatter")
-    if (
-        m.level != FULL
-        or group.template in ("cols", "scan")
-        or (m.node.in_order and group.template is not None)
-    ):
+    if m.level != FULL or group.template in (COLS, SCAN) or (m.node.in_order and group.template is not None):
         return Refuse("a scatter is not done once for each element of the nest")
     rows = all(x.reduced == group.loop for x in group.members if x.is_reduction)
     return None if rows else Refuse("a scatter beside sums across rows")
@@ -382,7 +391,7 @@ def one_scatter(group: Group, m: Member) -> Refuse | None:
 def no_positions_across(group: Group, m: Member) -> Refuse | None:
     """argmax and argmin keep two numbers; across rows only values are kept."""
     if m.is_reduction and m.node.gives_position and group.template is not None:
-        if group.template == "cols" or m.reduced != group.loop:
+        if group.template == COLS or m.reduced != group.loop:
             return Refuse("a position across rows")
     return None
 
@@ -408,7 +417,7 @@ def no_overwrite(group: Group, m: Member) -> Refuse | None:
     return None
 
 
-def try_join(group: Group, node: Node) -> Member | Refuse:
+def try_join(group: Group, node: LoopNode) -> Member | Refuse:
     """The member the node becomes in the group (not yet accepted), or why not."""
     touched = group.accesses()
     own = node.evaluate()
@@ -443,7 +452,7 @@ def try_join(group: Group, node: Node) -> Member | Refuse:
     return refusal
 
 
-def replay(number: int, nodes: Sequence[Node]) -> Group | Refuse:
+def replay(number: int, nodes: Sequence[LoopNode]) -> Group | Refuse:
     """One group of all these nodes (in an order in which they can be computed), or why not."""
     group = Group(number)
     group.start(nodes[0])
@@ -455,7 +464,7 @@ def replay(number: int, nodes: Sequence[Node]) -> Group | Refuse:
     return group
 
 
-def shares_enough(group: Group, node: Node) -> bool:
+def shares_enough(group: Group, node: LoopNode) -> bool:
     """Whether fusing with a group that it does not depend on saves memory traffic: a large read in common."""
     wide = {
         e.args[0] for e in loads_of(node.evaluate()) if elements(e.args[1].vars()) * 2 > elements(node.own)
@@ -466,7 +475,7 @@ def shares_enough(group: Group, node: Node) -> bool:
 class Fuser:
     """Greedy fusion in program order, over a graph of groups and extern calls that stays without cycles."""
 
-    def __init__(self, schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()) -> None:
+    def __init__(self, schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str] = ()) -> None:
         self.overwritten = set(overwritten)  # inputs
         self.items: list[Group | ExternNode | None] = []  # None: a group that became part of another
         self.owner: dict[str, int] = {}  # buffer -> item that made it last
@@ -531,7 +540,7 @@ class Fuser:
             if self.before[other] >> at & 1:
                 self.before[other] |= self.before[at]
 
-    def _place(self, node: Node) -> None:
+    def _place(self, node: LoopNode) -> None:
         node.evaluate()
         direct = self._dependencies(node.reads, (node.buffer,), node.after)
         for at, group in self._candidates(node):
@@ -553,7 +562,7 @@ class Fuser:
         group.start(node)
         self._note(at, node.reads, (node.buffer,))
 
-    def _candidates(self, node: Node) -> list[tuple[int, Group]]:
+    def _candidates(self, node: LoopNode) -> list[tuple[int, Group]]:
         """Groups that a node may join, by position: those that made what it reads, then those that read the
         same.
         """
@@ -662,7 +671,7 @@ def _origins(group: Group) -> str:
 
 
 def fuse(
-    schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()
+    schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str] = ()
 ) -> list[Group | ExternNode]:
     """Group the loop nodes; gives groups and extern calls in an order in which they can run. `overwritten`:
     inputs that are.

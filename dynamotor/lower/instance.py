@@ -12,7 +12,19 @@ from typing import Any
 from ..graph.sizes import Dim, ShapeEnv, Symbol, evaluate
 from ..graph.spec import TensorSpec
 from .index import Div, Index, Loaded, Var
-from .ir import Expr, ExternNode, Kernel, Node, Phase, Reduce, Scan, Statement, Store, index_value, make
+from .ir import (
+    Expr,
+    ExternNode,
+    Kernel,
+    LoopNode,
+    Phase,
+    Reduce,
+    ScanStatement,
+    Statement,
+    Store,
+    index_value,
+    make,
+)
 from .program import Buffer, BufRef, LoopStep, Program, Step
 
 OTHERS = (3, 17, 70)  # sizes at which a program is checked beside those at which it is compiled
@@ -77,7 +89,7 @@ class Instance:
         changed: dict[str, Any] = {"expr": self.expr(s.expr)}
         if isinstance(s, Store):
             changed["index"] = self.index(s.index)
-        if isinstance(s, Reduce | Scan) and s.position is not None:
+        if isinstance(s, Reduce | ScanStatement) and s.position is not None:
             changed["position"] = self.index(s.position)
         return replace(s, **changed)
 
@@ -92,7 +104,7 @@ class Instance:
         final, once = all_of(kernel.final), all_of(kernel.final_once)
         return replace(kernel, phases=phases, final=final, final_once=once, symbols=(), **loops)
 
-    def node(self, node: Node) -> Node:
+    def node(self, node: LoopNode) -> LoopNode:
         """The node, its body evaluated."""
         node.evaluate()
         fields = ("shape", "stride", "reduced", "offset", "own", "expr", "place")
@@ -119,8 +131,8 @@ class Instance:
 
 
 def nodes_at(
-    env: ShapeEnv | None, schedule: Sequence[Node | ExternNode], buffers: Mapping[str, Buffer]
-) -> Iterator[tuple[Sequence[Node | ExternNode], dict[str, TensorSpec]]]:
+    env: ShapeEnv | None, schedule: Sequence[LoopNode | ExternNode], buffers: Mapping[str, Buffer]
+) -> Iterator[tuple[Sequence[LoopNode | ExternNode], dict[str, TensorSpec]]]:
     """Loop nodes and what they are over, at several sizes."""
     if env is None:
         yield schedule, {name: b.spec for name, b in buffers.items()}
@@ -128,7 +140,7 @@ def nodes_at(
     for of in samples(env):
         at = Instance(of)
         yield (
-            [at.node(n) for n in schedule if isinstance(n, Node)],
+            [at.node(n) for n in schedule if isinstance(n, LoopNode)],
             {name: b.spec.at(of) for name, b in buffers.items()},
         )
 

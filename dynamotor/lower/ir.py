@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -375,12 +376,36 @@ def loads_of(root: Expr) -> list[Expr]:
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logaddexp"]
-Template = Literal["rows", "cols", "scan"]
+
+
+class Template(StrEnum):
+    """The shape of a kernel's loops; see `Kernel`."""
+
+    ROWS = "rows"
+    COLS = "cols"
+    SCAN = "scan"
+
+
+ROWS, COLS, SCAN = Template
+
+
+class Level(StrEnum):
+    """How often something of a nest is done: for every element, once a row, for each kept element after all
+    rows, or once.
+    """
+
+    FULL = "full"
+    ROW = "row"
+    FINAL = "final"
+    ONCE = "once"
+
+
+FULL, ROW, FINAL, ONCE = Level
 Body = Callable[[tuple[Index, ...]], Expr]
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class LoopNode:
     """Defines one buffer by a loop over `shape` (and, for a reduction, over `reduced` too).
 
     `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the
@@ -497,7 +522,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ScanStatement:
     """The running `kind` of expr along the inner loops, this element included; read back as the expression
     scan(id).
 
@@ -510,10 +535,10 @@ class Scan:
     position: Index | None = None
 
 
-Statement = Store | Reduce | Scratch | Scan
+Statement = Store | Reduce | Scratch | ScanStatement
 
 
-Kind = TypeVar("Kind", Store, Reduce, Scratch, Scan)
+Kind = TypeVar("Kind", Store, Reduce, Scratch, ScanStatement)
 
 
 def of_kind(s: Statement, kind: type[Kind]) -> Kind:
@@ -521,7 +546,7 @@ def of_kind(s: Statement, kind: type[Kind]) -> Kind:
     if isinstance(s, kind):
         return s
     raise InternalError(
-        "DM910",
+        "DM915",
         f"the statement {s} where only a {kind.__name__} may stand",
         cure="this is a bug in dynamotor: please report it",
     )
@@ -597,7 +622,7 @@ class Kernel:
         for s in self.statements():
             if isinstance(s, Store):
                 yield from _sizes_in(s.index)
-            elif isinstance(s, Reduce | Scan) and s.position is not None:
+            elif isinstance(s, Reduce | ScanStatement) and s.position is not None:
                 yield from _sizes_in(s.position)
         for e in walk(*roots(*self.statements())):
             for arg in e.args:

@@ -34,12 +34,13 @@ from . import (  # noqa: F401  (rules register themselves)
 from .fusion import Group, fuse
 from .index import is_zero
 from .instance import instances, nodes_at
-from .ir import ExternNode, Node, forget_expressions, roots, walk
-from .lowering import Lowering, lower_nodes
+from .ir import ExternNode, LoopNode, forget_expressions, roots, walk
+from .lowering import LoopBuilder
 from .program import Buffer, BufRef, LoopStep, Program, Step, touches
 from .schedule import build_kernel, in_place_pairs
 from .text import kernel_text
 from .verify import verify_nodes, verify_program, verify_schedule
+from .walk import lower_nodes
 from .write_back import write_back
 
 aten = torch.ops.aten
@@ -91,12 +92,12 @@ def _with_kind(buffer: Buffer, returned: set[str]) -> Buffer:
     return buffer
 
 
-def _needed(schedule: list[Node | ExternNode], wanted: set[str]) -> list[Node | ExternNode]:
+def _needed(schedule: list[LoopNode | ExternNode], wanted: set[str]) -> list[LoopNode | ExternNode]:
     """Without nodes whose results nobody reads."""
     live = set(wanted)
-    kept: list[Node | ExternNode] = []
+    kept: list[LoopNode | ExternNode] = []
     for entry in reversed(schedule):
-        if isinstance(entry, Node):
+        if isinstance(entry, LoopNode):
             if entry.buffer not in live or any(map(is_zero, entry.shape)):
                 continue
             live |= entry.reads
@@ -113,7 +114,7 @@ def _has_effect(entry: ExternNode) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_collective(target)
 
 
-def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> list[Step]:
+def _steps(ctx: LoopBuilder, items: list[Group | ExternNode], wanted: set[str]) -> list[Step]:
     """A step for each item; a group stores only what somebody outside of it reads."""
     readers: dict[str, set[int]] = {}
     for n, item in enumerate(items):

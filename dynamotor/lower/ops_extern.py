@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .extern import BY_DESIGN, is_layout_agnostic
-from .lowering import Lowering, lowerings
+from .lowering import LoopBuilder, lowerings
 
 
 def _rule(target: Any) -> Any:
-    def rule(ctx: Lowering, *args: Any, **kwargs: Any) -> Any:
+    def rule(ctx: LoopBuilder, *args: Any, **kwargs: Any) -> Any:
         return ctx.extern(target, args, kwargs, agnostic=is_layout_agnostic(target))
 
     return rule

@@ -12,8 +12,8 @@ import torch
 from ..graph.sizes import Dim, Dims
 from .index import Index, Loaded, Var
 from .ir import I64, Expr, cast, make, walk
-from .lowering import Decline, Lowering, lowering
-from .value import Value, broadcast_index, broadcast_shape
+from .lowering import Decline, LoopBuilder, lowering
+from .value import LoopValue, broadcast_index, broadcast_shape
 
 aten = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32)
@@ -30,7 +30,7 @@ def loaded_index(e: Expr, size: Dim, wrap: bool = True) -> Index:
     return Index.of(Loaded(make("wrap_index", (cast(e, I64), size, wrap), I64), size))
 
 
-def read_at(ctx: Lowering, x: Value, places: Places) -> Value:
+def read_at(ctx: LoopBuilder, x: LoopValue, places: Places) -> LoopValue:
     """x at computed places. What is the same at all of them is left to aten: a kernel would not look at the
     positions.
     """
@@ -45,13 +45,13 @@ def read_at(ctx: Lowering, x: Value, places: Places) -> Value:
 
 @lowering(aten.embedding.default)
 def _embedding(
-    ctx: Lowering,
-    weight: Value,
-    indices: Value,
+    ctx: LoopBuilder,
+    weight: LoopValue,
+    indices: LoopValue,
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Value:
+) -> LoopValue:
     if indices.dtype not in INTEGERS or not weight.shape[0]:
         raise Decline("index dtype")
     ctx.keep(indices)
@@ -62,7 +62,7 @@ def _embedding(
 
 
 @lowering(aten.index_select.default)
-def _index_select(ctx: Lowering, x: Value, dim: int, index: Value) -> Value:
+def _index_select(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue) -> LoopValue:
     if index.dtype not in INTEGERS or len(index.shape) != 1 or not x.shape or not x.shape[dim]:
         raise Decline("index dtype or shape")
     dim %= len(x.shape)
@@ -75,7 +75,9 @@ def _index_select(ctx: Lowering, x: Value, dim: int, index: Value) -> Value:
 
 
 @lowering(aten.gather.default)
-def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+def _gather(
+    ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, sparse_grad: bool = False
+) -> LoopValue:
     if not x.shape or not x.shape[dim] or len(index.shape) != len(x.shape):
         raise Decline("0-d or empty operand")
     dim %= len(x.shape)
@@ -85,7 +87,7 @@ def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool =
     )
 
 
-def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[Dims, Places]:
+def advanced(ctx: LoopBuilder, x: LoopValue, indices: Sequence[Any]) -> tuple[Dims, Places]:
     """Advanced indexing of x with integer tensors: (shape of the indexed part, where in x each of its
     positions lies).
 
@@ -112,6 +114,6 @@ def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[Dims, Pla
 
 
 @lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
-def _index(ctx: Lowering, x: Value, indices: Sequence[Any]) -> Value:
+def _index(ctx: LoopBuilder, x: LoopValue, indices: Sequence[Any]) -> LoopValue:
     _, places = advanced(ctx, x, indices)
     return read_at(ctx, x, places)

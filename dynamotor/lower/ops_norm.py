@@ -15,10 +15,10 @@ from ..graph.sizes import Dim, Size, maximum
 from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .ir import COMPUTE_TYPE, Expr, const, op
-from .lowering import Decline, Lowering, lowering
+from .lowering import Decline, LoopBuilder, lowering
 from .ops_pointwise import add, div, like, mul, share, sub
 from .ops_reduce import moments, narrow, total
-from .value import Value
+from .value import LoopValue
 
 aten = torch.ops.aten
 
@@ -29,16 +29,16 @@ def _root(v: Expr, eps: float) -> Expr:
 
 
 def _scale_shift(
-    ctx: Lowering,
-    x: Value,
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
-    bias: Value | None,
+    ctx: LoopBuilder,
+    x: LoopValue,
+    mean: LoopValue,
+    rstd: LoopValue,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
     shape: Sequence[Dim],
     dtype: torch.dtype,
     root: Callable[[Expr], Expr] = lambda rstd: rstd,
-) -> Value:
+) -> LoopValue:
     """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`. root: makes 1/std of what is
     given for it.
     """
@@ -55,14 +55,14 @@ def _scale_shift(
 
 
 def _normalised(
-    ctx: Lowering,
-    x: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
     dims: Sequence[int],
-    weight: Value | None,
-    bias: Value | None,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
     eps: float,
     dtype: torch.dtype,
-) -> tuple[Value, Value, Value, Value]:
+) -> tuple[LoopValue, LoopValue, LoopValue, LoopValue]:
     """(y, mean, 1/std, sum of squared differences) over `dims`, the statistics with these kept."""
     n = numel(x.shape[d] for d in dims)
     mean, squares = moments(ctx, x, dims)
@@ -76,8 +76,13 @@ def _normalised(
 
 @lowering(aten.native_layer_norm.default)
 def _layer_norm(
-    ctx: Lowering, x: Value, normalized: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, Value, Value]:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    normalized: Sequence[Dim],
+    weight: LoopValue | None,
+    bias: LoopValue | None,
+    eps: float,
+) -> tuple[LoopValue, LoopValue, LoopValue]:
     out, mean_spec, rstd_spec = ctx.spec
     rank = len(x.shape)
     dims = list(range(rank - len(normalized), rank))
@@ -88,15 +93,15 @@ def _layer_norm(
 
 
 def _norm_backward_input(
-    ctx: Lowering,
-    g: Value,
-    x: Value,
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
+    ctx: LoopBuilder,
+    g: LoopValue,
+    x: LoopValue,
+    mean: LoopValue,
+    rstd: LoopValue,
+    weight: LoopValue | None,
     dims: Sequence[int],
     dtype: torch.dtype,
-) -> Value:
+) -> LoopValue:
     """Gradient of a normalisation over `dims`; weight is broadcastable to x, mean and rstd have kept
     dimensions.
     """
@@ -128,16 +133,16 @@ def _norm_backward_input(
 
 @lowering(aten.native_layer_norm_backward.default)
 def _layer_norm_backward(
-    ctx: Lowering,
-    g: Value,
-    x: Value,
+    ctx: LoopBuilder,
+    g: LoopValue,
+    x: LoopValue,
     normalized: Sequence[Dim],
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
-    bias: Value | None,
+    mean: LoopValue,
+    rstd: LoopValue,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
     mask: Sequence[bool],
-) -> tuple[Value | None, ...]:
+) -> tuple[LoopValue | None, ...]:
     rank, inner = len(x.shape), len(normalized)
     outer, dims = list(range(rank - inner)), list(range(rank - inner, rank))
     if not numel(x.shape):
@@ -151,8 +156,14 @@ def _layer_norm_backward(
 
 
 def _affine_gradients(
-    ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, outer: Sequence[int], mask: Sequence[bool]
-) -> Iterator[Value | None]:
+    ctx: LoopBuilder,
+    g: LoopValue,
+    x: LoopValue,
+    mean: LoopValue,
+    rstd: LoopValue,
+    outer: Sequence[int],
+    mask: Sequence[bool],
+) -> Iterator[LoopValue | None]:
     """Gradients of weight and bias, summed over `outer`; None where they are not wanted."""
     product = ctx.pointwise(
         lambda g, x, m, r: mul(g, mul(sub(x, m), r)),
@@ -170,16 +181,16 @@ def _affine_gradients(
 
 @lowering(aten.native_group_norm.default)
 def _group_norm(
-    ctx: Lowering,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
+    ctx: LoopBuilder,
+    x: LoopValue,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
     n: int,
     c: int,
     hw: int,
     group: int,
     eps: float,
-) -> tuple[Value, Value, Value]:
+) -> tuple[LoopValue, LoopValue, LoopValue]:
     out, mean_spec, rstd_spec = ctx.spec
     if not numel(x.shape):
         raise Decline("empty operand")
@@ -197,18 +208,18 @@ def _group_norm(
 
 @lowering(aten.native_group_norm_backward.default)
 def _group_norm_backward(
-    ctx: Lowering,
-    g: Value,
-    x: Value,
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
+    ctx: LoopBuilder,
+    g: LoopValue,
+    x: LoopValue,
+    mean: LoopValue,
+    rstd: LoopValue,
+    weight: LoopValue | None,
     n: int,
     c: int,
     hw: int,
     group: int,
     mask: Sequence[bool],
-) -> tuple[Value | None, ...]:
+) -> tuple[LoopValue | None, ...]:
     if not numel(x.shape):
         raise Decline("empty operand")
     ctx.keep(g), ctx.keep(x)
@@ -222,14 +233,19 @@ def _group_norm_backward(
 
 
 # -- batch norm ----------------------------------------------------------------------------------------------
-def _channel(x: Value, rank: int) -> Value:
+def _channel(x: LoopValue, rank: int) -> LoopValue:
     """A (C,) value as (1, C, 1, ...)."""
     return views.reshape(x, (1, x.shape[0], *[1] * (rank - 2)))
 
 
 def _batch_norm_train(
-    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, eps: float, dtype: torch.dtype
-) -> tuple[Value, Value, Value, Value]:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[LoopValue, LoopValue, LoopValue, LoopValue]:
     """(y, mean, 1/std, sum of squared differences), the last three (C,) in the compute type."""
     rank = len(x.shape)
     dims = [0, *range(2, rank)]
@@ -242,15 +258,15 @@ def _batch_norm_train(
 
 
 def _batch_norm_eval(
-    ctx: Lowering,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value,
-    var: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
+    mean: LoopValue,
+    var: LoopValue,
     eps: float,
     dtype: torch.dtype,
-) -> Value:
+) -> LoopValue:
     rank = len(x.shape)
     c = (x.shape[1],)
     compute = COMPUTE_TYPE[dtype]
@@ -267,7 +283,9 @@ def _batch_norm_eval(
     return _scale_shift(ctx, x, _channel(mean, rank), _channel(rstd, rank), w, b, x.shape, dtype)
 
 
-def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torch.dtype) -> Value:
+def _running(
+    ctx: LoopBuilder, old: LoopValue, new: LoopValue, momentum: float, dtype: torch.dtype
+) -> LoopValue:
     return ctx.pointwise(
         lambda o, m: add(mul(o, like(1 - momentum, o)), mul(m, like(momentum, m))),
         old,
@@ -277,23 +295,23 @@ def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torc
     )
 
 
-def _unbiased(ctx: Lowering, squares: Value, n: Dim) -> Value:
+def _unbiased(ctx: LoopBuilder, squares: LoopValue, n: Dim) -> LoopValue:
     free = maximum(n.env, n - 1, 1) if type(n) is Size else max(n - 1, 1)
     return ctx.pointwise(lambda s: div(s, like(free, s)), squares, shape=squares.shape, dtype=squares.dtype)
 
 
 @lowering(aten._native_batch_norm_legit_functional.default)
 def _batch_norm_functional(
-    ctx: Lowering,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
+    running_mean: LoopValue,
+    running_var: LoopValue,
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, ...]:
+) -> tuple[LoopValue, ...]:
     specs = ctx.spec
     if not training:
         y = _batch_norm_eval(ctx, x, weight, bias, running_mean, running_var, eps, specs[0].dtype)
@@ -305,11 +323,11 @@ def _batch_norm_functional(
     return y, narrow(ctx, mean, specs[1].dtype), narrow(ctx, rstd, specs[2].dtype), new_mean, new_var
 
 
-def _nothing(spec: TensorSpec) -> Value:
-    return Value(spec.shape, spec.dtype, lambda index: const(0, COMPUTE_TYPE[spec.dtype]))
+def _nothing(spec: TensorSpec) -> LoopValue:
+    return LoopValue(spec.shape, spec.dtype, lambda index: const(0, COMPUTE_TYPE[spec.dtype]))
 
 
-def _eval_stats(ctx: Lowering, mean: Value, var: Value, eps: float) -> tuple[Value, Value]:
+def _eval_stats(ctx: LoopBuilder, mean: LoopValue, var: LoopValue, eps: float) -> tuple[LoopValue, LoopValue]:
     """What evaluation gives as statistics: nothing on a CPU, the running ones elsewhere."""
     _, mean_spec, rstd_spec, *_ = ctx.spec
     if not mean_spec.numel:
@@ -324,8 +342,8 @@ def _eval_stats(ctx: Lowering, mean: Value, var: Value, eps: float) -> tuple[Val
     aten._native_batch_norm_legit_no_training.default,
 )
 def _batch_norm(
-    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, *rest: Any
-) -> tuple[Value, ...]:
+    ctx: LoopBuilder, x: LoopValue, weight: LoopValue | None, bias: LoopValue | None, *rest: Any
+) -> tuple[LoopValue, ...]:
     specs = ctx.spec
     name = overload(ctx.node).name()
     if name.endswith("no_training"):
@@ -350,18 +368,18 @@ def _batch_norm(
 
 @lowering(aten.native_batch_norm_backward.default)
 def _batch_norm_backward(
-    ctx: Lowering,
-    g: Value,
-    x: Value,
-    weight: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    mean: Value | None,
-    rstd: Value | None,
+    ctx: LoopBuilder,
+    g: LoopValue,
+    x: LoopValue,
+    weight: LoopValue | None,
+    running_mean: LoopValue | None,
+    running_var: LoopValue | None,
+    mean: LoopValue | None,
+    rstd: LoopValue | None,
     train: bool,
     eps: float,
     mask: Sequence[bool],
-) -> tuple[Value | None, ...]:
+) -> tuple[LoopValue | None, ...]:
     rank = len(x.shape)
     dims = [0, *range(2, rank)]
     compute = COMPUTE_TYPE[x.dtype]
@@ -396,17 +414,17 @@ def _batch_norm_backward(
 
 
 def _batch_norm_backward_input(
-    ctx: Lowering,
-    g: Value,
-    x: Value,
-    m: Value,
-    r: Value,
-    w: Value | None,
-    db: Value,
-    dot: Value,
+    ctx: LoopBuilder,
+    g: LoopValue,
+    x: LoopValue,
+    m: LoopValue,
+    r: LoopValue,
+    w: LoopValue | None,
+    db: LoopValue,
+    dot: LoopValue,
     n: Dim,
     train: bool,
-) -> Value:
+) -> LoopValue:
     compute = COMPUTE_TYPE[x.dtype]
     weights = [w] if w is not None else []
     if not train:

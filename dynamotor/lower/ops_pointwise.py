@@ -17,8 +17,8 @@ from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
-from .lowering import Decline, Lowering, Scalar, lowering, lowerings
-from .value import Value
+from .lowering import Decline, LoopBuilder, Scalar, lowering, lowerings
+from .value import LoopValue
 
 aten = torch.ops.aten
 
@@ -69,13 +69,13 @@ def reciprocal(a: Expr) -> Expr:
     return div(like(1, a), a)
 
 
-def promoted(*args: Value | Scalar) -> torch.dtype:
+def promoted(*args: LoopValue | Scalar) -> torch.dtype:
     """The dtype that aten computes in for these operands."""
 
-    def stand_in(x: Value | Scalar) -> Any:
+    def stand_in(x: LoopValue | Scalar) -> Any:
         return (
             torch.empty((1,) * min(len(x.shape), 1), dtype=x.dtype, device="meta")
-            if isinstance(x, Value)
+            if isinstance(x, LoopValue)
             else x.hint
             if type(x) is Size
             else x
@@ -87,7 +87,7 @@ def promoted(*args: Value | Scalar) -> torch.dtype:
     return torch.result_type(first, rest[0])
 
 
-def need_wide_int(ctx: Lowering) -> None:
+def need_wide_int(ctx: LoopBuilder) -> None:
     """Narrow integers wrap after each operation; most ops on them are left to aten."""
     if ctx.spec.dtype in (torch.int8, torch.uint8, torch.int16):
         raise Decline("narrow integers")
@@ -98,7 +98,7 @@ def unary(target: Any, fn: str | Callable[[Expr], Expr]) -> None:
     """Rule for a one-operand op whose result type is its compute type."""
     expression = fn if callable(fn) else lambda e: op(fn, e)
 
-    def rule(ctx: Lowering, x: Value) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
         if not ctx.spec.dtype.is_floating_point:
             if not callable(fn) or ctx.spec.dtype is BOOL:
                 raise Decline("integer operand")
@@ -158,7 +158,7 @@ for _target, _fn in (
     unary(_target, _fn)
 
 
-def jumping(ctx: Lowering, fn: Callable[..., Expr], *inputs: Value | Scalar) -> Value:
+def jumping(ctx: LoopBuilder, fn: Callable[..., Expr], *inputs: LoopValue | Scalar) -> LoopValue:
     """A map that jumps somewhere: of the halves that memory would hold, since others see those (`8 -
     floor(7.99)`).
     """
@@ -169,7 +169,7 @@ def jumping(ctx: Lowering, fn: Callable[..., Expr], *inputs: Value | Scalar) -> 
 
 
 def _jump(target: Any, fn: Callable[[Expr], Expr]) -> None:
-    def rule(ctx: Lowering, x: Value) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
         if not ctx.spec.dtype.is_floating_point:
             raise Decline("integer operand")
         return jumping(ctx, fn, x)
@@ -192,7 +192,7 @@ def binary(
 ) -> None:
     """Rule for a two-operand op whose result type is its compute type."""
 
-    def rule(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
         if floats_only and not ctx.spec.dtype.is_floating_point:
             raise Decline("integer operands")
         if ctx.spec.dtype is BOOL:
@@ -217,24 +217,24 @@ for _target, _of_two, _floats_only, _jumps in (
     binary(_target, _of_two, _floats_only, _jumps)
 
 
-def as_eager_adds(ctx: Lowering, x: Value | Scalar) -> Value | Scalar:
+def as_eager_adds(ctx: LoopBuilder, x: LoopValue | Scalar) -> LoopValue | Scalar:
     """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (not one that it
     multiplies by).
     """
-    if isinstance(x, Value) or not config.exact or ctx.spec.dtype not in HALVES:
+    if isinstance(x, LoopValue) or not config.exact or ctx.spec.dtype not in HALVES:
         return x
     return torch.tensor(x, dtype=ctx.spec.dtype).item()
 
 
 @lowering(aten.mul.Tensor)
-def _mul(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
+def _mul(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
     if ctx.spec.dtype is BOOL:
         return ctx.pointwise(lambda a, b: op("and", a, b), x, y)
     return ctx.pointwise(mul, x, y)
 
 
 @lowering(aten.add.Tensor, aten.add.Scalar)
-def _add(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+def _add(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
     if ctx.spec.dtype is BOOL:
         return ctx.pointwise(lambda a, b: op("or", a, b) if alpha else a, x, y)
     x, y = as_eager_adds(ctx, x), as_eager_adds(ctx, y)
@@ -242,13 +242,15 @@ def _add(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
-def _sub(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+def _sub(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
     x, y = as_eager_adds(ctx, x), as_eager_adds(ctx, y)
     return ctx.pointwise(lambda a, b: sub(a, mul(b, like(alpha, b))), x, y)
 
 
 @lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def _div_mode(ctx: Lowering, x: Value, y: Value | Scalar, rounding_mode: str | None = None) -> Value:
+def _div_mode(
+    ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar, rounding_mode: str | None = None
+) -> LoopValue:
     if rounding_mode is None:
         return ctx.pointwise(div, x, y)
     if not ctx.spec.dtype.is_floating_point:
@@ -260,28 +262,30 @@ def _div_mode(ctx: Lowering, x: Value, y: Value | Scalar, rounding_mode: str | N
 lowerings.add(aten.floor_divide.default, functools.partial(_div_mode, rounding_mode="floor"))
 
 
-def _whole_quotient(ctx: Lowering, fn: Callable[..., Expr], x: Value, y: Value | Scalar) -> Value:
+def _whole_quotient(
+    ctx: LoopBuilder, fn: Callable[..., Expr], x: LoopValue, y: LoopValue | Scalar
+) -> LoopValue:
     """Eager divides halves by a number, or a 0-d tensor of more digits, as it is: only tensors are rounded."""
-    dtype, rounded = ctx.spec.dtype, isinstance(y, Value) and (bool(y.shape) or y.dtype in HALVES)
+    dtype, rounded = ctx.spec.dtype, isinstance(y, LoopValue) and (bool(y.shape) or y.dtype in HALVES)
     return jumping(ctx, fn, x, y) if rounded else ctx.pointwise(lambda a, b: fn(round_to(a, dtype), b), x, y)
 
 
-def _int_div(ctx: Lowering, x: Value, y: Value | Scalar, name: str) -> Value:
+def _int_div(ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar, name: str) -> LoopValue:
     need_wide_int(ctx)
-    if isinstance(y, Value) or y == 0 or not isinstance(y, int):
+    if isinstance(y, LoopValue) or y == 0 or not isinstance(y, int):
         raise Decline("integer division that may divide by zero")
     return ctx.pointwise(lambda a, b: op(name, a, b), x, y)
 
 
 @lowering(aten.remainder.Scalar, aten.remainder.Tensor)
-def _remainder(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
+def _remainder(ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar) -> LoopValue:
     if ctx.spec.dtype.is_floating_point:
         return jumping(ctx, lambda a, b: op("rem", a, b), x, y)
     return _int_div(ctx, x, y, "rem")
 
 
 @lowering(aten.pow.Tensor_Scalar)
-def _pow_scalar(ctx: Lowering, x: Value, exponent: Scalar) -> Value:
+def _pow_scalar(ctx: LoopBuilder, x: LoopValue, exponent: Scalar) -> LoopValue:
     if not ctx.spec.dtype.is_floating_point and not (isinstance(exponent, int) and 0 < exponent <= 4):
         raise Decline("integer power")
     need_wide_int(ctx)
@@ -304,17 +308,17 @@ def _pow_scalar(ctx: Lowering, x: Value, exponent: Scalar) -> Value:
 
 
 @lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def _pow(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
+def _pow(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
     if not ctx.spec.dtype.is_floating_point:
         raise Decline("integer power")
     dtype = ctx.spec.dtype  # a rounded exponent decides whether a negative base has a power, and its sign
-    base = (lambda a: a) if isinstance(x, Value) else (lambda a: round_to(a, dtype))
+    base = (lambda a: a) if isinstance(x, LoopValue) else (lambda a: round_to(a, dtype))
     return ctx.pointwise(lambda a, b: op("pow", base(a), round_to(b, dtype)), x, y)
 
 
 # -- comparisons, logic, where -------------------------------------------------------------------------------
-def _compare_rule(name: str) -> Callable[..., Value]:
-    def rule(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
+def _compare_rule(name: str) -> Callable[..., LoopValue]:
+    def rule(ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar) -> LoopValue:
         dtype = promoted(x, y)
         compute = COMPUTE_TYPE[dtype]
         if compute is BOOL and name not in ("eq", "ne"):
@@ -336,11 +340,11 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     lowerings.add(_packet.Scalar, _compare_rule(_name))
 
 
-def _logic_rule(name: str) -> Callable[..., Value]:
+def _logic_rule(name: str) -> Callable[..., LoopValue]:
     return lambda ctx, x, y: ctx.pointwise(lambda a, b: op(name, a, b), x, y, compute=BOOL)
 
 
-def _bitwise_rule(name: str) -> Callable[..., Value]:
+def _bitwise_rule(name: str) -> Callable[..., LoopValue]:
     return lambda ctx, x, y: ctx.pointwise(lambda a, b: op(name, a, b), x, y)
 
 
@@ -351,7 +355,7 @@ for _name in ("and", "or", "xor"):
 
 
 @lowering(aten.isinf.default)
-def _isinf(ctx: Lowering, x: Value) -> Value:
+def _isinf(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
     if not x.dtype.is_floating_point:
         raise Decline("integer operand")
     return ctx.pointwise(
@@ -359,21 +363,21 @@ def _isinf(ctx: Lowering, x: Value) -> Value:
     )
 
 
-def held(ctx: Lowering, x: Value | Scalar) -> Value:
+def held(ctx: LoopBuilder, x: LoopValue | Scalar) -> LoopValue:
     """A number, or a value of another type, as the result's type holds it when it is copied there."""
-    dtype = ctx.spec.dtype if not isinstance(x, Value) or x.dtype is not ctx.spec.dtype else None
+    dtype = ctx.spec.dtype if not isinstance(x, LoopValue) or x.dtype is not ctx.spec.dtype else None
     return ctx.pointwise(lambda a: a if dtype is None else round_to(a, dtype), x)
 
 
 @lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
-def _where(ctx: Lowering, condition: Value, x: Value | Scalar, y: Value | Scalar) -> Value:
+def _where(ctx: LoopBuilder, condition: LoopValue, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
     cond = ctx.pointwise(lambda a: a, condition, dtype=BOOL, compute=BOOL)
     yes, no = held(ctx, x), held(ctx, y)
     return ctx.generate(lambda index: select(cond.at(index), yes.at(index), no.at(index)))
 
 
 @lowering(aten.clamp.default)
-def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | None = None) -> Value:
+def _clamp(ctx: LoopBuilder, x: LoopValue, min: Scalar | None = None, max: Scalar | None = None) -> LoopValue:
     def bound(number: Scalar, a: Expr, dtype: torch.dtype = ctx.spec.dtype) -> Expr:
         return round_to(like(number, a), dtype)
 
@@ -390,7 +394,9 @@ def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | Non
 
 
 @lowering(aten.clamp.Tensor)
-def _clamp_tensor(ctx: Lowering, x: Value, min: Value | None = None, max: Value | None = None) -> Value:
+def _clamp_tensor(
+    ctx: LoopBuilder, x: LoopValue, min: LoopValue | None = None, max: LoopValue | None = None
+) -> LoopValue:
     result = x
     if min is not None:
         result = ctx.pointwise(lambda a, b: op("max", a, b), result, min)
@@ -398,14 +404,14 @@ def _clamp_tensor(ctx: Lowering, x: Value, min: Value | None = None, max: Value 
 
 
 @lowering(aten.lerp.Scalar)
-def _lerp(ctx: Lowering, x: Value, end: Value, weight: Scalar) -> Value:
+def _lerp(ctx: LoopBuilder, x: LoopValue, end: LoopValue, weight: Scalar) -> LoopValue:
     if weight < 0.5:
         return ctx.pointwise(lambda a, b: add(a, mul(like(weight, a), sub(b, a))), x, end)
     return ctx.pointwise(lambda a, b: sub(b, mul(sub(b, a), like(1 - weight, a))), x, end)
 
 
 # -- casts and copies ----------------------------------------------------------------------------------------
-def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
+def convert(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
     """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
 
     def body(index: Any) -> Expr:
@@ -420,14 +426,14 @@ def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
 
 @lowering(aten._to_copy.default)
 def _to_copy(
-    ctx: Lowering,
-    x: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
     *,
     dtype: torch.dtype | None = None,
     device: Any = None,
     memory_format: Any = None,
     **other: Any,
-) -> Value:
+) -> LoopValue:
     source = spec_of(operand(ctx.node, 0))
     if source.shape and source.device != ctx.spec.device:  # a single number may be read from anywhere
         raise Decline("another device")
@@ -446,7 +452,7 @@ def _normal_cdf(a: Expr, half: bool) -> Expr:
 
 
 @lowering(aten.gelu.default)
-def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
+def _gelu(ctx: LoopBuilder, x: LoopValue, *, approximate: str = "none") -> LoopValue:
     half = (
         ctx.spec.dtype in HALVES
     )  # read here: expressions are made later, when the context is at another op
@@ -462,7 +468,7 @@ def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
 
 
 @lowering(aten.gelu_backward.default)
-def _gelu_backward(ctx: Lowering, g: Value, x: Value, *, approximate: str = "none") -> Value:
+def _gelu_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, *, approximate: str = "none") -> LoopValue:
     half = ctx.spec.dtype in HALVES
 
     def exact(g: Expr, a: Expr) -> Expr:

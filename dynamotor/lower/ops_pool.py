@@ -18,10 +18,10 @@ from ..graph.sizes import Dim
 from . import value as views
 from .index import Index
 from .ir import COMPUTE_TYPE, I32, I64, Expr, cast, compare, const, index_value, masked, op, select
-from .lowering import Decline, Lowering, lowering
+from .lowering import Decline, LoopBuilder, lowering
 from .ops_pointwise import add
 from .ops_reduce import total, wide
-from .value import Value
+from .value import LoopValue
 
 aten = torch.ops.aten
 ON_CPU = False
@@ -36,7 +36,7 @@ def _pair(numbers: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Window:
+class PoolWindow:
     """The windows along one dimension: result `o` reads `o * step - before + k * spread` for k < `count`."""
 
     count: int
@@ -81,8 +81,8 @@ def both(*tests: Expr | None) -> Expr | None:
 
 
 def _windows(
-    ctx: Lowering, x: Value, out: Sequence[Dim], kernel: Any, stride: Any, padding: Any, dilation: Any
-) -> list[Window]:
+    ctx: LoopBuilder, x: LoopValue, out: Sequence[Dim], kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> list[PoolWindow]:
     """One for each of the two last dimensions."""
     if not (ctx.on_gpu or ON_CPU):
         raise Decline("pooling on a CPU")
@@ -90,10 +90,12 @@ def _windows(
     stride = _pair(stride) if stride not in ((), []) else kernel
     if kernel[0] * kernel[1] > MAX_WINDOW or not x.dtype.is_floating_point or 0 in x.shape or 0 in out:
         raise Decline("a large window, integers or an empty operand")
-    return [Window(kernel[d], stride[d], padding[d], dilation[d], x.shape[d - 2], out[d - 2]) for d in (0, 1)]
+    return [
+        PoolWindow(kernel[d], stride[d], padding[d], dilation[d], x.shape[d - 2], out[d - 2]) for d in (0, 1)
+    ]
 
 
-def _read(x: Value, place: Place, test: Expr | None, other: float, compute: torch.dtype) -> Expr:
+def _read(x: LoopValue, place: Place, test: Expr | None, other: float, compute: torch.dtype) -> Expr:
     """An element, or a number where the test does not hold; no memory is touched there."""
     none = const(other, COMPUTE_TYPE[x.dtype])
     return cast(x.at(place) if test is None else masked(test, x.at(place), none), compute)
@@ -102,8 +104,8 @@ def _read(x: Value, place: Place, test: Expr | None, other: float, compute: torc
 # -- maxima --------------------------------------------------------------------------------------------------
 @lowering(aten.max_pool2d_with_indices.default)
 def _max_pool(
-    ctx: Lowering,
-    x: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
@@ -141,16 +143,16 @@ def _max_pool(
 
 @lowering(aten.max_pool2d_with_indices_backward.default)
 def _max_pool_backward(
-    ctx: Lowering,
-    grad: Value,
-    x: Value,
+    ctx: LoopBuilder,
+    grad: LoopValue,
+    x: LoopValue,
     kernel: Any,
     stride: Any,
     padding: Any,
     dilation: Any,
     ceil_mode: bool,
-    positions: Value,
-) -> Value:
+    positions: LoopValue,
+) -> LoopValue:
     try:
         high, across = _windows(ctx, x, grad.shape, kernel, stride, padding, dilation)
     except Decline:
@@ -172,12 +174,12 @@ def _max_pool_backward(
 
 
 def _gathered(
-    ctx: Lowering,
-    grad: Value,
-    high: Window,
-    across: Window,
+    ctx: LoopBuilder,
+    grad: LoopValue,
+    high: PoolWindow,
+    across: PoolWindow,
     share: Callable[[Place, Place, Expr | None], Expr],
-) -> Value:
+) -> LoopValue:
     """A gradient: the sum of what each covering window hands on."""
     ctx.keep(grad)
 
@@ -193,7 +195,7 @@ def _gathered(
 
 
 # -- averages ------------------------------------------------------------------------------------------------
-def _counted(o: Index, window: Window, include_pad: bool) -> Expr:
+def _counted(o: Index, window: PoolWindow, include_pad: bool) -> Expr:
     """Along one dimension: how many positions a result is the average of."""
     start = index_value(o * window.step - window.before, I32)
     end = op("min", op("add", start, const(window.count, I32)), const(window.size + window.before, I32))
@@ -203,7 +205,7 @@ def _counted(o: Index, window: Window, include_pad: bool) -> Expr:
 
 
 def _divisor(
-    o: Place, windows: Sequence[Window], include_pad: bool, given: int | None, compute: torch.dtype
+    o: Place, windows: Sequence[PoolWindow], include_pad: bool, given: int | None, compute: torch.dtype
 ) -> Expr:
     """What the sum over a window is divided by."""
     if given is not None:
@@ -216,15 +218,15 @@ def _divisor(
 
 @lowering(aten.avg_pool2d.default)
 def _avg_pool(
-    ctx: Lowering,
-    x: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
     ceil_mode: bool = False,
     include_pad: bool = True,
     divisor: int | None = None,
-) -> Value:
+) -> LoopValue:
     spec, compute = ctx.spec, wide(x.dtype)
     high, across = _windows(ctx, x, spec.shape, kernel, stride, padding, 1)
     ctx.keep(x)
@@ -242,16 +244,16 @@ def _avg_pool(
 
 @lowering(aten.avg_pool2d_backward.default)
 def _avg_pool_backward(
-    ctx: Lowering,
-    grad: Value,
-    x: Value,
+    ctx: LoopBuilder,
+    grad: LoopValue,
+    x: LoopValue,
     kernel: Any,
     stride: Any,
     padding: Any,
     ceil_mode: bool,
     include_pad: bool,
     divisor: int | None,
-) -> Value:
+) -> LoopValue:
     compute = wide(x.dtype)
     high, across = _windows(ctx, x, grad.shape, kernel, stride, padding, 1)
 
@@ -263,7 +265,7 @@ def _avg_pool_backward(
     return _gathered(ctx, grad, high, across, share)
 
 
-def _whole_windows(x: Value, out: Sequence[Dim]) -> tuple[int, int]:
+def _whole_windows(x: LoopValue, out: Sequence[Dim]) -> tuple[int, int]:
     """The window when the sizes of the result divide those of the operand."""
     sizes = x.shape[-2:]
     if not x.dtype.is_floating_point or any(
@@ -274,7 +276,7 @@ def _whole_windows(x: Value, out: Sequence[Dim]) -> tuple[int, int]:
 
 
 @lowering(aten._adaptive_avg_pool2d.default)
-def _adaptive_avg_pool(ctx: Lowering, x: Value, out: Sequence[Dim]) -> Value:
+def _adaptive_avg_pool(ctx: LoopBuilder, x: LoopValue, out: Sequence[Dim]) -> LoopValue:
     h, w = _whole_windows(x, out)
     rank, shape = len(x.shape), ctx.spec.shape
     cut = views.reshape(x, (*x.shape[:-2], shape[-2], h, shape[-1], w))
@@ -283,8 +285,8 @@ def _adaptive_avg_pool(ctx: Lowering, x: Value, out: Sequence[Dim]) -> Value:
 
 
 @lowering(aten._adaptive_avg_pool2d_backward.default)
-def _adaptive_avg_pool_backward(ctx: Lowering, grad: Value, x: Value) -> Value:
+def _adaptive_avg_pool_backward(ctx: LoopBuilder, grad: LoopValue, x: LoopValue) -> LoopValue:
     h, w = _whole_windows(x, grad.shape)
     ctx.keep(grad)
-    spread = Value(x.shape, grad.dtype, lambda i: grad.at((*i[:-2], i[-2] // h, i[-1] // w)))
+    spread = LoopValue(x.shape, grad.dtype, lambda i: grad.at((*i[:-2], i[-2] // h, i[-1] // w)))
     return ctx.pointwise(lambda e: op("div", e, const(h * w, e.dtype)), spread, compute=wide(x.dtype))

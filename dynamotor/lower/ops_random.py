@@ -14,12 +14,12 @@ from ..graph.sizes import Dim
 from ..graph.spec import contiguous_stride
 from .index import ZERO, flatten
 from .ir import F32, make
-from .lowering import Decline, Lowering, lowering
-from .value import Value
+from .lowering import Decline, LoopBuilder, lowering
+from .value import LoopValue
 
 
 @lowering(torch.ops.dynamotor.rand.default)
-def _rand(ctx: Lowering, seed: Value, stream: int, size: Sequence[Dim], **_: Any) -> Value:
+def _rand(ctx: LoopBuilder, seed: LoopValue, stream: int, size: Sequence[Dim], **_: Any) -> LoopValue:
     """A uniform float32 in [0, 1) for each element, row-major."""
     if ctx.spec.dtype is not F32:
         raise Decline("rand of another dtype")

@@ -28,15 +28,15 @@ from .ir import (
     select,
     walk,
 )
-from .lowering import Decline, Lowering, Scalar, lowering, picked_element
+from .lowering import Decline, LoopBuilder, Scalar, lowering, picked_element
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, share, sub
-from .value import Value
+from .value import LoopValue
 
 aten = torch.ops.aten
 
 
-def all_dims(x: Value, dim: Any) -> list[int]:
+def all_dims(x: LoopValue, dim: Any) -> list[int]:
     """The dimensions an aten `dim` argument means (None or empty: all)."""
     rank = len(x.shape)
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
@@ -46,7 +46,7 @@ def all_dims(x: Value, dim: Any) -> list[int]:
     )
 
 
-def count(x: Value, dims: Sequence[int]) -> Dim:
+def count(x: LoopValue, dims: Sequence[int]) -> Dim:
     """Elements that go into one result."""
     return numel(x.shape[d] for d in dims)
 
@@ -56,21 +56,21 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return COMPUTE_TYPE[dtype]
 
 
-def narrow(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
+def narrow(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
     """Round a float32 result to the output's dtype."""
     return x if x.dtype is dtype else ctx.pointwise(lambda e: e, x, shape=x.shape, dtype=dtype)
 
 
 def total(
-    ctx: Lowering, x: Value, dims: Sequence[int], keepdim: bool, compute: torch.dtype, **options: Any
-) -> Value:
+    ctx: LoopBuilder, x: LoopValue, dims: Sequence[int], keepdim: bool, compute: torch.dtype, **options: Any
+) -> LoopValue:
     """Sum in a compute type."""
     return ctx.reduce("sum", x, dims, keepdim=keepdim, dtype=compute, **options)
 
 
 def _arithmetic(
-    ctx: Lowering, kind: ReduceKind, of_booleans: ReduceKind, x: Value, dim: Any, keepdim: bool
-) -> Value:
+    ctx: LoopBuilder, kind: ReduceKind, of_booleans: ReduceKind, x: LoopValue, dim: Any, keepdim: bool
+) -> LoopValue:
     """A sum or a product in the type that the result is computed in; booleans have no arithmetic."""
     out, dims = ctx.spec.dtype, all_dims(x, dim)
     if out is BOOL:
@@ -80,15 +80,25 @@ def _arithmetic(
 
 @lowering(aten.sum.default, aten.sum.dim_IntList)
 def _sum(
-    ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Value:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> LoopValue:
     return _arithmetic(ctx, "sum", "any", x, dim, keepdim)
 
 
 @lowering(aten.mean.default, aten.mean.dim)
 def _mean(
-    ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Value:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> LoopValue:
     dims = all_dims(x, dim)
     s = total(ctx, x, dims, keepdim, wide(ctx.spec.dtype))
     n = count(x, dims)
@@ -97,13 +107,18 @@ def _mean(
 
 @lowering(aten.prod.default, aten.prod.dim_int)
 def _prod(
-    ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Value:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> LoopValue:
     return _arithmetic(ctx, "prod", "all", x, dim, keepdim)
 
 
 def _extreme(kind: ReduceKind) -> Any:
-    def rule(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False) -> LoopValue:
         if x.dtype is BOOL or not numel(x.shape):
             raise Decline("bool or empty operand")
         return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim)
@@ -121,7 +136,7 @@ def _held(dtype: torch.dtype) -> Callable[[Expr], Expr]:
 
 
 def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
-    def rule(ctx: Lowering, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: int, keepdim: bool = False) -> tuple[LoopValue, LoopValue]:
         if x.dtype is BOOL or not x.shape or not numel(x.shape):
             raise Decline("bool, 0-d or empty operand")
         ctx.keep(x)
@@ -140,7 +155,7 @@ lowering(aten.min.dim)(_extreme_with_position("min", "argmin"))
 
 
 def _position(kind: ReduceKind) -> Any:
-    def rule(ctx: Lowering, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: int | None = None, keepdim: bool = False) -> LoopValue:
         if x.dtype is BOOL or not x.shape or not numel(x.shape):
             raise Decline("bool, 0-d or empty operand")
         if dim is None:
@@ -159,7 +174,7 @@ lowering(aten.argmin.default)(_position("argmin"))
 
 
 def _quantifier(kind: ReduceKind) -> Any:
-    def rule(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False) -> LoopValue:
         if ctx.spec.dtype is not BOOL:
             raise Decline("uint8 result")
         return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
@@ -172,7 +187,7 @@ lowering(aten.all.default, aten.all.dim, aten.all.dims)(_quantifier("all"))
 
 
 # -- variance ------------------------------------------------------------------------------------------------
-def moments(ctx: Lowering, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
+def moments(ctx: LoopBuilder, x: LoopValue, dims: Sequence[int]) -> tuple[LoopValue, LoopValue]:
     """(mean, sum of squared differences from it), in the compute type, with kept dimensions. Two passes over
     x.
     """
@@ -186,8 +201,8 @@ def moments(ctx: Lowering, x: Value, dims: Sequence[int]) -> tuple[Value, Value]
 
 
 def _variance(
-    ctx: Lowering, x: Value, dim: Any, correction: Scalar | None, root: bool, spec: Any
-) -> tuple[Value, Value]:
+    ctx: LoopBuilder, x: LoopValue, dim: Any, correction: Scalar | None, root: bool, spec: Any
+) -> tuple[LoopValue, LoopValue]:
     if not x.dtype.is_floating_point:
         raise Decline("complex operand")
     dims = all_dims(x, dim)
@@ -206,7 +221,7 @@ def _variance(
 
 
 # -- softmax -------------------------------------------------------------------------------------------------
-def _row_max(ctx: Lowering, x: Value, dim: int) -> tuple[torch.dtype, Value]:
+def _row_max(ctx: LoopBuilder, x: LoopValue, dim: int) -> tuple[torch.dtype, LoopValue]:
     """The type that a softmax computes in, and its rows' maxima."""
     compute = wide(ctx.spec.dtype)
     if not x.shape or not numel(x.shape):
@@ -216,7 +231,7 @@ def _row_max(ctx: Lowering, x: Value, dim: int) -> tuple[torch.dtype, Value]:
 
 
 @lowering(aten._softmax.default)
-def _softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
+def _softmax(ctx: LoopBuilder, x: LoopValue, dim: int, half_to_float: bool) -> LoopValue:
     compute, top = _row_max(ctx, x, dim)
     e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
     ctx.realize(e)
@@ -226,7 +241,7 @@ def _softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
 
 
 @lowering(aten._safe_softmax.default)
-def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+def _safe_softmax(ctx: LoopBuilder, x: LoopValue, dim: int, dtype: torch.dtype | None = None) -> LoopValue:
     """Softmax in which a row that is -inf throughout gives zeros and not NaN (attention with everything
     masked).
     """
@@ -247,7 +262,7 @@ def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None =
 
 
 @lowering(aten._log_softmax.default)
-def _log_softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
+def _log_softmax(ctx: LoopBuilder, x: LoopValue, dim: int, half_to_float: bool) -> LoopValue:
     compute, top = _row_max(ctx, x, dim)
     e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
     s = total(ctx, e, [dim], True, compute)
@@ -256,7 +271,7 @@ def _log_softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Valu
 
 
 @lowering(aten.logsumexp.default)
-def _logsumexp(ctx: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
+def _logsumexp(ctx: LoopBuilder, x: LoopValue, dim: Any, keepdim: bool = False) -> LoopValue:
     if not x.dtype.is_floating_point or not x.shape or not numel(x.shape):
         raise Decline("integer, 0-d or empty operand")
     compute = wide(ctx.spec.dtype)
@@ -283,7 +298,9 @@ def _logsumexp(ctx: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Valu
 
 
 @lowering(aten._softmax_backward_data.default)
-def _softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: torch.dtype) -> Value:
+def _softmax_backward(
+    ctx: LoopBuilder, g: LoopValue, y: LoopValue, dim: int, input_dtype: torch.dtype
+) -> LoopValue:
     compute = wide(y.dtype)
     ctx.keep(g), ctx.keep(y)
     product = ctx.pointwise(mul, g, y, shape=y.shape, dtype=compute)
@@ -292,7 +309,9 @@ def _softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: 
 
 
 @lowering(aten._log_softmax_backward_data.default)
-def _log_softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: torch.dtype) -> Value:
+def _log_softmax_backward(
+    ctx: LoopBuilder, g: LoopValue, y: LoopValue, dim: int, input_dtype: torch.dtype
+) -> LoopValue:
     compute = wide(y.dtype)
     if not g.shape or picked_element(g, dim % len(g.shape)) is None:  # else its sum does not read it
         ctx.keep(g)
@@ -306,8 +325,8 @@ MEAN, SUM = 1, 2
 
 @lowering(aten.nll_loss_forward.default)
 def _nll_loss(
-    ctx: Lowering, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int
-) -> tuple[Value, Value]:
+    ctx: LoopBuilder, x: LoopValue, target: LoopValue, weight: LoopValue | None, reduction: int, ignore: int
+) -> tuple[LoopValue, LoopValue]:
     if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
         raise Decline("class weights, a single sample, or classes that eager refuses")
     rows, classes = x.shape
@@ -323,13 +342,13 @@ def _nll_loss(
     loss = ctx.generate(picked, (rows,), compute)
     if not any(e.op == "wrap_index" for e in walk(ctx.probe(loss))):
         raise Decline("nothing depends on the classes")
-    used = Value(
+    used = LoopValue(
         (rows,),
         compute,
         lambda i: cast(compare("ne", cast(target.at((i[0],)), I64), const(ignore, I64)), compute),
     )
     if reduction == 0:
-        return narrow(ctx, loss, out), Value((), out, lambda i: const(0, compute))
+        return narrow(ctx, loss, out), LoopValue((), out, lambda i: const(0, compute))
     n = total(ctx, used, [0], False, compute)
     s = total(ctx, loss, [0], False, compute)
     if reduction == MEAN:
@@ -339,15 +358,15 @@ def _nll_loss(
 
 @lowering(aten.nll_loss_backward.default)
 def _nll_loss_backward(
-    ctx: Lowering,
-    g: Value,
-    x: Value,
-    target: Value,
-    weight: Value | None,
+    ctx: LoopBuilder,
+    g: LoopValue,
+    x: LoopValue,
+    target: LoopValue,
+    weight: LoopValue | None,
     reduction: int,
     ignore: int,
-    total_weight: Value,
-) -> Value:
+    total_weight: LoopValue,
+) -> LoopValue:
     if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
         raise Decline("class weights, a single sample, or classes that eager refuses")
     compute = wide(x.dtype)
@@ -369,7 +388,7 @@ def _nll_loss_backward(
 
 
 @lowering(aten.mse_loss.default)
-def _mse_loss(ctx: Lowering, x: Value, y: Value, reduction: int = MEAN) -> Value:
+def _mse_loss(ctx: LoopBuilder, x: LoopValue, y: LoopValue, reduction: int = MEAN) -> LoopValue:
     compute = wide(ctx.spec.dtype)
     shape = views.broadcast_shape(x.shape, y.shape)
     square = ctx.pointwise(lambda a, b: mul(sub(a, b), sub(a, b)), x, y, shape=shape, dtype=compute)
@@ -380,7 +399,9 @@ def _mse_loss(ctx: Lowering, x: Value, y: Value, reduction: int = MEAN) -> Value
 
 
 @lowering(aten.mse_loss_backward.default)
-def _mse_loss_backward(ctx: Lowering, g: Value, x: Value, y: Value, reduction: int) -> Value:
+def _mse_loss_backward(
+    ctx: LoopBuilder, g: LoopValue, x: LoopValue, y: LoopValue, reduction: int
+) -> LoopValue:
     n = numel(x.shape) if reduction == MEAN else 1
     return ctx.pointwise(lambda g, a, b: mul(mul(share(2.0, n, a), sub(a, b)), g), g, x, y)
 

@@ -8,10 +8,10 @@ import torch
 
 from ..graph.spec import TensorSpec, numel
 from .index import Index
-from .ir import BOOL, COMPUTE_TYPE, F32, F64, Expr, Node, ScanKind, cast
-from .lowering import Decline, Lowering, lowering
+from .ir import BOOL, COMPUTE_TYPE, F32, F64, Expr, LoopNode, ScanKind, cast
+from .lowering import Decline, LoopBuilder, lowering
 from .program import BufRef
-from .value import Value, is_dense
+from .value import LoopValue, is_dense
 
 aten = torch.ops.aten
 FEW_ROWS, LONG_ROW = (
@@ -20,7 +20,9 @@ FEW_ROWS, LONG_ROW = (
 )  # few rows longer than this leave a GPU idle when one program goes through each
 
 
-def scan(ctx: Lowering, kind: ScanKind, x: Value, dim: int, spec: TensorSpec, compute: torch.dtype) -> Value:
+def scan(
+    ctx: LoopBuilder, kind: ScanKind, x: LoopValue, dim: int, spec: TensorSpec, compute: torch.dtype
+) -> LoopValue:
     """The running `kind` of x along a dimension, gathered in `compute`."""
     dim %= max(len(x.shape), 1)
     if spec.dtype is BOOL or x.dtype is BOOL and kind not in ("sum", "prod"):
@@ -37,18 +39,20 @@ def scan(ctx: Lowering, kind: ScanKind, x: Value, dim: int, spec: TensorSpec, co
     stride = spec.stride if is_dense(spec) else TensorSpec.dense(spec.shape, spec.dtype).stride
     buffer = ctx.new_buffer(TensorSpec(spec.shape, stride, spec.dtype))
     ctx.add(
-        Node(buffer.name, spec.shape, body, stride, spec.dtype, scan=kind, along=dim, origin=str(ctx.node))
+        LoopNode(
+            buffer.name, spec.shape, body, stride, spec.dtype, scan=kind, along=dim, origin=str(ctx.node)
+        )
     )
-    return Value(spec.shape, spec.dtype, ref=BufRef.whole(buffer))
+    return LoopValue(spec.shape, spec.dtype, ref=BufRef.whole(buffer))
 
 
-def _gathered_in(ctx: Lowering, dtype: torch.dtype) -> torch.dtype:
+def _gathered_in(ctx: LoopBuilder, dtype: torch.dtype) -> torch.dtype:
     """Eager's type for running sums: float64 for float32 on a CPU."""
     return F64 if dtype is F32 and not ctx.on_gpu else COMPUTE_TYPE[dtype]
 
 
 def _running(kind: ScanKind) -> Any:
-    def rule(ctx: Lowering, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: int, *, dtype: torch.dtype | None = None) -> LoopValue:
         return scan(ctx, kind, x, dim, ctx.spec, _gathered_in(ctx, ctx.spec.dtype))
 
     return rule
@@ -59,14 +63,14 @@ lowering(aten.cumprod.default)(_running("prod"))
 
 
 @lowering(aten.logcumsumexp.default)
-def _logcumsumexp(ctx: Lowering, x: Value, dim: int) -> Value:
+def _logcumsumexp(ctx: LoopBuilder, x: LoopValue, dim: int) -> LoopValue:
     if not x.dtype.is_floating_point:
         raise Decline("complex operand")
     return scan(ctx, "logaddexp", x, dim, ctx.spec, _gathered_in(ctx, x.dtype))
 
 
 def _extreme(kind: ScanKind, position: ScanKind) -> Any:
-    def rule(ctx: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: int) -> tuple[LoopValue, LoopValue]:
         ctx.keep(x)
         compute = COMPUTE_TYPE[x.dtype]
         return scan(ctx, kind, x, dim, ctx.spec[0], compute), scan(

@@ -15,16 +15,18 @@ import torch
 
 from ..graph.spec import HALVES, contiguous_stride, numel
 from .index import Index, flatten
-from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, Node, cast, compare, const, op, select
-from .lowering import Decline, Lowering, Scalar, lowering
+from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
+from .lowering import Decline, LoopBuilder, Scalar, lowering
 from .ops_index import INTEGERS, Places, advanced, loaded_index
 from .program import BufRef
-from .value import Value, expand, is_dense
+from .value import LoopValue, expand, is_dense
 
 aten = torch.ops.aten
 
 
-def scatter(ctx: Lowering, base: Value, source: Value, places: Places, add: bool = False) -> Value:
+def scatter(
+    ctx: LoopBuilder, base: LoopValue, source: LoopValue, places: Places, add: bool = False
+) -> LoopValue:
     """base with the elements of `source` put at `places(index)`, or added there. Half precisions are summed
     in float32.
     """
@@ -47,10 +49,12 @@ def scatter(ctx: Lowering, base: Value, source: Value, places: Places, add: bool
     def place(index: tuple[Index, ...]) -> Index:
         return flatten(places(index), ref.stride, ref.offset)
 
-    node = Node(ref.name, source.shape, body, contiguous_stride(source.shape), memory, scatter=place, add=add)
+    node = LoopNode(
+        ref.name, source.shape, body, contiguous_stride(source.shape), memory, scatter=place, add=add
+    )
     node.in_order, node.after, node.origin = not ctx.on_gpu, frozenset({ref.name}), str(ctx.node)
     ctx.add(node)
-    result = Value(spec.shape, memory, ref=BufRef(ref.name, spec.shape, stride, 0, memory))
+    result = LoopValue(spec.shape, memory, ref=BufRef(ref.name, spec.shape, stride, 0, memory))
     return result if memory is spec.dtype else ctx.pointwise(lambda e: e, result)
 
 
@@ -62,20 +66,22 @@ def _summed_in(dtype: torch.dtype) -> torch.dtype:
     return F32 if dtype in HALVES else dtype
 
 
-def _zeros(ctx: Lowering, dtype: torch.dtype) -> Value:
+def _zeros(ctx: LoopBuilder, dtype: torch.dtype) -> LoopValue:
     e = const(0, COMPUTE_TYPE[dtype])
-    return Value(ctx.spec.shape, dtype, lambda index: e)
+    return LoopValue(ctx.spec.shape, dtype, lambda index: e)
 
 
 # -- along one dimension -------------------------------------------------------------------------------------
-def _along(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, add: bool) -> Value:
+def _along(
+    ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue, add: bool
+) -> LoopValue:
     """Element `i` of source goes where index says along `dim`, and stays where it is along the others."""
     if not x.shape or len(index.shape) != len(x.shape) or not x.shape[dim] or index.dtype not in INTEGERS:
         raise Decline("0-d or empty operand")
     dim %= len(x.shape)
     ctx.keep(index)
     ctx.keep_if_heavy(source)
-    part = Value(index.shape, source.dtype, source.at)  # an index may be smaller than its source
+    part = LoopValue(index.shape, source.dtype, source.at)  # an index may be smaller than its source
     size = x.shape[dim]
     return scatter(
         ctx, x, part, lambda i: (*i[:dim], loaded_index(index.at(i), size, wrap=False), *i[dim + 1 :]), add
@@ -83,38 +89,47 @@ def _along(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, add: 
 
 
 @lowering(aten.scatter.src)
-def _scatter_src(ctx: Lowering, x: Value, dim: int, index: Value, source: Value) -> Value:
+def _scatter_src(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue) -> LoopValue:
     return _along(ctx, x, dim, index, source, False)
 
 
 @lowering(aten.scatter.value)
-def _scatter_value(ctx: Lowering, x: Value, dim: int, index: Value, value: Scalar) -> Value:
+def _scatter_value(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, value: Scalar) -> LoopValue:
     e = const(value, COMPUTE_TYPE[x.dtype])
-    return _along(ctx, x, dim, index, Value(index.shape, x.dtype, lambda i: e), False)
+    return _along(ctx, x, dim, index, LoopValue(index.shape, x.dtype, lambda i: e), False)
 
 
 @lowering(aten.scatter_add.default)
-def _scatter_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value) -> Value:
+def _scatter_add(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue) -> LoopValue:
     return _along(ctx, x, dim, index, source, True)
 
 
 @lowering(aten.scatter_reduce.two)
 def _scatter_reduce(
-    ctx: Lowering, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
-) -> Value:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    dim: int,
+    index: LoopValue,
+    source: LoopValue,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> LoopValue:
     if reduce != "sum" or not include_self:
         raise Decline("a reduction that is no plain sum")
     return _along(ctx, x, dim, index, source, True)
 
 
 @lowering(aten.scatter.reduce)
-def _scatter_with(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *, reduce: str) -> Value:
+def _scatter_with(
+    ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue, *, reduce: str
+) -> LoopValue:
     if reduce != "add":
         raise Decline("a product")
     return _along(ctx, x, dim, index, source, True)
 
 
-def _slices(ctx: Lowering, x: Value, dim: int, index: Value, wrap: bool) -> Places:
+def _slices(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, wrap: bool) -> Places:
     """Where the elements of a source go whose slices along `dim` are put at the positions in `index`."""
     if not x.shape or not x.shape[dim] or index.dtype not in INTEGERS or len(index.shape) > 1:
         raise Decline("0-d or empty operand")
@@ -130,7 +145,7 @@ def _slices(ctx: Lowering, x: Value, dim: int, index: Value, wrap: bool) -> Plac
 
 
 @lowering(aten.index_copy.default)
-def _index_copy(ctx: Lowering, x: Value, dim: int, index: Value, source: Value) -> Value:
+def _index_copy(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue) -> LoopValue:
     places = _slices(ctx, x, dim, index, wrap=False)
     if len(source.shape) != len(x.shape):
         raise Decline("a source of another rank")
@@ -139,15 +154,17 @@ def _index_copy(ctx: Lowering, x: Value, dim: int, index: Value, source: Value) 
 
 
 @lowering(aten.index_fill.int_Scalar)
-def _index_fill(ctx: Lowering, x: Value, dim: int, index: Value, value: Scalar) -> Value:
+def _index_fill(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, value: Scalar) -> LoopValue:
     places = _slices(ctx, x, dim, index, wrap=True)
     e = const(value, COMPUTE_TYPE[x.dtype])
     dim %= len(x.shape)
     shape = (*x.shape[:dim], numel(index.shape), *x.shape[dim + 1 :])
-    return scatter(ctx, x, Value(shape, x.dtype, lambda i: e), places)
+    return scatter(ctx, x, LoopValue(shape, x.dtype, lambda i: e), places)
 
 
-def index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, alpha: Scalar) -> Value:
+def index_add(
+    ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue, alpha: Scalar
+) -> LoopValue:
     """Slices of source added to the slices of x that index names."""
     places = _slices(ctx, x, dim, index, wrap=False)
     ctx.keep_if_heavy(source)
@@ -157,14 +174,14 @@ def index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, al
         e = cast(source.at(i), kind)
         return e if alpha == 1 else op("mul", e, const(alpha, kind))
 
-    return scatter(ctx, x, Value(source.shape, _summed_in(x.dtype), scaled), places, add=True)
+    return scatter(ctx, x, LoopValue(source.shape, _summed_in(x.dtype), scaled), places, add=True)
 
 
 # -- advanced indices ----------------------------------------------------------------------------------------
 @lowering(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put(
-    ctx: Lowering, x: Value, indices: Sequence[Any], values: Value, accumulate: bool = False
-) -> Value:
+    ctx: LoopBuilder, x: LoopValue, indices: Sequence[Any], values: LoopValue, accumulate: bool = False
+) -> LoopValue:
     shape, places = advanced(ctx, x, indices)
     ctx.keep_if_heavy(values)
     return scatter(ctx, x, expand(values, shape), places, accumulate)
@@ -172,8 +189,8 @@ def _index_put(
 
 @lowering(aten.embedding_dense_backward.default)
 def _embedding_dense_backward(
-    ctx: Lowering, grad: Value, indices: Value, rows: int, padding: int, by_frequency: bool
-) -> Value:
+    ctx: LoopBuilder, grad: LoopValue, indices: LoopValue, rows: int, padding: int, by_frequency: bool
+) -> LoopValue:
     """On a CPU aten's kernel, which shares the rows of the table among threads."""
     if not ctx.on_gpu or by_frequency or indices.dtype not in INTEGERS or not rows:
         return ctx.extern(
@@ -191,7 +208,7 @@ def _embedding_dense_backward(
     return scatter(
         ctx,
         _zeros(ctx, _summed_in(ctx.spec.dtype)),
-        Value(grad.shape, grad.dtype, kept),
+        LoopValue(grad.shape, grad.dtype, kept),
         lambda i: (loaded_index(indices.at(i[:rank]), rows, wrap=False), i[rank]),
         add=True,
     )

@@ -11,9 +11,9 @@ from ..graph.sizes import Dim, is_symbolic, numbers
 from ..graph.spec import numel
 from .index import Index, Loaded
 from .ir import COMPUTE_TYPE, F32, F64, I32, Expr, cast, const, index_value, op
-from .lowering import Decline, Lowering, lowering
+from .lowering import Decline, LoopBuilder, lowering
 from .ops_reduce import wide
-from .value import Value
+from .value import LoopValue
 
 aten = torch.ops.aten
 ON_CPU = False  # bilinear: aten's kernel is vectorised, ours would read element by element
@@ -32,7 +32,7 @@ def _nearest_is_division(size: int, out: int, scale: float | None) -> bool:
     return bool((eager == torch.arange(out) * size // out).all())
 
 
-def _check(x: Value, sizes: Sequence[Dim], out: Sequence[Dim], scales: Sequence[float | None]) -> None:
+def _check(x: LoopValue, sizes: Sequence[Dim], out: Sequence[Dim], scales: Sequence[float | None]) -> None:
     if is_symbolic((*sizes, *out)):
         raise Decline("sizes that differ between calls")
     if not numel(x.shape) or not all(map(_nearest_is_division, numbers(sizes), numbers(out), scales)):
@@ -41,8 +41,12 @@ def _check(x: Value, sizes: Sequence[Dim], out: Sequence[Dim], scales: Sequence[
 
 @lowering(aten.upsample_nearest2d.default)
 def _nearest(
-    ctx: Lowering, x: Value, out: Sequence[Dim], scale_h: float | None = None, scale_w: float | None = None
-) -> Value:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    out: Sequence[Dim],
+    scale_h: float | None = None,
+    scale_w: float | None = None,
+) -> LoopValue:
     (h, w), (out_h, out_w) = x.shape[-2:], out
     _check(x, (h, w), (out_h, out_w), (scale_h, scale_w))
     ctx.keep_if_heavy(x)
@@ -51,13 +55,13 @@ def _nearest(
 
 @lowering(aten.upsample_nearest2d_backward.default)
 def _nearest_backward(
-    ctx: Lowering,
-    grad: Value,
+    ctx: LoopBuilder,
+    grad: LoopValue,
     out: Sequence[Dim],
     size: Sequence[Dim],
     scale_h: float | None = None,
     scale_w: float | None = None,
-) -> Value:
+) -> LoopValue:
     """Each element was copied to a block: the sum over it."""
     (h, w), (out_h, out_w) = size[-2:], out
     _check(grad, (h, w), (out_h, out_w), (scale_h, scale_w))
@@ -101,13 +105,13 @@ def _two_positions(
 
 @lowering(aten.upsample_bilinear2d.default)
 def _bilinear(
-    ctx: Lowering,
-    x: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
     out: Sequence[Dim],
     aligned: bool,
     scale_h: float | None = None,
     scale_w: float | None = None,
-) -> Value:
+) -> LoopValue:
     if not (ctx.on_gpu or ON_CPU) or not x.dtype.is_floating_point or not numel(x.shape):
         raise Decline("bilinear upsampling on a CPU, of integers or of nothing")
     (h, w), (out_h, out_w) = x.shape[-2:], out

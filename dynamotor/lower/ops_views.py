@@ -16,21 +16,21 @@ from . import value as views
 from .extern import OwnStorage
 from .index import Index, Var, flatten, is_one, is_zero
 from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, round_to, select
-from .lowering import Decline, Lowering, Scalar, lowering
+from .lowering import Decline, LoopBuilder, Scalar, lowering
 from .ops_pointwise import held
 from .program import BufRef
-from .value import Value
+from .value import LoopValue
 
 aten = torch.ops.aten
 MAX_PARTS = 8  # what is joined by one kernel; each element asks for each part whether it is the one
 
 
-def _dim(x: Value, dim: int) -> int:
+def _dim(x: LoopValue, dim: int) -> int:
     return dim % len(x.shape) if x.shape else 0
 
 
 @lowering(aten.transpose.int)
-def _transpose(ctx: Lowering, x: Value, a: int, b: int) -> Value:
+def _transpose(ctx: LoopBuilder, x: LoopValue, a: int, b: int) -> LoopValue:
     dims = list(range(len(x.shape)))
     if dims:
         a, b = _dim(x, a), _dim(x, b)
@@ -39,7 +39,7 @@ def _transpose(ctx: Lowering, x: Value, a: int, b: int) -> Value:
 
 
 @lowering(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def _squeeze(ctx: Lowering, x: Value, dim: Any = None) -> Value:
+def _squeeze(ctx: LoopBuilder, x: LoopValue, dim: Any = None) -> LoopValue:
     rank = len(x.shape)
     picked = (
         range(rank)
@@ -53,7 +53,7 @@ def _squeeze(ctx: Lowering, x: Value, dim: Any = None) -> Value:
 
 
 @lowering(aten.unsqueeze.default)
-def _unsqueeze(ctx: Lowering, x: Value, dim: int) -> Value:
+def _unsqueeze(ctx: LoopBuilder, x: LoopValue, dim: int) -> LoopValue:
     dim %= len(x.shape) + 1
 
     def to_ref(r: BufRef) -> BufRef:
@@ -66,7 +66,7 @@ def _unsqueeze(ctx: Lowering, x: Value, dim: int) -> Value:
             r.dtype,
         )
 
-    return Value.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]), to_ref)
+    return LoopValue.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]), to_ref)
 
 
 def _first(start: Dim | None, size: Dim) -> Dim:
@@ -86,8 +86,13 @@ def _first(start: Dim | None, size: Dim) -> Dim:
 
 @lowering(aten.slice.Tensor)
 def _slice(
-    ctx: Lowering, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Value:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> LoopValue:
     dim = _dim(x, dim)
     first = _first(start, x.shape[dim])
     return views.slice_dim(ctx.whole(x), dim, first, step, ctx.spec.shape[dim])
@@ -99,13 +104,13 @@ def _counted(index: Dim, size: Dim) -> Dim:
 
 
 @lowering(aten.select.int)
-def _select(ctx: Lowering, x: Value, dim: int, index: int) -> Value:
+def _select(ctx: LoopBuilder, x: LoopValue, dim: int, index: int) -> LoopValue:
     dim = _dim(x, dim)
     return views.select_dim(ctx.whole(x), dim, _counted(index, x.shape[dim]))
 
 
 @lowering(aten.split.Tensor, aten.split_with_sizes.default)
-def _split(ctx: Lowering, x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ...]:
+def _split(ctx: LoopBuilder, x: LoopValue, sizes: Any, dim: int = 0) -> tuple[LoopValue, ...]:
     dim, result, start = _dim(ctx.whole(x), dim), [], 0
     for size in [spec.shape[dim] for spec in ctx.spec]:
         result.append(views.slice_dim(x, dim, start, 1, size))
@@ -114,13 +119,13 @@ def _split(ctx: Lowering, x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ..
 
 
 @lowering(aten.unbind.int)
-def _unbind(ctx: Lowering, x: Value, dim: int = 0) -> tuple[Value, ...]:
+def _unbind(ctx: LoopBuilder, x: LoopValue, dim: int = 0) -> tuple[LoopValue, ...]:
     dim = _dim(ctx.whole(x), dim)
     return tuple(views.select_dim(x, dim, k) for k in range(x.shape[dim]))
 
 
 @lowering(aten.roll.default)
-def _roll(ctx: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+def _roll(ctx: LoopBuilder, x: LoopValue, shifts: Sequence[int], dims: Sequence[int] = ()) -> LoopValue:
     if not dims:
         raise Decline("roll of the flattened tensor")
     for shift, dim in zip(
@@ -142,7 +147,7 @@ def _roll(ctx: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = 
 
 
 @lowering(aten.diagonal.default)
-def _diagonal(ctx: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def _diagonal(ctx: LoopBuilder, x: LoopValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> LoopValue:
     a, b = _dim(x, dim1), _dim(x, dim2)
     down, right = max(-offset, 0), max(offset, 0)
 
@@ -163,16 +168,16 @@ def _diagonal(ctx: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int
         )
 
     ctx_shape = ctx.spec.shape
-    return Value.view(ctx.whole(x), ctx_shape, index_map, to_ref)
+    return LoopValue.view(ctx.whole(x), ctx_shape, index_map, to_ref)
 
 
 @lowering(aten.unfold.default)
-def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
+def _unfold(ctx: LoopBuilder, x: LoopValue, dim: int, size: int, step: int) -> LoopValue:
     if not x.shape:
         raise Decline("0-d operand")
     dim = _dim(x, dim)
     shape = ctx.spec.shape
-    return Value.view(
+    return LoopValue.view(
         ctx.whole(x),
         shape,
         lambda i: tuple(v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])),
@@ -186,21 +191,25 @@ def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
     )
 
 
-def _own_offset(ctx: Lowering, storage_offset: Dim | None) -> Dim:
+def _own_offset(ctx: LoopBuilder, storage_offset: Dim | None) -> Dim:
     """A storage offset of eager's, counted from the first element of the operand."""
     spec = spec_of(operand(ctx.node, 0))
     return 0 if storage_offset is None else storage_offset - spec.offset
 
 
 @lowering(aten.as_strided_copy.default)
-def _as_strided_copy(ctx: Lowering, x: Value, *args: Any, **kwargs: Any) -> Value:
+def _as_strided_copy(ctx: LoopBuilder, x: LoopValue, *args: Any, **kwargs: Any) -> LoopValue:
     return ctx.pointwise(lambda e: e, _as_strided(ctx, x, *args, **kwargs))  # new memory, whatever it sees
 
 
 @lowering(aten.as_strided.default)
 def _as_strided(
-    ctx: Lowering, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
-) -> Value:
+    ctx: LoopBuilder,
+    x: LoopValue,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
+) -> LoopValue:
     """Where x lies in memory as in eager and nothing outside of it is seen; else a call on a copy with a
     storage of its own.
     """
@@ -210,20 +219,20 @@ def _as_strided(
     extent = TensorSpec(tuple(size), tuple(stride), x.dtype).extent
     if ref.stride != spec.stride or start < 0 or start + extent > spec.extent:
         return ctx.extern(OwnStorage(aten.as_strided_copy.default), (x, size, stride, start), fallback=True)
-    return Value(
+    return LoopValue(
         size, x.dtype, ref=BufRef(ref.name, tuple(size), tuple(stride), ref.offset + start, ref.dtype)
     )
 
 
 @lowering(aten.as_strided_scatter.default)
 def _as_strided_scatter(
-    ctx: Lowering,
-    x: Value,
-    source: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
+    source: LoopValue,
     size: Sequence[Dim],
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
-) -> Value:
+) -> LoopValue:
     """A dense run of elements of a dense x is a range of positions; anything else is a call on a copy with
     its own storage.
     """
@@ -253,7 +262,7 @@ def _less(i: Index, n: Dim) -> Expr:
 
 
 @lowering(aten.cat.default)
-def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
+def _cat(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValue:
     parts = [p for p in parts if not equal(p.shape, (0,))]
     if not parts:
         raise Decline("nothing to join")
@@ -270,12 +279,12 @@ def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
     return _nested(ctx, parts, dim)
 
 
-def _cast(ctx: Lowering, x: Value) -> Value:
+def _cast(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
     """The value in the result's type."""
     return x if x.dtype is ctx.spec.dtype else ctx.pointwise(lambda e: e, x, shape=x.shape)
 
 
-def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
+def _nested(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int) -> LoopValue:
     """One value of several along a dimension: each part is read only within its own range."""
     starts = [sum(p.shape[dim] for p in parts[:k]) for k in range(len(parts))]
 
@@ -291,7 +300,7 @@ def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
     return ctx.generate(body)
 
 
-def _inside(x: Value, index: tuple[Index, ...]) -> Expr:
+def _inside(x: LoopValue, index: tuple[Index, ...]) -> Expr:
     """The element at an index that is read only where it lies inside x: divisions in views of x need not wrap
     elsewhere.
     """
@@ -309,19 +318,19 @@ def _inside(x: Value, index: tuple[Index, ...]) -> Expr:
 
 
 @lowering(aten.stack.default)
-def _stack(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
+def _stack(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValue:
     dim %= len(parts[0].shape) + 1
     if len(parts) > (MAX_PARTS if ctx.on_gpu else 4):
         raise Decline("many parts")
     return _nested(ctx, [_unsqueeze_at(_cast(ctx, p), dim) for p in parts], dim)
 
 
-def _unsqueeze_at(x: Value, dim: int) -> Value:
+def _unsqueeze_at(x: LoopValue, dim: int) -> LoopValue:
     return views.reshape(x, (*x.shape[:dim], 1, *x.shape[dim:]))
 
 
 @lowering(aten.constant_pad_nd.default)
-def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Value:
+def _pad(ctx: LoopBuilder, x: LoopValue, pad: Sequence[int], value: Scalar = 0) -> LoopValue:
     rank = len(x.shape)
     if any(not known(">=", n) for n in pad):
         ctx.whole(x)
@@ -352,14 +361,14 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
 
 @lowering(aten.slice_scatter.default)
 def _slice_scatter(
-    ctx: Lowering,
-    x: Value,
-    source: Value,
+    ctx: LoopBuilder,
+    x: LoopValue,
+    source: LoopValue,
     dim: int = 0,
     start: Dim | None = None,
     end: Dim | None = None,
     step: int = 1,
-) -> Value:
+) -> LoopValue:
     if not ctx.spec.is_symbolic and sees_twice(ctx.spec):
         raise Decline("elements that share memory are written together")
     dim, source = _dim(x, dim), _cast(ctx, source)
@@ -379,7 +388,7 @@ def _slice_scatter(
 
 
 @lowering(aten.select_scatter.default)
-def _select_scatter(ctx: Lowering, x: Value, source: Value, dim: int, index: int) -> Value:
+def _select_scatter(ctx: LoopBuilder, x: LoopValue, source: LoopValue, dim: int, index: int) -> LoopValue:
     dim = _dim(x, dim)
     at = _counted(index, x.shape[dim])
     return _slice_scatter(ctx, x, _unsqueeze_at(source, dim), dim, at, at + 1)
@@ -387,13 +396,13 @@ def _select_scatter(ctx: Lowering, x: Value, source: Value, dim: int, index: int
 
 @lowering(aten.slice_backward.default)
 def _slice_backward(
-    ctx: Lowering, g: Value, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int
-) -> Value:
+    ctx: LoopBuilder, g: LoopValue, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int
+) -> LoopValue:
     return _slice_scatter(ctx, _constant_value(ctx.spec, 0), g, dim, start, end, step)
 
 
 @lowering(aten.repeat.default)
-def _repeat(ctx: Lowering, x: Value, repeats: Sequence[Dim]) -> Value:
+def _repeat(ctx: LoopBuilder, x: LoopValue, repeats: Sequence[Dim]) -> LoopValue:
     if any(map(is_zero, x.shape)):
         raise Decline("empty operand")
     lead = len(repeats) - len(x.shape)
@@ -405,24 +414,24 @@ def _repeat(ctx: Lowering, x: Value, repeats: Sequence[Dim]) -> Value:
 
 
 # -- factories -----------------------------------------------------------------------------------------------
-def _constant_value(spec: TensorSpec, number: Scalar) -> Value:
+def _constant_value(spec: TensorSpec, number: Scalar) -> LoopValue:
     if spec.dtype not in COMPUTE_TYPE:
         raise Decline("dtype")
     e = round_to(const(number, COMPUTE_TYPE[spec.dtype]), spec.dtype)
-    return Value(spec.shape, spec.dtype, lambda index: e)
+    return LoopValue(spec.shape, spec.dtype, lambda index: e)
 
 
 @lowering(aten.full.default, aten.full_like.default, aten.new_full.default)
-def _full(ctx: Lowering, _like: Any, *args: Any, **_: Any) -> Value:
+def _full(ctx: LoopBuilder, _like: Any, *args: Any, **_: Any) -> LoopValue:
     fill = args[-1] if args else _["fill_value"]
-    return held(ctx, fill) if isinstance(fill, Value) else _constant_value(ctx.spec, fill)
+    return held(ctx, fill) if isinstance(fill, LoopValue) else _constant_value(ctx.spec, fill)
 
 
 def _whole(number: Scalar | Size) -> Dim:
     return number if type(number) is Size else int(number)
 
 
-def _arange(ctx: Lowering, start: Scalar, step: Scalar) -> Value:
+def _arange(ctx: LoopBuilder, start: Scalar, step: Scalar) -> LoopValue:
     compute = COMPUTE_TYPE[ctx.spec.dtype]
     if compute.is_floating_point:
 
@@ -438,13 +447,13 @@ def _arange(ctx: Lowering, start: Scalar, step: Scalar) -> Value:
 
 
 @lowering(aten.eye.default, aten.eye.m)
-def _eye(ctx: Lowering, *_: Any, **__: Any) -> Value:
+def _eye(ctx: LoopBuilder, *_: Any, **__: Any) -> LoopValue:
     compute = COMPUTE_TYPE[ctx.spec.dtype]
     return ctx.generate(lambda i: cast(compare("eq", index_value(i[0]), index_value(i[1])), compute))
 
 
 def _triangle(name: str) -> Any:
-    def rule(ctx: Lowering, x: Value, diagonal: int = 0) -> Value:
+    def rule(ctx: LoopBuilder, x: LoopValue, diagonal: int = 0) -> LoopValue:
         def body(index: tuple[Index, ...]) -> Expr:
             e = x.at(index)
             return select(

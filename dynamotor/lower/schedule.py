@@ -17,16 +17,22 @@ import torch
 from ..base.config import config
 from ..graph.sizes import Dim, equal, hint
 from ..graph.spec import HALVES, contiguous_stride
-from .fusion import FINAL, FULL, MAX_ACROSS, ROW, Group, Member, elements, fast_var
+from .fusion import MAX_ACROSS, Group, Member, elements, fast_var
 from .index import Index, Var, flatten
 from .ir import (
+    COLS,
     COMPUTE_TYPE,
+    FINAL,
+    FULL,
+    ROW,
+    ROWS,
+    SCAN,
     Expr,
     Kernel,
     Phase,
     Reduce,
     ReduceKind,
-    Scan,
+    ScanStatement,
     Scratch,
     Statement,
     Store,
@@ -59,7 +65,7 @@ class _Builder:
         self.reduce_level: dict[int, int] = {}
         self.duplicates: set[str] = set()  # reductions that an earlier member computes already
         if stream_rows(group):
-            group.template, group.loop = "rows", group.big_vars - group.loop
+            group.template, group.loop = ROWS, group.big_vars - group.loop
         self.outer: list[Var] = []
         self.middle: list[Var] = []
         self.inner: list[Var] = []
@@ -81,12 +87,12 @@ class _Builder:
                 ordered.remove(fast)
                 ordered.append(fast)
             self.inner = ordered
-        elif g.template == "scan":
+        elif g.template == SCAN:
             first = next(m for m in g.members if m.node.scan is not None)
             along = first.env[first.node.own[first.node.along]]
             self.outer = [v for v in ordered if v not in g.loop]
             self.inner = sorted(g.loop, key=lambda v: -hint(along.terms[v]))
-        elif g.template == "rows":
+        elif g.template == ROWS:
             self.outer = [v for v in ordered if v not in g.loop]
             self.inner = _with_last([v for v in ordered if v in g.loop], fast_var(g.members, g.loop))
         else:
@@ -99,7 +105,7 @@ class _Builder:
 
     def kept(self) -> Index:
         """Position among the loops over which across accumulators are kept."""
-        loops = self.inner if self.group.template == "rows" else [*self.outer, *self.inner]
+        loops = self.inner if self.group.template == ROWS else [*self.outer, *self.inner]
         return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
 
     # -- values ----------------------------------------------------------------------------------------------
@@ -184,7 +190,9 @@ class _Builder:
                 self._reduction(m, m.node.reduce, inner, row)
             elif m.node.scan is not None:
                 name, place = m.node.buffer, m.env[m.node.own[m.node.along]]
-                inner.setdefault(0, []).append(Scan(self.ids[name], m.node.scan, self.exprs[name], place))
+                inner.setdefault(0, []).append(
+                    ScanStatement(self.ids[name], m.node.scan, self.exprs[name], place)
+                )
         for m in self.stored:
             name, over = m.node.buffer, m.node.scatter is not None
             value = self.values[name]
@@ -200,10 +208,10 @@ class _Builder:
                 (final if where == FINAL else once).append(store)
         count = 1 + max([*inner, *row], default=0)
         phases = [Phase(tuple(inner.get(n, ())), tuple(row.get(n, ()))) for n in range(count)]
-        if self.group.template == "rows":
+        if self.group.template == ROWS:
             phases = self._keep_for_later(phases)
         kernel = Kernel(
-            self.group.template or "rows",
+            self.group.template or ROWS,
             tuple(self.outer),
             tuple(self.middle),
             tuple(self.inner),
@@ -294,7 +302,7 @@ class _Builder:
 def stream_rows(group: Group) -> bool:
     """Whether column sums go row by row with the sums in memory (near at hand in L1) rather than column block
     by column block: when elements are stored on the way or cost much, and rows are long."""
-    if group.template != "cols":
+    if group.template != COLS:
         return False
     kept = group.big_vars - group.loop
     columns = elements(kept)
@@ -379,7 +387,7 @@ def _with_loops(kernel: Kernel, part: Literal["outer", "middle", "inner"], loops
 def _indices(s: Statement) -> Iterable[Index]:
     if isinstance(s, Store):
         yield s.index
-    if isinstance(s, Reduce | Scan) and s.position is not None:
+    if isinstance(s, Reduce | ScanStatement) and s.position is not None:
         yield s.position
     for e in walk(*roots(s)):
         yield from e.indices()
@@ -401,7 +409,7 @@ def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
         s = replace(s, expr=s.expr.subst(env))
         if isinstance(s, Store):
             s = replace(s, index=s.index.subst(env))
-        if isinstance(s, Reduce | Scan) and s.position is not None:
+        if isinstance(s, Reduce | ScanStatement) and s.position is not None:
             s = replace(s, position=s.position.subst(env))
         return s
 
@@ -423,7 +431,7 @@ def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[Dim, torch.dtype]]) ->
     """(written, read) buffers that may share memory: same size, and every read happens at the index of the
     store, no later than the store. Only in kernels that compute each element on its own."""
     if (
-        kernel.template != "rows"
+        kernel.template != ROWS
         or len(kernel.phases) > 1
         or any(isinstance(s, Reduce) for s in kernel.statements())
     ):

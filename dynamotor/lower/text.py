@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .index import Var
-from .ir import Expr, Kernel, Reduce, Scan, Scratch, Statement, Store, roots, walk
+from .ir import COLS, Expr, Kernel, Reduce, ScanStatement, Scratch, Statement, Store, roots, walk
 
 _INFIX = {
     "add": "+",
@@ -41,23 +41,23 @@ _LEAVES = ("const", "acc", "scratch", "scan", "index")
 
 def kernel_text(kernel: Kernel) -> str:
     """The kernel's loops as text; what is summed is named by its kind and number."""
-    kinds = {s.id: f"{s.kind}{s.id}" for s in kernel.statements() if isinstance(s, Reduce | Scan)}
+    kinds = {s.id: f"{s.kind}{s.id}" for s in kernel.statements() if isinstance(s, Reduce | ScanStatement)}
     params = ", ".join(
         f"{name}: {'out ' if written else ''}{str(memory).removeprefix('torch.')}"
         for name, memory, written in kernel.params
     )
     lines = [f"{kernel.template}({', '.join([params, *(s.name for s in kernel.symbols)]).strip(', ')}):"]
     deep = _nest(lines, kernel.outer, 1, "parallel")
-    if kernel.template == "cols":
+    if kernel.template == COLS:
         deep = _nest(lines, kernel.inner, deep, "vector")
     for n, phase in enumerate(kernel.phases):
         lines.append(f"{'    ' * deep}# phase {n}")
-        within = kernel.middle if kernel.template == "cols" else kernel.inner
+        within = kernel.middle if kernel.template == COLS else kernel.inner
         if phase.inner:
             _block(lines, phase.inner, _nest(lines, within, deep, "range"), kinds)
         _block(lines, phase.row, deep, kinds)
     if kernel.final:
-        after = deep if kernel.template == "cols" else _nest(lines, kernel.inner, 1, "range")
+        after = deep if kernel.template == COLS else _nest(lines, kernel.inner, 1, "range")
         _block(lines, kernel.final, after, kinds)
     _block(lines, kernel.final_once, 1, kinds)
     return "\n".join(lines) + "\n"

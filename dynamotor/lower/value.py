@@ -26,7 +26,7 @@ def _itself(x: Any) -> Any:
     return x
 
 
-class Value:
+class LoopValue:
     """A tensor of the program. Exactly one of `ref` (memory), `body` (computed) and `base` (view) says what
     it is.
     """
@@ -52,7 +52,7 @@ class Value:
         self.recipe = (
             body  # what it was computed by, also once it is memory: for rules that can do without reading it
         )
-        self.base: Value | None = None
+        self.base: LoopValue | None = None
         self.index_map: IndexMap = _itself  # of a view
         self.ref_map: RefMap = _itself
         self.stride: Dims | None = None  # how it is laid out when it becomes real
@@ -60,9 +60,9 @@ class Value:
         self._memo: dict[tuple[Index, ...], Expr] = {}
 
     @staticmethod
-    def view(base: Value, shape: Sequence[Dim], index_map: IndexMap, ref_map: RefMap) -> Value:
+    def view(base: LoopValue, shape: Sequence[Dim], index_map: IndexMap, ref_map: RefMap) -> LoopValue:
         """A view: element `index` is the base's element `index_map(index)`."""
-        value = Value(shape, base.dtype)
+        value = LoopValue(shape, base.dtype)
         value.base, value.index_map, value.ref_map = base, index_map, ref_map
         return value
 
@@ -98,7 +98,7 @@ class Value:
         """From now on it is this memory."""
         self._ref, self.body, self.base = ref, None, None
 
-    def root(self) -> Value:
+    def root(self) -> LoopValue:
         """The value that it is a view of, through all views."""
         value = self
         while value._ref is None and value.base is not None:
@@ -121,7 +121,7 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> Dims:
     return tuple(result)
 
 
-def expand(x: Value, shape: Sequence[Dim]) -> Value:
+def expand(x: LoopValue, shape: Sequence[Dim]) -> LoopValue:
     """Right-aligned broadcast view."""
     shape = tuple(shape)
     if equal(x.shape, shape):
@@ -133,14 +133,14 @@ def expand(x: Value, shape: Sequence[Dim]) -> Value:
         stride = (0,) * lead + tuple(0 if g else step for g, step in zip(grown, r.stride, strict=True))
         return BufRef(r.name, shape, stride, r.offset, r.dtype)
 
-    return Value.view(x, shape, lambda i: broadcast_index(i, x.shape), to_ref)
+    return LoopValue.view(x, shape, lambda i: broadcast_index(i, x.shape), to_ref)
 
 
-def permute(x: Value, dims: Sequence[int]) -> Value:
+def permute(x: LoopValue, dims: Sequence[int]) -> LoopValue:
     """Dimensions in another order."""
     dims = [d % len(x.shape) for d in dims]
     inverse = [dims.index(d) for d in range(len(dims))]
-    return Value.view(
+    return LoopValue.view(
         x,
         [x.shape[d] for d in dims],
         lambda i: tuple(i[p] for p in inverse),
@@ -150,7 +150,7 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-def slice_dim(x: Value, dim: int, start: Dim, step: Dim, length: Dim) -> Value:
+def slice_dim(x: LoopValue, dim: int, start: Dim, step: Dim, length: Dim) -> LoopValue:
     """Elements start, start + step, ... of one dimension."""
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     if equal(shape, x.shape) and is_one(step):
@@ -160,13 +160,13 @@ def slice_dim(x: Value, dim: int, start: Dim, step: Dim, length: Dim) -> Value:
         stride = (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1 :])
         return BufRef(r.name, shape, stride, r.offset + start * r.stride[dim], r.dtype)
 
-    return Value.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]), to_ref)
+    return LoopValue.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]), to_ref)
 
 
-def select_dim(x: Value, dim: int, at: Dim) -> Value:
+def select_dim(x: LoopValue, dim: int, at: Dim) -> LoopValue:
     """One index of a dimension, which goes away."""
     position = Index.of(at)
-    return Value.view(
+    return LoopValue.view(
         x,
         (*x.shape[:dim], *x.shape[dim + 1 :]),
         lambda i: (*i[:dim], position, *i[dim:]),
@@ -180,7 +180,7 @@ def select_dim(x: Value, dim: int, at: Dim) -> Value:
     )
 
 
-def reshape(x: Value, shape: Sequence[Dim]) -> Value:
+def reshape(x: LoopValue, shape: Sequence[Dim]) -> LoopValue:
     """The same elements in row-major order under another shape."""
     shape = tuple(shape)
     if equal(shape, x.shape):
@@ -190,13 +190,13 @@ def reshape(x: Value, shape: Sequence[Dim]) -> Value:
         stride = view_stride(r.shape, r.stride, shape)
         return None if stride is None else BufRef(r.name, shape, stride, r.offset, r.dtype)
 
-    return Value.view(x, shape, lambda i: reindex(i, shape, x.shape), to_ref)
+    return LoopValue.view(x, shape, lambda i: reindex(i, shape, x.shape), to_ref)
 
 
-def flip(x: Value, dims: Sequence[int]) -> Value:
+def flip(x: LoopValue, dims: Sequence[int]) -> LoopValue:
     """Dimensions read backwards."""
     turned = {d % max(len(x.shape), 1) for d in dims}
-    return Value.view(
+    return LoopValue.view(
         x,
         x.shape,
         lambda i: tuple(-v + (x.shape[d] - 1) if d in turned else v for d, v in enumerate(i)),

@@ -20,7 +20,21 @@ from ..graph.sizes import Dim, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .fusion import Group
 from .index import Atom, Bounds, Div, Index, Loaded, Mod, Var, flatten
-from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots, walk
+from .ir import (
+    COLS,
+    COMPUTE_TYPE,
+    ROWS,
+    Expr,
+    ExternNode,
+    Kernel,
+    LoopNode,
+    Reduce,
+    ScanStatement,
+    Statement,
+    Store,
+    roots,
+    walk,
+)
 from .program import BufRef, LoopStep, Program, refs
 
 Facts = tuple[tuple[Index, Bounds], ...]  # what sums of terms (without a constant) lie between, both included
@@ -206,7 +220,7 @@ def _joined(steps: list[tuple[Dim, Dim]]) -> dict[Dim, Dim]:
     return found
 
 
-def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSpec) -> None:
+def _place(s: Store | LoopNode, index: Index, loops: Collection[Var], spec: TensorSpec) -> None:
     """A store over these loops reaches each element of the buffer once; a scatter stays inside of it."""
     name = s.buffer
     if s.memory is not spec.dtype:
@@ -214,7 +228,7 @@ def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSp
     low, high = bounds(index)
     if low < 0 or high >= spec.extent:
         _wrong(f"{name}[{index}] is stored at positions {low} to {high}", f"{name} has {spec.extent}")
-    if s.scatter if isinstance(s, Node) else s.scatters:
+    if s.scatter if isinstance(s, LoopNode) else s.scatters:
         return
     big = {v for v in loops if v.size > 1}
     steps = [(index.terms.get(v, 0), v.size) for v in big] if set(index.terms) <= big else []
@@ -232,8 +246,8 @@ def levels(kernel: Kernel) -> Iterator[tuple[tuple[Var, ...], tuple[Statement, .
     """The statements in the order in which they are complete, with the loops that each runs in."""
     for phase in kernel.phases:
         yield (*kernel.outer, *kernel.middle, *kernel.inner), phase.inner
-        yield kernel.outer if kernel.template == "rows" else (*kernel.outer, *kernel.inner), phase.row
-    yield kernel.inner if kernel.template == "rows" else (*kernel.outer, *kernel.inner), kernel.final
+        yield kernel.outer if kernel.template == ROWS else (*kernel.outer, *kernel.inner), phase.row
+    yield kernel.inner if kernel.template == ROWS else (*kernel.outer, *kernel.inner), kernel.final
     yield (), kernel.final_once
 
 
@@ -244,7 +258,7 @@ def _result(s: Statement) -> tuple[str, Any]:
     """What a statement's result is read as."""
     if isinstance(s, Store):
         return "load", s.buffer
-    return "acc" if isinstance(s, Reduce) else "scan" if isinstance(s, Scan) else "scratch", s.id
+    return "acc" if isinstance(s, Reduce) else "scan" if isinstance(s, ScanStatement) else "scratch", s.id
 
 
 def verify_kernel(
@@ -304,12 +318,12 @@ def verify_kernel(
 
 
 # -- programs ------------------------------------------------------------------------------------------------
-def verify_nodes(schedule: Iterable[Node | ExternNode], specs: Mapping[str, TensorSpec]) -> None:
+def verify_nodes(schedule: Iterable[LoopNode | ExternNode], specs: Mapping[str, TensorSpec]) -> None:
     """What each loop node reads and writes lies inside of buffers, and each element of its result is written
     once.
     """
     for node in schedule:
-        if isinstance(node, Node) and 0 not in node.domain:
+        if isinstance(node, LoopNode) and 0 not in node.domain:
             for e, facts in _accesses([node.evaluate()], set()):
                 _inside(e, facts, specs)
             _place(node, node.place, node.own[: len(node.shape)], specs[node.buffer])
@@ -436,9 +450,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
     """At elements taken at random (of the sizes at which it is compiled) the kernel stores what the group's
     nodes say, where they say it; rows are what they reduce."""
     loops = {v: re.findall(r"t\d+", v.name) for v in (*kernel.outer, *kernel.middle, *kernel.inner)}
-    along = {
-        name for v in (kernel.middle if kernel.template == "cols" else kernel.inner) for name in loops[v]
-    }
+    along = {name for v in (kernel.middle if kernel.template == COLS else kernel.inner) for name in loops[v]}
     if group.template and along != {v.name for v in group.loop}:
         _wrong("a kernel goes along other loops than its group", f"{group.loop}\n{kernel}")
     draw, by_name = random.Random(len(group.members)), {v.name: v for v in group.vars}
@@ -451,7 +463,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
             merged[v] = hint(at.const) + sum(hint(at.terms.get(d, 0)) * chosen[d] for d in digits)
         nodes, ours, stores = _Meaning(chosen), _Meaning(merged), {}
         for s in kernel.statements():
-            found = ours.take(_result(s), s.kind if isinstance(s, Reduce | Scan) else None, s.expr)
+            found = ours.take(_result(s), s.kind if isinstance(s, Reduce | ScanStatement) else None, s.expr)
             if isinstance(s, Store):
                 stores[s.buffer] = ours.place(s.index), found
         for m in group.members:

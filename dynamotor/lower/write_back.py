@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from .ir import Expr, Kernel, Phase, Store, loads_of, roots, walk
+from .ir import ROWS, Expr, Kernel, Phase, Store, loads_of, roots, walk
 from .program import Buffer, LoopStep, Step, touches
 from .schedule import in_place_pairs
 
@@ -54,7 +54,7 @@ def _stores(kernel: Kernel) -> list[Store]:
     other.
     """
     if (
-        kernel.template != "rows"
+        kernel.template != ROWS
         or len(kernel.phases) != 1
         or kernel.final
         or kernel.final_once

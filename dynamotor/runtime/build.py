@@ -29,6 +29,7 @@ from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, emit, timed
 from ..base.log import log
+from .cpp_text import laid_out
 
 BASE_FLAGS = ("-shared", "-fPIC")
 TIMEOUT_SECONDS = 300.0
@@ -287,7 +288,7 @@ def start_build(source: str, flags: Sequence[str] = ()) -> Future[Library]:
     """Build and load in the background; equal sources share one build. `.result()` gives the Library or
     BuildError.
     """
-    log("code", source)
+    log("code", lambda: laid_out(source))
     try:
         key = build_key(source, flags)
     except BuildError as error:

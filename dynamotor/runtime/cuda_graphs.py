@@ -39,7 +39,7 @@ _memory_of_graphs: dict[int, int] = {}  # address of a storage that a recording 
 Call = Callable[..., tuple[Any, ...]]
 
 
-class Recorder(Protocol):
+class CallRecorder(Protocol):
     """How a call is recorded: CUDA's graphs, or something like them in a test."""
 
     def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...], Any]:
@@ -69,7 +69,7 @@ class CudaRecorder:
         self.device = device
 
     def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...], Any]:
-        """See Recorder; the device is idle before and nothing else may allocate on this thread meanwhile."""
+        """See CallRecorder; the device is idle before and nothing else may allocate on this thread meanwhile."""
         with torch.cuda.device(self.device):
             key = (self.device, self.stream())
             if key not in self._streams:
@@ -98,11 +98,11 @@ class CudaRecorder:
         return replay, results, scratch
 
     def stream(self) -> int:
-        """See Recorder."""
+        """See CallRecorder."""
         return torch._C._cuda_getCurrentRawStream(self.device.index)
 
     def is_ours(self, tensor: torch.Tensor) -> bool:
-        """See Recorder."""
+        """See CallRecorder."""
         return tensor.device == self.device
 
 
@@ -145,7 +145,7 @@ class _Recording:
     """One recorded call: where it reads its inputs, and what it gives."""
 
     def __init__(
-        self, call: Call, inputs: Sequence[Any], static: frozenset[int], n_copied: int, recorder: Recorder
+        self, call: Call, inputs: Sequence[Any], static: frozenset[int], n_copied: int, recorder: CallRecorder
     ) -> None:
         self.stream, self.inference = recorder.stream(), torch.is_inference_mode_enabled()
         self.fixed: list[int] = []  # inputs that must lie where they lay
@@ -276,7 +276,7 @@ class GraphedCall:
         mutated: frozenset[int],
         device: torch.device,
         n_copied: int = 0,
-        recorder: Recorder | None = None,
+        recorder: CallRecorder | None = None,
     ) -> None:
         self.call, self.static, self.mutated, self.n_copied = call, static, mutated, n_copied
         self._recorder = recorder or CudaRecorder(device)

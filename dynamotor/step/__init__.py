@@ -39,6 +39,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..api import compile as compile_
 from ..autograd.aot import aot_compile
+from ..backends import Backend
 from ..base.config import config
 from ..base.errors import CaptureError, UsageError
 from ..base.options import CompileOptions
@@ -238,7 +239,7 @@ class _Step:
                     gm, tensors, compile_graph, static_inputs=gm.meta.get("static_inputs", frozenset())
                 )
 
-        pieces = differentiated
+        pieces: Backend = differentiated
         if self.averager is not None:
             pieces = data_parallel(differentiated, self.settings.options)
 

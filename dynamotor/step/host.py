@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.nodes import needed_for
+from ..graph.nodes import needed_for, overload
 from ..graph.spec import TensorSpec
 from .numbers import Question
 
@@ -184,7 +184,7 @@ def _plain(value: Any) -> str:
     return f"float({str(value)!r})" if isinstance(value, float) and value - value != 0 else f"({value!r})"
 
 
-def _text(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any]) -> str:
+def _text(node: fx.Node, names: dict[Any, str], scope: dict[str, Any]) -> str:
     """A node as a Python expression."""
     args = [names[a] if isinstance(a, fx.Node) else _plain(a) for a in node.args]
     if node.target in _SIGNS and len(args) == 2 and "alpha" not in node.kwargs:
@@ -193,7 +193,7 @@ def _text(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any]) -> st
         return args[0]
     if node.target is aten.full.default:
         return args[1]
-    name = f"op_{node.target.name().replace('::', '_').replace('.', '_')}"
+    name = f"op_{overload(node).name().replace('::', '_').replace('.', '_')}"
     scope[name] = OPS[node.target]
     given = [f"{k}={names.get(v) or _plain(v)}" for k, v in node.kwargs.items() if k in ("alpha", "value")]
     return f"{name}({', '.join([*args, *given])})"

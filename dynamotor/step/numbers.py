@@ -27,7 +27,7 @@ aten = torch.ops.aten
 Operand = fx.Node | float | int
 
 
-class Recording(Protocol):
+class NumberRecorder(Protocol):
     """What numbers need of the recorder."""
 
     def emit(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
@@ -62,7 +62,7 @@ class NumberNode(PlainNode):
 
     __slots__ = ("value", "recorder")
 
-    def __init__(self, value: Operand | Question | bool, recorder: Recording) -> None:
+    def __init__(self, value: Operand | Question | bool, recorder: NumberRecorder) -> None:
         self.value, self.recorder = value, recorder
 
     def is_int(self) -> bool:
@@ -144,7 +144,7 @@ class NumberNode(PlainNode):
         return NumberNode(self.recorder.emit(func, args, {}), self.recorder)
 
 
-def _known(recorder: Recording, value: Operand) -> float:
+def _known(recorder: NumberRecorder, value: Operand) -> float:
     known = recorder.hint(value)
     if known is None:
         raise UnsupportedOp("DM506", "the optimizer branches on a number that only the step itself will know")
@@ -160,7 +160,7 @@ def _power(a: NumberNode, b: NumberNode) -> NumberNode:
 _OF_TENSORS = (aten.maximum.default, aten.minimum.default)
 
 
-def _full(recorder: Recording, value: Any, like: Any) -> fx.Node:
+def _full(recorder: NumberRecorder, value: Any, like: Any) -> fx.Node:
     return recorder.emit(
         aten.full.default, ([], float(value)), {"dtype": torch.float64, "device": like.meta["val"].device}
     )
@@ -180,6 +180,8 @@ def _binary(func: Any) -> Any:
 
 def _question(kind: str, swapped: bool = False) -> Any:
     def ask(a: NumberNode, b: NumberNode) -> NumberNode:
+        x: Any
+        y: Any
         x, y = (b.value, a.value) if swapped else (a.value, b.value)
         return NumberNode(Question(kind, x, y), a.recorder)
 
@@ -208,7 +210,7 @@ for _name, _asked in {
     setattr(NumberNode, _name, _asked)
 
 
-def traced(node: fx.Node, recorder: Recording) -> torch.SymFloat:
+def traced(node: fx.Node, recorder: NumberRecorder) -> torch.SymFloat:
     """The number that a node gives."""
     return torch.SymFloat(NumberNode(node, recorder))
 
@@ -227,7 +229,7 @@ class TensorsOfNumbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) is torch.SymFloat:
-            return torch.full((), args[0], **(kwargs or {}))
+            return torch.full((), args[0], **(kwargs or {}))  # type: ignore[call-overload]
         return func(*args, **(kwargs or {}))
 
 

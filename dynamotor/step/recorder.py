@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from ..autograd.recorder import GraphRecorder
 from ..base.registry import Registry, register_all
 from ..graph.op_facts import facts
-from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
+from ..graph.shape_tensor import UnsupportedOp, recording
 from . import host
 from .numbers import NumberNode, Operand, Question, node_behind, traced
 
@@ -57,7 +57,7 @@ class StepRecorder(GraphRecorder):
         """See `numbers.Recording`."""
         self.questions[question] = answer
 
-    def number(self, value: Any, like: ShapeTensor | None = None) -> Any:
+    def number(self, value: Any, like: torch.Tensor | None = None) -> Any:
         """A traced number as a 0-d tensor; one that is to meet a tensor without dimensions takes its type."""
         node = node_behind(value)
         if not isinstance(node, fx.Node):
@@ -253,7 +253,7 @@ def _clamp(r: StepRecorder, func: OpOverload, x: Any, low: Any = None, high: Any
 
 
 @number_rule(aten.lerp.Scalar)
-def _lerp(r: StepRecorder, func: OpOverload, x: Any, end: Any, weight: torch.SymFloat) -> Any:
+def _lerp(r: StepRecorder, func: OpOverload, x: Any, end: Any, weight: Any) -> Any:
     """Eager takes the end that is nearer, for the sake of rounding."""
     distance = r.call(aten.sub.Tensor, end, x)
     if weight < 0.5 and weight > -0.5:

@@ -274,7 +274,9 @@ def trace_step(
     ]
     placeholders = list(recorder.graph.nodes)[: len(feed)]
     aliases = {i: tensor.note for i, tensor in enumerate(feed)}
-    held_grads = {i: recorder.input("grad", TensorSpec.of(examples[i].grad)) for i in held}
+    held_grads = {
+        i: recorder.input("grad", TensorSpec.of(grad)) for i in held if (grad := examples[i].grad) is not None
+    }
     scaled = None if scale is None else recorder.input("scale", TensorSpec.of(scale))
     shadows = Shadows(
         recorder, optimizer, {id(t): feed[i] for i, t in enumerate(examples)}, scale is not None
@@ -378,12 +380,12 @@ def _sum_with(recorder: StepRecorder, grad: ShapeTensor, held: ShapeTensor | Non
 def _unscale(grads: dict[int, ShapeTensor], scale: ShapeTensor) -> ShapeTensor:
     """What `GradScaler.unscale_` does; whether any gradient is not finite."""
     inverse = scale.double().reciprocal().float()
-    overflow = None
+    overflow: torch.Tensor | None = None
     for grad in grads.values():
         bad = torch.logical_not(torch.isfinite(grad)).any()
         overflow = bad if overflow is None else torch.logical_or(overflow, bad)
         grad.mul_(inverse)
-    if overflow is None:
+    if not isinstance(overflow, ShapeTensor):
         raise NotWhole("DM502", "no parameter of the optimizer has a gradient")
     return overflow
 

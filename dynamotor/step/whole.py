@@ -278,7 +278,7 @@ class GraphStep:
                     flat.append(type(value) if type(value) in (int, float) else value)
         return flat
 
-    def _refuse(self, code: str, reason: str) -> None:
+    def _refuse(self, code: str, reason: str) -> Any:
         """From now on this graph's steps run in pieces."""
         self.why_not = reason
         self.note(code, reason)
@@ -309,8 +309,9 @@ class GraphStep:
                     accumulate=update.accumulate,
                     held=held,
                     keep_grads=update.keep_grads,
-                    rewriter=averager
-                    and BackwardRewriter(averager, tensors, reduced_parameters(averager.ddp)),
+                    rewriter=None
+                    if averager is None
+                    else BackwardRewriter(averager, tensors, reduced_parameters(averager.ddp)),
                 )
                 device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
                 program = build_step(traced, self.compile_graph, self.static, device)
@@ -393,7 +394,7 @@ class GraphStep:
 
     def _run(self, bound: _Bound, tensors: Sequence[torch.Tensor], numbers: list[float]) -> Any:
         program, update = bound.program, self.update
-        arguments = [*tensors, *bound.extra[: len(program.parameters)]]
+        arguments: list[Any] = [*tensors, *bound.extra[: len(program.parameters)]]
         k = len(program.parameters)
         for path in program.tensors:
             if path[0] == "grad":
@@ -410,7 +411,7 @@ class GraphStep:
         around = contextlib.nullcontext() if self.averager is None else self.averager.whole_step()
         with around, torch.no_grad():
             results = call_without_autocast(program.compiled, tuple(arguments))
-        update.optimizer._opt_called = True  # what schedulers ask
+        update.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers ask
         found = results[-1] if program.scaled else None
         if bound.write and (found is None or not found.item()):
             for write, value in zip(bound.write, numbers[n:k], strict=True):

@@ -267,7 +267,7 @@ def _map_weights(path: Path, info: zipfile.ZipInfo) -> list[torch.Tensor]:
 
 
 # -- loading -------------------------------------------------------------------------------------------------
-class Loaded:
+class LoadedPackage:
     """A packaged program: called like the model, with arguments like the examples."""
 
     def __init__(
@@ -341,7 +341,7 @@ def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return copy_as(tensor, [*map(int, spec.stride)])
 
 
-def load(path: str | os.PathLike[str]) -> Loaded:
+def load(path: str | os.PathLike[str]) -> LoadedPackage:
     """The callable that a package holds. A package is code: load only what comes from where your programs
     come from.
 
@@ -360,7 +360,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
                 if hashlib.sha256(payload).hexdigest() != digest:
                     raise ValueError(f"the library {key} is damaged")
                 libraries[key] = build.library_of(payload, key)
-            return Loaded(program, libraries, _map_weights(Path(path), archive.getinfo(_WEIGHTS)))
+            return LoadedPackage(program, libraries, _map_weights(Path(path), archive.getinfo(_WEIGHTS)))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, struct.error) as error:
         raise UsageError(
             "DM116",

@@ -21,9 +21,10 @@ from ..base.events import Event, subscribe
 from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, numel
 from ..graph.text import call_text, program_text
-from ..lower.ir import Expr, Kernel, roots, walk
+from ..lower.ir import COLS, Expr, Kernel, roots, walk
 from ..lower.program import BufRef, ExternStep, LoopStep, Program, refs, touches
 from ..lower.text import kernel_text
+from ..runtime.cpp_text import laid_out
 
 _FREE = ("load", "const", "acc", "scratch", "scan", "index", "cast", "round_to")  # no arithmetic
 
@@ -216,7 +217,7 @@ class Record:
             nbytes,
             _flops(step.kernel),
             kernel_text(step.kernel),
-            function.source,
+            laid_out(function.source),
         )
 
     def _ddp(self, event: Event) -> None:
@@ -276,7 +277,7 @@ def _flops(kernel: Kernel) -> int:
     total = sum(whole * ops(phase.inner) + numel(outer) * ops(phase.row) for phase in kernel.phases)
     return (
         total
-        + numel([*(outer if kernel.template == "cols" else ()), *inner]) * ops(kernel.final)
+        + numel([*(outer if kernel.template == COLS else ()), *inner]) * ops(kernel.final)
         + ops(kernel.final_once)
     )
 

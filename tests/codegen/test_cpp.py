@@ -15,6 +15,7 @@ from dynamotor.codegen import cpp, cpp_kernel
 from dynamotor.graph.info import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
+from dynamotor.runtime.cpp_text import laid_out
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
 from aten_graphs import aten_graph  # noqa: E402
@@ -30,9 +31,9 @@ def kernels(fn, *inputs):
 
 
 def text(kernel):
-    """A kernel's C++, one statement a line, without the name that hashes it."""
+    """A kernel's C++, a statement a line, without the name that hashes it."""
     function = cpp.emit_kernel(kernel)
-    return function.source.replace(function.name, "kernel").replace(";", ";\n").replace("{", "{\n")
+    return laid_out(function.source.replace(function.name, "kernel"))
 
 
 CASES = {
@@ -45,11 +46,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_text_is_the_golden(name, update_golden, monkeypatch):
-    monkeypatch.setattr(cpp_kernel, "machine_width", lambda: 8)
-    monkeypatch.setattr(cpp, "_memo", {})
+def test_text_is_the_golden(name, update_golden):
     fn, *shapes = CASES[name]
-    got = "\n".join(text(k) for k in kernels(fn, *(torch.zeros(s) for s in shapes)))
+    with config.patch(isa="avx2"):
+        got = "\n".join(text(k) for k in kernels(fn, *(torch.zeros(s) for s in shapes)))
     path = GOLDEN / f"{name}.cpp"
     if update_golden:
         GOLDEN.mkdir(exist_ok=True)
@@ -89,11 +89,25 @@ def test_small_kernels_run_on_one_thread_and_large_ones_in_parallel():
     assert "omp" not in small and "omp parallel for" in large
 
 
-def test_sixty_four_bit_values_halve_the_lanes(monkeypatch):
-    monkeypatch.setattr(cpp_kernel, "machine_width", lambda: 16)
-    monkeypatch.setattr(cpp, "_memo", {})
-    assert cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(256))[0]).widths == {16}
-    assert cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(256, dtype=torch.float64))[0]).widths == {8}
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_laid_out_is_the_same_program(name):
+    fn, *shapes = CASES[name]
+    unit = cpp.emit_unit([cpp.emit_kernel(k) for k in kernels(fn, *(torch.zeros(s) for s in shapes))])
+    shown = laid_out(unit)
+    assert shown.split() != unit.split() and "".join(shown.split()) == "".join(unit.split())
+    depth = 0
+    for line in shown[shown.index('extern "C" void ') :].splitlines():
+        depth -= line.lstrip().startswith("}")
+        assert line.startswith("#") or not line or line == "    " * depth + line.strip()
+        depth += line.endswith("{")
+
+
+def test_sixty_four_bit_values_halve_the_lanes():
+    with config.patch(isa="avx512"):
+        for dtype, width in ((torch.float32, 16), (torch.float64, 8)):
+            assert cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(256, dtype=dtype))[0]).widths == {
+                width
+            }
 
 
 def test_the_unit_includes_nothing():

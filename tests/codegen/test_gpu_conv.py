@@ -17,7 +17,7 @@ from dynamotor.codegen import gpu_program
 from dynamotor.codegen.triton_gemm import Tiling, emit_product
 from dynamotor.codegen.triton_gemm_sites import find_sites, put
 from dynamotor.codegen.triton_ops import HELPERS
-from dynamotor.codegen.triton_product import Operand, Product, Window
+from dynamotor.codegen.triton_product import ConvWindow, Operand, Product
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available
 
@@ -145,7 +145,9 @@ def test_a_window_builds_for_a_gpu_that_is_not_there(tmp_path, through):
     import triton
 
     m, n, k = 32 * 28 * 28, 128, 9 * 128
-    window = Window(128, (28, 28), (28, 28), (3, 3), (1, 1), (1, 1), (1, 1), (28 * 28 * 128, 28 * 128, 128))
+    window = ConvWindow(
+        128, (28, 28), (28, 28), (3, 3), (1, 1), (1, 1), (1, 1), (28 * 28 * 128, 28 * 128, 128)
+    )
     a, b, out = (
         Operand("a", BF16, 0, (0, 128, 1)),
         Operand("b", BF16, 0, (0, 1, k)),

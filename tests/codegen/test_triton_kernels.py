@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_launches import check, launches, run
 
 from dynamotor.codegen import triton, triton_ops, triton_plan
+from dynamotor.codegen.triton_tuning import GpuTuning
 from dynamotor.lower.index import Index, Var, flatten
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Store, compare, const, load, make, op
 from dynamotor.runtime import triton_build
@@ -34,10 +35,10 @@ def test_a_transposed_copy_has_tiles_of_two_axes():
     assert "[:, None]" in function.source and "[None, :]" in function.source
 
 
-def test_softmax_keeps_its_row_in_registers_and_loops_over_a_long_one(monkeypatch):
+def test_softmax_keeps_its_row_in_registers_and_loops_over_a_long_one():
     (short,) = check(lambda x: torch.softmax(x, -1), R(6, 40))
-    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
-    (long,) = check(lambda x: torch.softmax(x, -1), R(2, 20000))
+    tuning = GpuTuning(programs=2)
+    (long,) = check(lambda x: torch.softmax(x, -1), R(2, 20000), tuning=tuning)
     assert "for " not in short.source and long.source.count("for base") == 2
 
 
@@ -79,13 +80,11 @@ def test_positions_of_ties_and_nan_are_eagers(size):
     check(lambda x: (x.argmax(1), x.argmin(1), x.amax(1), x.amin(1)), x)
 
 
-def test_positions_in_rows_of_one_element(monkeypatch):
+def test_positions_in_rows_of_one_element():
     fn = lambda x: (x.argmax(1), x.argmin(1), x.amax(1), torch.cummax(x, 1)[1])  # noqa: E731
     check(fn, R(5, 1))
-    monkeypatch.setattr(triton_plan, "WHOLE_ROW", 0)
-    monkeypatch.setattr(triton_plan, "LOOP_TILE", 0)
-    monkeypatch.setattr(triton_plan, "LONG_TILE", 1)
-    check(fn, R(5, 1))
+    tuning = GpuTuning(whole_row=0, loop_tile=0, long_tile=1)
+    check(fn, R(5, 1), tuning=tuning)
 
 
 def test_reads_at_computed_positions_are_checked():
@@ -107,14 +106,14 @@ def test_padding_touches_no_memory_outside():
     check(lambda x: F.pad(x, (1, 2, 3, 4), value=2.0) + 1, R(5, 6))
 
 
-def test_what_a_condition_on_columns_does_not_change_is_read_once_a_row(monkeypatch):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
+def test_what_a_condition_on_columns_does_not_change_is_read_once_a_row():
+    tuning = GpuTuning(programs=2)
     x, y, t = R(9, 5001), R(9, 1), torch.randint(0, 9, (9, 1))
     fn = lambda x, y, t: F.pad(x * y + y[t.squeeze(1)] * y[0], (0, 7), value=3.0)  # noqa: E731
-    (function,) = check(fn, x, y, t)
+    (function,) = check(fn, x, y, t, tuning=tuning)
     assert function.source.count("tl.load(") == 5 and "r * 0" not in function.source
-    check(lambda x, y, t: F.pad(F.pad(x * y, (2, 3)) * y[0], (-4, 5, 1, 0)), x, y, t)
-    check(lambda x, y, t: torch.cat([x[:, :3] * y, x[:, 3:] + y[t.squeeze(1)]], 1), x, y, t)
+    check(lambda x, y, t: F.pad(F.pad(x * y, (2, 3)) * y[0], (-4, 5, 1, 0)), x, y, t, tuning=tuning)
+    check(lambda x, y, t: torch.cat([x[:, :3] * y, x[:, 3:] + y[t.squeeze(1)]], 1), x, y, t, tuning=tuning)
 
 
 def test_random_numbers_are_those_of_the_graph():
@@ -204,16 +203,16 @@ def test_parts_of_any_length_are_joined_in_one_launch():
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((3, 300), 1), ((150, 9), 0)])
-def test_running_results_are_carried_from_tile_to_tile(monkeypatch, shape, dim):
-    monkeypatch.setattr(triton_plan, "LOOP_TILE", 128)
+def test_running_results_are_carried_from_tile_to_tile(shape, dim):
+    tuning = GpuTuning(loop_tile=128)
     x = torch.randint(0, 9, shape).float()
-    (function,) = check(lambda x: torch.cumsum(x, dim), x)
+    (function,) = check(lambda x: torch.cumsum(x, dim), x, tuning=tuning)
     assert "for base" in function.source
-    check(lambda x: torch.cumprod(x * 0.2, dim), x)
-    check(lambda x: torch.cummax(x, dim), x.long())
+    check(lambda x: torch.cumprod(x * 0.2, dim), x, tuning=tuning)
+    check(lambda x: torch.cummax(x, dim), x.long(), tuning=tuning)
     x[1, 2], x[2] = float("nan"), -float("inf")
-    check(lambda x: (*torch.cummax(x, dim), *torch.cummin(x, dim)), x)
-    check(lambda x: torch.logcumsumexp(x, dim), x[:, :5] if dim else x[:, :2])
+    check(lambda x: (*torch.cummax(x, dim), *torch.cummin(x, dim)), x, tuning=tuning)
+    check(lambda x: torch.logcumsumexp(x, dim), x[:, :5] if dim else x[:, :2], tuning=tuning)
 
 
 def layer_norm_gradients(rows, row, dtype=torch.float32):
@@ -231,13 +230,13 @@ def layer_norm_gradients(rows, row, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(("rows", "row"), [(70, 32), (67, 128), (41, 200), (50, 768), (9, 5000), (30, 49)])
-def test_few_rows_at_a_time_are_summed_both_ways(monkeypatch, rows, row):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
+def test_few_rows_at_a_time_are_summed_both_ways(rows, row):
+    tuning = GpuTuning(programs=2)
     gradients, inputs = layer_norm_gradients(rows, row, torch.bfloat16)
-    functions = check(gradients, *inputs, tolerance=1e-2)
+    functions = check(gradients, *inputs, tolerance=1e-2, tuning=tuning)
     assert "num_stages" in functions[0].source
     gradients, inputs = layer_norm_gradients(rows, row)
-    check(gradients, *inputs, tolerance=1e-4)
+    check(gradients, *inputs, tolerance=1e-4, tuning=tuning)
 
 
 @pytest.mark.parametrize("onto", ["x", "y"])
@@ -258,8 +257,8 @@ def test_loads_run_ahead_of_no_store_to_their_memory(onto):
     ("rows", "row"), [(70, 96), (301, 768), (1000, 64), (33, 1000), (5, 20000), (300, 7)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_over_columns_alone_are_tiled_over_columns_too(monkeypatch, rows, row, dtype):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", 8)
+def test_sums_over_columns_alone_are_tiled_over_columns_too(rows, row, dtype):
+    tuning = GpuTuning(programs=8)
     backward = torch.ops.aten.gelu_backward
 
     def gradients(g, x):
@@ -271,6 +270,7 @@ def test_sums_over_columns_alone_are_tiled_over_columns_too(monkeypatch, rows, r
         R(rows, row, dtype=dtype),
         R(rows, row, dtype=dtype),
         tolerance=1e-3 if dtype is torch.float32 else 5e-2,
+        tuning=tuning,
     )
 
 
@@ -295,4 +295,4 @@ def test_a_loop_over_rows_gets_a_pipeline_that_fits_a_multiprocessor():
         code = start_kernel(
             TritonJob(triton_ops.HELPERS + f.source, f.name, f.signature, f.warps, arch=90)
         ).result()
-        assert 1 << 12 < code.shared <= triton_plan.SHARED * f.warps // 16 + 4096
+        assert 1 << 12 < code.shared <= GpuTuning().shared * f.warps // 16 + 4096

@@ -13,9 +13,10 @@ from triton_launches import check, launches
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
-from dynamotor.codegen import triton_plan, triton_sizes
+from dynamotor.codegen import triton_sizes
 from dynamotor.codegen.triton_kernel import TritonFunction
 from dynamotor.codegen.triton_ops import HELPERS, mark
+from dynamotor.codegen.triton_tuning import GpuTuning
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available
 
@@ -92,8 +93,8 @@ def test_the_arguments_put_back_give_the_kernel_of_that_shape():
 
 
 @pytest.mark.parametrize("programs", [2, pytest.param(64, marks=pytest.mark.slow)])
-def test_results_for_many_shapes(monkeypatch, programs):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", programs)
+def test_results_for_many_shapes(programs):
+    tuning = GpuTuning(programs=programs)
     fns = [
         lambda x: torch.softmax(x, -1).transpose(0, 1) * 2,
         lambda x: torch.layer_norm(x, x.shape[-1:]) + x.mean(0),
@@ -106,7 +107,9 @@ def test_results_for_many_shapes(monkeypatch, programs):
     for fn in fns:
         for n, shape in enumerate([(48, 64), (50, 64), (33, 65), (96, 129), (7, 1000), (1, 33), (64, 50)]):
             with config.patch(size_arguments=n > 0):
-                check(fn, R(shape[0], shape[1] + shape[1] % 2 + 1).contiguous(), tolerance=2e-5)
+                check(
+                    fn, R(shape[0], shape[1] + shape[1] % 2 + 1).contiguous(), tolerance=2e-5, tuning=tuning
+                )
 
 
 def kernels_of(call, x):

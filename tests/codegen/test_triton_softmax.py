@@ -12,12 +12,13 @@ from triton_launches import check
 
 import dynamotor
 from dynamotor.base.config import config
-from dynamotor.codegen import gpu_program, triton, triton_plan
+from dynamotor.codegen import gpu_program, triton
+from dynamotor.codegen.triton_tuning import GpuTuning
 from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 triton_expand = triton.expand
-LONG = triton_plan.WHOLE_ROW + 100
+LONG = GpuTuning().whole_row + 100
 
 
 def passes(functions):
@@ -26,27 +27,27 @@ def passes(functions):
     )  # the edge is part of its pass
 
 
-@pytest.mark.parametrize("programs", [2, triton_plan.PROGRAMS])
-def test_maximum_and_sum_of_exponentials_take_one_pass(monkeypatch, programs):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", programs)
+@pytest.mark.parametrize("programs", [2, GpuTuning().programs])
+def test_maximum_and_sum_of_exponentials_take_one_pass(programs):
+    tuning = GpuTuning(programs=programs)
     x = torch.randn(2, LONG)
     x[0, 5] = x[1, :3000] = -float("inf")
-    functions = check(lambda x: torch.softmax(x, -1), x)
+    functions = check(lambda x: torch.softmax(x, -1), x, tuning=tuning)
     assert passes(functions) == (
         2 if programs == 2 else 1
     )  # the quotient is another pass, or a kernel of its own
-    check(lambda x: torch.log_softmax(x, -1), x)
-    check(lambda x: torch.softmax(x, -1), x.double(), tolerance=1e-12)
-    check(lambda x: torch.softmax(x, -1), x.bfloat16(), tolerance=1e-2)
+    check(lambda x: torch.log_softmax(x, -1), x, tuning=tuning)
+    check(lambda x: torch.softmax(x, -1), x.double(), tolerance=1e-12, tuning=tuning)
+    check(lambda x: torch.softmax(x, -1), x.bfloat16(), tolerance=1e-2, tuning=tuning)
 
 
-@pytest.mark.parametrize("programs", [2, triton_plan.PROGRAMS])
-def test_rows_of_infinities_and_nan_are_eagers(monkeypatch, programs):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", programs)
+@pytest.mark.parametrize("programs", [2, GpuTuning().programs])
+def test_rows_of_infinities_and_nan_are_eagers(programs):
+    tuning = GpuTuning(programs=programs)
     x = torch.randn(4, LONG)
     x[0] = -float("inf")
     x[1, 3], x[2, 7], x[3, 9], x[3, 12] = float("nan"), float("inf"), float("inf"), float("nan")
-    check(lambda x: torch.softmax(x, -1), x)
+    check(lambda x: torch.softmax(x, -1), x, tuning=tuning)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

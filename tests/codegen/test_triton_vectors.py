@@ -14,6 +14,7 @@ from dynamotor.base.config import config
 from dynamotor.codegen import triton_plan
 from dynamotor.codegen.triton import emit_piece
 from dynamotor.codegen.triton_ops import HELPERS
+from dynamotor.codegen.triton_tuning import GpuTuning
 from dynamotor.codegen.triton_vectors import vectors_of
 from dynamotor.lower.index import Index, Var
 from dynamotor.lower.ir import Kernel, Phase, Store, load
@@ -26,11 +27,7 @@ pytestmark = [
 ]
 R = torch.randn
 ODD = 20001
-
-
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
+FEW = GpuTuning(programs=2)  # a few rows are work for all of them
 
 
 @pytest.fixture(autouse=True)
@@ -60,58 +57,65 @@ def test_softmax_of_rows_of_any_length(dtype, size):
     x[3, :5000] = x[4] = x[8, -5:] = -float("inf")
     x[6, 0], x[7, size - 1] = float("nan"), float("inf")
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}[dtype]
-    functions = check(lambda x: torch.softmax(x, -1), x, tolerance=tolerance)
+    functions = check(lambda x: torch.softmax(x, -1), x, tolerance=tolerance, tuning=FEW)
     assert bool(by_vectors(functions)) == (size * dtype.itemsize % 16 != 0)
-    check(lambda x: torch.log_softmax(x, -1), x, tolerance=2e-2 if dtype is torch.bfloat16 else tolerance)
+    check(
+        lambda x: torch.log_softmax(x, -1),
+        x,
+        tolerance=2e-2 if dtype is torch.bfloat16 else tolerance,
+        tuning=FEW,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_reductions_with_and_without_positions(dtype):
     x = (R(8, ODD) * 20).to(dtype)
     x[:, 700] = x[:, -1] = x.max()
-    functions = check(lambda x: (x.argmax(-1), x.amin(-1), (x > 0).sum(-1)), x)
-    functions += check(lambda x: x.argmin(-1), x)
+    functions = check(lambda x: (x.argmax(-1), x.amin(-1), (x > 0).sum(-1)), x, tuning=FEW)
+    functions += check(lambda x: x.argmin(-1), x, tuning=FEW)
     assert by_vectors(functions)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
-def test_a_map_over_many_long_rows_computes_row_values_once(monkeypatch, dtype):
-    monkeypatch.setattr(triton_plan, "LONG_ROW", 1000)
+def test_a_map_over_many_long_rows_computes_row_values_once(dtype):
+    tuning = GpuTuning(programs=2, long_row=1000)
     x = (R(11, 9001) * 3).to(dtype)
     row, column = R(11, 1), R(9001)
-    (function,) = check(lambda x, a, b: (x * a + b, x == 0), x, row, column, tolerance=1e-4)
+    (function,) = check(lambda x, a, b: (x * a + b, x == 0), x, row, column, tolerance=1e-4, tuning=tuning)
     assert by_vectors([function]) and "//" not in function.source.split("for base")[1]
 
 
 @pytest.mark.parametrize("rows, size", [(1, 70001), (3, 50257), (5, 4 * 8192 + 3), (2, 65536 + 8)])
-def test_programs_that_share_a_row_have_vectors_too(monkeypatch, promises, rows, size):
-    monkeypatch.setattr(triton_plan, "PROGRAMS", 16)
+def test_programs_that_share_a_row_have_vectors_too(promises, rows, size):
+    tuning = GpuTuning(programs=16)
     x = R(rows, size).bfloat16()
-    functions = check(lambda x: (x.float().logsumexp(-1), x.amax(-1), x.float().sum(-1)), x, tolerance=1e-3)
+    functions = check(
+        lambda x: (x.float().logsumexp(-1), x.amax(-1), x.float().sum(-1)), x, tolerance=1e-3, tuning=tuning
+    )
     assert bool(by_vectors(functions)) == bool(size % 8) and functions[0].grid > rows
     assert bool(promises) == bool(size % 8)
 
 
-def test_rows_of_several_dimensions_and_of_views(monkeypatch):
-    monkeypatch.setattr(triton_plan, "LONG_ROW", 1000)
+def test_rows_of_several_dimensions_and_of_views():
+    tuning = GpuTuning(programs=2, long_row=1000)
     x = R(3, 5, 9003).bfloat16()
-    check(lambda x: x[:, 1:] * 2 + 1, x)
-    check(lambda x: x[:, 1:, 5:] + x[:, :-1, 2:-3], x)
-    check(lambda x: torch.softmax(x[:, :4].float(), -1), R(3, 5, ODD))
-    check(lambda x: x[..., :-1].float().logsumexp(-1), R(3, 5, ODD).bfloat16())
-    check(lambda x: x.t().softmax(0), R(8, ODD))
-    check(lambda x: x.softmax(-1) + 1, R(ODD, 8).t())
+    check(lambda x: x[:, 1:] * 2 + 1, x, tuning=tuning)
+    check(lambda x: x[:, 1:, 5:] + x[:, :-1, 2:-3], x, tuning=tuning)
+    check(lambda x: torch.softmax(x[:, :4].float(), -1), R(3, 5, ODD), tuning=tuning)
+    check(lambda x: x[..., :-1].float().logsumexp(-1), R(3, 5, ODD).bfloat16(), tuning=tuning)
+    check(lambda x: x.t().softmax(0), R(8, ODD), tuning=tuning)
+    check(lambda x: x.softmax(-1) + 1, R(ODD, 8).t(), tuning=tuning)
 
 
-def test_what_a_condition_guards_is_computed_before_the_loop_where_no_loop_changes_it(monkeypatch):
-    monkeypatch.setattr(triton_plan, "LONG_ROW", 1000)
+def test_what_a_condition_guards_is_computed_before_the_loop_where_no_loop_changes_it():
+    tuning = GpuTuning(programs=2, long_row=1000)
     x, row, place = R(3, 4, 9001), R(3, 4), torch.tensor([[0, 8, 5, 7]] * 3)
 
     def padded(x, row, place):
         hit = torch.arange(9001) == place[..., None]
         return torch.nn.functional.pad(torch.where(hit, x.exp() * row[..., None], x), (0, 0, 0, 1), value=2.0)
 
-    (function,) = check(padded, x, row, place, tolerance=1e-4)
+    (function,) = check(padded, x, row, place, tolerance=1e-4, tuning=tuning)
     before, *loops = function.source.split("for base")
     assert before.count("tl.load(") == 2 and all(loop.count("tl.load(") == 1 for loop in loops)
 
@@ -120,7 +124,7 @@ def test_memory_that_does_not_start_at_a_vector_is_read_by_elements():
     whole = torch.full((8 * ODD + 3,), float("nan")).bfloat16()
     x = whole[1 : 8 * ODD + 1].view(8, ODD)
     x.copy_(R(8, ODD))
-    program = launches(lambda x: torch.softmax(x.float(), -1), R(8, ODD).bfloat16())
+    program = launches(lambda x: torch.softmax(x.float(), -1), R(8, ODD).bfloat16(), tuning=FEW)
     assert by_vectors([step.function for step in program.steps])
     torch.testing.assert_close(run(program, x)[0], torch.softmax(x.float(), -1))
 
@@ -147,7 +151,8 @@ def test_writes_touch_nothing_but_the_row():
 
 
 def check_store(kernel, apart, dtype):
-    plan = triton_plan._by_vectors(kernel, triton_plan._loop_plan(kernel.outer, kernel.inner, False))
+    planner = triton_plan.Planner(lambda spec: "none", FEW)
+    plan = planner.by_vectors(kernel, planner.loop_plan(kernel.outer, kernel.inner, False))
     f = emit_piece(triton_plan._piece(kernel, plan))
     given, out = R(7, 9001).to(dtype), torch.full((7 * apart + 8,), 7.0).to(dtype)
     want = out.clone()
@@ -161,8 +166,8 @@ def test_kernels_of_both_kinds_of_pointers_build_for_a_gpu(dtype, tmp_path):
     with config.patch(cache_dir=str(tmp_path)):
         x = R(8, ODD).to(dtype)
         programs = [
-            launches(lambda x: (torch.softmax(x, -1), x.argmax(-1)), x),
-            launches(lambda x: x.logsumexp(-1), x[:1]),
+            launches(lambda x: (torch.softmax(x, -1), x.argmax(-1)), x, tuning=FEW),
+            launches(lambda x: x.logsumexp(-1), x[:1], tuning=FEW),
         ]
         functions = by_vectors([step.function for program in programs for step in program.steps])
         jobs = [

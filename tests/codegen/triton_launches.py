@@ -10,6 +10,7 @@ import torch
 from dynamotor.base.config import config
 from dynamotor.codegen import triton
 from dynamotor.codegen.triton_ops import HELPERS
+from dynamotor.codegen.triton_plan import DEFAULT
 from dynamotor.graph.info import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
@@ -19,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
 from aten_graphs import aten_graph  # noqa: E402
 
 
-def launches(fn, *inputs):
+def launches(fn, *inputs, tuning=DEFAULT):
     """The program of a function, its loop steps as Triton launches."""
     with torch.no_grad(), config.patch(target="triton"):
-        return triton.expand(lower_graph(aten_graph(fn, *inputs), GraphInfo("inference", "test")))
+        return triton.expand(lower_graph(aten_graph(fn, *inputs), GraphInfo("inference", "test")), tuning)
 
 
 def run(program, *inputs):
@@ -44,9 +45,9 @@ def run(program, *inputs):
     ]
 
 
-def check(fn, *inputs, tolerance=1e-5):
+def check(fn, *inputs, tolerance=1e-5, tuning=DEFAULT):
     """Compare with eager; gives the launches' functions."""
-    program = launches(fn, *inputs)
+    program = launches(fn, *inputs, tuning=tuning)
     got, want = run(program, *inputs), fn(*inputs)
     for a, b in zip(got, want if isinstance(want, (tuple, list)) else (want,), strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dynamotor
 from dynamotor.base.events import collect, counters
-from dynamotor.distributed.step import Step
+from dynamotor.distributed.step import ReduceStep
 
 
 class Normed(Plain):
@@ -261,16 +261,16 @@ def order(rank: int, clip: float | None) -> tuple[list[tuple[str, int]], list[in
         twins.both(seed)
     parameters = list(twins.models[1].parameters())
     before = [p.detach().clone() for p in parameters]
-    changed, finish = [], Step.finish
+    changed, finish = [], ReduceStep.finish
 
-    def counting(step: Step, bucket: int) -> Any:
+    def counting(step: ReduceStep, bucket: int) -> Any:
         changed.append(sum(not torch.equal(*pair) for pair in zip(before, parameters, strict=True)))
         return finish(step, bucket)
 
-    Step.finish = counting
+    ReduceStep.finish = counting
     try:
         with collect("bucket") as events:
             twins.both(3)
     finally:
-        Step.finish = finish
+        ReduceStep.finish = finish
     return [(e.data["what"], e.data["bucket"]) for e in events], changed

@@ -19,7 +19,7 @@ from dynamotor import DynamotorError, UsageError, compile, explain
 from dynamotor.distributed.plan import make_plan
 from dynamotor.distributed.rewrite import gradient_nodes
 from dynamotor.distributed.split import stage_borders
-from dynamotor.distributed.step import Step
+from dynamotor.distributed.step import ReduceStep
 from dynamotor.graph.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -79,10 +79,10 @@ def test_a_gpu_packs_a_bucket_in_a_few_kernels(dtype: torch.dtype) -> None:
     grads = [torch.randn(slot.shape, dtype=dtype) if i in (0, 1) else None for i, slot in enumerate(slots)]
     held = [torch.randn(slot.shape, dtype=dtype) if i in (1, 2) else None for i, slot in enumerate(slots)]
     flats = [torch.full((plan.buckets[0].numel,), float("nan"), dtype=dtype) for _ in range(2)]
-    Step._pack_all([slot.of(flats[0]) for slot in slots], grads, held)
+    ReduceStep._pack_all([slot.of(flats[0]) for slot in slots], grads, held)
     one_by_one = SimpleNamespace(_scale=1.0)
     for slot, grad, before in zip(slots, grads, held, strict=True):
-        Step._pack(one_by_one, slot.of(flats[1]), grad, before)
+        ReduceStep._pack(one_by_one, slot.of(flats[1]), grad, before)
     assert torch.equal(*flats)
 
 

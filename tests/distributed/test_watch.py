@@ -11,7 +11,7 @@ import torch.distributed as dist
 from children import run_forked
 
 from dynamotor.base.errors import UserLine
-from dynamotor.distributed.watch import PATIENCE, Watch
+from dynamotor.distributed.watch import PATIENCE, RankWatch
 
 
 class Device:
@@ -45,7 +45,7 @@ def test_a_backward_that_never_ends_is_reported_with_the_line_before_the_timeout
     device: Device,
 ) -> None:
     out = io.StringIO()
-    watch, began = Watch(0.4, out), time.monotonic()
+    watch, began = RankWatch(0.4, out), time.monotonic()
     watch.behind_backward(HERE)
     while not out.getvalue() and time.monotonic() - began < 5:
         time.sleep(0.01)
@@ -55,7 +55,7 @@ def test_a_backward_that_never_ends_is_reported_with_the_line_before_the_timeout
 
 def test_a_backward_that_ended_is_not_reported_and_is_asked_about_once(device: Device) -> None:
     device.done = True
-    watch = Watch(1000.0)
+    watch = RankWatch(1000.0)
     watch.behind_backward(HERE)
     assert watch.look() is None and device.asked == 0  # it is not overdue: the device is left alone
     watch._latest = (device, time.monotonic() - PATIENCE * 1000 - 1, HERE)
@@ -63,7 +63,7 @@ def test_a_backward_that_ended_is_not_reported_and_is_asked_about_once(device: D
 
 
 def test_a_later_backward_takes_the_place_of_an_earlier_one(device: Device) -> None:
-    watch = Watch(1000.0)
+    watch = RankWatch(1000.0)
     watch._latest = (device, time.monotonic() - PATIENCE * 1000 - 1, HERE)
     assert watch.look() is not None
     watch.behind_backward(HERE)
@@ -80,7 +80,7 @@ class Event:
 
 torch.cuda.Event, torch.cuda.current_device, torch.cuda.is_current_stream_capturing = Event, lambda: 0, lambda: False
 dist.get_rank, watch.GRACE = lambda: 0, 0.2
-watch.Watch(0.5).behind_backward(None)
+watch.RankWatch(0.5).behind_backward(None)
 time.sleep(%s)
 print("still there")
 """

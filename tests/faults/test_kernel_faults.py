@@ -9,7 +9,7 @@ import torch
 from planted import Faults
 
 from dynamotor.codegen import cpp_body, cpp_kernel, triton_body, triton_kernel, triton_plan
-from dynamotor.lower import lower, lowering, ops_index, ops_views
+from dynamotor.lower import lower, ops_index, ops_views, outputs
 from dynamotor.lower.index import Index, Loaded, Var
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Scratch, Store, load, make, rewrite
 from dynamotor.lower.program import LoopStep
@@ -237,7 +237,7 @@ def a_position_is_not_checked(plant):
 
 @faults.add("DM913", flipped_in_place, SQUARE)
 def an_input_is_overwritten_before_it_is_read(plant):
-    plant.setattr(lowering, "_reads_elsewhere", lambda *args: False)
+    plant.setattr(outputs, "_reads_elsewhere", lambda *args: False)
 
 
 @faults.add("DM913", lambda a: torch.mm((a * 2).tanh().flip(0), a), SQUARE)
@@ -336,12 +336,12 @@ def chunks_of_rows_overlap(plant):
 
 @faults.add("DM914", scaled, A, B)
 def an_index_forgets_its_constant_or_first_term(plant):
-    real = cpp_body.Body.index
+    real = cpp_body.CppBody.index
 
     def index(self, i, scope):
         return real(self, Index(dict(list(i.terms.items())[1:]), i.const) if len(i.terms) > 1 else i, scope)
 
-    plant.setattr(cpp_body.Body, "index", index)
+    plant.setattr(cpp_body.CppBody, "index", index)
 
 
 # -- Triton --------------------------------------------------------------------------------------------------
@@ -375,14 +375,14 @@ def a_triton_kernel_stores_to_an_operand(plant):
 
 @faults.add("DM913", two_sums_and_a_map, A, B, target="triton")
 def launches_for_final_statements_are_missing(plant):
-    plant.setattr(triton_plan, "_maps_of", lambda *args: [])
-    plant.setattr(triton_plan, "_finish", lambda *args: [])
+    plant.setattr(triton_plan.Planner, "maps_of", lambda *args: [])
+    plant.setattr(triton_plan.Planner, "finish", lambda *args: [])
 
 
 @faults.add("DM913", sums, A, B, target="triton")
 def partial_sums_are_added_up_before_they_are_there(plant):
     real = triton_plan.plan_kernel
-    plant.setattr("dynamotor.codegen.triton.plan_kernel", lambda kernel, new: real(kernel, new)[::-1])
+    plant.setattr("dynamotor.codegen.triton.plan_kernel", lambda *given: real(*given)[::-1])
 
 
 test_each_fault_is_found = faults.test()

@@ -13,7 +13,7 @@ from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, InternalError
 from dynamotor.base.events import counters
 from dynamotor.codegen import checked, cpp, folded, program
-from dynamotor.lower import lowering, passes
+from dynamotor.lower import outputs, passes
 from dynamotor.lower.program import ExternStep
 from dynamotor.runtime import memory
 
@@ -84,7 +84,7 @@ def test_a_wrong_spec_of_an_aten_call(monkeypatch, change):
 
 def test_a_pool_that_hands_out_live_memory(monkeypatch):
     monkeypatch.setattr(memory._Pooled, "is_free", lambda self: True)
-    caught("DM923", calls=12)
+    caught("DM924", calls=12)
 
 
 def test_buffers_planned_into_the_same_memory(monkeypatch):
@@ -184,7 +184,7 @@ def test_a_stale_constant(monkeypatch):
 
 
 def test_a_missing_mutation(monkeypatch):
-    monkeypatch.setattr(lowering, "_mutate", lambda ctx, copies, env, targets: None)
+    monkeypatch.setattr(outputs, "write_inputs", lambda ctx, copies, env, targets: None)
     caught("DM922", lambda x, w: x.add_(w).sum())
 
 

@@ -66,7 +66,7 @@ def test_a_good_aten_graph_passes():
 def test_bad_aten_graphs_are_named(steps, match):
     with pytest.raises(InternalError, match=match) as caught:
         verify_aten_graph(aten_graph(*steps))
-    assert caught.value.code == "DM901"
+    assert caught.value.code == "DM902"
 
 
 def test_torch_graphs_hold_no_modules_or_attributes():

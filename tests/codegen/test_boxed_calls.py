@@ -52,7 +52,7 @@ def test_inputs_are_freed_after_their_last_use(kind: str) -> None:
     wanted = given[0] @ given[1] @ given[2]
     WATCHED[:] = [weakref.ref(t) for t in given]
     ALIVE.clear()
-    for (out,) in (compiled(*given), compiled.taking(given)):
+    for (out,) in (compiled(*given), compiled.boxed(given)):
         torch.testing.assert_close(out, wanted)
     taken = kind == "backward"  # a program of another kind leaves its caller's list alone
     assert [[True] * 3, [not taken, not taken, True]] == ALIVE and len(given) == (0 if taken else 3)

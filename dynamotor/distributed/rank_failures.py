@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.autograd import Variable
 
 from ..base.errors import DistributedError, user_line
-from .watch import Watch
+from .watch import RankWatch
 from .wrapper import group_timeout
 
 # What DDP's reducer complains about: a part of its text, code, what happened, what to do.
@@ -111,7 +111,7 @@ class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
     reported.
     """
 
-    watch: Watch | None = None
+    watch: RankWatch | None = None
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         with told("in a backward, while gradients were reduced"):
@@ -136,4 +136,4 @@ def install(group: dist.ProcessGroup) -> None:
         Variable._execution_engine = _Engine()
     engine: _Engine = Variable._execution_engine
     if engine.watch is None and dist.get_backend(group) == "nccl":
-        engine.watch = Watch(group_timeout(group).total_seconds())
+        engine.watch = RankWatch(group_timeout(group).total_seconds())

@@ -1,0 +1,214 @@
+"""Which values of a graph become memory: buffers, and the nodes and aten calls that fill them, in order.
+
+A value read in several places is computed again in each where that is cheap, and kept else; `Realizer` decides
+when an op's value is made (`settle`) and when something needs memory (`realize`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base.config import config
+from ..graph.info import GraphInfo
+from ..graph.sizes import Dim, ShapeEnv, equal
+from ..graph.spec import TensorSpec, contiguous_stride
+from .index import Index, Var, is_one
+from .ir import (
+    COMPUTE_TYPE,
+    Expr,
+    ExternNode,
+    LoopNode,
+    loads_of,
+    total_cost,
+    walk,
+)
+from .program import Buffer, BufferKind, BufRef, ExternStep
+from .value import LoopValue, is_dense
+
+# A value read in several places is computed again in each when it costs no more than this, otherwise it is
+# kept.
+CHEAP_COST, CHEAP_LOADS = 6, 2
+# In half precision keeping rounds: a residual stream that is added up again from more parts is rounded less
+# often.
+CHEAP_HALF_COST, CHEAP_HALF_LOADS = 8, 4
+# An expression larger than this becomes real even with one reader, so that kernels stay of a size that
+# compiles fast.
+MAX_COST, MAX_LOADS = 400, 12
+CLONE, CLONE_OUT = torch.ops.aten.clone.default, torch.ops.aten.clone.out
+# Views pass their readers' count on to what they view.
+VIEW_OPS = frozenset(
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "slice",
+        "select",
+        "alias",
+        "detach",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "chunk",
+    ]
+)
+# Ops that look at the shape alone of one operand.
+SHAPE_ONLY: dict[Any, int] = {torch.ops.aten.nll_loss_backward.default: 1}
+
+
+class Realizer:
+    """The buffers, loop nodes and extern calls so far of one graph that is being lowered."""
+
+    def __init__(self, info: GraphInfo, env: ShapeEnv | None = None) -> None:
+        self.info, self.env, self.is_symbolic = info, env, env is not None
+        self.buffers: dict[str, Buffer] = {}
+        self.schedule: list[LoopNode | ExternNode] = []
+        self.readers: dict[fx.Node, list[fx.Node]] = {}
+        self.outputs: frozenset[fx.Node] = frozenset()
+        self.node: fx.Node  # that is being lowered, and its spec
+        self.spec: Any = None
+        self.mutated: list[str] = []
+        self.values: dict[str, BufRef] = {}
+        self.on_gpu = config.target == "triton"  # or some tensor of the graph lies on one
+
+    def calls_aten(self, node: fx.Node) -> bool:
+        """Whether the node becomes an aten call (or the output), which reads memory."""
+        raise NotImplementedError
+
+    def new_buffer(
+        self,
+        spec: TensorSpec,
+        kind: BufferKind = "temp",
+        name: str | None = None,
+        value: torch.Tensor | None = None,
+    ) -> Buffer:
+        """A buffer with a name of its own."""
+        name = name or f"buf{len(self.buffers)}"
+        self.buffers[name] = buffer = Buffer(name, spec, kind, value)
+        return buffer
+
+    def add(self, node: LoopNode | ExternNode) -> None:
+        """Append to the schedule."""
+        if isinstance(node, LoopNode):
+            node.evaluate()
+        self.schedule.append(node)
+
+    def realize(self, x: LoopValue, stride: Sequence[Dim] | None = None) -> BufRef:
+        """Give the value memory (with these strides when it is made now) and say where it lies."""
+        ref = x.ref
+        if ref is not None:
+            return ref
+        root = x.root()
+        if root is not x and root.ref is None:
+            self.realize(root)
+            if x.ref is not None:
+                return x.ref
+        stride = tuple(stride or x.stride or contiguous_stride(x.shape))
+        spec = TensorSpec(x.shape, stride, x.dtype)
+        if not is_dense(spec):
+            spec = TensorSpec.dense(x.shape, x.dtype)
+        buffer = self.new_buffer(spec)
+        body = x.base_body() if x.body is None else x.body
+        self.add(
+            LoopNode(buffer.name, x.shape, body, spec.stride, x.dtype, origin=x.origin or str(self.node))
+        )
+        ref = BufRef.whole(buffer)
+        x.become(ref)
+        return ref
+
+    def copy(self, x: LoopValue, stride: Sequence[Dim]) -> BufRef:
+        """A new buffer with exactly these strides, holding x."""
+        spec = TensorSpec(x.shape, tuple(stride), x.dtype)
+        buffer = self.new_buffer(spec)
+        if x.dtype in COMPUTE_TYPE:
+            self.add(
+                LoopNode(buffer.name, x.shape, x.at, spec.stride, x.dtype, origin=f"copy for {self.node}")
+            )
+        else:
+            ref = self.realize(x)
+            step = ExternStep(CLONE, (ref,), {}, (buffer.name,), CLONE_OUT)
+            self.add(ExternNode(step, frozenset({ref.name}), (buffer.name,)))
+        return BufRef.whole(buffer)
+
+    def probe(self, x: LoopValue) -> Expr:
+        """The value's expression at an index of its own variables."""
+        return x.at(tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(x.shape)))
+
+    def keep(self, x: LoopValue) -> LoopValue:
+        """Make x real unless computing it again is cheap: for rules that read it in several loops."""
+        if x.ref is None:
+            if not _is_cheap(x, self.probe(x)):
+                self.realize(x)
+        return x
+
+    def whole(self, x: LoopValue) -> LoopValue:
+        """x, made real if it reads at computed positions: who reads a part of it would not look at the other
+        positions.
+        """
+        if x.ref is None and any(e.op == "wrap_index" for e in walk(self.probe(x))):
+            self.realize(x)
+        return x
+
+    def keep_if_heavy(self, x: LoopValue) -> None:
+        """Make x real when it costs more than a few additions: for readers that are larger than it."""
+        if x.ref is None and total_cost(self.probe(x)) > CHEAP_COST:
+            self.realize(x)
+
+    def settle(self, x: LoopValue, node: fx.Node) -> None:
+        """Decide, when an op's value is made, whether it becomes real."""
+        spec = node.meta["val"]
+        if x.body is None:
+            if node in self.outputs and x.ref is None:
+                self.realize(x, spec.stride)
+            return
+        x.stride, x.origin = spec.stride, str(node)
+        readers = self.readers[node]
+        if node in self.outputs:
+            self.realize(x)
+            return
+        if not readers:
+            return
+        e = self.probe(x)
+        cost, count = total_cost(e), len(loads_of(e))
+        shared = len(readers) > 1 and (not _is_cheap(x, e) or any(self.calls_aten(r) for r in readers))
+        if shared or cost > MAX_COST or count > MAX_LOADS:
+            self.realize(x)
+
+
+def _is_cheap(x: LoopValue, e: Expr) -> bool:
+    half = x.dtype.is_floating_point and x.dtype.itemsize == 2
+    cost, loads = (CHEAP_HALF_COST, CHEAP_HALF_LOADS) if half else (CHEAP_COST, CHEAP_LOADS)
+    return total_cost(e) <= cost and len(loads_of(e)) <= loads
+
+
+def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each node the calls that read it, looking through views."""
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        found: list[fx.Node] = []
+        for user in node.users:
+            if user.target in SHAPE_ONLY and [n for n, a in enumerate(user.args) if a is node] == [
+                SHAPE_ONLY[user.target]
+            ]:
+                continue
+            packet = getattr(user.target, "overloadpacket", None)
+            is_view = (
+                packet is not None and packet.__name__ in VIEW_OPS
+            ) or user.target.__class__.__name__ == "builtin_function_or_method"
+            found += readers[user] if is_view and user.op == "call_function" else [user]
+        readers[node] = found
+    return readers
+
+
+def same_layout(ref: BufRef, stride: Sequence[Dim]) -> bool:
+    """Whether a view has these strides where its sizes are not 1."""
+    return all(equal(a, b) for n, a, b in zip(ref.shape, ref.stride, stride, strict=True) if not is_one(n))
