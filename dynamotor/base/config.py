@@ -83,6 +83,9 @@ class Config:
     # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else
     # each is compiled for.
     symbolic_sizes: bool = True
+    # Which graphs run op by op on a GPU while their kernels, or those for new sizes, are built, so that no call
+    # waits: "general" ones (whose sizes differ between calls), "all" or "none".
+    run_while_building: str = "general"
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.

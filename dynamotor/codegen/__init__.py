@@ -69,7 +69,7 @@ from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
 from .checked import Checked, checkable
 from .folded import FoldedCall, Part
-from .gpu_program import GpuProgram
+from .gpu_program import GpuProgram, Meanwhile
 from .program import build_program
 from .triton_plan import CannotPlan
 
@@ -111,7 +111,10 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
     with timed("codegen"):
         if on_gpu:
             try:
-                gpu_program = GpuProgram(program, optimised.info, device, failed)
+                which = "none" if cuda_graphs else config.run_while_building  # recordings keep what they saw
+                runs = which == "all" or which == "general" and program.env is not None
+                meanwhile = Meanwhile(optimised.gm) if runs else None
+                gpu_program = GpuProgram(program, optimised.info, device, failed, meanwhile=meanwhile)
                 return replayed(gpu_program, optimised.gm, optimised.info) if cuda_graphs else gpu_program
             except CannotPlan as why:
                 return _on_aten_kernels(optimised.gm, device, str(why))
