@@ -102,6 +102,9 @@ class Config:
     # Indices and integer divisors are checked in XLA's graphs: a wrong one raises at the barrier with its
     # line (costs time).
     xla_debug: bool = False
+    # Backend "xla": sizes that differ between calls are padded to a multiple of this, to the next of these, or
+    # ("powers") to the next power of two, so that one executable serves many; 0 compiles for each size.
+    pad: int | str | tuple[int, ...] = 0
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep
     # every value alive).
     xla_trace_limit: int = 100_000

@@ -384,6 +384,12 @@ class GpuProgram(CallProgram):
                 self._start(launch.function)
         return found
 
+    def build_all(self) -> None:
+        """Wait for the variants that are being built, too."""
+        for _, pending in tuple(self.builds.values()):
+            pending.exception()
+        super().build_all()
+
     def _run_meanwhile(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
         assert self._meanwhile is not None
         return self._meanwhile(*inputs)

@@ -153,3 +153,17 @@ def test_kernels_that_draw_numbers_are_waited_for(builds):
     )
     call(torch.randn(5, 40))
     assert not counters["kernels"][COUNT]
+
+
+def test_warming_up_waits_for_variants(builds):
+    import threading
+
+    call = dynamotor.compile(fn, options={"target": "triton"}, dynamic=True)
+    compiler = call.miss.__self__
+    timer = threading.Timer(0.2, lambda: end(builds))
+    timer.start()
+    x = torch.randn(5, 40)
+    assert not compiler.warm_up(call, x) and all(future.done() for future in builds)
+    timer.join()
+    check(call, 5, 40)
+    assert not counters["kernels"][COUNT]
