@@ -34,11 +34,11 @@ from . import (
     sync,
     transfer,
 )
+from .buckets import Bucketed
 from .checks import raise_failed
 from .ir import Cut, Lane, Meta, Node, lock
 from .layout import preserved
 from .numerics import PRECISION_SETTINGS, precision_settings
-from .padding import Bucketed
 from .partition import Piece, Recording, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
 

@@ -16,8 +16,9 @@ import dynamotor
 from dynamotor.autograd.aot import aot_compile
 from dynamotor.backends import backends, static_inputs
 from dynamotor.base.events import collect, counters
-from dynamotor.xla import padding
-from dynamotor.xla.padding import Bucketed, Refused, Run, axis_of, bucket_of, regrouped
+from dynamotor.xla import buckets
+from dynamotor.xla.buckets import Bucketed, bucket_of
+from dynamotor.xla.padding import Refused, Run, axis_of, regrouped
 
 SIZES = ((4, 6), (3, 7), (2, 5), (5, 8), (9, 11), (8, 16), (6, 17))
 R = torch.randn
@@ -60,7 +61,7 @@ def padded(fn: Callable[..., Any], pad: Any = 8, **options: Any) -> Callable[...
         compiled = dynamotor.compile(fn, backend="aot_eager", **options)
 
     def call(*args: Any) -> Any:
-        with mock.patch.object(padding, "zeros_behind", poison):
+        with mock.patch.object(buckets, "zeros_behind", poison):
             return compiled(*args)
 
     return call
