@@ -171,7 +171,7 @@ class TraceSizes:
         self.env.undecided = _undecided
         self.floats: dict[Source, float] = {}  # inputs of the program that are Python floats
         self.data = DataSizes(self.env)
-        self.on_cpu = True
+        self.counts = True  # what data decides is told of tensors of these devices
         self.in_body = False  # a function's body is traced, whose nodes move to a graph of its own
         self._specs: dict[Source, TensorSpec] = {}
         self._nodes: SizeNodes | None = None
@@ -208,7 +208,7 @@ class TraceSizes:
         if found is None:
             found = TensorSpec.of(tensor)
             self.symbolic = self.symbolic and self.policy.takes(tensor.device.type)
-            self.on_cpu = self.on_cpu and tensor.device.type == "cpu"
+            self.counts = self.counts and tensor.device.type in ("cpu", "cuda")
             if not static and self.symbolic and type(source) is not Const:
                 found = self._symbolic(source, tensor, found)
             self._specs[source] = found
@@ -290,7 +290,7 @@ class TraceSizes:
     @property
     def takes_data(self) -> bool:
         """Whether sizes and numbers that data decides may stay in the graph."""
-        return self.symbolic and self.on_cpu and not self.in_body and self.policy.takes("cpu", of_data=True)
+        return self.symbolic and self.counts and not self.in_body and self.policy.takes("cpu", of_data=True)
 
     def bind(self, graph: GraphBuilder, symbol: Size, node: fx.Node) -> None:
         """The node that gives an unbacked symbol's value."""
