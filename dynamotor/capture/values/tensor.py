@@ -24,7 +24,7 @@ from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
 from ..breaks import Unsupported, unsupported
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
-from ..source import Const, DictItem, InstanceDict
+from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
@@ -756,6 +756,9 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
             "call it outside the compiled function",
         )
     if held_by == "offset":
+        x = args[0]
+        if type(x) is TensorValue and x.source is not None and type(result) is int and x.obj is not MISSING:
+            return trace.wrap(Called(x.source, torch.Tensor.storage_offset), result)
         _guard_offsets(trace, args)
     return constant_result(trace, result)
 
