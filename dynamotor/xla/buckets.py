@@ -21,6 +21,7 @@ from .padding import Axes, Refused, Run, Values, Writer, Written, is_padded
 
 TRIED = 3  # buckets of each size, where guards refuse the smallest
 Compiled = Callable[..., Any]
+_below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 
 def bucket_of(n: int, pad: Any) -> int:
@@ -86,15 +87,18 @@ class Bucketed:
             counters["xla"]["buckets"] += 1
         written, call = known
         sizes = dict(zip(of, key, strict=True))
-        given = [_padded(inputs[n], axes, of, sizes) for n, axes in written.given]
+        with _below_autograd():  # no result is a view to the caller, who may write it
+            given = [_padded(inputs[n], axes, of, sizes) for n, axes in written.given]
         if written.needed:
             given.append(torch.tensor([size.value(of) for size in written.needed], device="cpu"))
-        return tuple(
-            [
-                x if how is None else how.value(of) if type(how) is Size else _cut(x, *how, of, sizes)
-                for x, how in zip(call(*given), written.outputs, strict=True)
-            ]
-        )
+        results = call(*given)
+        with _below_autograd():
+            return tuple(
+                [
+                    x if how is None else how.value(of) if type(how) is Size else _cut(x, *how, of, sizes)
+                    for x, how in zip(results, written.outputs, strict=True)
+                ]
+            )
 
     def _bucket(self, of: Values) -> tuple[int, ...]:
         """The smallest sizes to pad to that the graph is right for: its guards may tell some sizes apart. A
@@ -145,14 +149,17 @@ def _padded(x: Any, axes: Axes, of: Values, larger: Values) -> Any:
 
 def _cut(x: Any, axes: Axes, strides: tuple[Dim, ...], of: Values, larger: Values) -> Any:
     """A result without padding, with the strides that the graph says."""
-    own, wanted = _sizes_of(axes, of), _sizes_of(axes, larger)
-    if own == wanted:
+    if not is_padded(*axes):
         return x
-    x = x.reshape([n for some in wanted for n in some])
-    for d, n in enumerate(n for some in own for n in some):
-        x = x.narrow(d, 0, n)
-    x = x.reshape([math.prod(some) for some in own])
+    own, wanted = _sizes_of(axes, of), _sizes_of(axes, larger)
     steps = [s.value(of) if type(s) is Size else s for s in strides]
+    if own != wanted:
+        x = x.reshape([n for some in wanted for n in some])
+        for d, n in enumerate(n for some in own for n in some):
+            x = x.narrow(d, 0, n)
+        x = x.reshape([math.prod(some) for some in own])
+    elif all(n < 2 or a == b for n, a, b in zip(x.shape, x.stride(), steps, strict=True)):
+        return x
     order = sorted(range(x.dim()), key=lambda d: (-steps[d], d))
     back = [order.index(d) for d in range(x.dim())]
     return x.permute(order).contiguous().permute(back)

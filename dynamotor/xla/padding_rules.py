@@ -361,7 +361,7 @@ def _reduction(fill: Callable[[torch.dtype], Any], single: bool = False, both: b
 register_all(
     rule,
     (
-        ((aten.sum.default, aten.sum.dim_IntList), _reduction(lambda dtype: 0)),
+        ((aten.sum.default, aten.sum.dim_IntList, aten.nansum.default), _reduction(lambda dtype: 0)),
         ((aten.prod.default, aten.prod.dim_int), _reduction(lambda dtype: 1)),
         ((aten.any.default, aten.any.dim, aten.any.dims), _reduction(lambda dtype: 0)),
         ((aten.all.default, aten.all.dim, aten.all.dims), _reduction(lambda dtype: 1)),
@@ -404,6 +404,61 @@ def _mean(call: Call) -> tuple[fx.Node, Any]:
 def _shape(call: Call) -> tuple[int, ...]:
     """The shape of a call's result as numbers."""
     return call.writer.number(tuple(call.shape))
+
+
+@rule(aten.logsumexp.default)
+def _logarithm_of_sum(call: Call) -> tuple[fx.Node, Any]:
+    if not call.args[0].meta["val"].dtype.is_floating_point:
+        raise Refused("logsumexp of integers, none of which is nothing")
+    return _reduction(_least)(call)
+
+
+@rule(aten.linalg_vector_norm.default)
+def _norm(call: Call) -> tuple[fx.Node, Any]:
+    order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", 2)
+    if order <= 0:
+        raise Refused("a norm that zeros are no part of")
+    return _reduction(lambda dtype: 0)(call)
+
+
+def _alike(call: Call, a: int, b: int) -> None:
+    """Two arguments are of one type with the digits to sum in it, and of one shape."""
+    types = {call.args[place].meta["val"].dtype for place in (a, b)}
+    if call.axes(a) != call.axes(b) or not types < {torch.float32, torch.float64}:
+        raise Refused(f"{call.node.target} of tensors that differ, or of halves")
+
+
+@rule(aten.mse_loss.default)
+def _squares(call: Call) -> tuple[fx.Node, Any]:
+    axes, writer = call.axes(0), call.writer
+    reduction = call.args[2] if len(call.args) > 2 else call.kwargs.get("reduction", 1)
+    _alike(call, 0, 1)
+    if reduction == 0:
+        return call.emit(axes)
+    for place in (0, 1):
+        call.mask(place, range(len(axes)))
+    call.args, call.kwargs = [*call.args[:2], 2], {}
+    if reduction == 2:
+        return call.emit(())
+    dtype = call.args[0].meta["val"].dtype
+    total = writer.emit(aten.mse_loss.default, *call.args, dtype=dtype, shape=())
+    count = writer.emit(aten._to_copy.default, writer.count(axes), dtype=dtype, shape=())
+    count.kwargs = {"dtype": dtype}
+    call.args = [total, count]
+    return call.emit((), aten.div.Tensor)
+
+
+@rule(aten.mse_loss_backward.default)
+def _squares_backward(call: Call) -> tuple[fx.Node, Any]:
+    axes, writer = call.axes(1), call.writer
+    _alike(call, 1, 2)
+    if call.args[3] != 1:
+        return call.emit(axes)
+    spec = call.args[1].meta["val"]
+    call.args[3] = 2
+    whole = writer.emit(aten.mse_loss_backward.default, *call.args, dtype=spec.dtype, shape=spec.shape)
+    call.args = [whole, writer.count(axes)]
+    return call.emit(axes, aten.div.Tensor)
 
 
 @rule(aten.cumsum.default, aten.cumprod.default)

@@ -98,6 +98,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "attention of few queries": lambda x: F.scaled_dot_product_attention(
         QUERIES[None].expand(x.shape[0], -1, -1), x, x
     ),
+    "norms": lambda x: (x.norm(), x.norm(dim=1), x.norm(1, 0), x.norm(float("inf"), (0, 1))),
+    "logarithms of sums": lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), x.nansum(1)),
+    "squares": lambda x: [F.mse_loss(x, x.tanh(), reduction=r) for r in ("mean", "sum", "none")],
     "running sums": lambda x: (x.cumsum(0), x.cumsum(1)),
     "merged": lambda x: (x.reshape(-1, 24).sum(0), x.view(-1), x.flatten().sum(), x.reshape(-1, 6).mean(0)),
     "merged and cut": lambda x: (
