@@ -63,9 +63,10 @@ class FloatValue(Constant):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        op = _INPLACE.get(op, op)
         if not other.is_constant():
-            return None
+            odd = isinstance(getattr(other, "base", None), Constant)  # of a subclass of int, float or str
+            return super().binary(trace, op, other, reflected) if odd else None
+        op = _INPLACE.get(op, op)
         step = self._with(op, other, reflected)
         if step is None:
             return super().binary(trace, op, other, reflected)
