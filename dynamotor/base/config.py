@@ -133,6 +133,7 @@ def _from_environment() -> Config:
         xla_strict=_flag("DYNAMOTOR_XLA_STRICT", False),
         xla_debug=_flag("DYNAMOTOR_XLA_DEBUG", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
+        run_while_building=os.environ.get("DYNAMOTOR_RUN_WHILE_BUILDING", "general"),
         program_cache=_flag("DYNAMOTOR_PROGRAM_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
         sanitize=_flag("DYNAMOTOR_SANITIZE", False),

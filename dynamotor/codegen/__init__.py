@@ -113,7 +113,8 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
             try:
                 which = "none" if cuda_graphs else config.run_while_building  # recordings keep what they saw
                 runs = which == "all" or which == "general" and program.env is not None
-                meanwhile = Meanwhile(optimised.gm) if runs else None
+                # ranks must meet in one order
+                meanwhile = Meanwhile(optimised.gm) if runs and not _meets_ranks(gm) else None
                 gpu_program = GpuProgram(program, optimised.info, device, failed, meanwhile=meanwhile)
                 return replayed(gpu_program, optimised.gm, optimised.info) if cuda_graphs else gpu_program
             except CannotPlan as why:
@@ -129,7 +130,7 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     once.
     """
     device, why_not = device_of(gm)
-    if any(node.op == "call_function" and meets_ranks(node.target) for node in gm.graph.nodes):
+    if _meets_ranks(gm):
         counters["fallback"]["cudagraphs.collectives"] += 1
         emit(
             "fallback",
@@ -148,6 +149,11 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     make = functools.partial(GraphedCall, call, info.static_inputs, mutated, device, n_copied)
     symbols = [i for i, node in enumerate(placeholders) if is_size(node)]
     return GraphedSizes(make, symbols, config.cuda_graph_sizes) if symbols else make()
+
+
+def _meets_ranks(gm: fx.GraphModule) -> bool:
+    """Whether there are collectives in a graph."""
+    return any(node.op == "call_function" and meets_ranks(node.target) for node in gm.graph.nodes)
 
 
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:

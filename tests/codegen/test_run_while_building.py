@@ -147,6 +147,14 @@ def test_writes_into_inputs(builds):
     assert counters["kernels"][COUNT] == 2
 
 
+def test_graphs_with_collectives_wait(builds, monkeypatch):
+    from dynamotor import codegen
+
+    monkeypatch.setattr(codegen, "meets_ranks", lambda target: True)
+    check(compiled(), 5, 40)
+    assert not counters["kernels"][COUNT]
+
+
 def test_kernels_that_draw_numbers_are_waited_for(builds):
     call = dynamotor.compile(
         lambda x: torch.nn.functional.dropout(x, 0.5), options={"target": "triton"}, dynamic=True
