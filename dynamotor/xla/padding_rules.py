@@ -413,10 +413,10 @@ def _logarithm_of_sum(call: Call) -> tuple[fx.Node, Any]:
     return _reduction(_least)(call)
 
 
-@rule(aten.linalg_vector_norm.default)
+@rule(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim)
 def _norm(call: Call) -> tuple[fx.Node, Any]:
-    order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", 2)
-    if order <= 0:
+    order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", call.kwargs.get("p", 2))
+    if order is not None and order <= 0:
         raise Refused("a norm that zeros are no part of")
     return _reduction(lambda dtype: 0)(call)
 

@@ -282,3 +282,27 @@ def test_a_transformer_on_the_device(train):
             cpu.zero_grad()
             model.zero_grad()
     assert not counters["fallback"]["xla.pad"] and counters["frames"]["captured"] == 2
+
+
+ON_THE_DEVICE = (
+    "mean",
+    "extremes",
+    "places",
+    "attention",
+    "causal attention",
+    "merged",
+    "elements",
+    "slices",
+)
+
+
+@pytest.mark.parametrize("name", [*ON_THE_DEVICE, "norms", "squares", "products over lengths", "split"])
+def test_on_the_device(name):
+    fn = FUNCTIONS[name]
+    call = dynamotor.compile(fn, backend="xla", options={"pad": 8})
+    for b, n in SIZES[:5]:
+        x = R(b, n, 24)
+        for want, got in zip(_flat(fn(x)), _flat(call(x.to("xla"))), strict=True):
+            torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
+    assert not counters["fallback"], dict(counters["fallback"])
+    assert counters["frames"]["captured"] == 2 and counters["xla"]["buckets"] <= 3
