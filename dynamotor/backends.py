@@ -103,6 +103,8 @@ def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str,
     """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls, or
     (`of_data`) that data decides: those only our own backends know."""
     wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
+    if settings.options.get("pad", config.pad) and _named(backend) is _elsewhere("xla"):
+        return wanted and not of_data
     known = backend in ("native", "auto", "eager", "aot_eager")
     return wanted and (known or not of_data and not _is_ours(_named(backend)))
 

@@ -18,8 +18,8 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from ..base.events import emit
 from ..graph.raised import show_its_line
 from ..graph.size_nodes import is_size
-from ..graph.sizes import Size, Symbol
-from ..graph.spec import TensorSpec
+from ..graph.sizes import Size, Symbol, equal
+from ..graph.spec import TensorSpec, contiguous_stride
 from .variants import Variants
 
 Compiled = Callable[..., Any]
@@ -197,6 +197,32 @@ class StagedCall:
 
 def _call(stage: _Stage, arguments: list[Any]) -> Compiled:
     if stage.backend is None:
-        return stage.gm.forward
+        return as_specified(stage.gm)
     general = "shape_env" in stage.gm.meta
     return Variants(stage.gm, stage.backend) if general else stage.backend(stage.gm, arguments)
+
+
+def as_specified(gm: fx.GraphModule) -> Compiled:
+    """The stage as PyTorch runs it; on a GPU, what data decides the size of lies as its rule says: the rules
+    follow the CPU's kernels, and the next stages rely on them."""
+    output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
+    turned = {
+        i: _is_row_major(node.meta["val"])
+        for i, node in enumerate(output.args[0])
+        if node.meta.get("data_dependent")
+        and type(node.meta["val"]) is TensorSpec
+        and node.meta["val"].device.type == "cuda"
+    }
+    return gm.forward if not turned else lambda *inputs: _turned(list(gm.forward(*inputs)), turned)
+
+
+def _is_row_major(spec: TensorSpec) -> bool:
+    return equal(spec.stride, contiguous_stride(spec.shape))
+
+
+def _turned(results: list[Any], row_major: dict[int, bool]) -> list[Any]:
+    """Results as row-major ones, or (as `nonzero` gives them) column-major ones."""
+    for i, rows in row_major.items():
+        x = results[i]
+        results[i] = x.contiguous() if rows else x.t().contiguous().t() if x.dim() == 2 else x
+    return results

@@ -83,6 +83,9 @@ class Config:
     # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else
     # each is compiled for.
     symbolic_sizes: bool = True
+    # Which graphs run op by op on a GPU while their kernels, or those for new sizes, are built, so that no call
+    # waits: "general" ones (whose sizes differ between calls), "all" or "none".
+    run_while_building: str = "general"
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.
@@ -99,6 +102,9 @@ class Config:
     # Indices and integer divisors are checked in XLA's graphs: a wrong one raises at the barrier with its
     # line (costs time).
     xla_debug: bool = False
+    # Backend "xla": sizes that differ between calls are padded to a multiple of this, to the next of these, or
+    # ("powers") to the next power of two, so that one executable serves many; 0 compiles for each size.
+    pad: int | str | tuple[int, ...] = 0
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep
     # every value alive).
     xla_trace_limit: int = 100_000
@@ -127,6 +133,7 @@ def _from_environment() -> Config:
         xla_strict=_flag("DYNAMOTOR_XLA_STRICT", False),
         xla_debug=_flag("DYNAMOTOR_XLA_DEBUG", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
+        run_while_building=os.environ.get("DYNAMOTOR_RUN_WHILE_BUILDING", "general"),
         program_cache=_flag("DYNAMOTOR_PROGRAM_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
         sanitize=_flag("DYNAMOTOR_SANITIZE", False),

@@ -43,6 +43,10 @@
   ranges, what shares or follows from a symbol, and all assumptions, as postfix code over 64-bit integers.
   Entries with symbols are `general` and tried after the others. Only backends that take symbols get them
   (`backends.takes_symbols`).
+* `values/number.py`: a float that differs at a later call is a `FloatValue`, which specialises in the same way.
+  Where a tensor meets it in a sum, product, quotient or comparison it is an input of the graph (a tensor of 64
+  bits without dimensions, on the CPU, made by a `Called` source); what is computed from it is computed by
+  Python at each call, and a comparison of it is an `Answer` row.
 * A call whose result's size data decides (`nonzero`, `t[mask]`, `unique`, `repeat_interleave`, `item()` of
   integers, ...; `graph/data_sizes.py`) is a node with `meta["data_dependent"]`, followed by `size` calls for
   the unbacked symbols that it makes. They are `SizeValue`s like others: arithmetic and use as a size stay in

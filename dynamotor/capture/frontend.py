@@ -52,10 +52,10 @@ from . import (
 from .breaks import BreakReason, Stop, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard, TensorMatch, first_failure
+from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
 from .inner_frames import InnerFrames
 from .output import Codegen
-from .sizes import SizePolicy, SizesHold, TraceSizes
+from .sizes import FloatIs, SizePolicy, SizesHold, TraceSizes
 from .source import Const, Source
 from .stance import stance
 from .trace import Trace
@@ -371,10 +371,18 @@ class Compiler:
             source: guard for e in dispatcher.entries for source, guard in e.info.data.sizes.fixed.items()
         }
         for source, guard in fixed.items():
+            if type(guard) is FloatIs:
+                return f"{source} differs between calls and is needed as a number at {guard.where}: pass a tensor. "
             return (
                 f"{source} differs between calls and is needed as a number at {guard.where} (range(), indexing a list, text, "
                 "true division and the like): keep it an integer of tensor calls there, or compile a smaller part. "
             )
+        for row in dispatcher.entries[0].info.guards if dispatcher.entries else ():
+            if type(row) is ConstEquals and type(row.value) is float and row.source in self.policy.varying:
+                return (
+                    f"{row.source} differs between calls and is needed as a number (sums, products, quotients and "
+                    "comparisons with a tensor of floats take it as an input): pass a tensor. "
+                )
         if self.policy.varying and self.policy.refused:
             return f"{next(iter(self.policy.varying))} differs between calls, and with symbols for sizes: {self.policy.refused}. "
         if self.policy.varying and self.options.dynamic is False:
@@ -443,7 +451,10 @@ class Compiler:
         return captured
 
     def _trace(
-        self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Mapping[Source, Assumption] = _NONE
+        self,
+        args: tuple[Any, ...],
+        kwnames: tuple[str, ...],
+        fixed: Mapping[Source, Assumption | FloatIs] = _NONE,
     ) -> Captured:
         """`fixed`: sources of which an earlier trace needed the numbers: those are numbers from the start in
         the next one.
@@ -484,12 +495,14 @@ class Compiler:
 
     def _needed_as_numbers(
         self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...], kwnames: tuple[str, ...]
-    ) -> Mapping[Source, Assumption]:
-        """All symbols, if the trace gets further without them: PyTorch's own Python code may know nothing of
-        symbols.
+    ) -> Mapping[Source, Assumption | FloatIs]:
+        """All symbols and floats that are inputs, if the trace gets further without them: PyTorch's own Python
+        code may know nothing of symbols.
         """
-        numbers = sizes.as_numbers(stop.reason.where)
-        if not numbers or stop.reason.kind != "unsupported-op":
+        numbers: dict[Source, Assumption | FloatIs] = {**sizes.floats_as_numbers(stop.reason.where)}
+        if stop.reason.kind == "unsupported-op":
+            numbers |= sizes.as_numbers(stop.reason.where)
+        if not numbers:
             return {}
         trace = Trace(policy=self.policy, fixed={**sizes.fixed, **numbers})
         try:
@@ -663,8 +676,8 @@ def finish_trace(
 
 
 def _beyond(
-    fixed: Mapping[Source, Assumption], more: Mapping[Source, Assumption]
-) -> Mapping[Source, Assumption]:
+    fixed: Mapping[Source, Assumption | FloatIs], more: Mapping[Source, Assumption | FloatIs]
+) -> Mapping[Source, Assumption | FloatIs]:
     """What another trace would know more; nothing where it would only be the same again."""
     return more if more.keys() - fixed.keys() else _NONE
 

@@ -19,6 +19,7 @@ from .breaks import unsupported
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Value
 from .values.constant import Constant
+from .values.number import FloatValue
 from .values.size import ConditionValue, SizeValue
 from .values.tensor import tensor_values
 from .values.torch_function import HeldNumber
@@ -53,6 +54,8 @@ class Codegen:
         """An expression of the object that a value stands for; one object for one value."""
         if isinstance(value, SizeValue | ConditionValue):
             return value.reconstruct(self)
+        if isinstance(value, FloatValue):
+            return self.fetched_name(value.guarded())
         if isinstance(value, Constant) and type(value) is not HeldNumber:
             return self.constant(value.value)
         known = self.names.get(id(value))

@@ -19,6 +19,7 @@ from .source import Const, Missing, TypeAttr, lookup_type_attr
 from .trust import trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
+from .values.number import FloatValue
 from .values.operators import COMPARE, INPLACE, UNARY, refusal, special_name
 from .values.size import SizeValue, symbolic_binary
 
@@ -362,6 +363,8 @@ class Protocol:
             return left.python_type() is int is right.python_type() and self.truth(
                 self.binary(operator.eq, left, right)
             )
+        if FloatValue in (type(left), type(right)) and left.python_type() is not right.python_type():
+            return False
         if isinstance(left, Constant) and isinstance(right, Constant):
             a, b = left.value, right.value
             return a is b or (

@@ -16,6 +16,7 @@ from .guards import Answer, ConstEquals, Distinct, IdIs, MissingAttr, MroIs, Sam
 from .source import Attr, Const, Source
 from .values.base import Value, wrap_base, wrap_exact
 from .values.constant import Constant
+from .values.number import FloatValue
 from .values.size import SizeValue
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Reader:
             if size is not None:
                 self.guard(TypeIs(source, int))
                 return SizeValue(self.trace, size)
+            if cls is float and self.trace.sizes.takes_float(source):
+                self.guard(TypeIs(source, float))
+                return FloatValue(self.trace, source, obj)
             self.guard(ConstEquals(source, obj))
             return Constant(obj, source)
         known = self.values.get(id(obj))

@@ -14,7 +14,7 @@ import torch
 from ..graph.bodies import Body, Leaf
 from ..graph.control_flow import Cond, ControlFlow, Scan, WhileLoop
 from ..graph.shape_tensor import ShapeTensor
-from ..graph.sizes import leaves_in, mapped
+from ..graph.sizes import Dim, is_unbacked, leaves_in, mapped
 from ..graph.spec import TensorSpec
 from .bodies import interpret, template_of, value_of
 from .breaks import unsupported
@@ -162,15 +162,15 @@ def _row(example: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _rows(trace: Trace, name: str, leaves: list[TensorValue]) -> int:
-    """How many rows they have, as a number; they have as many."""
-    counts = {leaf.example.shape[0] if leaf.example.dim() else 0 for leaf in leaves}
-    if len(counts) != 1 or type(next(iter(counts))) is not int or 0 in counts:
+def _rows(trace: Trace, name: str, leaves: list[TensorValue]) -> Dim:
+    """How many rows they have; they have as many."""
+    counts = [leaf.example.spec.shape[0] if leaf.example.dim() else 0 for leaf in leaves]
+    if is_unbacked(*counts) or any(n != counts[0] for n in counts) or counts[0] == 0:
         raise unsupported("transform", f"{name} goes through tensors of different or no length")
-    return counts.pop()
+    return counts[0]
 
 
-def _stacked(spec: TensorSpec, rows: int) -> TensorSpec:
+def _stacked(spec: TensorSpec, rows: Dim) -> TensorSpec:
     return TensorSpec.dense((rows, *spec.shape), spec.dtype, spec.device)
 
 

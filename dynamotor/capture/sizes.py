@@ -34,6 +34,18 @@ if TYPE_CHECKING:
     from .graph_builder import GraphBuilder
 
 
+@dataclass(frozen=True)
+class FloatIs:
+    """The assumption that a float is this one; `where` is what needs it."""
+
+    name: str
+    number: float
+    where: UserLine | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name} == {self.number}"
+
+
 @dataclass
 class SizePolicy:
     """What is known of a callable's sizes from one capture to the next.
@@ -90,14 +102,14 @@ class SizePolicy:
             }
         for row in guards:
             kind = type(row)
-            if kind is ConstEquals and type(row.value) is int or kind is TensorMatch:
+            if kind is ConstEquals and type(row.value) in (int, float) or kind is TensorMatch:
                 try:
                     value = row.source.fetch(args)
                 except Missing:
                     continue
                 if kind is TensorMatch:
                     self.varying.update(_differing(row, value))
-                elif type(value) is int and value != row.value:
+                elif type(value) is type(row.value) and value != row.value:
                     self.varying.add(row.source)
             elif kind is SizesHold:
                 self.apart.update(row.told_apart(args))
@@ -143,7 +155,10 @@ class TraceSizes:
     """
 
     def __init__(
-        self, policy: SizePolicy, where: Callable[[], UserLine | None], fixed: Mapping[Source, Assumption]
+        self,
+        policy: SizePolicy,
+        where: Callable[[], UserLine | None],
+        fixed: Mapping[Source, Assumption | FloatIs],
     ) -> None:
         self.policy, self.fixed, self.symbolic = policy, fixed, policy.takes("cpu")
         self.env = ShapeEnv(where)
@@ -154,8 +169,9 @@ class TraceSizes:
         self.facts: dict[Source, Size] = {}  # what else is read, as an expression of the symbols
         self.integers: set[Symbol] = set()  # symbols of Python integers, without bounds until they are used
         self.env.undecided = _undecided
+        self.floats: dict[Source, float] = {}  # inputs of the program that are Python floats
         self.data = DataSizes(self.env)
-        self.on_cpu = True
+        self.counts = True  # what data decides is told of tensors of these devices
         self.in_body = False  # a function's body is traced, whose nodes move to a graph of its own
         self._specs: dict[Source, TensorSpec] = {}
         self._nodes: SizeNodes | None = None
@@ -171,6 +187,19 @@ class TraceSizes:
         self.integers.add(symbol)
         return made
 
+    def takes_float(self, source: Source) -> bool:
+        """Whether a Python float that differs between calls is an input of the program."""
+        return (
+            source in self.policy.varying
+            and source not in self.fixed
+            and not self.policy.refused
+            and self.symbolic
+        )
+
+    def floats_as_numbers(self, where: UserLine | None) -> dict[Source, FloatIs]:
+        """All floats that are inputs of the program, each with the assumption that it is what it is now."""
+        return {source: FloatIs(str(source), number, where) for source, number in self.floats.items()}
+
     def read(self, source: Source, tensor: torch.Tensor, static: bool = False) -> TensorSpec:
         """The spec of an outside tensor, with symbols for what differs between calls; `static`: a parameter
         or buffer.
@@ -179,7 +208,7 @@ class TraceSizes:
         if found is None:
             found = TensorSpec.of(tensor)
             self.symbolic = self.symbolic and self.policy.takes(tensor.device.type)
-            self.on_cpu = self.on_cpu and tensor.device.type == "cpu"
+            self.counts = self.counts and tensor.device.type in ("cpu", "cuda")
             if not static and self.symbolic and type(source) is not Const:
                 found = self._symbolic(source, tensor, found)
             self._specs[source] = found
@@ -261,7 +290,7 @@ class TraceSizes:
     @property
     def takes_data(self) -> bool:
         """Whether sizes and numbers that data decides may stay in the graph."""
-        return self.symbolic and self.on_cpu and not self.in_body and self.policy.takes("cpu", of_data=True)
+        return self.symbolic and self.counts and not self.in_body and self.policy.takes("cpu", of_data=True)
 
     def bind(self, graph: GraphBuilder, symbol: Size, node: fx.Node) -> None:
         """The node that gives an unbacked symbol's value."""
@@ -366,7 +395,8 @@ class TraceSizes:
             if self.policy.refused
             else []
         )
-        return ([] if row is None else row.describe()) + numbers + refused
+        inputs = [f"{source} is an input, {n} at the capture" for source, n in self.floats.items()]
+        return ([] if row is None else row.describe()) + inputs + numbers + refused
 
     def close(self) -> None:
         """The entry is made: keep nothing of the trace alive."""

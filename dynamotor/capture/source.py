@@ -164,6 +164,10 @@ class Called(Source):
     gone = (TypeError, AttributeError)  # of another base
     text = "{0.base}()"
 
+    def __str__(self) -> str:
+        method = isinstance(self.key, types.MethodDescriptorType)
+        return f"{self.base}.{self.key.__name__}()" if method else super().__str__()
+
     def read(self, parent: Any) -> Any:
         return self.key(parent)
 

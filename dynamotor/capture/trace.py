@@ -54,6 +54,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.frames: list[Frame] = []
         self.graded = torch.is_grad_enabled()  # at the start
         self.sizes = TraceSizes(policy or SizePolicy(dynamic=False), self.where, fixed)
+        self.floats: dict[str, Any] = {}  # sources of floats that differ between calls, by their text
         self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)
         self.effects = Effects(self)

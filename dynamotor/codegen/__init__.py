@@ -69,7 +69,7 @@ from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
 from .checked import Checked, checkable
 from .folded import FoldedCall, Part
-from .gpu_program import GpuProgram
+from .gpu_program import GpuProgram, Meanwhile
 from .program import build_program
 from .triton_plan import CannotPlan
 
@@ -111,7 +111,11 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
     with timed("codegen"):
         if on_gpu:
             try:
-                gpu_program = GpuProgram(program, optimised.info, device, failed)
+                which = "none" if cuda_graphs else config.run_while_building  # recordings keep what they saw
+                runs = which == "all" or which == "general" and program.env is not None
+                # ranks must meet in one order
+                meanwhile = Meanwhile(optimised.gm) if runs and not _meets_ranks(gm) else None
+                gpu_program = GpuProgram(program, optimised.info, device, failed, meanwhile=meanwhile)
                 return replayed(gpu_program, optimised.gm, optimised.info) if cuda_graphs else gpu_program
             except CannotPlan as why:
                 return _on_aten_kernels(optimised.gm, device, str(why))
@@ -126,7 +130,7 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     once.
     """
     device, why_not = device_of(gm)
-    if any(node.op == "call_function" and meets_ranks(node.target) for node in gm.graph.nodes):
+    if _meets_ranks(gm):
         counters["fallback"]["cudagraphs.collectives"] += 1
         emit(
             "fallback",
@@ -145,6 +149,11 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     make = functools.partial(GraphedCall, call, info.static_inputs, mutated, device, n_copied)
     symbols = [i for i, node in enumerate(placeholders) if is_size(node)]
     return GraphedSizes(make, symbols, config.cuda_graph_sizes) if symbols else make()
+
+
+def _meets_ranks(gm: fx.GraphModule) -> bool:
+    """Whether there are collectives in a graph."""
+    return any(node.op == "call_function" and meets_ranks(node.target) for node in gm.graph.nodes)
 
 
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:

@@ -20,12 +20,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, emit
 from ..graph.info import GraphInfo
-from ..graph.sizes import hint
+from ..graph.sizes import Size, hint
+from ..graph.spec import TensorSpec, copy_as
 from ..lower.program import ExternStep, LoopStep, Program, refs
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
@@ -37,6 +39,7 @@ from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
 from .triton_plan import CannotPlan, is_map
 
+MOST_SIZES = 1024  # that a program knows to be built
 Launch = tuple[
     TritonFunction, int, tuple[int, ...]
 ]  # a function, how many tensors it is given, random streams
@@ -170,6 +173,42 @@ def _in_any_variant(step: LoopStep | ExternStep) -> LoopStep | ExternStep:
     return replace(step, inplace=())
 
 
+class Meanwhile:
+    """A graph run op by op, with results that lie as the compiled graph's do: the other half of a training step
+    relies on it."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm, self._written = gm, False
+        nodes = list(gm.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        self._symbols = [
+            (n, symbol)
+            for n, node in enumerate(placeholders)
+            if type(node.meta["val"]) is Size
+            for symbol in node.meta["val"].symbols
+        ]
+        self._strides = [
+            (n, node.meta["val"].stride)
+            for n, node in enumerate(nodes[-1].args[0])
+            if isinstance(node, fx.Node) and type(node.meta.get("val")) is TensorSpec
+        ]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        if not self._written:  # fx writes the code of a graph that is run, and of no other
+            self._gm.recompile()
+            self._written = True
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            results = list(self._gm.forward(*inputs))
+        of = {symbol: inputs[n] for n, symbol in self._symbols}
+        given = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
+        for n, strides in self._strides:
+            x = results[n]
+            wanted = tuple([s.value(of) if type(s) is Size else s for s in strides])
+            if x.numel() and x.stride() != wanted and x.untyped_storage().data_ptr() not in given:
+                results[n] = copy_as(x, wanted)
+        return tuple(results)
+
+
 class _NoVariant(Exception):
     """A kernel has no form for the sizes of a call that is about to begin."""
 
@@ -212,10 +251,11 @@ class GpuProgram(CallProgram):
     meanwhile.
 
     expanded: the program's loops are launches already, and nothing in it is to be replaced by a template (a
-    trial).
+    trial). meanwhile: what serves calls while the kernels for them are built; None: such calls wait.
     """
 
     _writer: GpuWriter
+    _meanwhile: Meanwhile | None = None
 
     def __init__(
         self,
@@ -224,8 +264,11 @@ class GpuProgram(CallProgram):
         device: torch.device,
         on_build_error: Callable[[BuildError], Callable[..., Any]],
         expanded: bool = False,
+        meanwhile: Meanwhile | None = None,
     ) -> None:
         self.device = device
+        self._meanwhile = meanwhile
+        self._ready: set[tuple[int, ...]] = set()  # sizes whose kernels are built
         self.rounds = False  # a template rounds float32 operands to TF32
         if program.env is not None:
             program = replace(program, steps=[_in_any_variant(step) for step in program.steps])
@@ -243,6 +286,9 @@ class GpuProgram(CallProgram):
             if buffer.value is not None and buffer.value.device != device:
                 program.buffers[name] = replace(buffer, value=buffer.value.to(device))
         super().__init__(program, info, on_build_error)
+        rows = (*self._writer.families.values(), *self._writer.launches.values())
+        if any(streams for *_, streams in rows):
+            self._meanwhile = None  # PyTorch draws other numbers than the kernels that may run the other half
 
     def _with_templates(self, program: Program, info: GraphInfo) -> Program:
         """The program with generated matrix products where they are known, or found, to be faster than the
@@ -341,6 +387,32 @@ class GpuProgram(CallProgram):
                 self._start(launch.function)
         return found
 
+    def build_all(self) -> None:
+        """Wait for the variants that are being built, too."""
+        for _, pending in tuple(self.builds.values()):
+            pending.exception()
+        super().build_all()
+
+    def _run_meanwhile(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
+        assert self._meanwhile is not None
+        return self._meanwhile(*inputs)
+
+    def _serves_meanwhile(self, inputs: Sequence[Any]) -> bool:
+        """Whether kernels for a call's sizes are still being built."""
+        sizes = self._sizes(inputs)
+        if sizes in self._ready:
+            return False
+        self._chosen(sizes)
+        if not all(pending.done() for _, pending in tuple(self.builds.values())):
+            counters["kernels"]["calls while they are built"] += 1
+            return True
+        if not sizes:
+            self._meanwhile = None  # there are no others
+        if len(self._ready) >= MOST_SIZES:
+            self._ready.clear()
+        self._ready.add(sizes)
+        return False
+
     def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
         instance = super()._instance(block, sizes)
         start = -(-super()._laid_out(sizes)[0] // ROOM) * ROOM if sizes else 0
@@ -372,10 +444,13 @@ class GpuProgram(CallProgram):
         if self.rounds and not triton_gemm_choice.tf32():  # it was when this was compiled
             return self._without_templates()(*inputs)
         try:
+            run = super()._run
+            if self._meanwhile is not None and self._serves_meanwhile(inputs):
+                run = self._run_meanwhile
             if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:
-                return super()._run(inputs)
+                return run(inputs)
             with torch.cuda.device(self.device):
-                return super()._run(inputs)
+                return run(inputs)
         except _NoVariant as why:  # the call has not begun
             self._replacement = self._on_build_error(why.error)
             return self._replacement(*inputs)

@@ -664,7 +664,7 @@ class CallProgram:
         self._replacement: Callable[..., Any] | None = None
         self._arena = self._memory()
         self._arena.register(self)
-        emit("late", build=self.prepare)
+        emit("late", build=self.build_all)
 
     # -- what depends on the target (C++ on a CPU here) ------------------------------------------------------
     def _write(self, program: Program, info: GraphInfo) -> Writer:
@@ -724,6 +724,10 @@ class CallProgram:
             for name in {"new", "take"} & shared.keys():
                 shared[name] = functools.partial(checked.fresh, shared[name])
         self._globals = shared
+
+    def build_all(self) -> None:
+        """Wait for all that is being built."""
+        self.prepare()
 
     def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
         """The function whose globals lie in `block`, for these values of the symbols."""

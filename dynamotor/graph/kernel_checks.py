@@ -48,6 +48,7 @@ _FILLS = frozenset(
     )
 )
 _PUTS = frozenset(("index_put", "index_put_", "_unsafe_index_put"))
+_EXTREMES = frozenset(("max", "min", "median", "nanmedian", "mode"))  # of no elements there is none
 _NUMBERS = ("value", "fill_value", "s")  # what the number is called
 _ANY_DTYPE = frozenset(
     ("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding")
@@ -164,6 +165,8 @@ def _choose(func: OpOverload) -> tuple[Check, ...]:
         found.append(_refuse_assertion)
     if about.writes:
         found.append(_check_memory)
+    if name in _EXTREMES:
+        found.append(_ask_of_none)
     if name in _FILLS:
         found.append(_ask_fill)
     if name in _PUTS:
@@ -194,6 +197,16 @@ def _check_values(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
 
 
 # Kernels that are asked -------------------------------------------------------------------------------------
+def _ask_of_none(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """An extreme of no elements: shape rules say what it would look like."""
+    spec = _spec(args[0])
+    if any(type(n) is int and n == 0 for n in spec.shape):
+        empty = torch.empty([hint(n) for n in spec.shape], dtype=spec.dtype)
+        error = _run(func, (empty, *args[1:]), kwargs)
+        if error is not None:
+            raise error
+
+
 def _ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """A draw into a tensor: without elements it looks at its numbers and leaves the generator alone."""
     _ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype))

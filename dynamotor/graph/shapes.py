@@ -24,7 +24,7 @@ from ..base.events import counters
 from ..base.registry import Registry
 from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
-from .sizes import DataDependent, Size, hint, is_symbolic, mapped
+from .sizes import DataDependent, Size, hint, is_symbolic, is_unbacked, mapped
 from .spec import CPU, TensorSpec, device_with_index
 from .sym_int import from_torch, to_torch
 from .symbolic_demands import demands
@@ -107,10 +107,13 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if rule is None and facts(func).elementwise:
             return _infer_pointwise(func, args, kwargs)
         if func in symbolic_rules and has_symbols((args, kwargs)):
+            found = symbolic_rules[func](*args, **kwargs)
+            if type(found) is TensorSpec and is_unbacked(*found.shape, found.offset):
+                return found  # a view of a part that data decides: at the hints it may lie outside
             hints = mapped(
                 lambda leaf: leaf.hinted() if type(leaf) is TensorSpec else hint(leaf), (args, kwargs)
             )
-            return completed(symbolic_rules[func](*args, **kwargs), infer_spec(func, *hints))
+            return completed(found, infer_spec(func, *hints))
     except Unknown:
         pass
     try:

@@ -9,6 +9,7 @@ each call and lets the lazy device find its executable.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from dynamotor import _C
 
 from ..autograd.aot import aot_compile
+from ..base.config import config
 from ..base.events import emit, timed
 from ..capture.values.base import wrap_rule
 from ..capture.values.tensor import wrap_tensor
@@ -32,6 +34,7 @@ from . import (
     sync,
     transfer,
 )
+from .buckets import Bucketed
 from .checks import raise_failed
 from .ir import Cut, Lane, Meta, Node, lock
 from .layout import preserved
@@ -47,7 +50,8 @@ wrap_rule(XLATensor)(wrap_tensor)
 
 def trace_once(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
     """Backend "xla": forward and backward graphs as XLA executables, recorded once."""
-    return _compile(gm, example_inputs, compile_once)
+    pad = config.pad  # a backward is compiled outside of what holds now
+    return _compile(gm, example_inputs, functools.partial(compile_padded, pad=pad) if pad else compile_once)
 
 
 def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
@@ -99,6 +103,14 @@ def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
     pieces = partition(gm, recording.reasons)
     emit("xla.partition", name=info.name, pieces=len(pieces), reasons=list(recording.reasons.values()))
     return _chain(gm, pieces, device)
+
+
+def compile_padded(gm: torch.fx.GraphModule, info: GraphInfo, pad: Any) -> Compiled:
+    """One aten graph whose sizes may differ between calls: an executable for each bucket of sizes."""
+    device = device_of(gm)
+    if device is None or "shape_env" not in gm.meta:
+        return compile_once(gm, info)
+    return Bucketed(gm, lambda graph: compile_once(graph, info), pad, device, info.name)
 
 
 @dataclass(frozen=True)

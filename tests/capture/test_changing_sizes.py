@@ -493,3 +493,18 @@ def test_pools_and_activations_keep_symbols() -> None:
             fn, [(torch.randn(b, 4, 7, 7).to(memory_format=form),) for b in (3, 5, 4, 7)], backend="aot_eager"
         )
         assert len(compiled.entries) == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_where_a_tensor_begins_in_its_storage(backend: str) -> None:
+    base, before = torch.randn(60), counters["frames"]["captured"]
+    fn = lambda x: (x * x.storage_offset(), x.storage_offset() // 2 + x.shape[0])  # noqa: E731
+    compiled = dynamotor.compile(fn, backend=backend)
+    with collect("recompile") as events:
+        for n in (5, 7, 9, 12, 3):
+            x = base[n : 2 * n]
+            want, got = fn(x), compiled(x)
+            assert same(want, got)
+        assert same(fn(base[1:9]), compiled(base[1:9]))
+    assert counters["frames"]["captured"] - before <= 3
+    assert any("x.storage_offset() is 7" in r or "shape[0]" in r for r in events[0].data["reasons"])

@@ -100,6 +100,7 @@ STAYS = {
 PLAIN_PLACES = (
     "values/constant.py Constant.",
     "values/containers.py ",
+    "values/number.py ",
     "values/size.py ",
     "values/tensor.py _is_number",
 )

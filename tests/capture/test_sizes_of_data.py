@@ -218,3 +218,44 @@ def test_bodies_of_transforms_hold_no_such_sizes() -> None:
     compiled = dynamotor.compile(outer)
     for n in (3, 0, 1):
         _same(outer(X, _first(n)), compiled(X, _first(n)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_of_sizes_that_data_decides(backend: str, dim: int) -> None:
+    def fn(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.softmax(dim) * 2 for part in x.split(sizes.tolist(), dim)], dim)
+
+    compiled, before = dynamotor.compile(fn, backend=backend, fullgraph=True), counters["frames"]["captured"]
+    for a, b in ((5, 3), (4, 6), (0, 8), (1, 9), (7, 1), (2, 2)):
+        x, sizes = torch.randn((a + b, 4) if dim == 0 else (4, a + b)), T([a, b])
+        torch.testing.assert_close(compiled(x, sizes), fn(x, sizes))
+    assert counters["frames"]["captured"] - before == 2
+    for wrong in ([5, 4], [9, -1], [1, 1]):
+        with pytest.raises(RuntimeError):
+            compiled(torch.randn((8, 4) if dim == 0 else (4, 8)), T(wrong))
+
+
+def test_other_ways_to_split_are_as_they_were() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return (
+            torch.split(tensor=x, split_size_or_sections=2, dim=1),
+            x.split([1, x.shape[0] - 1]),
+            x.split(4),
+        )
+
+    compiled = dynamotor.compile(fn, backend="eager", fullgraph=True)
+    for n in (5, 7, 8):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
+def test_what_a_gpu_gives_lies_as_the_rules_say() -> None:
+    """The rules follow the kernels of a CPU."""
+    from dynamotor.autograd.stages import _turned
+
+    rows, columns = torch.randn(5, 2), torch.randn(5, 2).t().contiguous().t()
+    for given in (rows, columns):
+        for row_major in (True, False):
+            (found,) = _turned([given], {0: row_major})
+            assert torch.equal(found, given) and found.is_contiguous() is row_major

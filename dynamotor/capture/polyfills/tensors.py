@@ -22,6 +22,21 @@ def one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
+def split(x: torch.Tensor, sizes: Any, dim: int) -> tuple[torch.Tensor, ...]:
+    """Parts of sizes that data decides, which eager checks in one go."""
+    whole, end, parts = x.shape[dim], 0, []
+    for n in sizes:
+        torch._check(n >= 0)
+        end = end + n
+    torch._check(end == whole)
+    end = 0
+    for n in sizes:
+        torch._check(end + n <= whole)
+        parts.append(x.narrow(dim, end, n))
+        end = end + n
+    return tuple(parts)
+
+
 def interpolate(
     x: torch.Tensor, size: Any, scale: Any, mode: str, aligned: bool | None, recompute: bool | None
 ) -> torch.Tensor:

@@ -23,6 +23,7 @@ from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_
 from .base import CallRule, Value, find_rule, size_rules
 from .constant import Constant
 from .containers import SequenceValue, TupleValue
+from .number import FUNCTIONS, FloatValue
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -192,14 +193,16 @@ def number_of(value: Value) -> Size | int | None:
     """The int or expression of a value, None for anything else."""
     if type(value) is SizeValue:
         return value.expr
+    if type(value) is FloatValue:
+        return None
     return int(value.value) if isinstance(value, Constant) and isinstance(value.value, int) else None
 
 
 def symbolic_binary(trace: Trace, op: Callable[..., Any], left: Value, right: Value) -> Value | None:
     """An operator of which one side is known and the other symbolic; None: go on in the ordinary way."""
-    if type(left) is SizeValue or not isinstance(left, Constant):
+    if type(left) in (SizeValue, FloatValue) or not isinstance(left, Constant):
         return None
-    if type(right) is SizeValue:
+    if type(right) in (SizeValue, FloatValue):
         return right.binary(trace, op, left, True)
     if isinstance(left.value, tuple) and isinstance(right, SequenceValue):
         kind = SizesValue if type(left.value) is torch.Size else TupleValue
@@ -244,7 +247,13 @@ register_all(
         ),
         (
             (abs,),
-            lambda trace, args: size_value(trace, abs(args[0].expr)) if type(args[0]) is SizeValue else None,
+            lambda trace, args: (
+                size_value(trace, abs(args[0].expr))
+                if type(args[0]) is SizeValue
+                else args[0].apply(abs)
+                if type(args[0]) is FloatValue
+                else None
+            ),
         ),
         (
             (torch.Size,),
@@ -260,12 +269,20 @@ register_all(
 
 @size_rule(isinstance)
 def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
+    like = {SizeValue: 0, FloatValue: 0.0}.get(type(args[0]))
     kinds = args[1]
     return (
-        Constant(isinstance(0, kinds.as_constant()))
-        if type(args[0]) is SizeValue and kinds.is_constant()
-        else None
+        Constant(isinstance(like, kinds.as_constant())) if like is not None and kinds.is_constant() else None
     )
+
+
+for _fn in FUNCTIONS:
+    if _fn is not abs:
+        size_rule(_fn)(
+            lambda trace, args, fn=_fn: (
+                args[0].apply(fn) if len(args) == 1 and type(args[0]) is FloatValue else None
+            )
+        )
 
 
 def _numbers(trace: Trace, args: list[Value]) -> list[Any] | None:

@@ -24,11 +24,12 @@ from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
 from ..breaks import Unsupported, unsupported
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
-from ..source import Const, DictItem, InstanceDict
+from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, SliceValue, TupleValue
+from .number import FloatValue
 from .size import SizeValue, size_result
 
 if TYPE_CHECKING:
@@ -596,6 +597,8 @@ def torch_call(
     The result is a tensor value, a container of such, or a constant; results without tensors make no node.
     `run` stands in for the target in the trial run.
     """
+    if len(args) == 2 and (type(args[1]) is FloatValue or type(args[0]) is FloatValue):
+        target, args = _with_inputs(trace, target, args, kwargs)
     trial_args = [lower(a, False) for a in args]
     trial_kwargs = {name: lower(v, False) for name, v in kwargs.items()}
     if run is None:
@@ -642,6 +645,60 @@ def torch_call(
             trace.sizes.bind(trace.graph, val, node)
         _bind(trace, data.made, found)
     return found
+
+
+# Functions of two operands that compute the same with a number and with a tensor of it that has 64 bits and no
+# dimensions, where the other operand is a tensor of real numbers.
+_WITH_NUMBERS = frozenset(
+    [
+        f"{form}{name}{end}"
+        for name in ("add", "sub", "mul", "div", "truediv", "true_divide", "multiply", "subtract", "divide")
+        for form, end in (("", ""), ("i", ""), ("", "_"))
+    ]
+    + ["lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal", "not_equal"]
+)
+_DIVISIONS = frozenset(("truediv", "div", "true_divide", "divide"))
+
+
+def _with_inputs(
+    trace: Trace, target: Any, args: list[Value], kwargs: dict[str, Value]
+) -> tuple[Any, list[Value]]:
+    """A call of which an operand is a float that differs between calls: the program's input takes its place,
+    if nothing else changes by that."""
+    place = 0 if type(args[0]) is FloatValue else 1
+    number, x = args[place], args[1 - place]
+    name = function_name(target)
+    if (
+        kwargs
+        or type(number) is not FloatValue
+        or type(x) is not TensorValue
+        or type(x.example) is not ShapeTensor
+        or name not in _WITH_NUMBERS
+        or not place
+        and (isinstance(target, str) or name.endswith("_") or name in _INPLACE_NAMES)
+        or trace.sizes.in_body
+    ):
+        return target, args
+    example = x.example
+    if not (
+        example.is_floating_point() if example.dim() else example.dtype in (torch.float32, torch.float64)
+    ):
+        return target, args
+    source, tensor = number.tensor()
+    key = f"tensor {number.text}"
+    if key not in trace.floats:
+        spec = TensorSpec.of(tensor)
+        trace.floats[key] = TensorValue(trace, None, ShapeTensor.make(spec), source, tensor)
+        trace.sizes.floats[number.root] = number.now
+    value: Value = trace.floats[key]
+    if not example.dim() and example.dtype is not torch.float64:  # rounded as eager rounds a number
+        value = torch_call(trace, "to", [value, Constant(example.dtype)], {})
+    if not place and name in _DIVISIONS:  # PyTorch divides a number by a tensor in this way
+        return operator.mul, [torch_call(trace, "reciprocal", [x], {}), value]
+    return target, [value, x] if not place else [x, value]
+
+
+_INPLACE_NAMES = frozenset(f"i{name}" for name in ("add", "sub", "mul", "truediv"))
 
 
 def _bind(trace: Trace, made: list[Size], result: Value) -> None:
@@ -699,6 +756,9 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
             "call it outside the compiled function",
         )
     if held_by == "offset":
+        x = args[0]
+        if type(x) is TensorValue and x.source is not None and type(result) is int and x.obj is not MISSING:
+            return trace.wrap(Called(x.source, torch.Tensor.storage_offset), result)
         _guard_offsets(trace, args)
     return constant_result(trace, result)
 

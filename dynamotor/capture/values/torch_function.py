@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...base.registry import register_all
+from ...graph.sizes import is_unbacked
 from ..breaks import Unsupported, unsupported
 from ..guards import Ambient
 from ..polyfills import tensors
@@ -25,6 +26,7 @@ from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
 from .known import SIZED, known, sizes_as_numbers
+from .size import SizeValue
 from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
 
@@ -311,6 +313,22 @@ def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
             more = [given.get(name, Constant(None)) for name in names[4:6]]
             return trace.call_python(tensors.interpolate, [x, size, scale, mode, *more])
     return torch_call(trace, torch.nn.functional.interpolate, args, kwargs)
+
+
+@builtin_rule(torch.Tensor.split, torch.split)
+def _split(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Into parts whose sizes data decides: what PyTorch checks of them is checked in the graph."""
+    given = dict(zip(("tensor", "sizes", "dim"), args)) | {
+        {"split_size_or_sections": "sizes", "split_size": "sizes", "self": "tensor"}.get(k, k): v
+        for k, v in kwargs.items()
+    }
+    sizes = given.get("sizes")
+    if isinstance(sizes, SequenceValue) and any(
+        type(n) is SizeValue and is_unbacked(n.expr) for n in sizes.unpack(trace)
+    ):
+        return trace.call_python(tensors.split, [given["tensor"], sizes, given.get("dim", Constant(0))])
+    target = "split" if isinstance(args[0] if args else None, TensorValue) else torch.split
+    return torch_call(trace, target, args, kwargs)
 
 
 @builtin_rule(torch._assert)

@@ -1,0 +1,159 @@
+"""A Python float that differs between calls: an input of the program where a tensor meets it, a number elsewhere.
+
+A `FloatValue` is a `Constant` whose `value` specialises, as a size's does. What is computed from it and plain
+numbers is computed again at each call, by Python, before the program runs; a comparison is a guard.
+
+>>> trace.binary(operator.truediv, Constant(1.0), FloatValue(trace, source, 0.7))      # 1.0 / 0.7, no guard
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..guards import ConstEquals
+from ..source import Called, Source
+from .base import Value
+from .constant import Constant
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+Step = Callable[[float], Any]
+_INPLACE = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+}
+_ARITHMETIC = frozenset(_INPLACE.values())
+_COMPARISONS = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
+_UNARY = (operator.neg, operator.pos, abs)
+# Functions of one float that give another.
+FUNCTIONS = (float, abs, math.sqrt, math.exp, math.log, math.log2, math.sin, math.cos, math.tan, math.tanh)
+
+
+class FloatValue(Constant):
+    """A float from outside (`root`), or what `step` makes of it. text: for people."""
+
+    __slots__ = ("trace", "root", "now", "step", "text")
+    symbolic = True
+
+    def __init__(
+        self, trace: Trace, root: Source, now: float, step: Step | None = None, text: str = ""
+    ) -> None:
+        self.trace, self.root, self.now, self.step, self.text = trace, root, now, step, text or str(root)
+        self.source = root if step is None else _computed(trace, root, step, self.text)
+
+    def python_type(self) -> type:
+        return float
+
+    @property
+    def value(self) -> float:  # type: ignore[override]
+        """The number as it is at this call: the program is for this one alone."""
+        self.trace.reader.guard(ConstEquals(self.root, self.now))
+        return self.now if self.step is None else self.step(self.now)
+
+    @property
+    def is_plain(self) -> bool:
+        return True
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        if not other.is_constant():
+            odd = isinstance(getattr(other, "base", None), Constant)  # of a subclass of int, float or str
+            return super().binary(trace, op, other, reflected) if odd else None
+        op = _INPLACE.get(op, op)
+        step = self._with(op, other, reflected)
+        if step is None:
+            return super().binary(trace, op, other, reflected)
+        names = (_text(other), self.text) if reflected else (self.text, _text(other))
+        text = f"{op.__name__}({', '.join(names)})"
+        if op in _COMPARISONS:
+            return Constant(trace.reader.ask(self.root, self.now, text, step))
+        return self.after(step, text) or super().binary(trace, op, other, reflected)
+
+    def _with(self, op: Callable[..., Any], other: Value, reflected: bool) -> Step | None:
+        if op not in _ARITHMETIC and op not in _COMPARISONS:
+            return None
+        mine = self.step or _itself
+        if type(other) is FloatValue and other.root == self.root:
+            theirs = other.step or _itself
+            return lambda v: op(theirs(v), mine(v)) if reflected else op(mine(v), theirs(v))
+        if type(other) is not Constant or type(other.value) not in (int, float, bool):
+            return None
+        number = other.value
+        return lambda v: op(number, mine(v)) if reflected else op(mine(v), number)
+
+    def after(self, step: Step, text: str) -> FloatValue | None:
+        """What a function of the outside float gives; None where that is no float."""
+        try:
+            found = step(self.now)
+        except (ArithmeticError, ValueError):
+            return None
+        return FloatValue(self.trace, self.root, self.now, step, text) if type(found) is float else None
+
+    def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        return (self.apply(op) if op in _UNARY else None) or super().unary(trace, op)
+
+    def apply(self, fn: Callable[[float], Any]) -> FloatValue | None:
+        """`fn(self)`, computed at each call."""
+        mine = self.step or _itself
+        return self.after(lambda v: fn(mine(v)), f"{fn.__name__}({self.text})")
+
+    def truth(self, trace: Trace) -> bool:
+        mine = self.step or _itself
+        return trace.reader.ask(self.root, self.now, f"the truth of {self.text}", lambda v: bool(mine(v)))
+
+    def tensor(self) -> tuple[Source, torch.Tensor]:
+        """Where the program's input comes from at each call, and what it is now: a number of 64 bits, on the
+        CPU."""
+        mine = self.step or _itself
+        made = self.trace.floats
+        if self.text not in made:
+            made[self.text] = Called(self.root, lambda v: _tensor(_checked(mine, v)))
+        return made[self.text], _tensor(mine(self.now))
+
+    def guarded(self) -> Source:
+        """The source, where that is read behind the program: it must lead to a float."""
+        if self.step is not None:
+            step = self.step
+            self.trace.reader.ask(self.root, self.now, f"the type of {self.text}", lambda v: type(step(v)))
+        return self.source
+
+    def describe(self) -> str:
+        return f"the float {self.text}"
+
+
+def _itself(value: float) -> float:
+    return value
+
+
+def _text(other: Value) -> str:
+    return other.text if type(other) is FloatValue else repr(other.as_constant())
+
+
+def _computed(trace: Trace, root: Source, step: Step, text: str) -> Source:
+    """The source of what a step gives, the same for the same text."""
+    key = f"= {text}"
+    if key not in trace.floats:
+        trace.floats[key] = Called(root, lambda v: _checked(step, v))
+    return trace.floats[key]
+
+
+def _checked(step: Step, value: float) -> float:
+    """What a step gives; TypeError (the source leads nowhere) where that is no float, or an error."""
+    try:
+        found = step(value)
+    except (ArithmeticError, ValueError) as error:
+        raise TypeError(str(error)) from None
+    if type(found) is not float:
+        raise TypeError(f"{type(found).__name__} in the place of a float")
+    return found
+
+
+def _tensor(number: float) -> torch.Tensor:
+    return torch.tensor(number, dtype=torch.float64, device="cpu")

@@ -1,0 +1,629 @@
+"""What ops make of padding: one function an op (or several) that masks what the op would see of it.
+
+A rule takes a `Call` and gives the new node, and the axes of its result. See `padding.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base.registry import register_all
+from ..graph.size_nodes import is_size
+from ..graph.sizes import Size
+from .padding import (
+    Axes,
+    Call,
+    Refused,
+    Run,
+    axis_of,
+    broadcast,
+    is_padded,
+    regrouped,
+    rule,
+    same,
+    settle,
+    size_of,
+)
+
+aten = torch.ops.aten
+
+
+def _dims(dims: Any, n: int) -> list[int]:
+    every = range(n) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+    return [d % n for d in every] if n else []
+
+
+_OF_TENSORS = {
+    getattr(aten, name).Scalar: getattr(aten, name).Tensor
+    for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
+}
+
+
+@rule("pointwise")
+def _pointwise(call: Call) -> tuple[fx.Node, Any]:
+    writer, target = call.writer, call.node.target
+    tensors = [a for a in (*call.args, *call.kwargs.values()) if isinstance(a, fx.Node)]
+    axes = broadcast([writer.axes[a] for a in tensors])
+    if call.symbolic:
+        target = _OF_TENSORS.get(target, target)
+        spec = tensors[0].meta["val"] if tensors else None
+        if target not in _OF_TENSORS.values() or not spec or not (spec.shape or spec.dtype.is_floating_point):
+            raise Refused(f"{target} of a size")
+        for place in call.symbolic:
+            size = settle(call.node.args[place].meta["val"])
+            if type(size) is Size:
+                call.args[place] = writer.actual(Run(size))
+    if sum(is_size(a) for a in call.node.all_input_nodes) > len({call.node.args[i] for i in call.symbolic}):
+        raise Refused(f"{target} of a size")
+    return call.emit(axes, target)
+
+
+@rule(
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+)
+def _copy(call: Call) -> tuple[fx.Node, Any]:
+    return call.emit(call.axes(0))
+
+
+@rule(operator.getitem)
+def _getitem(call: Call) -> tuple[fx.Node, Any]:
+    return call.emit(call.axes(0)[call.args[1]])
+
+
+@rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def _view(call: Call) -> tuple[fx.Node, Any]:
+    axes = regrouped(call.axes(0), call.shape)
+    call.args = [call.args[0], list(call.writer.number(tuple(call.shape)))]
+    return call.emit(axes, aten.reshape.default)
+
+
+@rule(aten.permute.default)
+def _permute(call: Call) -> tuple[fx.Node, Any]:
+    axes = call.axes(0)
+    return call.emit(tuple([axes[d] for d in call.args[1]]))
+
+
+@rule(aten.transpose.int)
+def _transpose(call: Call) -> tuple[fx.Node, Any]:
+    axes = list(call.axes(0))
+    a, b = call.args[1:3]
+    axes[a], axes[b] = axes[b], axes[a]
+    return call.emit(tuple(axes))
+
+
+@rule(aten.t.default)
+def _t(call: Call) -> tuple[fx.Node, Any]:
+    return call.emit(call.axes(0)[::-1])
+
+
+@rule(aten.unsqueeze.default)
+def _unsqueeze(call: Call) -> tuple[fx.Node, Any]:
+    axes, d = list(call.axes(0)), call.args[1]
+    axes.insert(d if d >= 0 else d + len(axes) + 1, ())
+    return call.emit(tuple(axes))
+
+
+@rule(aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(call: Call) -> tuple[fx.Node, Any]:
+    axes = call.axes(0)
+    dims = _dims(call.args[1], len(axes))
+    return call.emit(tuple([a for d, a in enumerate(axes) if d not in dims or a]))
+
+
+@rule(aten.expand.default)
+def _expand(call: Call) -> tuple[fx.Node, Any]:
+    axes, shape = call.axes(0), call.shape
+    new = len(shape) - len(axes)
+    found = [axes[d - new] if d >= new and axes[d - new] else axis_of(n) for d, n in enumerate(shape)]
+    call.args = [call.args[0], list(call.writer.number(tuple(shape)))]
+    return call.emit(tuple(found))
+
+
+def _untouched(call: Call, place: int, *dims: int) -> None:
+    axes = call.axes(place)
+    if is_padded(*[axes[d] for d in dims]):
+        raise Refused(f"{call.node.target} along a padded dimension")
+
+
+@rule(aten.slice.Tensor)
+def _slice(call: Call) -> tuple[fx.Node, Any]:
+    """What begins at a fixed place keeps its padding at the end."""
+    axes = list(call.axes(0))
+    d, start, step = (
+        call.args[i] if len(call.args) > i else call.kwargs.get(name, default)
+        for i, name, default in ((1, "dim", 0), (2, "start", None), (4, "step", 1))
+    )
+    d %= len(axes)
+    if is_padded(axes[d]):
+        if len(axes[d]) != 1 or step != 1 or (start or 0) < 0 or 2 in call.symbolic:
+            raise Refused("a slice that does not begin at a fixed place of a padded dimension")
+        size = settle(call.shape[d])
+        axes[d] = (Run(size),) if type(size) is Size else (size,) if size != 1 else ()
+    else:
+        axes[d] = axis_of(call.shape[d])
+    return call.emit(tuple(axes))
+
+
+@rule(aten.select.int)
+def _select(call: Call) -> tuple[fx.Node, Any]:
+    """An element from the front lies where it lay; one from the end is taken where the padding begins."""
+    axes, (d, place) = list(call.axes(0)), call.args[1:3]
+    d %= len(axes)
+    axis = axes.pop(d)
+    symbolic = 2 in call.symbolic
+    if not is_padded(axis) or place >= 0 and len(axis) == 1 and not symbolic:
+        if symbolic:
+            raise Refused("an element at a place that is a size")
+        return call.emit(tuple(axes))
+    if len(axis) != 1 or type(axis[0]) is not Run:
+        raise Refused("an element of merged dimensions")
+    size = settle(call.node.args[2].meta["val"]) if symbolic else axis[0].size + place
+    if type(size) is not Size:
+        raise Refused("an element at a place that is a size")
+    writer, spec = call.writer, call.args[0].meta["val"]
+    at = writer.emit(aten.view.default, writer.actual(Run(size)), [1], dtype=torch.int64, shape=(1,))
+    shape = (*spec.shape[:d], 1, *spec.shape[d + 1 :])
+    row = writer.emit(aten.index_select.default, call.args[0], d, at, dtype=spec.dtype, shape=shape)
+    call.args = [row, d]
+    return call.emit(tuple(axes), aten.squeeze.dim)
+
+
+@rule(aten.select_scatter.default)
+def _select_scatter(call: Call) -> tuple[fx.Node, Any]:
+    axes, (d, place) = call.axes(0), call.args[2:4]
+    d %= len(axes)
+    rest = broadcast([axes[:d] + axes[d + 1 :], call.axes(1)])
+    found = (*rest[:d], axes[d], *rest[d:])
+    symbolic = 3 in call.symbolic
+    if not is_padded(axes[d]) or place >= 0 and len(axes[d]) == 1 and not symbolic:
+        if symbolic:
+            raise Refused("an element at a place that is a size")
+        return call.emit(found)
+    if len(axes[d]) != 1 or type(axes[d][0]) is not Run or symbolic:
+        raise Refused("an element of merged dimensions")
+    size = axes[d][0].size + place
+    if type(size) is not Size:
+        raise Refused("an element at a place that is a size")
+    writer, spec = call.writer, call.args[0].meta["val"]
+    n, rank = spec.shape[d], len(axes)
+    places = writer.emit(aten.arange.default, n, device=writer.device, dtype=torch.int64, shape=(n,))
+    here = writer.emit(aten.eq.Tensor, places, writer.actual(Run(size)), dtype=torch.bool, shape=(n,))
+    shape = [1] * d + [n] + [1] * (rank - 1 - d)
+    here = writer.emit(aten.view.default, here, shape, dtype=torch.bool, shape=shape)
+    row = (*spec.shape[:d], 1, *spec.shape[d + 1 :])
+    src = writer.emit(aten.unsqueeze.default, call.args[1], d, dtype=spec.dtype, shape=row)
+    call.args, call.kwargs = [here, src, call.args[0]], {}
+    return call.emit(found, aten.where.self)
+
+
+@rule(aten.slice_scatter.default)
+def _slice_scatter(call: Call) -> tuple[fx.Node, Any]:
+    """What is written from a fixed place to the end is written over the padding too."""
+    axes, src = call.axes(0), call.axes(1)
+    d, start, step = (
+        call.args[i] if len(call.args) > i else call.kwargs.get(name, default)
+        for i, name, default in ((2, "dim", 0), (3, "start", None), (5, "step", 1))
+    )
+    d %= len(axes)
+    if is_padded(axes[d]):
+        whole = settle(size_of(axes[d]) - (start or 0))
+        fixed = len(axes[d]) == 1 and step == 1 and (start or 0) >= 0 and 3 not in call.symbolic
+        if not fixed or not same(whole, settle(size_of(src[d]))):
+            raise Refused("a write that ends before the padding")
+    rest = broadcast([axes[:d] + axes[d + 1 :], src[:d] + src[d + 1 :]])
+    return call.emit((*rest[:d], axes[d], *rest[d:]))
+
+
+@rule(aten.cat.default)
+def _cat(call: Call) -> tuple[fx.Node, Any]:
+    parts = call.args[0]
+    d = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
+    all_axes = [list(call.writer.axes[part]) for part in parts]
+    d %= len(all_axes[0])
+    if any(is_padded(axes[d]) for axes in all_axes):
+        raise Refused("aten.cat along a padded dimension")
+    for axes in all_axes:
+        axes[d] = ()
+    found = list(broadcast([tuple(axes) for axes in all_axes]))
+    found[d] = axis_of(call.shape[d])
+    return call.emit(tuple(found))
+
+
+@rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default)
+def _split(call: Call) -> tuple[fx.Node, Any]:
+    axes = call.axes(0)
+    unbind = call.node.target is aten.unbind.int
+    place = 1 if unbind else 2
+    d = (call.args[place] if len(call.args) > place else call.kwargs.get("dim", 0)) % len(axes)
+    _untouched(call, 0, d)
+    return call.emit(
+        tuple(
+            [
+                axes[:d] + axes[d + 1 :] if unbind else (*axes[:d], axis_of(spec.shape[d]), *axes[d + 1 :])
+                for spec in call.node.meta["val"]
+            ]
+        )
+    )
+
+
+@rule(
+    aten.full.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.empty.memory_format,
+    aten.full_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+)
+def _filled(call: Call) -> tuple[fx.Node, Any]:
+    name = call.node.target._schema.name
+    fill = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2}.get(name)
+    if fill in call.symbolic:
+        raise Refused(f"{call.node.target} of a size")
+    if name.endswith("_like"):
+        return call.emit(call.axes(0))
+    return call.emit(tuple(map(axis_of, call.shape)))
+
+
+@rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def _arange(call: Call) -> tuple[fx.Node, Any]:
+    if call.node.target is not aten.arange.default and 0 in call.symbolic or 2 in call.symbolic:
+        raise Refused("a range that begins at a size")
+    size = settle(call.shape[0])
+    return call.emit(((Run(size),) if type(size) is Size else axis_of(size),))
+
+
+# Products
+def _contract(call: Call, a: int, b: int, batch: int) -> Axes:
+    """Axes of the product of two arguments; what both are summed over is masked."""
+    left, right = call.axes(a), call.axes(b)
+    if left[-1] != right[-2]:
+        raise Refused("a product whose padding lies elsewhere")
+    outer = broadcast([left[:batch], right[:batch]])
+    if is_padded(left[-1]):
+        call.mask(a, [len(left) - 1])
+        call.mask(b, [len(right) - 2])
+    return (*outer, left[-2], right[-1])
+
+
+register_all(
+    rule,
+    (
+        ((aten.mm.default,), lambda call: call.emit(_contract(call, 0, 1, 0))),
+        ((aten.bmm.default,), lambda call: call.emit(_contract(call, 0, 1, 1))),
+    ),
+)
+
+
+@rule(aten.addmm.default, aten.baddbmm.default)
+def _addmm(call: Call) -> tuple[fx.Node, Any]:
+    axes = _contract(call, 1, 2, 0 if call.node.target is aten.addmm.default else 1)
+    return call.emit(broadcast([call.axes(0), axes]))
+
+
+@rule(aten.convolution.default)
+def _convolution(call: Call) -> tuple[fx.Node, Any]:
+    """Beyond an image a convolution sees zeros: where the padding is."""
+    x, w, transposed = call.axes(0), call.axes(1), call.args[6]
+    if is_padded(*w) or is_padded(x[1]) or transposed and is_padded(*x[2:]):
+        raise Refused("a convolution of padded channels, or a transposed one")
+    call.mask(0, range(2, len(x)))
+    sizes = [settle(n) for n in call.shape[2:]]
+    spatial = [(Run(n),) if type(n) is Size else axis_of(n) for n in sizes]
+    return call.emit((x[0], axis_of(call.shape[1]), *spatial))
+
+
+# Reductions
+def _least(dtype: torch.dtype) -> Any:
+    return -math.inf if dtype.is_floating_point else 0 if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def _most(dtype: torch.dtype) -> Any:
+    return math.inf if dtype.is_floating_point else 1 if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def _reduced(axes: Axes, dims: Sequence[int], keep: bool) -> Axes:
+    return tuple([() if d in dims else a for d, a in enumerate(axes) if keep or d not in dims])
+
+
+def _reduction(fill: Callable[[torch.dtype], Any], single: bool = False, both: bool = False) -> Any:
+    """fill: what changes nothing. single: the result is a place along one dimension. both: values and places."""
+
+    def apply(call: Call) -> tuple[fx.Node, Any]:
+        axes = call.axes(0)
+        args = {a.name: v for a, v in zip(call.node.target._schema.arguments, call.args)} | call.kwargs
+        dims = _dims(args.get("dim"), len(axes))
+        if single or both:
+            flat = args.get("dim") is None
+            if any(len(axes[d]) > 1 and is_padded(axes[d]) for d in dims) or flat and is_padded(*axes):
+                raise Refused(f"{call.node.target} over merged dimensions")
+        call.mask(0, dims, fill(call.args[0].meta["val"].dtype))
+        found = _reduced(axes, dims, bool(args.get("keepdim", False)))
+        return call.emit((found, found) if both else found)
+
+    return apply
+
+
+register_all(
+    rule,
+    (
+        ((aten.sum.default, aten.sum.dim_IntList, aten.nansum.default), _reduction(lambda dtype: 0)),
+        ((aten.prod.default, aten.prod.dim_int), _reduction(lambda dtype: 1)),
+        ((aten.any.default, aten.any.dim, aten.any.dims), _reduction(lambda dtype: 0)),
+        ((aten.all.default, aten.all.dim, aten.all.dims), _reduction(lambda dtype: 1)),
+        ((aten.amax.default, aten.max.default), _reduction(_least)),
+        ((aten.amin.default, aten.min.default), _reduction(_most)),
+        ((aten.argmax.default,), _reduction(_least, single=True)),
+        ((aten.argmin.default,), _reduction(_most, single=True)),
+        ((aten.max.dim,), _reduction(_least, both=True)),
+        ((aten.min.dim,), _reduction(_most, both=True)),
+    ),
+)
+
+
+@rule(aten.mean.default, aten.mean.dim)
+def _mean(call: Call) -> tuple[fx.Node, Any]:
+    """A sum, divided by how many elements are meant."""
+    axes, spec = call.axes(0), call.node.meta["val"]
+    keep = bool(call.args[2]) if len(call.args) > 2 else bool(call.kwargs.get("keepdim", False))
+    dims = _dims(call.args[1] if len(call.args) > 1 else None, len(axes))
+    found = _reduced(axes, dims, keep)
+    reduced = [axes[d] for d in dims]
+    if not is_padded(*reduced):
+        return call.emit(found)
+    call.mask(0, dims)
+    writer, shape = call.writer, _shape(call)
+    wide = torch.float64 if spec.dtype is torch.float64 else torch.float32  # sums of halves may overflow
+    total = writer.emit(aten.sum.dim_IntList, call.args[0], dims, keep, dtype=wide, shape=shape)
+    total.kwargs = {"dtype": wide}
+    count = writer.count(reduced)
+    mean = writer.emit(aten.div.Tensor, total, count, dtype=wide, shape=shape)
+    if not shape:  # a number of 64 bits beside one without dimensions decides nothing
+        assert isinstance(count, fx.Node)
+        count = writer.emit(aten._to_copy.default, count, dtype=wide, shape=())
+        count.kwargs = {"dtype": wide}
+        mean = writer.emit(aten.div.Tensor, total, count, dtype=wide, shape=shape)
+    call.args, call.kwargs = [mean], {"dtype": spec.dtype}
+    return call.emit(found, aten._to_copy.default)
+
+
+def _shape(call: Call) -> tuple[int, ...]:
+    """The shape of a call's result as numbers."""
+    return call.writer.number(tuple(call.shape))
+
+
+@rule(aten.logsumexp.default)
+def _logarithm_of_sum(call: Call) -> tuple[fx.Node, Any]:
+    if not call.args[0].meta["val"].dtype.is_floating_point:
+        raise Refused("logsumexp of integers, none of which is nothing")
+    return _reduction(_least)(call)
+
+
+@rule(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim)
+def _norm(call: Call) -> tuple[fx.Node, Any]:
+    order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", call.kwargs.get("p", 2))
+    if order is not None and order <= 0:
+        raise Refused("a norm that zeros are no part of")
+    return _reduction(lambda dtype: 0)(call)
+
+
+def _alike(call: Call, a: int, b: int) -> None:
+    """Two arguments are of one type with the digits to sum in it, and of one shape."""
+    types = {call.args[place].meta["val"].dtype for place in (a, b)}
+    if call.axes(a) != call.axes(b) or not types < {torch.float32, torch.float64}:
+        raise Refused(f"{call.node.target} of tensors that differ, or of halves")
+
+
+@rule(aten.mse_loss.default)
+def _squares(call: Call) -> tuple[fx.Node, Any]:
+    axes, writer = call.axes(0), call.writer
+    reduction = call.args[2] if len(call.args) > 2 else call.kwargs.get("reduction", 1)
+    _alike(call, 0, 1)
+    if reduction == 0:
+        return call.emit(axes)
+    for place in (0, 1):
+        call.mask(place, range(len(axes)))
+    call.args, call.kwargs = [*call.args[:2], 2], {}
+    if reduction == 2:
+        return call.emit(())
+    dtype = call.args[0].meta["val"].dtype
+    total = writer.emit(aten.mse_loss.default, *call.args, dtype=dtype, shape=())
+    count = writer.emit(aten._to_copy.default, writer.count(axes), dtype=dtype, shape=())
+    count.kwargs = {"dtype": dtype}
+    call.args = [total, count]
+    return call.emit((), aten.div.Tensor)
+
+
+@rule(aten.mse_loss_backward.default)
+def _squares_backward(call: Call) -> tuple[fx.Node, Any]:
+    axes, writer = call.axes(1), call.writer
+    _alike(call, 1, 2)
+    if call.args[3] != 1:
+        return call.emit(axes)
+    spec = call.args[1].meta["val"]
+    call.args[3] = 2
+    whole = writer.emit(aten.mse_loss_backward.default, *call.args, dtype=spec.dtype, shape=spec.shape)
+    call.args = [whole, writer.count(axes)]
+    return call.emit(axes, aten.div.Tensor)
+
+
+@rule(aten.cumsum.default, aten.cumprod.default)
+def _scan(call: Call) -> tuple[fx.Node, Any]:
+    """What comes before the padding knows nothing of it."""
+    axes = call.axes(0)
+    if len(axes[call.args[1]]) > 1 and is_padded(axes[call.args[1]]):
+        raise Refused(f"{call.node.target} over merged dimensions")
+    return call.emit(axes)
+
+
+@rule(aten.tril.default, aten.triu.default)
+def _triangle(call: Call) -> tuple[fx.Node, Any]:
+    axes = call.axes(0)
+    if any(len(axis) > 1 and is_padded(axis) for axis in axes[-2:]):
+        raise Refused(f"{call.node.target} over merged dimensions")
+    return call.emit(axes)
+
+
+@rule(aten._softmax.default, aten._safe_softmax.default, aten._log_softmax.default)
+def _softmax(call: Call) -> tuple[fx.Node, Any]:
+    axes, d = call.axes(0), call.args[1] % len(call.axes(0))
+    call.mask(0, [d], -math.inf)
+    return call.emit(axes)
+
+
+@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(call: Call) -> tuple[fx.Node, Any]:
+    axes = broadcast([call.axes(0), call.axes(1)])
+    for place in (0, 1):
+        call.mask(place, [call.args[2] % len(axes)])
+    return call.emit(axes)
+
+
+@rule(aten.native_layer_norm.default)
+def _layer_norm(call: Call) -> tuple[fx.Node, Any]:
+    axes, n = call.axes(0), len(call.args[1])
+    _untouched(call, 0, *range(len(axes) - n, len(axes)))
+    rows = axes[: len(axes) - n] + ((),) * n
+    return call.emit((axes, rows, rows))
+
+
+@rule(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(call: Call) -> tuple[fx.Node, Any]:
+    axes, n = broadcast([call.axes(0), call.axes(1)]), len(call.args[2])
+    _untouched(call, 1, *range(len(axes) - n, len(axes)))
+    for place in (0, 1, 3, 4):
+        call.mask(place, range(len(axes) - n))
+    own = axes[len(axes) - n :]
+    wanted = zip((axes, own, own), call.args[7], strict=True)
+    return call.emit(tuple([found if want else () for found, want in wanted]))
+
+
+@rule(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm(call: Call) -> tuple[fx.Node, Any]:
+    specs = call.node.meta["val"]
+    return call.emit((call.axes(0), *[tuple(map(axis_of, spec.shape)) for spec in specs[1:]]))
+
+
+@rule(aten.embedding.default)
+def _embedding(call: Call) -> tuple[fx.Node, Any]:
+    weight, places = call.axes(0), call.axes(1)
+    _untouched(call, 0, 0, 1)
+    call.mask(1, range(len(places)))
+    return call.emit((*places, weight[1]))
+
+
+@rule(aten.embedding_dense_backward.default)
+def _embedding_backward(call: Call) -> tuple[fx.Node, Any]:
+    places = call.axes(1)
+    call.mask(0, range(len(places)))
+    call.mask(1, range(len(places)))
+    return call.emit(tuple(map(axis_of, call.shape)))
+
+
+@rule(aten.gather.default)
+def _gather(call: Call) -> tuple[fx.Node, Any]:
+    x, places = call.axes(0), call.axes(2)
+    d = call.args[1] % len(x)
+    if len(x[d]) > 1 and is_padded(x[d]):
+        raise Refused("aten.gather along merged dimensions")
+    if any(a != b for n, (a, b) in enumerate(zip(x, places, strict=True)) if n != d):
+        raise Refused("aten.gather of a part")
+    call.mask(2, range(len(places)))
+    return call.emit(places)
+
+
+@rule(aten.index_select.default)
+def _index_select(call: Call) -> tuple[fx.Node, Any]:
+    x, d = call.axes(0), call.args[1] % len(call.axes(0))
+    if len(x[d]) > 1 and is_padded(x[d]):
+        raise Refused("aten.index_select along merged dimensions")
+    call.mask(2, [0])
+    return call.emit((*x[:d], *call.axes(2), *x[d + 1 :]))
+
+
+@rule(aten.nll_loss_forward.default)
+def _nll_loss(call: Call) -> tuple[fx.Node, Any]:
+    """Rows of padding are such as the loss ignores."""
+    axes = call.axes(0)
+    _untouched(call, 0, len(axes) - 1)
+    call.mask(0, range(len(axes)))
+    call.mask(1, [0], call.args[4])
+    return call.emit((axes[:1] if call.args[3] == 0 else (), ()))
+
+
+@rule(aten.nll_loss_backward.default)
+def _nll_loss_backward(call: Call) -> tuple[fx.Node, Any]:
+    axes = call.axes(1)
+    _untouched(call, 1, len(axes) - 1)
+    call.mask(1, range(len(axes)))
+    call.mask(2, [0], call.args[5])
+    if call.axes(0):
+        call.mask(0, [0])
+    return call.emit(axes)
+
+
+# Attention
+@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention(call: Call) -> tuple[fx.Node, Any]:
+    q, k, v = (call.axes(i) for i in range(3))
+    _no_dropout(call, 3)
+    lead = broadcast([q[:2], k[:2], v[:2]])
+    _mask_keys(call, (1, 2), q, k, 4)
+    return call.emit(((*lead, q[2], v[3]), (*lead, q[2])))
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _attention_backward(call: Call) -> tuple[fx.Node, Any]:
+    q, k, v = (call.axes(i) for i in (1, 2, 3))
+    _no_dropout(call, 6)
+    for place in (0, 1, 4, 5):  # rows of padding give no gradient
+        call.mask(place, [2])
+    _mask_keys(call, (2, 3), q, k, 7)
+    return call.emit((q, k, v))
+
+
+def _no_dropout(call: Call, place: int) -> None:
+    dropout = call.args[place] if len(call.args) > place else call.kwargs.get("dropout_p", 0.0)
+    if dropout:
+        raise Refused("attention with dropout")
+
+
+def _mask_keys(call: Call, places: tuple[int, int], q: Axes, k: Axes, causal: int) -> None:
+    """No query attends padding: where each sees only what lies before it, that is so."""
+    for place in places:
+        call.mask(place, [2])
+    axis = k[2]
+    is_causal = call.args[causal] if len(call.args) > causal else call.kwargs.get("is_causal", False)
+    if not is_padded(axis) or is_causal and q[2] == axis:
+        return
+    if is_causal:
+        raise Refused("causal attention to other positions")
+    writer, dtype = call.writer, call.args[places[0]].meta["val"].dtype
+    valid = writer.valid(axis)
+    ((n,), rows) = valid.meta["val"].shape, writer.number(call.args[places[0] - 1].meta["val"]).shape[2]
+    seen = writer.emit(aten.view.default, valid, [1, 1, 1, n], dtype=torch.bool, shape=(1, 1, 1, n))
+    given = call.kwargs.get("attn_mask")
+    if given is None:
+        shape: tuple[int, ...] = (1, 1, rows, n)
+        given = writer.emit(aten.full.default, list(shape), 0.0, dtype=dtype, shape=shape)
+        given.kwargs = {"dtype": dtype, "device": writer.device}
+    else:
+        shape = given.meta["val"].shape
+    least = writer.emit(aten.full.default, [], -math.inf, dtype=dtype, shape=())
+    least.kwargs = {"dtype": dtype, "device": writer.device}
+    found = writer.emit(aten.where.self, seen, given, least, dtype=dtype, shape=shape)
+    call.kwargs["attn_mask"] = call.keep(found, ())

@@ -1,0 +1,218 @@
+"""Python floats that differ between calls: inputs of one program where tensors meet them, numbers elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_programs import same
+
+import dynamotor
+from dynamotor.base.events import counters
+
+NUMBERS = (5.5, 7.25, -9.5, 0.1, 3.0, 1e-3)
+PROGRAMS: dict[str, Callable[[torch.Tensor, float], Any]] = {
+    "all operators": lambda x, f: (f / x, x / f, f - x, x - f, f + x, x + f, f * x, x * f),
+    "comparisons of tensors": lambda x, f: (f < x, x <= f, x == f, f != x),
+    "no dimensions": lambda x, f: (x.sum() * f, f / x.sum()),
+    "arithmetic": lambda x, f: (x * (1.0 - f) + f * f / 3, x * -f, x + abs(f) ** 2, x - f // 2 - f % 3),
+    "math": lambda x, f: x * math.sqrt(abs(f)) + math.cos(f) - math.exp(-abs(f)),
+    "methods": lambda x, f: x.mul(f).add_(f).div(f),
+    "functions": lambda x, f: torch.sub(torch.mul(x, f), f),
+    "returned": lambda x, f: (x * 2, f, f * 2, float(f)),
+    "asked": lambda x, f: x * f if f is not None and isinstance(f, float) else x,
+    "in place": lambda x, f: _in_place(x, f),
+}
+
+
+def _in_place(x: torch.Tensor, f: float) -> torch.Tensor:
+    x = x.clone()
+    x *= f
+    x -= f
+    f *= 2
+    return x / f
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    dynamotor.reset()
+    yield
+
+
+def captures(fn: Any, calls: list[tuple[Any, ...]], backend: str = "eager") -> int:
+    """Compare each call with eager's; how often was captured."""
+    before, compiled = counters["frames"]["captured"], dynamotor.compile(fn, backend=backend)
+    for args in calls:
+        assert same(fn(*args), compiled(*args)), args
+    return counters["frames"]["captured"] - before
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_program_serves_all_numbers(name, dtype):
+    x = torch.randn(7, dtype=dtype)
+    assert captures(PROGRAMS[name], [(x, f) for f in NUMBERS]) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["all operators", "arithmetic", "no dimensions"])
+def test_the_general_program_gives_the_bits_of_a_special_one(name, dtype):
+    x = torch.randn(37).to(dtype)
+    general = dynamotor.compile(PROGRAMS[name])
+    for f in NUMBERS:
+        special = dynamotor.compile(PROGRAMS[name], dynamic=False)
+        for a, b in zip(general(x, f), special(x, f), strict=True):
+            assert a.dtype is b.dtype and torch.equal(a, b)
+
+
+def test_what_needs_the_number_itself_is_a_program_each():
+    x = torch.randn(7)
+    calls = [(x, f) for f in NUMBERS]
+    assert captures(lambda x, f: torch.nn.functional.leaky_relu(x, f), calls) == len(calls)
+    assert captures(lambda x, f: torch.arange(3) * f, calls) == len(calls)  # of the default type
+    assert captures(lambda x, f: x.to(torch.complex64) * f, calls) == len(calls)
+
+
+def test_comparisons_are_guards():
+    x = torch.randn(7)
+    assert captures(lambda x, f: x * f if f > 1 else x - f, [(x, f) for f in NUMBERS]) == 3
+    assert captures(lambda x, f: x * f if f else x, [(x, f) for f in (1.0, 2.0, 0.0, 3.0, 0.0)]) == 3
+
+
+def test_special_numbers():
+    x, before = torch.randn(7), counters["frames"]["captured"]
+    compiled = dynamotor.compile(lambda x, f: (x * f, x + f), backend="eager")
+    for f in (1.0, 2.0, math.nan, -0.0, math.inf, 0.0, -math.inf):
+        for want, got in zip((x * f, x + f), compiled(x, f), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(got.signbit(), want.signbit())
+    assert counters["frames"]["captured"] - before == 2
+
+
+def test_the_warning_of_the_limit_says_what_to_do(capfd):
+    compiled = dynamotor.compile(torch.nn.functional.leaky_relu, backend="eager")
+    with dynamotor.config.patch(cache_size_limit=3):
+        for f in NUMBERS:
+            compiled(torch.randn(3), f)
+    assert "negative_slope differs between calls and is needed as a number" in capfd.readouterr().err
+
+
+def test_other_types_are_other_programs():
+    x = torch.randn(7)
+    assert captures(lambda x, f: x * f, [(x, f) for f in (1.0, 2.0, 3, 4.0, True, 5.0)]) <= 4
+
+
+@pytest.mark.parametrize("fn", [lambda x, f: x * (1 / f), lambda x, f: (x * 2, 1 / f)])
+def test_what_raises_at_some_number_raises(fn):
+    compiled, x = dynamotor.compile(fn, backend="eager"), torch.randn(3)
+    for f in (1.0, 2.0, 3.0):
+        assert same(fn(x, f), compiled(x, f))
+    with pytest.raises(ZeroDivisionError):
+        compiled(x, 0.0)
+    assert same(fn(x, 4.0), compiled(x, 4.0))
+
+
+def test_a_number_of_a_module_that_changes():
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = torch.nn.Linear(3, 3), 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).tanh() * self.scale
+
+    module, before = Scaled(), counters["frames"]["captured"]
+    compiled = dynamotor.compile(module)
+    for scale in NUMBERS:
+        module.scale = scale
+        found = []
+        for call in (compiled, module.forward):
+            x = torch.ones(2, 3, requires_grad=True)
+            out = call(x)
+            out.sum().backward()
+            found.append((out, x.grad, module.linear.weight.grad))
+            module.zero_grad(set_to_none=True)
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+    assert counters["frames"]["captured"] - before == 2
+
+
+def test_a_number_that_the_program_changes_itself():
+    class Mean:
+        value = 2.0
+
+    mean, before, want = Mean(), counters["frames"]["captured"], 2.0
+    mean.value = want
+
+    def update(x: torch.Tensor) -> torch.Tensor:
+        mean.value = mean.value * 0.9 + 0.1
+        return x * mean.value
+
+    compiled = dynamotor.compile(update, backend="eager")
+    for _ in range(6):
+        out, want = compiled(torch.ones(3)), want * 0.9 + 0.1
+        assert mean.value == want and torch.equal(out, torch.ones(3) * want)
+    assert counters["frames"]["captured"] - before == 2
+
+
+def test_explain_shows_the_input():
+    compiled = dynamotor.compile(lambda x, f: x * f, backend="eager")
+    for f in (1.0, 2.0):
+        compiled(torch.randn(3), f)
+    assert "f is an input, 2.0 at the capture" in str(dynamotor.explain(compiled)(torch.randn(3), 3.0))
+
+
+def test_numbers_are_numbers_without_dynamic():
+    calls, before = [(torch.randn(3), f) for f in NUMBERS], counters["frames"]["captured"]
+    compiled = dynamotor.compile(lambda x, f: x * f, backend="eager", dynamic=False)
+    for args in calls:
+        compiled(*args)
+    assert counters["frames"]["captured"] - before == len(calls)
+
+
+def test_gpu_kernels_take_the_number_as_an_input():
+    pytest.importorskip("triton")
+    from dynamotor.runtime.triton_interpret import available
+
+    if not available():
+        pytest.skip("triton was imported without TRITON_INTERPRET=1")
+    compiled = dynamotor.compile(lambda x, f: (x.softmax(-1) * f, x - f), options={"target": "triton"})
+    for f in NUMBERS:
+        x = torch.randn(5, 33)
+        for a, b in zip(compiled(x, f), (x.softmax(-1) * f, x - f), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * _scale
+
+
+_scale = 1.0
+
+
+def test_a_function_with_a_backward_of_its_own_reads_a_number():
+    global _scale
+    compiled = dynamotor.compile(lambda x: _Scaled.apply(x).sin(), backend="eager", fullgraph=True)
+    for _scale in (1.0, 2.5, 3.5):
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), 2.0).cos() * _scale)
+
+
+def test_a_break_does_not_make_numbers_of_inputs():
+    def fn(x: torch.Tensor, f: float) -> torch.Tensor:
+        x = x * f
+        torch._dynamo.graph_break()
+        return x + f
+
+    calls = [(torch.randn(3), f) for f in NUMBERS]
+    assert captures(fn, calls) <= 4
