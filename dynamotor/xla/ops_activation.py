@@ -9,8 +9,6 @@ tensor([0., 2.], device='xla:0')
 
 from __future__ import annotations
 
-from math import pi, sqrt
-
 import jax
 import jax.numpy as jnp
 import torch
@@ -60,26 +58,3 @@ rows(
         ),
     },
 )
-
-
-@elementwise(aten.silu_backward)
-def _silu_backward(grad, x):
-    gate = sigmoid(x)
-    return grad * gate * (1 + x * (1 - gate))
-
-
-@elementwise(aten.gelu)
-def _gelu(x, *, approximate="none"):
-    if approximate == "tanh":
-        return 0.5 * x * (1 + jnp.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
-    return x * (0.5 * (1 + lax.erf(x * sqrt(0.5))))
-
-
-@elementwise(aten.gelu_backward)
-def _gelu_backward(grad, x, *, approximate="none"):
-    if approximate == "tanh":
-        gate = jnp.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
-        slope = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x)
-        return grad * (0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * slope)
-    area = 0.5 * (1 + lax.erf(x * sqrt(0.5)))
-    return grad * (area + x * jnp.exp(-0.5 * x * x) * (1 / sqrt(2 * pi)))

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import torch
 
 from .lowering import op
-from .numerics import matmul_precision, wide
+from .numerics import wide
+from .ops_decomposed import parts_of
 
 aten = torch.ops.aten
 _AUTO, _PRODUCT, _DIFFERENCE = (
@@ -54,23 +55,12 @@ def _slope(difference: jax.Array, distance: jax.Array, p: float) -> jax.Array:
     return jnp.where(flat, 0, sign * ratio ** (p - 1))
 
 
-@op(aten._euclidean_dist)
-def _euclidean(x, y):
-    """|x - y| by one product of (-2x, |x|^2, 1) and (y, 1, |y|^2)."""
-    x, y = wide(x), wide(y)
-    squares = [jnp.sum(jnp.square(v), axis=-1, keepdims=True) for v in (x, y)]
-    left = jnp.concatenate([-2 * x, squares[0], jnp.ones_like(squares[0])], axis=-1)
-    right = jnp.concatenate([y, jnp.ones_like(squares[1]), squares[1]], axis=-1)
-    product = jnp.matmul(left, jnp.swapaxes(right, -1, -2), precision=matmul_precision(x.dtype))
-    return jnp.sqrt(jnp.maximum(product, 0))
-
-
 @op(aten._cdist_forward)
 def _cdist(x, y, p, compute_mode=None):
     mode = compute_mode or _AUTO
     large = max(x.shape[-2], y.shape[-2]) > _FEW_ROWS
     if p == 2 and (mode == _PRODUCT or (mode == _AUTO and large)):
-        return _euclidean(x, y)
+        return parts_of(aten._euclidean_dist.default, x, y)
     return _norm(wide(x)[..., :, None, :] - wide(y)[..., None, :, :], p)
 
 

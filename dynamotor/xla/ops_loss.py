@@ -44,42 +44,6 @@ rows(
 # -- negative log likelihood: classes along dimension 1 (0 for a single sample) ------------------------------
 
 
-def _picked(target: jax.Array, classes: int, dim: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
-    """The target as an index along `dim` (0 where ignored) and whether it counts."""
-    counts = jnp.expand_dims(target, dim) != ignore_index
-    return jnp.where(counts, jnp.expand_dims(target, dim), 0), counts
-
-
-def _class_weights(weight: jax.Array | None, index: jax.Array, counts: jax.Array, dtype) -> jax.Array:
-    each = jnp.ones(index.shape, dtype) if weight is None else wide(weight)[index]
-    return jnp.where(counts, each, 0)
-
-
-@op(aten.nll_loss_forward, aten.nll_loss2d_forward)
-def _nll_loss(x, target, weight, reduction, ignore_index):
-    x, dim = wide(x), min(x.ndim - 1, 1)
-    index, counts = _picked(target, x.shape[dim], dim, ignore_index)
-    weights = _class_weights(weight, index, counts, x.dtype)
-    # where, not a product: an ignored element may be infinite
-    loss = jnp.squeeze(jnp.where(counts, -jnp.take_along_axis(x, index, axis=dim) * weights, 0), dim)
-    if reduction == _NONE and x.ndim > 1:
-        return loss, jnp.zeros(())
-    total = jnp.sum(weights)
-    return (jnp.sum(loss) / total if reduction == _MEAN else jnp.sum(loss)), total
-
-
-@op(aten.nll_loss_backward, aten.nll_loss2d_backward)
-def _nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
-    x, dim, grad = wide(x), min(x.ndim - 1, 1), wide(grad)
-    index, counts = _picked(target, x.shape[dim], dim, ignore_index)
-    weights = _class_weights(weight, index, counts, x.dtype)
-    if grad.ndim == target.ndim and reduction == _NONE:
-        grad = jnp.expand_dims(grad, dim)
-    each = -grad * weights / (wide(total_weight) if reduction == _MEAN else 1)
-    classes = jax.lax.broadcasted_iota(index.dtype, x.shape, dim)
-    return jnp.where((classes == index) & counts, each, 0)
-
-
 # -- margin losses: x is (N, C) or (C) -----------------------------------------------------------------------
 
 

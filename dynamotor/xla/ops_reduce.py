@@ -174,6 +174,23 @@ def _powsum(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return power_sum(x, float(ord), axes(x, dim), keepdim)
 
 
+def _all_but(x: jax.Array, dim: int) -> tuple[int, ...]:
+    return tuple(i for i in range(x.ndim) if i != dim % x.ndim)
+
+
+@op(aten._weight_norm_interface_backward)
+def _weight_norm_backward(grad, v, g, norms, dim):
+    """Of w = v * g / norm(v), the norm over all dimensions but `dim`."""
+    grad, v, g, norms = wide(grad), wide(v), wide(g), wide(norms).reshape(g.shape)
+    along = jnp.sum(grad * v, axis=_all_but(v, dim), keepdims=True)
+    return (g / norms) * (grad - v * along / jnp.square(norms)), along / norms
+
+
+op(aten.batch_norm_update_stats)(
+    lambda x, running_mean, running_var, momentum: moments(x, _all_but(x, 1), 0, False)[::-1]
+)
+
+
 # -- histograms ----------------------------------------------------------------------------------------------
 
 

@@ -305,12 +305,9 @@ def _export(sub: Subgraph, metas: list[Meta]) -> Any:
         raise XlaError(
             "DM672", "the exported model uses tensors that it does not own", cure="register them as buffers"
         )
-    numbers = [jax.numpy.asarray(sub.scalars, jax.numpy.float64)] if sub.scalars else []
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in metas]
     # Programs are for every platform: the same folder serves a CPU and an accelerator.
-    return jax.export.export(
-        jax.jit(lambda *xs: sub.program(*xs, *numbers)), platforms=("cpu", "cuda", "tpu")
-    )(*avals)
+    return jax.export.export(jax.jit(sub.call), platforms=("cpu", "cuda", "tpu"))(*avals)
 
 
 def _meta_of(function: _Function) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from ..base.errors import XlaError
 from ..base.events import Event, subscribe
 from . import metrics
 from .device import using_lane
-from .execute import Graph, to_function
+from .execute import Graph, scalar_vector, to_function
 from .fallback import written
 from .ir import Lane, Meta, Node
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
@@ -41,6 +41,10 @@ class Subgraph:
     scalars: list[float]
     outputs: list[Meta]
     key: tuple
+
+    def call(self, *arrays: Any) -> list[Any]:
+        """The program of these arrays and the trace's own numbers."""
+        return self.program(*arrays, *([scalar_vector(self.scalars)] if self.scalars else []))
 
 
 class _Importing(TorchDispatchMode):
@@ -143,6 +147,31 @@ def trace(
     return Subgraph(
         graph, to_function(graph), importing.captured, list(lane.scalars), [node.meta for node in nodes], key
     )
+
+
+def trace_call(
+    fn: Callable[..., Any],
+    leaves: Sequence[Any],
+    tree: TreeSpec,
+    metas: dict[int, Meta],
+    device: torch.device,
+    name: str,
+) -> tuple[Subgraph, TreeSpec]:
+    """`fn(*args, **kwargs)`, whose arguments are flattened, as `trace` traces it, and how its results are nested.
+
+    metas: what the tensors are, by their place among the leaves.
+    """
+    trees: list[TreeSpec] = []
+
+    def body(tensors: list[Any]) -> Sequence[Any]:
+        given = dict(enumerate(leaves)) | dict(zip(metas, tensors))
+        args, kwargs = tree_unflatten(list(given.values()), tree)
+        with torch.no_grad():
+            results, found = tree_flatten(fn(*args, **kwargs))
+        trees.append(found)
+        return results
+
+    return trace(body, list(metas.values()), device, name), trees[0]
 
 
 def _node(result: Any, importing: _Importing) -> Node:

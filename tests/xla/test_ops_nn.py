@@ -21,7 +21,7 @@ from dynamotor.xla import (  # noqa: E402, F401
     ops_grid,
     ops_loss,
     ops_matmul,
-    ops_norm,
+    ops_decomposed,
     ops_pool,
     ops_softmax,
     ops_upsample,
