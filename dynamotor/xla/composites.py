@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .lowering import decomposition
-
-aten = torch.ops.aten
+from .lowering import aten, decomposition
 
 
 def _attention(

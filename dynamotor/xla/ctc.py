@@ -16,10 +16,8 @@ import torch
 
 from . import dispatch
 from .dispatch import specials
-from .lowering import op
+from .lowering import aten, op
 from .specials import bind
-
-aten = torch.ops.aten
 
 
 def _states(

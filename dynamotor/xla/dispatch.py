@@ -26,7 +26,6 @@ from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration
 from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, wrap_view, write
 
-aten = torch.ops.aten
 specials: Registry[Any, Handler] = Registry("special handler")
 # Arguments that mean nothing on a device with opaque memory.
 _NOT_RECORDED = frozenset(("device", "layout", "pin_memory", "memory_format", "non_blocking"))

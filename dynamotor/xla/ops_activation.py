@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
-from .lowering import op, rows
+from .lowering import aten, op, rows
 from .numerics import wide
 from .promotion import elementwise
-
-aten = torch.ops.aten
 
 
 def sigmoid(x: jax.Array) -> jax.Array:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
-from .lowering import op, rows
+from .lowering import aten, op, rows
 from .ops_pointwise import is_integer
 from .promotion import comparison, elementwise, promoted
-
-aten = torch.ops.aten
 
 rows(
     comparison,

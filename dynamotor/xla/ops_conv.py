@@ -15,13 +15,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import torch
 
 from .dtypes import is_float
-from .lowering import op
+from .lowering import aten, op
 from .numerics import convolution_precision, on_cpu, per_dimension, wide
-
-aten = torch.ops.aten
 
 
 class Window(NamedTuple):

@@ -11,13 +11,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from .dtypes import LOW_PRECISION, convert, is_complex, is_float, jax_dtype
-from .lowering import Spec, op, rows
-
-aten = torch.ops.aten
+from .lowering import Spec, aten, op, rows
 
 
 def _filled(out: Spec, value: object) -> jax.Array:

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_flatten
 from ..base.errors import XlaError
 from .dtypes import torch_dtype
 from .ir import Meta
-from .lowering import Unsupported, decomposition, op
+from .lowering import Unsupported, aten, decomposition, op
 from .promotion import is_array
 from .recent import Recent
 from .subgraph import trace_call
 
-aten, prims = torch.ops.aten, torch.ops.prims
+prims = torch.ops.prims
 _DEVICE = torch.device("xla", 0)  # whichever: nothing of the program is kept but its instructions
 _programs = Recent(1024)
 

@@ -9,13 +9,11 @@ import math
 
 import jax
 import jax.numpy as jnp
-import torch
 
-from .lowering import op
+from .lowering import aten, op
 from .numerics import wide
 from .ops_decomposed import parts_of
 
-aten = torch.ops.aten
 _AUTO, _PRODUCT, _DIFFERENCE = (
     0,
     1,

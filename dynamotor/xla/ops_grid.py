@@ -9,12 +9,10 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import torch
 
-from .lowering import op
+from .lowering import aten, op
 from .numerics import wide
 
-aten = torch.ops.aten
 _LINEAR, _NEAREST, _CUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 

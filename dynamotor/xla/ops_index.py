@@ -16,13 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from .indexing import WITHIN, WRAPPED, Index, add_at, along, at_dim
-from .lowering import op, require, rows
-
-aten = torch.ops.aten
+from .lowering import aten, op, require, rows
 
 
 @op(aten.gather)

@@ -14,11 +14,10 @@ import jax.scipy.linalg as jsl
 import torch
 
 from .dtypes import is_complex
-from .lowering import op, require, rows
+from .lowering import aten, op, require, rows
 from .numerics import on_cpu
 from .ops_matmul import product
 
-aten = torch.ops.aten
 _AT_ONCE, _PIVOTS = "errors are checked at once, which needs the data", "XLA has no LU without pivots"
 
 

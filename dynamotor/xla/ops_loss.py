@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
 
-from .lowering import op, rows
+from .lowering import aten, op, rows
 from .numerics import wide
 
-aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2
 
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
 
 from .dtypes import LOW_PRECISION
-from .lowering import op, rows
+from .lowering import aten, op, rows
 from .numerics import contract, matmul_precision, rounded, wide
-
-aten = torch.ops.aten
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:

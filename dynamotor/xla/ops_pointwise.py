@@ -20,10 +20,8 @@ import torch
 from jax import lax
 
 from .dtypes import convert
-from .lowering import Refusal, Spec, op, require, rows
+from .lowering import Refusal, Spec, aten, op, require, rows
 from .promotion import cast, compute_dtype, elementwise, in_type, is_array
-
-aten = torch.ops.aten
 
 
 def is_integer(x: Any) -> bool:

@@ -17,13 +17,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from .dtypes import is_float
-from .lowering import op
+from .lowering import aten, op
 from .numerics import per_dimension, wide
-
-aten = torch.ops.aten
 
 
 class _Taps(NamedTuple):

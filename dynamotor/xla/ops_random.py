@@ -20,10 +20,9 @@ import torch
 
 from ..graph import prims  # noqa: F401 - defines torch.ops.dynamotor.rand and new_seed
 from .dtypes import is_complex, jax_dtype
-from .lowering import Spec, op, random_op, require, rows
+from .lowering import Spec, aten, op, random_op, require, rows
 from .numerics import wide
 
-aten = torch.ops.aten
 _DIGITS = {
     jnp.dtype(jnp.bfloat16): 8,
     jnp.dtype(jnp.float16): 11,

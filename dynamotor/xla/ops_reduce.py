@@ -20,12 +20,10 @@ import torch
 from jax.scipy import special
 
 from .dtypes import jax_dtype
-from .lowering import Spec, op, require, rows
+from .lowering import Spec, aten, op, require, rows
 from .numerics import wide
 from .ops_compare import truth
 from .promotion import cast, compute_dtype, promoted
-
-aten = torch.ops.aten
 
 
 def axes(x: jax.Array, dim: Any = None) -> tuple[int, ...]:

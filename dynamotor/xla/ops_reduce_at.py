@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
 
 from .dtypes import is_complex, is_float
 from .indexing import WITHIN, Index, along, at_dim, sum_dtype
-from .lowering import op, rows
-
-aten = torch.ops.aten
+from .lowering import aten, op, rows
 
 
 def reduce_at(

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from .indexing import WITHIN, flat_places, slice_bounds, strided_mask, strided_place, unwindows
-from .lowering import op
-
-aten = torch.ops.aten
+from .lowering import aten, op
 
 
 def _place(x: jax.Array, src: jax.Array, axis: int, first: int, step: int) -> jax.Array:

@@ -13,13 +13,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from .dtypes import LOW_PRECISION, jax_dtype
-from .lowering import Spec, op, rows
-
-aten = torch.ops.aten
+from .lowering import Spec, aten, op, rows
 
 
 @op(aten.cat, aten.concat, out=True)

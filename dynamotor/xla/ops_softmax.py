@@ -12,13 +12,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import torch
 
-from .lowering import op, require
+from .lowering import aten, op, require
 from .numerics import contract, wide
-
-aten = torch.ops.aten
-
 
 _SOURCE_MASK, _PADDING_MASK = 0, 1
 

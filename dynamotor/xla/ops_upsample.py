@@ -17,13 +17,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from .dtypes import is_float
-from .lowering import op, require
+from .lowering import aten, op, require
 from .numerics import wide
 
-aten = torch.ops.aten
 _CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
 
 

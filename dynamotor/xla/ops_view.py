@@ -15,14 +15,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from .dtypes import is_complex, jax_dtype
 from .indexing import WITHIN, flat_places, slice_bounds, strided_slice, windows
-from .lowering import Spec, op, require, rows
-
-aten = torch.ops.aten
+from .lowering import Spec, aten, op, require, rows
 
 
 @op(

@@ -15,11 +15,9 @@ import torch
 from torch.nn import GRU  # noqa: F401  (what torch_xla.experimental.gru is)
 
 from . import jax_call
-from .lowering import decomposition
+from .lowering import aten, decomposition
 from .numerics import wide
 from .ops_matmul import product
-
-aten = torch.ops.aten
 
 
 def _lstm_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 from .dispatch import specials
-from .lowering import decomposition
+from .lowering import aten, decomposition
 from .specials import bind
-
-aten = torch.ops.aten
 
 
 @specials.register(aten.nonzero.default)

@@ -21,10 +21,7 @@ from .device import lane_of
 from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
 from .ir import Node, Refused, XlaError, record, unpack
-from .tensor import Alias, XLATensor, new_root, value, wrap, wrap_view, write
-
-aten = torch.ops.aten
-
+from .tensor import Alias, XLATensor, aten, new_root, value, wrap, wrap_view, write
 
 specials.add(aten._linalg_check_errors.default, check_solvers)
 

@@ -17,9 +17,8 @@ from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
 from .dispatch import make, specials
 from .ir import Lane, Node, XlaError, record
-from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
+from .tensor import Alias, Overlap, XLATensor, aten, new_root, value, wrap, write
 
-aten = torch.ops.aten
 # Views whose elements are not those of what they view: they count in other units.
 _OTHER_UNITS = frozenset(
     (
