@@ -254,10 +254,12 @@ def _is_known(func: Any) -> bool:
 
 
 def _check_in_place(node: Node, alias: Alias) -> None:
-    if node.meta.shape != alias.meta.shape:
-        raise RuntimeError(
+    torch._check(
+        node.meta.shape == alias.meta.shape,
+        lambda: (
             f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape {list(node.meta.shape)}"
-        )
+        ),
+    )
     if not torch.can_cast(node.meta.dtype, alias.meta.dtype):
         names = [str(d.dtype).removeprefix("torch.").capitalize() for d in (node.meta, alias.meta)]
         raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
@@ -321,8 +323,10 @@ def set_out(out: torch.Tensor, result: torch.Tensor) -> None:
     if type(out) is not XLATensor:
         out.copy_(result)
         return
-    if not torch.can_cast(result.dtype, out.dtype):
-        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
+    torch._check(
+        torch.can_cast(result.dtype, out.dtype),
+        lambda: f"result type {result.dtype} can't be cast to the desired output type {out.dtype}",
+    )
     if out.shape == result.shape:
         write(out._alias, value(result._alias))
     else:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from ..base.errors import XlaError
 from .dtypes import torch_dtype
 from .ir import Meta
-from .lowering import Unsupported, aten, decomposition, op
+from .lowering import Unsupported, aten, decomposition, decompositions, op
 from .promotion import is_array
 from .recent import Recent
 from .subgraph import trace_call
@@ -36,15 +36,19 @@ def parts_of(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         made: list[bool] = []
 
         def traced(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-            results = decomposition_table[func](*args, **kwargs)
+            decomposed = decompositions.get(func) or decomposition_table[func]
+            results = decomposed(*args, **kwargs)
             results = [results] if isinstance(results, torch.Tensor) else results
             made[:] = [result is not None for result in results]
             return [result for result in results if result is not None]
 
         try:
-            _programs[key] = trace_call(traced, leaves, tree, metas, _DEVICE, str(func))[0].call, made
+            sub, _ = trace_call(traced, leaves, tree, metas, _DEVICE, str(func))
         except XlaError as error:
             raise Unsupported(str(error)) from error
+        for step in sub.graph.steps.values():  # parts are no operations of the program
+            step.instruction.uses -= step.item < 0
+        _programs[key] = sub.call, made
     program, made = _programs.get(key)
     found = iter(program(*[leaves[i] for i in metas]))
     results = [next(found) if there else None for there in made]
@@ -53,6 +57,12 @@ def parts_of(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     # What batch norm keeps for its backward in inference is empty on some devices.
     return [jnp.zeros(spec.shape) if spec and 0 in spec.shape else r for r, spec in zip(results, out)]
 
+
+decomposition(aten._native_batch_norm_legit_no_training.default)(
+    lambda x, weight, bias, mean, variance, momentum, eps: aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, variance, False, momentum, eps
+    )[:3]
+)
 
 for _target in (
     aten.native_layer_norm.default,

@@ -124,8 +124,7 @@ def _run(
 def _on_sequences(kind: str) -> Callable[..., tuple]:
     def run(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # noqa: A002 - aten's name
         x = input.transpose(0, 1) if batch_first else input
-        if not x.shape[0]:
-            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+        torch._check(x.shape[0] > 0, lambda: "Expected sequence length to be larger than 0 in RNN")
         states = hx if isinstance(hx, (list, tuple)) else [hx]
         outputs, *last = _run(kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional)
         return outputs.transpose(0, 1) if batch_first else outputs, *last

@@ -24,16 +24,17 @@ def _nonzero(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
 @specials.register(aten.masked_select.default)
 def _masked_select(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
     x, mask = torch.broadcast_tensors(*args)
-    if mask.dtype is not torch.bool:
-        raise RuntimeError("masked_select: expected BoolTensor for mask")
+    torch._check(mask.dtype is torch.bool, lambda: "masked_select: expected BoolTensor for mask")
     return aten.take(x, mask.reshape(-1).nonzero()[:, 0])
 
 
 @specials.register(aten.bincount.default)
 def _bincount(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
     x, weights, shortest = bind(func, args, kwargs).values()
-    if x.dim() != 1 or x.dtype.is_floating_point or (x.numel() and int(x.min()) < 0):
-        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    torch._check(
+        x.dim() == 1 and not x.dtype.is_floating_point and (not x.numel() or int(x.min()) >= 0),
+        lambda: "bincount only supports 1-d non-negative integral inputs.",
+    )
     size = max(int(x.max()) + 1 if x.numel() else 0, shortest)
     each = torch.ones_like(x, dtype=torch.int64) if weights is None else weights
     each = each if each.dtype in (torch.int64, torch.float32) else each.double()

@@ -20,6 +20,7 @@ from .conversion import mark
 from .device import lane_of
 from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
+from .errors import require
 from .ir import Node, Refused, XlaError, record, unpack
 from .tensor import Alias, XLATensor, aten, new_root, value, wrap, wrap_view, write
 
@@ -82,10 +83,7 @@ def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any, memory_form
 
 def cast(node: Node, dtype: torch.dtype) -> Node:
     """A node as a dtype. XlaError DM609 for a dtype that XLA has not."""
-    if dtype not in TORCH_TO_JAX:
-        raise XlaError(
-            "DM609", f"XLA has no type for {dtype}", where=metrics.user_line(), cure="use another dtype"
-        )
+    require(dtype in TORCH_TO_JAX, "DM609", f"XLA has no type for {dtype}", cure="use another dtype")
     return node if node.meta.dtype is dtype else record(aten._to_copy.default, (node,), {"dtype": dtype})
 
 
@@ -146,11 +144,13 @@ def _split(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATen
 @specials.register(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
     tensor, sizes, dim = _with_dim(args, kwargs)
-    if sum(sizes) != tensor.shape[dim]:
-        raise RuntimeError(
+    torch._check(
+        sum(sizes) == tensor.shape[dim],
+        lambda: (
             f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at dimension "
             f"{dim}), but got split_sizes={list(sizes)}"
-        )
+        ),
+    )
     parts, start = [], 0
     for size in sizes:
         parts.append(_slice(tensor, dim, start, start + size))
@@ -239,8 +239,10 @@ def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
     """A mask as the positions that it picks, whose number is known at a sync."""
     found: list[Any] = []
     for i in indices:
-        if i is not None and i.dtype not in (torch.int64, torch.int32, torch.uint8, torch.bool):
-            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        torch._check_index(
+            i is None or i.dtype in (torch.int64, torch.int32, torch.uint8, torch.bool),
+            lambda: "tensors used as indices must be long, int, byte or bool tensors",
+        )
         if i is None or i.dtype not in (torch.bool, torch.uint8) or not i.dim():
             found.append(i)
         elif i.shape != x.shape[len(found) : len(found) + i.dim()]:
@@ -310,8 +312,7 @@ def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) ->
     size = (kwargs or {}).get("output_size")
     if size is None:
         repeats = transfer.to_cpu(args[0], "repeat_interleave")
-        if repeats.numel() and repeats.min() < 0:
-            raise RuntimeError("repeats can not be negative")
+        torch._check(not repeats.numel() or bool(repeats.min() >= 0), lambda: "repeats can not be negative")
         size = int(repeats.sum())
     return dispatch.plain(func, args, {"output_size": size})
 

@@ -20,6 +20,7 @@ from ..base.errors import XlaError
 from ..base.events import Event, subscribe
 from . import metrics
 from .device import using_lane
+from .errors import require
 from .execute import Graph, scalar_vector, to_function
 from .fallback import written
 from .ir import Lane, Meta, Node
@@ -175,10 +176,10 @@ def trace_call(
 
 
 def _node(result: Any, importing: _Importing) -> Node:
-    if not isinstance(result, torch.Tensor):
-        raise XlaError(
-            "DM669",
-            f"{importing.name} returned {type(result).__name__}",
-            why="all its results must be tensors",
-        )
+    require(
+        isinstance(result, torch.Tensor),
+        "DM669",
+        f"{importing.name} returned {type(result).__name__}",
+        why="all its results must be tensors",
+    )
     return node_of(importing.bring_in(result if is_xla(result) else result.to(importing.lane.device)))
