@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .dtypes import wide
 from .lowering import aten, op, rows
-from .numerics import wide
 from .promotion import widened_float
 
 

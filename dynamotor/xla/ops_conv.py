@@ -16,9 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .dtypes import is_float
+from .dtypes import convolution_precision, is_float, on_cpu, per_dimension, wide
 from .lowering import aten, op
-from .numerics import convolution_precision, on_cpu, per_dimension, wide
 
 
 class Window(NamedTuple):

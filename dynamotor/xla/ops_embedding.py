@@ -12,9 +12,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .indexing import WITHIN
+from .dtypes import wide
 from .lowering import Spec, aten, op, require
-from .numerics import wide
+from .ops_index import WITHIN
 
 SUM, MEAN, MAX = 0, 1, 2
 

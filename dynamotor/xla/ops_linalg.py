@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import torch
 
-from .dtypes import is_complex
+from .dtypes import is_complex, on_cpu
 from .lowering import aten, op, require, rows
-from .numerics import on_cpu
 from .ops_matmul import product
 
 _AT_ONCE, _PIVOTS = "errors are checked at once, which needs the data", "XLA has no LU without pivots"

@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .dtypes import is_float
+from .dtypes import is_float, per_dimension, wide
 from .lowering import aten, op
-from .numerics import per_dimension, wide
 
 
 class _Taps(NamedTuple):

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 
 from ..graph import prims  # noqa: F401 - defines torch.ops.dynamotor.rand and new_seed
-from .dtypes import is_complex, jax_dtype
+from .dtypes import is_complex, jax_dtype, wide
 from .lowering import Spec, aten, op, random_op, require, rows
-from .numerics import wide
 
 _DIGITS = {
     jnp.dtype(jnp.bfloat16): 8,

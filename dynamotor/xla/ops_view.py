@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from .dtypes import is_complex, jax_dtype
-from .indexing import WITHIN, flat_places, slice_bounds, strided_slice, windows
 from .lowering import Spec, aten, op, require, rows
+from .ops_index import WITHIN, flat_places, slice_bounds, strided_slice, windows
 
 
 @op(

@@ -15,8 +15,8 @@ import torch
 from torch.nn import GRU  # noqa: F401  (what torch_xla.experimental.gru is)
 
 from . import jax_call
+from .dtypes import wide
 from .lowering import aten, decomposition
-from .numerics import wide
 from .ops_matmul import product
 
 
