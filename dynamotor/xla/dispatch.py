@@ -117,32 +117,10 @@ def _plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     if strides is not None or kwargs or strided(args):
         strides = of_result(func, node.instruction, args, kwargs)
     if type(node.meta) is tuple:
-        return _as_schema(func, args, results(node, strides))
+        return torch.utils._pytree.tree_unflatten(results(node, strides), node.instruction.tree)
     if not kwargs and strides is None and node.inputs and func not in value_checks:
         remember(node.instruction, args)
     return wrap(new_root(node, strides))
-
-
-def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:
-    """Flat results as the schema nests them: `Tensor[]` results are lists, each as long as the list argument
-    it is the new value of."""
-    returns = func._schema.returns
-    if len(returns) == 1:
-        return list(flat)
-    lists = [str(r.type) == "List[Tensor]" for r in returns]
-    if not any(lists):
-        return flat
-    lengths = iter(
-        [len(arg) for arg in args if isinstance(arg, (list, tuple))]
-    )  # state that is not used is an empty list
-    rest, nested = list(flat), []
-    for is_list in lists:
-        count = next(lengths) if is_list else 1
-        nested.append(rest[:count] if is_list else rest[0])
-        rest = rest[count:]
-    if rest:
-        raise AssertionError(f"{func} gives {len(flat)} tensors, more than its list arguments have")
-    return tuple(nested)
 
 
 def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:

@@ -245,20 +245,6 @@ _AUTO, _PRODUCT, _DIFFERENCE = (
 _FEW_ROWS = 25
 
 
-def _norm(difference: jax.Array, p: float) -> jax.Array:
-    """The p-norm over the last dimension."""
-    size = jnp.abs(difference)
-    if p == 0:
-        return jnp.sum(size != 0, axis=-1).astype(size.dtype)
-    if p == 1:
-        return jnp.sum(size, axis=-1)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(jnp.square(size), axis=-1))
-    if math.isinf(p):
-        return jnp.max(size, axis=-1, initial=0)
-    return jnp.sum(size**p, axis=-1) ** (1 / p)
-
-
 def _slope(difference: jax.Array, distance: jax.Array, p: float) -> jax.Array:
     """The derivative of the norm in the difference; zero where the distance is, as aten's."""
     distance, size, sign = distance[..., None], jnp.abs(difference), jnp.sign(difference)
@@ -282,7 +268,8 @@ def _cdist(x, y, p, compute_mode=None):
     large = max(x.shape[-2], y.shape[-2]) > _FEW_ROWS
     if p == 2 and (mode == _PRODUCT or (mode == _AUTO and large)):
         return parts_of(aten._euclidean_dist.default, x, y)
-    return _norm(wide(x)[..., :, None, :] - wide(y)[..., None, :, :], p)
+    difference = wide(x)[..., :, None, :] - wide(y)[..., None, :, :]
+    return vector_norm(difference, p, -1) if x.shape[-1] else jnp.zeros(difference.shape[:-1])
 
 
 @op(aten._cdist_backward, out=True)
