@@ -21,7 +21,6 @@ from . import (  # noqa: F401  (imported for their rows)
     factories,
     recurrent,
     rng,
-    shapes,
     specials,
     storage,
     sync,

@@ -188,3 +188,16 @@ def test_a_norm_is_one_recorded_operation(norm, dtype, training):
     torch.testing.assert_close(b.grad.cpu(), a.grad, **close)
     for ours, theirs in zip(there.state_dict().values(), here.state_dict().values()):
         torch.testing.assert_close(ours.cpu(), theirs, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("running", [False, True])
+def test_statistics_of_batches_have_the_cpus_type(dtype, running):
+    x = torch.rand(3, 4).to(dtype)
+    kept = (torch.zeros(4), torch.ones(4)) if running else (None, None)
+    want = torch.ops.aten.batch_norm_update_stats(x, *kept, 0.1)
+    got = torch.ops.aten.batch_norm_update_stats(
+        x.to("xla"), *[t if t is None else t.to("xla") for t in kept], 0.1
+    )
+    for ours, theirs in zip(got, want):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-2, atol=1e-3)
