@@ -44,7 +44,7 @@ def traceback_at(line: int, inner: TracebackType | None = None, **names: str) ->
 
 def user_line() -> UserLine | None:
     """The innermost line of the running program that is neither ours nor a library's."""
-    libraries = [sys.modules[name].__file__ for name in _LIBRARIES if name in sys.modules]
+    libraries = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
     inside = ("<", *[os.path.dirname(path) + os.sep for path in libraries if path])
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -675,6 +675,21 @@ register_all(
             ),
             lambda grad, x, *rest, **kwargs: TensorSpec.dense(x.shape, x.dtype, x.device),
         ),
+        # Without a meta kernel, like their first argument.
+        (
+            (
+                aten.binomial.default,
+                aten._standard_gamma_grad.default,
+                aten._sample_dirichlet.default,
+                aten._masked_softmax.default,
+                aten._masked_softmax_backward.default,
+            ),
+            lambda x, *rest, **kwargs: TensorSpec.dense(x.shape, x.dtype, x.device),
+        ),
+        (
+            (aten.batch_norm_update_stats.default,),
+            lambda x, mean, *rest: (TensorSpec.dense(x.shape[1:2], (mean or x).dtype, x.device),) * 2,
+        ),
         # Eager fills a row-major copy.
         (
             (aten.masked_fill.Scalar, aten.masked_fill.Tensor),

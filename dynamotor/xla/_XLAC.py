@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import torch
 
-from .backends import get_mat_mul_precision as _xla_get_mat_mul_precision  # noqa: F401
-from .backends import set_mat_mul_precision as _xla_set_mat_mul_precision  # noqa: F401
-from .core.xla_model import get_memory_info as _xla_memory_info  # noqa: F401
-from .core.xla_model import get_rng_state as _xla_get_rng_seed  # noqa: F401
-from .core.xla_model import get_stablehlo as _get_xla_tensors_hlo  # noqa: F401
-from .core.xla_model import get_stablehlo as _get_xla_tensors_text  # noqa: F401
-from .core.xla_model import get_xla_supported_devices as _xla_get_devices  # noqa: F401
-from .core.xla_model import optimization_barrier_ as _xla_optimization_barrier_  # noqa: F401
-from .core.xla_model import set_rng_state as _xla_set_rng_seed  # noqa: F401
-from .core.xla_model import wait_device_ops as _xla_wait_device_ops  # noqa: F401
-from .core.xla_model import xla_device as _xla_get_default_device  # noqa: F401
-from .core.xla_model import xla_real_devices as _xla_real_devices  # noqa: F401
-from .debug.metrics import counter_names as _xla_counter_names  # noqa: F401
-from .debug.metrics import counter_value as _xla_counter_value  # noqa: F401
-from .debug.metrics import metric_data as _xla_metric_data  # noqa: F401
-from .debug.metrics import metric_names as _xla_metric_names  # noqa: F401
-from .debug.metrics import metrics_report as _xla_metrics_report  # noqa: F401
+from . import backends, regions
+from .core import xla_model as xm
+from .debug import metrics
+from .device import device_count
 from .distributed.spmd.xla_sharding import XLAShardedTensor
 from .execute import Graph
-from .regions import eager_mode as _set_use_eager_mode  # noqa: F401
-from .regions import is_eager_mode as _get_use_eager_mode  # noqa: F401
 from .sync import sync
 from .tensor import node_of
-from .toplevel import device_count as _xla_num_devices  # noqa: F401
 
 _ROWS = {
+    "_get_use_eager_mode": regions.is_eager_mode,
+    "_get_xla_tensors_hlo": xm.get_stablehlo,
+    "_get_xla_tensors_text": xm.get_stablehlo,
+    "_set_use_eager_mode": regions.eager_mode,
+    "_xla_counter_names": metrics.counter_names,
+    "_xla_counter_value": metrics.counter_value,
+    "_xla_get_default_device": xm.xla_device,
+    "_xla_get_devices": xm.get_xla_supported_devices,
+    "_xla_get_mat_mul_precision": backends.get_mat_mul_precision,
+    "_xla_get_rng_seed": xm.get_rng_state,
+    "_xla_memory_info": xm.get_memory_info,
+    "_xla_metric_data": metrics.metric_data,
+    "_xla_metric_names": metrics.metric_names,
+    "_xla_metrics_report": metrics.metrics_report,
+    "_xla_num_devices": device_count,
+    "_xla_optimization_barrier_": xm.optimization_barrier_,
+    "_xla_real_devices": xm.xla_real_devices,
+    "_xla_set_mat_mul_precision": backends.set_mat_mul_precision,
+    "_xla_set_rng_seed": xm.set_rng_state,
+    "_xla_wait_device_ops": xm.wait_device_ops,
     # How a tensor lies on the devices, in XLA's words; "" and None for one that is on a single device.
     "_get_xla_sharding_spec": lambda t: (
         XLAShardedTensor(t).hlo_sharding if XLAShardedTensor(t).sharding_spec else ""

@@ -58,9 +58,8 @@ from . import (  # noqa: F401
     toplevel,
     utils,
 )
-from .callable_module import make_callable
 from .debug import analysis
-from .install import install_as_torch_xla
+from .install import install_as_torch_xla, make_callable
 from .persistent_cache import initialize_cache, initialize_from_environment
 from .regions import compile
 from .step import compile_step

@@ -36,9 +36,9 @@ from . import (
 )
 from .buckets import Bucketed
 from .checks import raise_failed
+from .dtypes import PRECISION_SETTINGS, precision_settings
 from .ir import Cut, Lane, Meta, Node, lock
 from .layout import preserved
-from .numerics import PRECISION_SETTINGS, precision_settings
 from .partition import Piece, Recording, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
 

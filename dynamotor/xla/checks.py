@@ -21,9 +21,7 @@ from ..base.errors import XlaError
 from ..base.registry import Registry
 from . import metrics
 from .ir import Meta, Node, record, type_checks
-from .tensor import Alias, new_root, value
-
-aten = torch.ops.aten
+from .tensor import Alias, aten, new_root, value
 
 # -- types ---------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ..base.errors import XlaError
 from . import metrics, ops_collective, replication, sync  # noqa: F401  (ops_collective defines torch.ops.dynamotor_xla)
+from .errors import require
 from .tensor import is_xla
 from .transfer import to_cpu
 
@@ -30,8 +30,8 @@ Groups = Sequence[Sequence[int]] | None
 _ops = torch.ops.dynamotor_xla
 
 
-def _wrong(what: str, cure: str) -> XlaError:
-    return XlaError("DM643", what, where=metrics.user_line(), cure=cure)
+def _require(holds: Any, what: str, cure: str) -> None:
+    require(holds, "DM643", what, cure=cure)
 
 
 def _plan(groups: Groups) -> tuple[list[int], int]:
@@ -42,45 +42,50 @@ def _plan(groups: Groups) -> tuple[list[int], int]:
     if groups is None:
         return [], size
     flat = [int(rank) for group in groups for rank in group]
-    if sorted(flat) != list(range(size)) or len({len(group) for group in groups}) != 1:
-        raise _wrong(
-            f"replica groups {groups} do not fit {size} replicas",
-            "name every replica once, in groups of one size",
-        )
+    _require(
+        sorted(flat) == list(range(size)) and len({len(group) for group in groups}) == 1,
+        f"replica groups {groups} do not fit {size} replicas",
+        "name every replica once, in groups of one size",
+    )
     return ([], size) if len(groups) == 1 and flat == list(range(size)) else (flat, len(groups[0]))
 
 
 def _check(tensors: Iterable[Any], reduce_type: str = REDUCE_SUM) -> None:
     for tensor in tensors:
-        if not is_xla(tensor):
-            kind = tensor.device if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise _wrong(f"a collective needs XLA tensors, got {kind}", 'move it with .to("xla")')
-    if reduce_type not in _REDUCTIONS:
-        raise _wrong(f"{reduce_type!r} is not a reduction", f"use one of {', '.join(_REDUCTIONS)}")
-    if reduce_type in (REDUCE_AND, REDUCE_OR) and any(
-        t.is_floating_point() or t.is_complex() for t in tensors
-    ):
-        raise _wrong(f"reduction {reduce_type!r} needs integers or booleans", "convert the tensor first")
-    if reduce_type in (REDUCE_MIN, REDUCE_MAX) and any(t.is_complex() for t in tensors):
-        raise _wrong(
-            f"complex numbers have no order for reduction {reduce_type!r}",
-            "reduce the real and imaginary parts",
-        )
+        kind = getattr(tensor, "device", type(tensor).__name__)
+        _require(is_xla(tensor), f"a collective needs XLA tensors, got {kind}", 'move it with .to("xla")')
+    _require(
+        reduce_type in _REDUCTIONS,
+        f"{reduce_type!r} is not a reduction",
+        f"use one of {', '.join(_REDUCTIONS)}",
+    )
+    _require(
+        reduce_type not in (REDUCE_AND, REDUCE_OR)
+        or not any(t.is_floating_point() or t.is_complex() for t in tensors),
+        f"reduction {reduce_type!r} needs integers or booleans",
+        "convert the tensor first",
+    )
+    _require(
+        reduce_type not in (REDUCE_MIN, REDUCE_MAX) or not any(t.is_complex() for t in tensors),
+        f"complex numbers have no order for reduction {reduce_type!r}",
+        "reduce the real and imaginary parts",
+    )
 
 
 def _divisible(tensor: torch.Tensor, dim: int, parts: int) -> None:
-    if tensor.shape[dim] % parts:
-        raise _wrong(
-            f"dimension {dim} of size {tensor.shape[dim]} cannot be split into {parts} equal parts", "pad it"
-        )
+    _require(
+        not (tensor.shape[dim] % parts),
+        f"dimension {dim} of size {tensor.shape[dim]} cannot be split into {parts} equal parts",
+        "pad it",
+    )
 
 
 def _dim(tensor: torch.Tensor, dim: int) -> int:
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise _wrong(
-            f"dimension {dim} does not exist in a tensor of shape {tuple(tensor.shape)}",
-            "0-d tensors need a dimension first",
-        )
+    _require(
+        -tensor.dim() <= dim < tensor.dim(),
+        f"dimension {dim} does not exist in a tensor of shape {tuple(tensor.shape)}",
+        "0-d tensors need a dimension first",
+    )
     return dim % tensor.dim()
 
 
@@ -144,10 +149,11 @@ def all_to_all(
     _check([value])
     flat, share = _plan(groups)
     split, concat = _dim(value, split_dimension), _dim(value, concat_dimension)
-    if split_count != share:
-        raise _wrong(
-            f"split_count={split_count}, but a group has {share} replicas", "use the size of the groups"
-        )
+    _require(
+        split_count == share,
+        f"split_count={split_count}, but a group has {share} replicas",
+        "use the size of the groups",
+    )
     _divisible(value, split, share)
     return _ops.all_to_all(value.detach(), split, concat, flat, share)
 
@@ -170,8 +176,11 @@ def reduce_scatter(
     """
     _check([input], reduce_type)
     flat, share = _plan(groups)
-    if shard_count not in (None, share):
-        raise _wrong(f"shard_count={shard_count}, but a group has {share} replicas", "leave it out")
+    _require(
+        shard_count in (None, share),
+        f"shard_count={shard_count}, but a group has {share} replicas",
+        "leave it out",
+    )
     dim = _dim(input, scatter_dim)
     _divisible(input, dim, share)
     part = _ops.reduce_scatter(input.detach(), reduce_type, float(scale), dim, flat, share)
@@ -186,11 +195,11 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
     size = replication.size()
     sources, targets = [int(s) for s, _ in pairs], [int(t) for _, t in pairs]
     for ends in (sources, targets):
-        if len(set(ends)) != len(ends) or any(not 0 <= rank < size for rank in ends):
-            raise _wrong(
-                f"pairs {list(pairs)} do not fit {size} replicas",
-                "let every replica send once and receive once at most",
-            )
+        _require(
+            len(set(ends)) == len(ends) and not any(not 0 <= rank < size for rank in ends),
+            f"pairs {list(pairs)} do not fit {size} replicas",
+            "let every replica send once and receive once at most",
+        )
     return _ops.collective_permute(value.detach(), [rank for pair in zip(sources, targets) for rank in pair])
 
 
@@ -199,10 +208,16 @@ def collective_broadcast(
 ) -> None:
     """Give every replica the root's values, in place. groups: only None or one group of all replicas."""
     _check(tensors)
-    if _plan(groups)[0]:
-        raise _wrong("a broadcast has one root, so that it cannot go over several groups", "leave groups out")
-    if not 0 <= root_ordinal < replication.size():
-        raise _wrong(f"there is no replica {root_ordinal}", f"ordinals go from 0 to {replication.size() - 1}")
+    _require(
+        not _plan(groups)[0],
+        "a broadcast has one root, so that it cannot go over several groups",
+        "leave groups out",
+    )
+    _require(
+        0 <= root_ordinal < replication.size(),
+        f"there is no replica {root_ordinal}",
+        f"ordinals go from 0 to {replication.size() - 1}",
+    )
     with torch.no_grad():
         for tensor, result in zip(
             tensors, _ops.collective_broadcast(list(tensors), root_ordinal) if tensors else []

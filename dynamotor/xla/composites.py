@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .lowering import decomposition
-
-aten = torch.ops.aten
+from .lowering import aten, decomposition
 
 
 def _attention(
@@ -27,10 +25,10 @@ def _attention(
     ] == value.shape[:2]
     mask_needs_gradient = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
     other_mask = attn_mask is not None and attn_mask.dtype is not query.dtype
-    if other_mask and attn_mask.dtype is not torch.float32:
-        raise RuntimeError(
-            f"attn_mask is {attn_mask.dtype}: it must be bool, float or as query, which is {query.dtype}"
-        )
+    torch._check(
+        not other_mask or attn_mask.dtype is torch.float32,
+        lambda: f"attn_mask is {attn_mask.dtype}: it must be bool, float or as query, which is {query.dtype}",
+    )
     plain = dropout_p or mask_needs_gradient or other_mask or not query.is_floating_point()
     if not shapes or plain or query.shape[-1] != value.shape[-1]:
         return aten._scaled_dot_product_attention_math(
@@ -42,8 +40,7 @@ def _attention(
 
 def _dropout(input, p, train):  # noqa: A002 - aten's name
     """One op that keeps a boolean mask, where the composite keeps a tensor of factors."""
-    if not 0 <= p <= 1:
-        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
+    torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
     if p == 0 or not train or input.numel() == 0:
         return input
     return aten.native_dropout(input, p, True)[0]

@@ -20,6 +20,7 @@ import torch
 from ..base.errors import BuildError
 from ..runtime.build import load_library
 from . import replication, rng
+from .errors import require
 from .ir import Lane, XlaError, lock
 
 # PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one; nor
@@ -120,13 +121,13 @@ def _install_python_guard(folder: Path) -> Any:
     guard = _PythonGuard()
     torch._C._acc.register_python_privateuseone_device_guard(guard)  # type: ignore[attr-defined]
     changed = [i for i in range(_SLOTS) if table[i] != before[i]]
-    if changed != [_PRIVATE_SLOT]:
-        raise XlaError(
-            "DM606",
-            "the device guard of XLA cannot be registered",
-            why=f"slots {changed} of c10's table changed, not {_PRIVATE_SLOT}",
-            cure="install a C++ compiler (g++): the guard is then built and registered by PyTorch's own macro",
-        )
+    require(
+        changed == [_PRIVATE_SLOT],
+        "DM606",
+        "the device guard of XLA cannot be registered",
+        why=f"slots {changed} of c10's table changed, not {_PRIVATE_SLOT}",
+        cure="install a C++ compiler (g++): the guard is then built and registered by PyTorch's own macro",
+    )
     table[_XLA_SLOT], table[_PRIVATE_SLOT] = table[_PRIVATE_SLOT], before[_PRIVATE_SLOT]
     return guard
 
@@ -168,14 +169,14 @@ def jax_device(device: Any) -> jax.Device:
     """jax's device behind `xla:i`; XlaError DM607 when there are not so many."""
     index = torch.device(device).index or 0
     found = local_devices()
-    if index >= len(found):
-        raise XlaError(
-            "DM607",
-            f"there is no device xla:{index}",
-            why=f"jax has {len(found)} {platform()} device(s) in this process",
-            cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N",
-        )
-    return found[index]
+    if index < len(found):
+        return found[index]
+    raise XlaError(
+        "DM607",
+        f"there is no device xla:{index}",
+        why=f"jax has {len(found)} {platform()} device(s) in this process",
+        cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N",
+    )
 
 
 _home: list[Any] = []
@@ -290,11 +291,11 @@ def install(**functions: Any) -> None:
     """
     if _installed:
         return
-    if hasattr(torch, "_XLAC") or "_XLAC" in os.sys.modules:  # type: ignore[attr-defined]
-        raise XlaError(
-            "DM608",
-            "torch_xla is already loaded in this process",
-            cure="use either torch_xla or dynamotor.xla, not both",
-        )
+    require(
+        not hasattr(torch, "_XLAC") and "_XLAC" not in os.sys.modules,
+        "DM608",
+        "torch_xla is already loaded in this process",
+        cure="use either torch_xla or dynamotor.xla, not both",
+    )
     _installed.append(_install_guard())
     torch._register_device_module("xla", module(**functions))

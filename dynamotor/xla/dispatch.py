@@ -26,7 +26,6 @@ from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration
 from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, wrap_view, write
 
-aten = torch.ops.aten
 specials: Registry[Any, Handler] = Registry("special handler")
 # Arguments that mean nothing on a device with opaque memory.
 _NOT_RECORDED = frozenset(("device", "layout", "pin_memory", "memory_format", "non_blocking"))
@@ -118,32 +117,10 @@ def _plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     if strides is not None or kwargs or strided(args):
         strides = of_result(func, node.instruction, args, kwargs)
     if type(node.meta) is tuple:
-        return _as_schema(func, args, results(node, strides))
+        return torch.utils._pytree.tree_unflatten(results(node, strides), node.instruction.tree)
     if not kwargs and strides is None and node.inputs and func not in value_checks:
         remember(node.instruction, args)
     return wrap(new_root(node, strides))
-
-
-def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:
-    """Flat results as the schema nests them: `Tensor[]` results are lists, each as long as the list argument
-    it is the new value of."""
-    returns = func._schema.returns
-    if len(returns) == 1:
-        return list(flat)
-    lists = [str(r.type) == "List[Tensor]" for r in returns]
-    if not any(lists):
-        return flat
-    lengths = iter(
-        [len(arg) for arg in args if isinstance(arg, (list, tuple))]
-    )  # state that is not used is an empty list
-    rest, nested = list(flat), []
-    for is_list in lists:
-        count = next(lengths) if is_list else 1
-        nested.append(rest[:count] if is_list else rest[0])
-        rest = rest[count:]
-    if rest:
-        raise AssertionError(f"{func} gives {len(flat)} tensors, more than its list arguments have")
-    return tuple(nested)
 
 
 def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
@@ -255,10 +232,12 @@ def _is_known(func: Any) -> bool:
 
 
 def _check_in_place(node: Node, alias: Alias) -> None:
-    if node.meta.shape != alias.meta.shape:
-        raise RuntimeError(
+    torch._check(
+        node.meta.shape == alias.meta.shape,
+        lambda: (
             f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape {list(node.meta.shape)}"
-        )
+        ),
+    )
     if not torch.can_cast(node.meta.dtype, alias.meta.dtype):
         names = [str(d.dtype).removeprefix("torch.").capitalize() for d in (node.meta, alias.meta)]
         raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
@@ -322,8 +301,10 @@ def set_out(out: torch.Tensor, result: torch.Tensor) -> None:
     if type(out) is not XLATensor:
         out.copy_(result)
         return
-    if not torch.can_cast(result.dtype, out.dtype):
-        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
+    torch._check(
+        torch.can_cast(result.dtype, out.dtype),
+        lambda: f"result type {result.dtype} can't be cast to the desired output type {out.dtype}",
+    )
     if out.shape == result.shape:
         write(out._alias, value(result._alias))
     else:

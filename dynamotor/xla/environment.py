@@ -13,7 +13,7 @@ import importlib.util
 import os
 import warnings
 
-from ..base.errors import XlaError
+from .errors import require
 
 # The CPU stays beside every accelerator: transfers and CPU sharing go through it.
 PLATFORMS = {"CPU": "cpu", "CUDA": "cuda,cpu", "GPU": "cuda,cpu", "TPU": "tpu,cpu"}
@@ -21,13 +21,13 @@ PLATFORMS = {"CPU": "cpu", "CUDA": "cuda,cpu", "GPU": "cuda,cpu", "TPU": "tpu,cp
 
 def require_jax() -> None:
     """Raise DM659 where jax is not installed."""
-    if importlib.util.find_spec("jax") is None:
-        raise XlaError(
-            "DM659",
-            "dynamotor.xla needs jax, which is not installed",
-            why="XLA comes with jax",
-            cure="pip install dynamotor[xla]",
-        )
+    require(
+        importlib.util.find_spec("jax") is not None,
+        "DM659",
+        "dynamotor.xla needs jax, which is not installed",
+        why="XLA comes with jax",
+        cure="pip install dynamotor[xla]",
+    )
 
 
 def platforms(device: str) -> str:
@@ -35,13 +35,13 @@ def platforms(device: str) -> str:
     TPU.
     """
     found = PLATFORMS.get(device.upper())
-    if found is None:
-        raise XlaError(
-            "DM658",
-            f"PJRT_DEVICE={device} is not known",
-            why="a device type is one of " + ", ".join(PLATFORMS),
-            cure="set PJRT_DEVICE to one of them, or unset it to let jax choose",
-        )
+    require(
+        found is not None,
+        "DM658",
+        f"PJRT_DEVICE={device} is not known",
+        why="a device type is one of " + ", ".join(PLATFORMS),
+        cure="set PJRT_DEVICE to one of them, or unset it to let jax choose",
+    )
     return found
 
 

@@ -22,8 +22,8 @@ import torch
 from ..base.errors import DynamotorError
 from ..base.events import emit
 from . import metrics, persistent_cache, replicated, replication, rng
+from .dtypes import on_cpu
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
-from .numerics import on_cpu
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..base.config import config
 from ..base.events import counters, emit
 from . import layout, metrics, rng, transfer
-from .ir import Cut, Lane, XlaError
+from .errors import require
+from .ir import Cut, Lane
 from .tensor import XLATensor, new_root, wrap, write
 
 
@@ -60,14 +61,13 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
     name = func._schema.name
     if lane is not None and lane.recording:
         raise Cut(reason)
-    if config.xla_strict:
-        raise XlaError(
-            "DM610",
-            f"{func} cannot run on the XLA device",
-            why=reason,
-            where=metrics.user_line(),
-            cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict",
-        )
+    require(
+        not config.xla_strict,
+        "DM610",
+        f"{func} cannot run on the XLA device",
+        why=reason,
+        cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict",
+    )
     metrics.counter(name)
     counters["fallback"]["xla." + name] += 1
     emit("xla.fallback", op=str(func), reason=reason, line=metrics.user_line())

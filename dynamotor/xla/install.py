@@ -1,4 +1,5 @@
-"""Makes `import torch_xla...` mean `dynamotor.xla...`, so that programs written for torch_xla run unchanged.
+"""Makes `import torch_xla...` mean `dynamotor.xla...`, so that programs written for torch_xla run unchanged, and
+modules that can be called: `torch_xla.sync()` is a function whose name a module has too.
 
 >>> import dynamotor.xla
 >>> dynamotor.xla.install_as_torch_xla()
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ALIAS = "torch_xla"
 PACKAGE = __name__.rpartition(".")[0]
@@ -106,3 +109,20 @@ def uninstall() -> None:
         sys.path.remove(_FOLDER)
     for name in [m for m in sys.modules if m == ALIAS or m.startswith(ALIAS + ".")]:
         del sys.modules[name]
+
+
+# -- modules that can be called -------------------------------------------------------------------------------
+
+
+class _CallableModule(ModuleType):
+    """A module that passes a call of itself on to one of its functions."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._called_as(*args, **kwargs)
+
+
+def make_callable(module: ModuleType, function: Callable[..., Any]) -> None:
+    """Let `module(...)` mean `function(...)`; everything else about the module stays."""
+    module.__class__ = _CallableModule
+    module._called_as = function  # type: ignore[attr-defined]
+    module.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
 from ..base.errors import XlaError
 from ..base.log import warn_once
@@ -80,6 +80,7 @@ class Instruction:
         "double",
         "uses",
         "strides",
+        "tree",
     )
     all: list[Instruction] = []
 
@@ -99,6 +100,7 @@ class Instruction:
         self.metas, self.refused = metas, refused
         self.scalars = 0  # how many lifted scalars it takes, and whether as float64
         self.double = _is_double(metas)
+        self.tree: Any = None  # how several results are nested
         self.strides: Any = UNKNOWN  # layout.py: what the results of row-major tensors report
 
     def show(self, names: list[str] | None = None) -> str:
@@ -394,14 +396,18 @@ def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
     if rule is None:
         return Instruction(func, None, template, inputs, None, "no lowering")
     try:
-        metas, unknown = _shapes(func, args, kwargs), None
+        (metas, tree), unknown = _shapes(func, args, kwargs), None
     except (NotImplementedError, DataDependent, UnsupportedOp) as error:
-        metas, unknown = None, f"its result's shape depends on data or is unknown ({type(error).__name__})"
+        metas, tree, unknown = (
+            None,
+            None,
+            f"its result's shape depends on data or is unknown ({type(error).__name__})",
+        )
     instruction = Instruction(func, rule, template, inputs, metas, None)
-    instruction.scalars = len(scalars)
+    instruction.scalars, instruction.tree = len(scalars), tree
     made, refusal = _try_lowering(instruction)
     if unknown is not None and refusal is None:  # nobody but the rule knows the shapes
-        instruction.metas = made
+        instruction.metas, instruction.tree = made, tree_structure(made)
         instruction.double = _is_double(made)
     instruction.refused = unknown if refusal is not None and unknown is not None else refusal
     if not rule.random and not rule.collective:
@@ -452,15 +458,13 @@ def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tup
 
 
 def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Meta, or tuple of Meta | None, of the results: those that the CPU gives."""
+    """Meta, or tuple of Meta | None, of the results, and how they are nested: those that the CPU gives."""
     named = tree_map(_spec_of, kwargs)
     if any(a.name == "device" for a in func._schema.arguments):
         named["device"] = CPU
-    result = infer_spec(func, tree_map(_spec_of, args), named)
-    if isinstance(result, TensorSpec):
-        return _meta_of(result)
-    flat = [item for value in result for item in (value if isinstance(value, (list, tuple)) else (value,))]
-    return tuple(_meta_of(item) if isinstance(item, TensorSpec) else None for item in flat)
+    flat, tree = tree_flatten(infer_spec(func, tree_map(_spec_of, args), named))
+    metas = tuple(_meta_of(item) if isinstance(item, TensorSpec) else None for item in flat)
+    return (metas[0] if tree.is_leaf() else metas), tree
 
 
 def _spec_of(arg: Any) -> Any:

@@ -22,6 +22,7 @@ import torch
 from ..base.registry import Registry
 from .dtypes import convert, jax_dtype
 
+aten = torch.ops.aten
 Target = Any  # torch._ops.OpOverload | torch._ops.OpOverloadPacket
 
 

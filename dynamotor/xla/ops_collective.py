@@ -20,9 +20,8 @@ import torch
 from jax import lax
 
 from . import replication
-from .dtypes import LOW_PRECISION, is_complex
+from .dtypes import LOW_PRECISION, is_complex, on_cpu
 from .lowering import op
-from .numerics import on_cpu
 from .replicated import exchange
 from .replication import AXIS
 

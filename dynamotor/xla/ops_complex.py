@@ -13,14 +13,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
-from .lowering import op, rows
-from .numerics import wide
+from .dtypes import wide
+from .lowering import aten, op, rows
 from .promotion import widened_float
-
-aten = torch.ops.aten
 
 
 @op(aten._conj, aten._conj_physical, aten.conj_physical, aten._conj_copy)

@@ -15,13 +15,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import torch
 
-from .dtypes import is_float
-from .lowering import op
-from .numerics import convolution_precision, on_cpu, per_dimension, wide
-
-aten = torch.ops.aten
+from .dtypes import convolution_precision, is_float, on_cpu, per_dimension, wide
+from .lowering import aten, op
 
 
 class Window(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from ..base.errors import XlaError
+from .errors import require
 from .lowering import op
 from .transfer import download, upload
 
@@ -35,17 +35,15 @@ def _fake(
 
 def check(boxes: torch.Tensor, scores: torch.Tensor, output_size: int) -> None:
     """DM662 where shapes do not fit together."""
-    if (
-        boxes.dim() != 2
-        or boxes.shape[1] != 4
-        or scores.shape != boxes.shape[:1]
-        or not 0 <= output_size <= boxes.shape[0]
-    ):
-        raise XlaError(
-            "DM662",
-            f"nms got boxes {list(boxes.shape)}, scores {list(scores.shape)} and output_size {output_size}",
-            why="boxes are [N, 4], scores [N], and output_size is at most N",
-        )
+    require(
+        boxes.dim() == 2
+        and boxes.shape[1] == 4
+        and scores.shape == boxes.shape[:1]
+        and 0 <= output_size <= boxes.shape[0],
+        "DM662",
+        f"nms got boxes {list(boxes.shape)}, scores {list(scores.shape)} and output_size {output_size}",
+        why="boxes are [N, 4], scores [N], and output_size is at most N",
+    )
 
 
 @op(torch.ops.dynamotor_xla.nms)

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
 
-from .indexing import WITHIN
-from .lowering import Spec, op, require
-from .numerics import wide
+from .dtypes import wide
+from .lowering import Spec, aten, op, require
+from .ops_index import WITHIN
 
-aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2
 
 

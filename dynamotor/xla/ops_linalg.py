@@ -13,12 +13,10 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import torch
 
-from .dtypes import is_complex
-from .lowering import op, require, rows
-from .numerics import on_cpu
+from .dtypes import is_complex, on_cpu
+from .lowering import aten, op, require, rows
 from .ops_matmul import product
 
-aten = torch.ops.aten
 _AT_ONCE, _PIVOTS = "errors are checked at once, which needs the data", "XLA has no LU without pivots"
 
 
@@ -123,32 +121,19 @@ def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return factors, (pivots + 1).astype(jnp.int32), jnp.where(zero.any(-1), first, 0).astype(jnp.int32)
 
 
-def _permutation(pivots: jax.Array, size: int) -> jax.Array:
-    """Row r of the permuted matrix is row `permutation[r]` of A."""
-    return jax.lax.linalg.lu_pivots_to_permutation((pivots - 1).astype(jnp.int32), size)
-
-
 def _permutation_matrix(pivots: jax.Array, size: int, dtype) -> jax.Array:
-    """P of A = P L U."""
-    return jax.nn.one_hot(_permutation(pivots, size), size, dtype=dtype, axis=-2)
+    """P of A = P L U: row r of the permuted matrix is row `permutation[r]` of A."""
+    permutation = jax.lax.linalg.lu_pivots_to_permutation((pivots - 1).astype(jnp.int32), size)
+    return jax.nn.one_hot(permutation, size, dtype=dtype, axis=-2)
 
 
 def _lu_solve(factors: jax.Array, pivots: jax.Array, b: jax.Array, left: bool, adjoint: bool) -> jax.Array:
     """Solve A X = B, X A = B, or the same with A's adjoint, from A = P L U."""
     if not left:  # X A = B is A^H X^H = B^H
         return _adjoint(_lu_solve(factors, pivots, _adjoint(b), True, not adjoint))
-    size = factors.shape[-1]
-    permutation = _permutation(pivots, size)
-    batch = jnp.broadcast_shapes(factors.shape[:-2], b.shape[:-2])
-    permutation = jnp.broadcast_to(permutation, (*batch, size))[..., None]
-    b = jnp.broadcast_to(b, batch + b.shape[-2:])
-    if adjoint:
-        x = _solve_triangular(factors, b, upper=True, adjoint=True)
-        x = _solve_triangular(factors, x, upper=False, unit=True, adjoint=True)
-        return jnp.take_along_axis(x, jnp.argsort(permutation, axis=-2), axis=-2)
-    x = jnp.take_along_axis(b, permutation, axis=-2)
-    x = _solve_triangular(factors, x, upper=False, unit=True)
-    return _solve_triangular(factors, x, upper=True)
+    factors, b = _broadcast_batch(factors, b)
+    pivots = jnp.broadcast_to(pivots - 1, factors.shape[:-1])
+    return jsl.lu_solve((factors, pivots), b, trans=2 if adjoint else 0)
 
 
 @op(aten.linalg_lu_factor_ex)

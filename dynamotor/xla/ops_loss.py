@@ -1,4 +1,4 @@
-"""Losses and their gradients, and the scale of losses that torch.amp keeps. `reduction` is 0
+"""Losses and their gradients, CTC among them as loops over time, and the scale of losses that torch.amp keeps. `reduction` is 0
 (none), 1 (mean) or 2 (sum), as aten numbers them.
 
 >>> torch.nn.functional.cross_entropy(logits, target)  # _log_softmax and nll_loss_forward
@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
 
-from .lowering import op, rows
-from .numerics import wide
+from . import dispatch
+from .dispatch import specials
+from .dtypes import wide
+from .lowering import aten, op, rows
+from .specials import bind
 
-aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2
 
 
@@ -42,42 +46,6 @@ rows(
 
 
 # -- negative log likelihood: classes along dimension 1 (0 for a single sample) ------------------------------
-
-
-def _picked(target: jax.Array, classes: int, dim: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
-    """The target as an index along `dim` (0 where ignored) and whether it counts."""
-    counts = jnp.expand_dims(target, dim) != ignore_index
-    return jnp.where(counts, jnp.expand_dims(target, dim), 0), counts
-
-
-def _class_weights(weight: jax.Array | None, index: jax.Array, counts: jax.Array, dtype) -> jax.Array:
-    each = jnp.ones(index.shape, dtype) if weight is None else wide(weight)[index]
-    return jnp.where(counts, each, 0)
-
-
-@op(aten.nll_loss_forward, aten.nll_loss2d_forward)
-def _nll_loss(x, target, weight, reduction, ignore_index):
-    x, dim = wide(x), min(x.ndim - 1, 1)
-    index, counts = _picked(target, x.shape[dim], dim, ignore_index)
-    weights = _class_weights(weight, index, counts, x.dtype)
-    # where, not a product: an ignored element may be infinite
-    loss = jnp.squeeze(jnp.where(counts, -jnp.take_along_axis(x, index, axis=dim) * weights, 0), dim)
-    if reduction == _NONE and x.ndim > 1:
-        return loss, jnp.zeros(())
-    total = jnp.sum(weights)
-    return (jnp.sum(loss) / total if reduction == _MEAN else jnp.sum(loss)), total
-
-
-@op(aten.nll_loss_backward, aten.nll_loss2d_backward)
-def _nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
-    x, dim, grad = wide(x), min(x.ndim - 1, 1), wide(grad)
-    index, counts = _picked(target, x.shape[dim], dim, ignore_index)
-    weights = _class_weights(weight, index, counts, x.dtype)
-    if grad.ndim == target.ndim and reduction == _NONE:
-        grad = jnp.expand_dims(grad, dim)
-    each = -grad * weights / (wide(total_weight) if reduction == _MEAN else 1)
-    classes = jax.lax.broadcasted_iota(index.dtype, x.shape, dim)
-    return jnp.where((classes == index) & counts, each, 0)
 
 
 # -- margin losses: x is (N, C) or (C) -----------------------------------------------------------------------
@@ -164,3 +132,106 @@ def _update_scale(
         jnp.where(bad, scale * jnp.asarray(scale_backoff_factor, scale.dtype), kept),
         jnp.where(bad | due, 0, good_steps),
     )
+
+
+# -- connectionist temporal classification --------------------------------------------------------------------
+
+
+def _states(
+    log_probs: jax.Array, targets: jax.Array, lengths: jax.Array, blank: int
+) -> tuple[jax.Array, ...]:
+    """(labels [N, S], their log probabilities [T, N, S], whether a state can be reached from that two before)
+    of the S = 2 W + 1 states; those behind a target's end cannot be met."""
+    labels = jnp.full((targets.shape[0], 2 * targets.shape[1] + 1), blank, targets.dtype)
+    labels = labels.at[:, 1::2].set(targets)
+    inside = jnp.arange(labels.shape[1]) <= 2 * lengths[:, None]
+    met = jnp.take_along_axis(log_probs, jnp.where(inside, labels, 0)[None], axis=2)
+    skips = jnp.pad(labels[:, 2:] != labels[:, :-2], [(0, 0), (min(2, labels.shape[1]), 0)])
+    return labels, jnp.where(inside, met, -jnp.inf), skips[:, : labels.shape[1]]
+
+
+def _moved(x: jax.Array, by: int) -> jax.Array:
+    """What the state `by` before has."""
+    return jnp.pad(x, [(0, 0), (by, 0)], constant_values=-jnp.inf)[:, : x.shape[1]]
+
+
+def _arrive(before: jax.Array, skips: jax.Array) -> jax.Array:
+    """log of the sum over the states that a state is reached from."""
+    skipped = jnp.where(skips, _moved(before, 2), -jnp.inf)
+    return jnp.logaddexp(jnp.logaddexp(before, _moved(before, 1)), skipped)
+
+
+@op(aten._ctc_loss.Tensor)
+def _loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    """(-log of the probability of each target [N], log alpha [N, T, S])."""
+    _, met, skips = _states(log_probs, targets, target_lengths, blank)
+    states = jnp.arange(met.shape[2])
+
+    def step(alpha, now):
+        alpha = _arrive(alpha, skips) + now
+        return alpha, alpha
+
+    first = jnp.where(states < 2, met[0], -jnp.inf)
+    alphas = jnp.concatenate([first[None], jax.lax.scan(step, first, met[1:])[1]])
+    last = jnp.take_along_axis(alphas, (input_lengths - 1)[None, :, None], axis=0, mode="clip")[0]
+    ends = (states == 2 * target_lengths[:, None]) | (states == 2 * target_lengths[:, None] - 1)
+    total = -jax.scipy.special.logsumexp(jnp.where(ends, last, -jnp.inf), axis=1)
+    nothing = jnp.where(target_lengths == 0, 0, jnp.inf)
+    return jnp.where(input_lengths == 0, nothing, total), jnp.swapaxes(alphas, 0, 1)
+
+
+@op(aten._ctc_loss_backward.Tensor)
+def _gradient(
+    grad, log_probs, targets, input_lengths, target_lengths, loss, log_alpha, blank, zero_infinity=False
+):
+    """What a class has at each time, less the share of the target's paths that are at it."""
+    labels, met, skips = _states(log_probs, targets, target_lengths, blank)
+    steps, batch, states = met.shape
+    ends = jnp.arange(states) >= 2 * target_lengths[:, None] - 1
+    skips = jnp.flip(jnp.roll(skips, -2, axis=1), 1)  # those that can be left by a skip, from the end
+
+    def step(beta, now):
+        time, met_now = now
+        led = jnp.flip(_arrive(jnp.flip(beta, 1), skips), 1)
+        at_end = (time == input_lengths - 1)[:, None]
+        beta = jnp.where(at_end, jnp.where(ends, 0, -jnp.inf), led) + met_now
+        beta = jnp.where((time < input_lengths)[:, None], beta, -jnp.inf)
+        return beta, beta
+
+    nowhere = jnp.full((batch, states), -jnp.inf, met.dtype)
+    betas = jax.lax.scan(step, nowhere, (jnp.arange(steps), met), reverse=True)[1]
+    share = jnp.exp(jnp.swapaxes(log_alpha, 0, 1) + betas - met + loss[:, None])
+    share = jnp.where(jnp.isfinite(met), share, 0)
+    rows = jnp.arange(batch)[:, None]
+    share = jnp.zeros_like(log_probs).at[:, rows, labels].add(share, mode="drop")
+    result = (jnp.exp(log_probs) - share) * grad[:, None]
+    result = jnp.where((loss == jnp.inf)[:, None], 0 if zero_infinity else jnp.nan, result)
+    return jnp.where((jnp.arange(steps)[:, None] < input_lengths)[:, :, None], result, 0)
+
+
+@specials.register(
+    aten._ctc_loss.default,
+    aten._ctc_loss.Tensor,
+    aten._ctc_loss_backward.default,
+    aten._ctc_loss_backward.Tensor,
+)
+def _with_rows(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """Targets as rows of one width, lengths on the device."""
+    bound = bind(func, args, kwargs)
+    log_probs, targets, lengths = bound["log_probs"], bound["targets"], bound["target_lengths"]
+    device = log_probs.device
+    for name in ("input_lengths", "target_lengths"):
+        bound[name] = torch.as_tensor(bound[name], dtype=torch.int64).to(device).reshape(-1)
+    if "log_alpha" in bound:
+        width = bound["log_alpha"].shape[-1] // 2
+    elif isinstance(lengths, torch.Tensor):
+        width = targets.shape[1] if targets.dim() == 2 else int(lengths.max())
+    else:
+        width = max(lengths)  # aten's, and that of a captured graph
+    targets = targets.to(device)
+    if targets.dim() == 1:
+        starts = bound["target_lengths"].cumsum(0) - bound["target_lengths"]
+        places = starts[:, None] + torch.arange(width, device=device)
+        targets = torch.cat([targets, targets.new_zeros(1)])[places.clamp(max=targets.numel())]
+    bound["targets"] = targets[:, :width]
+    return dispatch.plain(func.overloadpacket.Tensor, tuple(bound.values()), None)

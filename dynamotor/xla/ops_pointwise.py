@@ -1,4 +1,5 @@
-"""Elementwise arithmetic and elementary functions.
+"""Elementwise arithmetic, elementary functions, activations and their derivatives (with the same choice at the kinks
+as aten's), comparisons and choices.
 
 A rule gets its tensors in the type of the result (`promotion.elementwise`), so that most are one row of a
 table.
@@ -19,11 +20,9 @@ import numpy as np
 import torch
 from jax import lax
 
-from .dtypes import convert
-from .lowering import Refusal, Spec, op, require, rows
-from .promotion import cast, compute_dtype, elementwise, in_type, is_array
-
-aten = torch.ops.aten
+from .dtypes import convert, wide
+from .lowering import Refusal, Spec, aten, op, require, rows
+from .promotion import cast, comparison, compute_dtype, elementwise, in_type, is_array, promoted
 
 
 def is_integer(x: Any) -> bool:
@@ -286,3 +285,141 @@ def _lerp(start, end, weight):
     """start + weight·(end - start), from the nearer end: both ends are met exactly."""
     near_end = jnp.abs(weight) >= 0.5
     return jnp.where(near_end, end - (end - start) * (1 - weight), start + weight * (end - start))
+
+
+# -- activations ----------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: jax.Array) -> jax.Array:
+    """1 / (1 + e^-x)."""
+    return 1 / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else lax.logistic(x)
+
+
+op(aten.leaky_relu_backward)(
+    lambda grad, x, slope, is_result: jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
+)
+
+
+rows(
+    elementwise,
+    {
+        (aten.hardshrink_backward, aten.softshrink_backward): lambda grad, x, limit: jnp.where(
+            (x >= -limit) & (x <= limit), 0, grad
+        ),
+        aten.elu: lambda x, alpha=1, scale=1, input_scale=1: jnp.where(
+            x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale
+        ),
+        aten.softplus: lambda x, beta=1, threshold=20: jnp.where(
+            x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta
+        ),
+        aten.softplus_backward: lambda grad, x, beta, threshold: jnp.where(
+            x * beta > threshold, grad, grad * lax.logistic(x * beta)
+        ),
+        aten.sigmoid: sigmoid,
+        aten.sigmoid_backward: lambda grad, result: grad * jnp.conj((1 - result) * result),
+        aten.tanh_backward: lambda grad, result: grad * jnp.conj(1 - result * result),
+        aten.relu: lambda x: jnp.maximum(x, 0),
+        aten.threshold_backward: lambda grad, x, threshold: jnp.where(x <= threshold, 0, grad),
+        aten.hardtanh: lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high),
+        aten.leaky_relu: lambda x, slope=0.01: jnp.where(x > 0, x, x * slope),
+        aten.silu: lambda x: (
+            x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x)
+        ),
+    },
+)
+
+
+# -- comparisons and choices ----------------------------------------------------------------------------------
+
+
+rows(
+    comparison,
+    {
+        aten.eq: lambda x, y: x == y,
+        aten.ne: lambda x, y: x != y,
+        aten.lt: lambda x, y: x < y,
+        aten.le: lambda x, y: x <= y,
+        aten.gt: lambda x, y: x > y,
+        aten.ge: lambda x, y: x >= y,
+        aten.isnan: lambda x: x != x,
+        aten.isinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else jnp.isinf(x),
+        aten.isposinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == jnp.inf,
+        aten.isneginf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == -jnp.inf,
+        aten.signbit: lambda x: x < 0 if is_integer(x) else jnp.signbit(x),
+    },
+)
+
+
+def truth(x: jax.Array) -> jax.Array:
+    """The truth values of a tensor: not equal to zero (nan is true)."""
+    return x if x.dtype == jnp.bool_ else x != 0
+
+
+rows(
+    lambda target: lambda fn: op(target)(lambda *values: fn(*map(truth, values))),
+    {
+        aten.logical_and: lambda x, y: x & y,
+        aten.logical_or: lambda x, y: x | y,
+        aten.logical_xor: lambda x, y: x ^ y,
+        aten.logical_not: lambda x: ~x,
+    },
+)
+
+
+def _bits(x: jax.Array) -> int:
+    return x.dtype.itemsize * 8
+
+
+@elementwise(aten.bitwise_left_shift, aten.__lshift__)
+def _left_shift(x, y):
+    """Shifts of a negative or too large number of bits give 0."""
+    if not is_integer(x):
+        return x * jnp.exp2(y)
+    x, y = jnp.broadcast_arrays(x, y)
+    outside = (y < 0) | (y >= _bits(x))
+    return jnp.where(outside, 0, lax.shift_left(x, jnp.where(outside, 0, y)))
+
+
+@elementwise(aten.bitwise_right_shift, aten.__rshift__)
+def _right_shift(x, y):
+    """Shifts of a negative or too large number of bits leave the sign only."""
+    if not is_integer(x):
+        return x * jnp.exp2(-y)
+    x, y = jnp.broadcast_arrays(x, y)
+    signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
+    outside = (y < 0) | (y >= _bits(x))
+    shift = lax.shift_right_arithmetic if signed else lax.shift_right_logical
+    shifted = shift(x, jnp.where(outside, _bits(x) - 1, y))
+    return shifted if signed else jnp.where(outside, 0, shifted)
+
+
+@op(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def _where(condition, x, y):
+    return jnp.where(truth(condition), *promoted(x, y))
+
+
+@elementwise(aten.clamp)
+def _clamp(x: jax.Array, min: jax.Array | None = None, max: jax.Array | None = None) -> jax.Array:
+    """The lower bound first, so that the upper one wins where they cross; nan passes through from any of the
+    three.
+    """
+    if min is not None:
+        x = jnp.maximum(x, min)
+    return x if max is None else jnp.minimum(x, max)
+
+
+rows(
+    elementwise,
+    {
+        aten.bitwise_and: lambda x, y: x & y,
+        aten.bitwise_or: lambda x, y: x | y,
+        aten.bitwise_xor: lambda x, y: x ^ y,
+        aten.bitwise_not: lambda x: ~x,
+        aten.maximum: jnp.maximum,
+        aten.minimum: jnp.minimum,
+        aten.fmax: lambda x, y: jnp.maximum(x, y) if is_integer(x) else jnp.fmax(x, y),
+        aten.fmin: lambda x, y: jnp.minimum(x, y) if is_integer(x) else jnp.fmin(x, y),
+        aten.clamp_min: lambda x, low: jnp.maximum(x, low),
+        aten.clamp_max: lambda x, high: jnp.minimum(x, high),
+    },
+)

@@ -17,13 +17,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
-from .dtypes import is_float
-from .lowering import op
-from .numerics import per_dimension, wide
-
-aten = torch.ops.aten
+from .dtypes import is_float, per_dimension, wide
+from .lowering import aten, op
 
 
 class _Taps(NamedTuple):

@@ -19,11 +19,9 @@ import numpy as np
 import torch
 
 from ..graph import prims  # noqa: F401 - defines torch.ops.dynamotor.rand and new_seed
-from .dtypes import is_complex, jax_dtype
-from .lowering import Spec, op, random_op, require, rows
-from .numerics import wide
+from .dtypes import is_complex, jax_dtype, wide
+from .lowering import Spec, aten, op, random_op, require, rows
 
-aten = torch.ops.aten
 _DIGITS = {
     jnp.dtype(jnp.bfloat16): 8,
     jnp.dtype(jnp.float16): 11,

@@ -1,4 +1,4 @@
-"""Reductions: sums, products, extrema and their positions, moments, norms.
+"""Reductions: sums, products, extrema and their positions, moments, norms, distances between rows.
 
 `dim=None` and `dim=[]` reduce everything; a 0-d tensor accepts dim 0 and -1, as aten does. nan wins over
 every other extremum, and of equal extrema the first has the position.
@@ -9,6 +9,7 @@ tensor([3., 7.], device='xla:0')
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from math import inf, prod
 from typing import Any
@@ -19,13 +20,11 @@ import numpy as np
 import torch
 from jax.scipy import special
 
-from .dtypes import jax_dtype
-from .lowering import Spec, op, require, rows
-from .numerics import wide
-from .ops_compare import truth
+from .dtypes import jax_dtype, wide
+from .lowering import Spec, aten, op, require, rows
+from .ops_decomposed import parts_of
+from .ops_pointwise import truth
 from .promotion import cast, compute_dtype, promoted
-
-aten = torch.ops.aten
 
 
 def axes(x: jax.Array, dim: Any = None) -> tuple[int, ...]:
@@ -174,6 +173,23 @@ def _powsum(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return power_sum(x, float(ord), axes(x, dim), keepdim)
 
 
+def _all_but(x: jax.Array, dim: int) -> tuple[int, ...]:
+    return tuple(i for i in range(x.ndim) if i != dim % x.ndim)
+
+
+@op(aten._weight_norm_interface_backward)
+def _weight_norm_backward(grad, v, g, norms, dim):
+    """Of w = v * g / norm(v), the norm over all dimensions but `dim`."""
+    grad, v, g, norms = wide(grad), wide(v), wide(g), wide(norms).reshape(g.shape)
+    along = jnp.sum(grad * v, axis=_all_but(v, dim), keepdims=True)
+    return (g / norms) * (grad - v * along / jnp.square(norms)), along / norms
+
+
+op(aten.batch_norm_update_stats)(
+    lambda x, running_mean, running_var, momentum: moments(x, _all_but(x, 1), 0, False)[::-1]
+)
+
+
 # -- histograms ----------------------------------------------------------------------------------------------
 
 
@@ -216,3 +232,60 @@ def _searchsorted(sequence, values, *, out_int32=False, right=False, side=None, 
     rows, shape = prod(sequence.shape[:-1]), values.shape
     search = jax.vmap(lambda edges, row: _bucket(edges, row, right))
     return search(sequence.reshape(rows, -1), values.reshape(rows, -1)).reshape(shape)
+
+
+# -- distances between rows -----------------------------------------------------------------------------------
+
+
+_AUTO, _PRODUCT, _DIFFERENCE = (
+    0,
+    1,
+    2,
+)  # compute_mode of cdist: from 26 rows on, by a product, or by differences
+_FEW_ROWS = 25
+
+
+def _slope(difference: jax.Array, distance: jax.Array, p: float) -> jax.Array:
+    """The derivative of the norm in the difference; zero where the distance is, as aten's."""
+    distance, size, sign = distance[..., None], jnp.abs(difference), jnp.sign(difference)
+    if p == 0:
+        return jnp.zeros_like(difference)
+    if p == 1:
+        return sign
+    if math.isinf(p):
+        return jnp.where(size == distance, sign, 0)
+    safe = jnp.where(distance == 0, 1, distance)
+    if p == 2:
+        return jnp.where(distance == 0, 0, difference / safe)
+    flat = (distance == 0) | ((size == 0) & (p < 2))
+    ratio = jnp.where(size == 0, 1, size) / safe if p < 2 else size / safe
+    return jnp.where(flat, 0, sign * ratio ** (p - 1))
+
+
+@op(aten._cdist_forward)
+def _cdist(x, y, p, compute_mode=None):
+    mode = compute_mode or _AUTO
+    large = max(x.shape[-2], y.shape[-2]) > _FEW_ROWS
+    if p == 2 and (mode == _PRODUCT or (mode == _AUTO and large)):
+        return parts_of(aten._euclidean_dist.default, x, y)
+    difference = wide(x)[..., :, None, :] - wide(y)[..., None, :, :]
+    return vector_norm(difference, p, -1) if x.shape[-1] else jnp.zeros(difference.shape[:-1])
+
+
+@op(aten._cdist_backward, out=True)
+def _cdist_backward(grad, x, y, p, distance, *, out):
+    x, y, grad = wide(x), wide(y), wide(grad)
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    gradient = jnp.sum(grad[..., None] * _slope(difference, wide(distance), p), axis=-2)
+    return (
+        gradient.reshape(out.shape) if gradient.size == math.prod(out.shape) else _sum_to(gradient, out.shape)
+    )
+
+
+def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Undo a broadcast of batch dimensions."""
+    extra = x.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1
+    )
+    return jnp.sum(x, axis=axes, keepdims=True).reshape(shape)

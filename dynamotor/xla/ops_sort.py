@@ -14,15 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
-from .lowering import op, rows
+from .lowering import aten, op, rows
 from .ops_pointwise import logaddexp
 from .ops_reduce import in_dtype
 from .promotion import widened_float
-
-aten = torch.ops.aten
 
 
 def sort(x: jax.Array, dim: int, descending: bool = False) -> tuple[jax.Array, jax.Array]:

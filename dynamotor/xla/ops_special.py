@@ -15,14 +15,11 @@ from math import factorial, pi
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 from jax.scipy import special
 
-from .lowering import Spec, op, rows
+from .lowering import Spec, aten, op, rows
 from .promotion import cast, compute_dtype, elementwise
-
-aten = torch.ops.aten
 
 
 def digamma(x: jax.Array) -> jax.Array:

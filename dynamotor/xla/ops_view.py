@@ -15,14 +15,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from .dtypes import is_complex, jax_dtype
-from .indexing import WITHIN, flat_places, slice_bounds, strided_slice, windows
-from .lowering import Spec, op, require, rows
-
-aten = torch.ops.aten
+from .lowering import Spec, aten, decomposition, op, require, rows
+from .ops_index import WITHIN, flat_places, slice_bounds, strided_slice, windows
 
 
 @op(
@@ -56,14 +53,6 @@ def _slice(x, dim=0, start=None, end=None, step=1):
     return lax.slice_in_dim(x, start, end, step, dim)
 
 
-@op(aten.narrow_copy, aten.narrow)
-def _narrow(x, dim, start, length):
-    require(not isinstance(start, jax.Array), "where narrow starts is the value of a tensor")
-    dim %= x.ndim
-    start = start + x.shape[dim] if start < 0 else start
-    return lax.slice_in_dim(x, start, start + length, 1, dim)
-
-
 @op(aten.squeeze, aten.squeeze_copy)
 def _squeeze(x, dim=None):
     dims = (
@@ -94,29 +83,6 @@ def _unfold(x, dimension, size, step):
     return jnp.moveaxis(windows(x, dimension, size, step), dimension, -1)
 
 
-def _pieces(x: jax.Array, sizes: Sequence[int], dim: int) -> list[jax.Array]:
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [lax.slice_in_dim(x, start, start + size, 1, dim % x.ndim) for start, size in zip(starts, sizes)]
-
-
-@op(aten.split_with_sizes, aten.split_with_sizes_copy, aten.unsafe_split_with_sizes, aten.split.sizes)
-def _split_with_sizes(x, split_sizes, dim=0):
-    return _pieces(x, split_sizes, dim)
-
-
-@op(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
-def _split(x, split_size, dim=0):
-    length = x.shape[dim]
-    if length == 0 or split_size == 0:
-        return [x]
-    return _pieces(x, [min(split_size, length - start) for start in range(0, length, split_size)], dim)
-
-
-@op(aten.unbind.int, aten.unbind_copy.int)
-def _unbind(x, dim=0):
-    return [lax.index_in_dim(x, i, dim % x.ndim, keepdims=False) for i in range(x.shape[dim])]
-
-
 rows(
     op,
     {
@@ -134,6 +100,10 @@ rows(
         (aten.view_as_complex, aten.view_as_complex_copy): lambda x: lax.complex(x[..., 0], x[..., 1]),
     },
 )
+
+
+# The other ops that give several parts are views, or PyTorch's decompositions into views.
+decomposition(aten.split_copy.Tensor)(lambda x, size, dim=0: [part.clone() for part in x.split(size, dim)])
 
 
 @op(aten.view.dtype, aten.view_copy.dtype, out=True)

@@ -17,6 +17,7 @@ import jax
 
 from ..base.errors import XlaError
 from . import metrics
+from .errors import require
 
 _EVENTS = {
     "/jax/compilation_cache/cache_hits": "PersistentCacheHit",
@@ -42,15 +43,15 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
         usable = os.path.isdir(path) and os.access(path, os.R_OK if readonly else os.R_OK | os.W_OK)
     except OSError:
         usable = False
-    if not usable:
-        raise XlaError(
-            "DM661",
-            f"{path} cannot hold the compilation cache",
-            why="it is no folder that can be read"
-            if readonly
-            else "it is no folder that can be read and written",
-            cure="give another path, or readonly=True for a cache that others fill",
-        )
+    require(
+        usable,
+        "DM661",
+        f"{path} cannot hold the compilation cache",
+        why="it is no folder that can be read"
+        if readonly
+        else "it is no folder that can be read and written",
+        cure="give another path, or readonly=True for a cache that others fill",
+    )
     _readonly[:] = [True] if readonly else []
     jax.config.update("jax_compilation_cache_dir", path)
     # jax writes what took at least so long to compile: everything, or with readonly nothing.

@@ -23,8 +23,6 @@ import torch
 from .dtypes import LOW_PRECISION, convert, jax_dtype, torch_dtype
 from .lowering import Spec, Target, op
 
-_WRAPPED = {bool: torch.bool, int: torch.int64}
-
 
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
     """The type that aten computes in to give `dtype`: float32 for the types below it, the type itself
@@ -46,37 +44,18 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
 
 
-def dtype_of(value: Any) -> torch.dtype:
-    """The torch dtype of an array, or of the tensor that aten would wrap a Python number in."""
-    if is_array(value):
-        return torch_dtype(value.dtype)
-    if isinstance(value, complex):
-        return torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64
-    return _WRAPPED.get(type(value), torch.get_default_dtype())
-
-
 def result_type(*values: Any) -> torch.dtype:
-    """aten's result type: tensors with dimensions decide, then 0-d tensors, then Python numbers; a lower rank
-    only lifts the category (boolean, integer, floating, complex). Source of the rule: torch.result_type's
-    documentation."""
-    ranks: list[torch.dtype | None] = [None, None, None]
-    for value in values:
-        rank = (0 if value.ndim else 1) if is_array(value) else 2
-        dtype = dtype_of(value)
-        ranks[rank] = dtype if ranks[rank] is None else torch.promote_types(ranks[rank], dtype)
-    return _combine(_combine(ranks[0], ranks[1]), ranks[2])
-
-
-def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
-    if higher is None or lower is None:
-        return higher or lower
-    if higher.is_complex:
-        return higher
-    if higher.is_floating_point:
-        return higher.to_complex() if lower.is_complex else higher
-    if higher is torch.bool or lower.is_floating_point or lower.is_complex:
-        return torch.promote_types(higher, lower)
-    return higher
+    """aten's result type, asked of PyTorch: tensors with dimensions decide, then 0-d tensors, then Python
+    numbers."""
+    ranked = sorted(values, key=lambda v: (0 if v.ndim else 1) if is_array(v) else 2)
+    like = [
+        torch.empty((1,) * (v.ndim > 0), dtype=torch_dtype(v.dtype), device="meta") if is_array(v) else v
+        for v in ranked
+    ]
+    found = torch.as_tensor(like[0], device="meta")
+    for other in like[1:]:
+        found = found.to(torch.result_type(found, other))
+    return found.dtype
 
 
 def cast(value: Any, dtype: np.dtype) -> Any:

@@ -15,11 +15,9 @@ import torch
 from torch.nn import GRU  # noqa: F401  (what torch_xla.experimental.gru is)
 
 from . import jax_call
-from .lowering import decomposition
-from .numerics import wide
+from .dtypes import wide
+from .lowering import aten, decomposition
 from .ops_matmul import product
-
-aten = torch.ops.aten
 
 
 def _lstm_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
@@ -126,8 +124,7 @@ def _run(
 def _on_sequences(kind: str) -> Callable[..., tuple]:
     def run(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # noqa: A002 - aten's name
         x = input.transpose(0, 1) if batch_first else input
-        if not x.shape[0]:
-            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+        torch._check(x.shape[0] > 0, lambda: "Expected sequence length to be larger than 0 in RNN")
         states = hx if isinstance(hx, (list, tuple)) else [hx]
         outputs, *last = _run(kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional)
         return outputs.transpose(0, 1) if batch_first else outputs, *last

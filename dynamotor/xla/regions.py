@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ..base.errors import XlaError
 from ..base.events import Event, subscribe
 from . import sync as _sync
+from .errors import require
 from .tensor import is_xla, node_of
 
 
@@ -144,11 +145,10 @@ class _Region(contextlib.ContextDecorator):
             )
         if event.kind == "xla.compile" and self.limit is not None:
             self.graphs.append(event.data["reason"])
-            if len(self.graphs) > self.limit:
-                raise XlaError(
-                    "DM664",
-                    f"{self.name} made more than {self.limit} different graphs",
-                    why=self.graphs[-1],
-                    cure="pad inputs to few shapes and keep changing numbers in tensors, or raise max_different_graphs",
-                    where=event.data["line"],
-                )
+            require(
+                len(self.graphs) <= self.limit,
+                "DM664",
+                f"{self.name} made more than {self.limit} different graphs",
+                why=self.graphs[-1],
+                cure="pad inputs to few shapes and keep changing numbers in tensors, or raise max_different_graphs",
+            )

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..base.errors import XlaError
+from .errors import require
 from .peers import Peers, start_coordinator
 
 AXIS = "replicas"
@@ -62,13 +63,13 @@ class Place:
         if "WORLD_SIZE" not in env or "RANK" not in env:
             return cls()
         size, rank = int(env["WORLD_SIZE"]), int(env["RANK"])
-        if size > 1 and not ("MASTER_ADDR" in env and "MASTER_PORT" in env):
-            raise XlaError(
-                "DM644",
-                "the replicas cannot find each other",
-                why="WORLD_SIZE and RANK are set, MASTER_ADDR or MASTER_PORT is not",
-                cure="start the program with torchrun or xmp.spawn, or set both",
-            )
+        require(
+            size <= 1 or "MASTER_ADDR" in env and "MASTER_PORT" in env,
+            "DM644",
+            "the replicas cannot find each other",
+            why="WORLD_SIZE and RANK are set, MASTER_ADDR or MASTER_PORT is not",
+            cure="start the program with torchrun or xmp.spawn, or set both",
+        )
         agent_has_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return cls(
             rank,
@@ -289,12 +290,12 @@ def meet(
     them.
     """
     me = world.place.rank
-    if me not in ranks:
-        raise XlaError(
-            "DM643",
-            f"replica {me} takes no part in the rendezvous {tag!r} of {list(ranks)}",
-            cure="call it only on those replicas",
-        )
+    require(
+        me in ranks,
+        "DM643",
+        f"replica {me} takes no part in the rendezvous {tag!r} of {list(ranks)}",
+        cure="call it only on those replicas",
+    )
     if world.store is None or world.peers is None:
         return [payload]
     # The same replicas come to the same tag equally often; those behind a turn have all read what was said in

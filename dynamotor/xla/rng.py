@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ..base.errors import XlaError
-from . import metrics
+from .errors import require
 
 # threefry's bits depend on nothing but key and position: not on the platform, nor on how XLA fuses.
 IMPL = "threefry2x32"
@@ -85,13 +84,12 @@ def draw(device: torch.device, generator: torch.Generator | None) -> int:
         state = get_state(device)
         _states[device.index] = (state + _STEP) & _MASK
         return state
-    if generator.device.type != "xla":
-        raise XlaError(
-            "DM614",
-            f"Expected a 'xla' device type for generator but found '{generator.device.type}'",
-            where=metrics.user_line(),
-            cure='use torch.Generator(device="xla")',
-        )
+    require(
+        generator.device.type == "xla",
+        "DM614",
+        f"Expected a 'xla' device type for generator but found '{generator.device.type}'",
+        cure='use torch.Generator(device="xla")',
+    )
     drawn = generator.get_offset()
     generator.set_offset(drawn + 1)
     return (generator.initial_seed() + drawn * _STEP) & _MASK

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import torch
 
-from ..base.errors import XlaError
 from . import device as _devices
 from . import environment, metrics, replication
 from .device import platform as device_type
 from .distributed.spmd import xla_sharding
 from .distributed.spmd.xla_sharding import is_spmd
+from .errors import require
 from .persistent_cache import initialize_cache
 from .replication import rank as global_ordinal
 from .replication import size as world_size
@@ -56,13 +56,13 @@ def set_device_type(pjrt_device: str) -> None:
     `dynamotor.xla` is imported; afterwards only the type in use can be named (DM658 otherwise)."""
     environment.platforms(pjrt_device)
     wanted = {"GPU": "CUDA"}.get(pjrt_device.upper(), pjrt_device.upper())
-    if wanted != device_type():
-        raise XlaError(
-            "DM658",
-            f"the device type is {device_type()} and cannot become {pjrt_device} any more",
-            why="XLA has started in this process",
-            cure=f"set PJRT_DEVICE={pjrt_device} in the environment",
-        )
+    require(
+        wanted == device_type(),
+        "DM658",
+        f"the device type is {device_type()} and cannot become {pjrt_device} any more",
+        why="XLA has started in this process",
+        cure=f"set PJRT_DEVICE={pjrt_device} in the environment",
+    )
     os.environ["PJRT_DEVICE"] = pjrt_device
 
 
@@ -150,13 +150,13 @@ def use_spmd(auto: bool | None = False) -> None:
 
     auto: let XLA choose the shardings itself; not available (DM665): say them with mark_sharding.
     """
-    if auto:
-        raise XlaError(
-            "DM665",
-            "automatic sharding is not available",
-            why="jax has no such mode",
-            cure="use mark_sharding",
-        )
+    require(
+        not auto,
+        "DM665",
+        "automatic sharding is not available",
+        why="jax has no such mode",
+        cure="use mark_sharding",
+    )
     xla_sharding.use_spmd()
 
 

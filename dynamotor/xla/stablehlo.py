@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, tr
 from ..base.errors import XlaError
 from .device import current_device, jax_device, lane_of
 from .dtypes import jax_dtype
+from .errors import require
 from .execute import Graph, to_function
 from .ir import Meta
 from .subgraph import Subgraph, trace
@@ -169,12 +170,12 @@ class StableHLOGraphModule:
 
     def _find(self, name: str | None) -> _Function:
         function = self._functions.get(name or self._bundle.functions[0].name)
-        if function is None:
-            raise XlaError(
-                "DM672",
-                f"the exported model has no function {name}",
-                why=f"it has {', '.join(self._functions)}",
-            )
+        require(
+            function is not None,
+            "DM672",
+            f"the exported model has no function {name}",
+            why=f"it has {', '.join(self._functions)}",
+        )
         return function
 
 
@@ -301,16 +302,15 @@ def _export(sub: Subgraph, metas: list[Meta]) -> Any:
         raise XlaError(
             "DM672", "the exported model draws random numbers", why=why, cure="export it in eval mode"
         )
-    if sub.captured:
-        raise XlaError(
-            "DM672", "the exported model uses tensors that it does not own", cure="register them as buffers"
-        )
-    numbers = [jax.numpy.asarray(sub.scalars, jax.numpy.float64)] if sub.scalars else []
+    require(
+        not sub.captured,
+        "DM672",
+        "the exported model uses tensors that it does not own",
+        cure="register them as buffers",
+    )
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in metas]
     # Programs are for every platform: the same folder serves a CPU and an accelerator.
-    return jax.export.export(
-        jax.jit(lambda *xs: sub.program(*xs, *numbers)), platforms=("cpu", "cuda", "tpu")
-    )(*avals)
+    return jax.export.export(jax.jit(sub.call), platforms=("cpu", "cuda", "tpu"))(*avals)
 
 
 def _meta_of(function: _Function) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
 from .dispatch import make, specials
-from .ir import Lane, Node, XlaError, record
-from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
+from .errors import require
+from .ir import Lane, Node, record
+from .tensor import Alias, Overlap, XLATensor, aten, new_root, value, wrap, write
 
-aten = torch.ops.aten
 # Views whose elements are not those of what they view: they count in other units.
 _OTHER_UNITS = frozenset(
     (
@@ -40,14 +40,13 @@ def storage_of(alias: Alias) -> Alias:
         alias = alias.parent
     if alias.stride is None:
         return alias
-    if not is_dense(layout.spec_of(alias)):
-        raise XlaError(
-            "DM619",
-            "this tensor's storage cannot be addressed on the XLA device",
-            why="what it views has holes between its elements",
-            where=metrics.user_line(),
-            cure="use select, slice or view in the place of as_strided, or clone() the tensor first",
-        )
+    require(
+        is_dense(layout.spec_of(alias)),
+        "DM619",
+        "this tensor's storage cannot be addressed on the XLA device",
+        why="what it views has holes between its elements",
+        cure="use select, slice or view in the place of as_strided, or clone() the tensor first",
+    )
     order = sorted(range(len(alias.stride)), key=lambda d: (-alias.stride[d], alias.meta.shape[d]))
     node = record(aten.permute.default, (value(alias), order))
     return Alias(node, alias, aten.permute.default, (order,), None, None, alias.offset)
@@ -116,12 +115,14 @@ def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | No
     memory = storage_of(alias)
     spec = TensorSpec(tuple(size), tuple(stride), alias.meta.dtype, CPU, offset)
     length = _length(memory)
-    if spec.numel and (offset < memory.offset or offset + spec.extent > length):
-        raise RuntimeError(
+    torch._check(
+        not spec.numel or (offset >= memory.offset and offset + spec.extent <= length),
+        lambda: (
             f"setStorage: sizes {size}, strides {stride}, storage offset {offset}, and itemsize {spec.dtype.itemsize} requiring "
             f"a storage size of {(offset + spec.extent) * spec.dtype.itemsize} are out of bounds for storage of size "
             f"{length * spec.dtype.itemsize}"
-        )
+        ),
+    )
     place = (size, stride, offset - memory.offset)
     node = record(aten.as_strided.default, (value(memory), *place))
     return wrap(Alias(node, memory, aten.as_strided.default, place, None, layout.short(spec), offset))
@@ -160,13 +161,12 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
         order = suggest_memory_format(like)
     if list(resized.shape) == size and order is None:
         return resized
-    if resized._alias.root is not None:
-        raise XlaError(
-            "DM615",
-            "a view cannot be resized on the XLA device",
-            where=metrics.user_line(),
-            cure="resize its base, or clone() it first",
-        )
+    require(
+        resized._alias.root is None,
+        "DM615",
+        "a view cannot be resized on the XLA device",
+        cure="resize its base, or clone() it first",
+    )
     wanted = torch.Size(size).numel()
     flat = wrap(new_root(value(storage_of(resized._alias)))).view(-1)
     flat = (

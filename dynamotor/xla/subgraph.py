@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from ..base.errors import XlaError
 from ..base.events import Event, subscribe
 from . import metrics
 from .device import using_lane
-from .execute import Graph, to_function
+from .errors import require
+from .execute import Graph, scalar_vector, to_function
 from .fallback import written
 from .ir import Lane, Meta, Node
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
@@ -41,6 +42,10 @@ class Subgraph:
     scalars: list[float]
     outputs: list[Meta]
     key: tuple
+
+    def call(self, *arrays: Any) -> list[Any]:
+        """The program of these arrays and the trace's own numbers."""
+        return self.program(*arrays, *([scalar_vector(self.scalars)] if self.scalars else []))
 
 
 class _Importing(TorchDispatchMode):
@@ -145,11 +150,36 @@ def trace(
     )
 
 
+def trace_call(
+    fn: Callable[..., Any],
+    leaves: Sequence[Any],
+    tree: TreeSpec,
+    metas: dict[int, Meta],
+    device: torch.device,
+    name: str,
+) -> tuple[Subgraph, TreeSpec]:
+    """`fn(*args, **kwargs)`, whose arguments are flattened, as `trace` traces it, and how its results are nested.
+
+    metas: what the tensors are, by their place among the leaves.
+    """
+    trees: list[TreeSpec] = []
+
+    def body(tensors: list[Any]) -> Sequence[Any]:
+        given = dict(enumerate(leaves)) | dict(zip(metas, tensors))
+        args, kwargs = tree_unflatten(list(given.values()), tree)
+        with torch.no_grad():
+            results, found = tree_flatten(fn(*args, **kwargs))
+        trees.append(found)
+        return results
+
+    return trace(body, list(metas.values()), device, name), trees[0]
+
+
 def _node(result: Any, importing: _Importing) -> Node:
-    if not isinstance(result, torch.Tensor):
-        raise XlaError(
-            "DM669",
-            f"{importing.name} returned {type(result).__name__}",
-            why="all its results must be tensors",
-        )
+    require(
+        isinstance(result, torch.Tensor),
+        "DM669",
+        f"{importing.name} returned {type(result).__name__}",
+        why="all its results must be tensors",
+    )
     return node_of(importing.bring_in(result if is_xla(result) else result.to(importing.lane.device)))

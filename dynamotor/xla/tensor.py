@@ -197,10 +197,12 @@ class XLATensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """As CUDA's: the data must be moved first, unless `force=True`."""
-        if not force:
-            raise TypeError(
+        torch._check_type(
+            bool(force),
+            lambda: (
                 "can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
-            )
+            ),
+        )
         return self.detach().cpu().numpy()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
@@ -243,10 +245,12 @@ class XLATensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> XLATensor:
         if id(self) in memo:
             return memo[id(self)]
-        if not self.is_leaf:
-            raise RuntimeError(
+        torch._check(
+            self.is_leaf,
+            lambda: (
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
-            )
+            ),
+        )
         copied = memo[id(self)] = wrap(_copied(self._alias, memo)).requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):  # PyTorch copies neither its gradient nor its attributes
             copied._is_param = True

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed
 
-from ..base.errors import XlaError
 from . import runtime
 from .core import xla_model as xm
 from .core.xla_model import set_rng_state as manual_seed  # noqa: F401
@@ -23,6 +22,7 @@ from .core.xla_model import xla_real_devices as real_devices  # noqa: F401
 from .device import device_count  # noqa: F401
 from .device import xla_devices as devices  # noqa: F401
 from .distributed import xla_multiprocessing as xmp
+from .errors import require
 from .sync import sync as _sync
 
 
@@ -51,13 +51,13 @@ def launch(
     start_method: that of Python's multiprocessing ("spawn", "fork"). debug_single_process: one process, this
     one. DM666 in SPMD mode, where one process drives all devices.
     """
-    if runtime.is_spmd():
-        raise XlaError(
-            "DM666",
-            "launch() starts one process a device",
-            why="SPMD mode is on",
-            cure="call the function itself",
-        )
+    require(
+        not runtime.is_spmd(),
+        "DM666",
+        "launch() starts one process a device",
+        why="SPMD mode is on",
+        cure="call the function itself",
+    )
     if torch.distributed.is_torchelastic_launched():
         fn(int(os.environ["LOCAL_RANK"]), *args)
     else:

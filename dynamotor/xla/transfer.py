@@ -13,7 +13,8 @@ import torch
 from . import device as devices
 from . import execute, layout, metrics, replication, sync
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
-from .ir import Cut, Lane, Meta, Node, XlaError, lock
+from .errors import require
+from .ir import Cut, Lane, Meta, Node, lock
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 
 # Types that numpy does not name: moved as integers of the same width.
@@ -22,20 +23,18 @@ _AS_INTEGER = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, tor
 
 def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
     """A copy of a CPU tensor's data on a device. XlaError DM609 for a dtype or layout that XLA has not."""
-    if tensor.dtype not in TORCH_TO_JAX:
-        raise XlaError(
-            "DM609",
-            f"XLA has no type for {tensor.dtype}",
-            where=metrics.user_line(),
-            cure="convert it with .to(dtype) first",
-        )
-    if tensor.layout is not torch.strided:
-        raise XlaError(
-            "DM609",
-            f"XLA has no tensors of layout {tensor.layout}",
-            where=metrics.user_line(),
-            cure="use .to_dense(), or the CPU",
-        )
+    require(
+        tensor.dtype in TORCH_TO_JAX,
+        "DM609",
+        f"XLA has no type for {tensor.dtype}",
+        cure="convert it with .to(dtype) first",
+    )
+    require(
+        tensor.layout is torch.strided,
+        "DM609",
+        f"XLA has no tensors of layout {tensor.layout}",
+        cure="use .to_dense(), or the CPU",
+    )
     tensor = tensor.detach().resolve_conj().resolve_neg()
     # On the CPU jax may use this memory as it is (64-byte aligned): the copy must be its own.
     tensor = tensor.clone(memory_format=torch.contiguous_format)
@@ -85,14 +84,13 @@ def _data_of(tensor: XLATensor, cause: str) -> jax.Array:
         if keep is not None:
             node.lane.pending.append(keep)
         sync.flush(node.lane, cause)
-        if node.data is None:
-            raise XlaError(
-                "DM601",
-                "this tensor was never computed",
-                why="the graph that it belongs to failed to compile or to run",
-                where=metrics.user_line(),
-                cure="look at the first error; recreate the tensors that depend on it",
-            )
+        require(
+            node.data is not None,
+            "DM601",
+            "this tensor was never computed",
+            why="the graph that it belongs to failed to compile or to run",
+            cure="look at the first error; recreate the tensors that depend on it",
+        )
     return node.data
 
 

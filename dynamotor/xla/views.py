@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from .ir import Node, record
-from .tensor import Overlap, inverses
-
-aten = torch.ops.aten
+from .tensor import Overlap, aten, inverses
 
 
 @inverses.register(

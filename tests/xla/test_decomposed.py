@@ -2,6 +2,8 @@
 are the CPU's.
 """
 
+import copy
+
 import pytest
 import torch
 
@@ -164,3 +166,38 @@ def test_values_and_gradients_are_the_cpus(name):
         found[device] = (y.detach().cpu(), None if x.grad is None else x.grad.cpu())
     torch.testing.assert_close(found["xla"], found["cpu"], rtol=1e-4, atol=1e-5, equal_nan=True)
     assert not [name for name in metrics.all_counters() if name.startswith("aten::")], "it ran on the CPU"
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d(3), torch.nn.GroupNorm(3, 3), torch.nn.LayerNorm(4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_norm_is_one_recorded_operation(norm, dtype, training):
+    x = torch.randn(2, 3, 4, dtype=dtype) + 2
+    here, there = copy.deepcopy(norm).to(dtype).train(training), copy.deepcopy(norm).to(dtype).to("xla")
+    there.train(training)
+    metrics.clear()
+    a, b = x.clone().requires_grad_(), x.to("xla").requires_grad_()
+    (here(a) * x).sum().backward()
+    (there(b) * x.to("xla")).sum().backward()
+    wants = {"BatchNorm1d": "batch_norm", "GroupNorm": "group_norm", "LayerNorm": "layer_norm"}
+    name = wants[type(norm).__name__]
+    found = [n for n in metrics.all_counters() if name in n]
+    assert len(found) == 2 and all(n.startswith("xla::") for n in found), found
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(there(b).cpu(), here(a), **close)
+    torch.testing.assert_close(b.grad.cpu(), a.grad, **close)
+    for ours, theirs in zip(there.state_dict().values(), here.state_dict().values()):
+        torch.testing.assert_close(ours.cpu(), theirs, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("running", [False, True])
+def test_statistics_of_batches_have_the_cpus_type(dtype, running):
+    x = torch.rand(3, 4).to(dtype)
+    kept = (torch.zeros(4), torch.ones(4)) if running else (None, None)
+    want = torch.ops.aten.batch_norm_update_stats(x, *kept, 0.1)
+    got = torch.ops.aten.batch_norm_update_stats(
+        x.to("xla"), *[t if t is None else t.to("xla") for t in kept], 0.1
+    )
+    for ours, theirs in zip(got, want):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-2, atol=1e-3)

@@ -17,13 +17,11 @@ from lowering_harness import check, company, gather  # noqa: E402
 from dynamotor.xla import (  # noqa: E402, F401
     ops_complex,
     ops_conv,
-    ops_distance,
-    ops_grid,
+    ops_decomposed,
     ops_loss,
     ops_matmul,
-    ops_norm,
     ops_pool,
-    ops_softmax,
+    ops_reduce,
     ops_upsample,
 )
 

@@ -13,9 +13,7 @@ from dynamotor.xla import (  # noqa: E402, F401
     ops_create,
     ops_embedding,
     ops_index,
-    ops_reduce_at,
     ops_scatter,
-    ops_shape,
     ops_view,
 )
 

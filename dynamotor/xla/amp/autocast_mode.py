@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...base.errors import XlaError
+from ..errors import require
 
 
 class autocast(torch.autocast):  # noqa: N801 - the name that scripts use
@@ -21,10 +21,10 @@ class autocast(torch.autocast):  # noqa: N801 - the name that scripts use
         dtype: torch.dtype | None = None,
         cache_enabled: bool | None = True,
     ) -> None:
-        if torch.device(device).type != "xla":
-            raise XlaError(
-                "DM668",
-                f"{device} is not an XLA device",
-                cure=f'use torch.autocast("{torch.device(device).type}")',
-            )
+        require(
+            torch.device(device).type == "xla",
+            "DM668",
+            f"{device} is not an XLA device",
+            cure=f'use torch.autocast("{torch.device(device).type}")',
+        )
         super().__init__("xla", enabled=enabled, dtype=dtype or torch.bfloat16, cache_enabled=cache_enabled)

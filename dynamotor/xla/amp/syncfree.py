@@ -24,8 +24,9 @@ def _skipping(
     if found_inf is None:
         return update()
     optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]  # torch's own update must not see them
-    if found_inf.numel() != 1:
-        raise ValueError(f"found_inf must be one number, it has shape {list(found_inf.shape)}")
+    torch._check_value(
+        found_inf.numel() == 1, lambda: f"found_inf must be one number, it has shape {list(found_inf.shape)}"
+    )
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if scale is not None:
         for p in parameters:

@@ -19,8 +19,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """Batch normalisation by the mean and variance of all replicas' batches, which are of equal size."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+        torch._check_value(input.dim() >= 2, lambda: f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training and self.running_mean is not None:

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 
 from ...base.errors import XlaError
 from .. import collectives, metrics, replication, sync
+from ..errors import require
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: collectives.REDUCE_SUM,
@@ -265,13 +266,13 @@ def _create(store: dist.Store, rank: int, size: int, timeout: Any) -> XlaProcess
     replicas, but not all.
     """
     world = replication.start()
-    if size not in (1, world.place.size):
-        raise XlaError(
-            "DM648",
-            f"a process group of {size} of {world.place.size} replicas",
-            why="XLA runs one program in all replicas",
-            cure="use the group of all, or the `groups` argument of xm.all_reduce and its like",
-        )
+    require(
+        size in (1, world.place.size),
+        "DM648",
+        f"a process group of {size} of {world.place.size} replicas",
+        why="XLA runs one program in all replicas",
+        cure="use the group of all, or the `groups` argument of xm.all_reduce and its like",
+    )
     return XlaProcessGroup(rank, size)
 
 

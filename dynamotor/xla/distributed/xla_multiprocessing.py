@@ -21,6 +21,7 @@ from jax._src import xla_bridge  # jax has no public way to ask whether it has s
 
 from ...base.errors import XlaError
 from .. import replication
+from ..errors import require
 
 T = TypeVar("T")
 _CAUSE_SECONDS = 3.0  # for how long a replica that fails with its peer lets the peer be seen failing
@@ -33,12 +34,12 @@ def _device_count() -> int:
     """
     kind = os.environ.get("PJRT_DEVICE", "").upper()
     gpus = 0 if kind == "CPU" else _gpu_count()
-    if kind in ("CUDA", "GPU") and gpus == 0:
-        raise XlaError(
-            "DM645",
-            f"PJRT_DEVICE={kind}, but this machine shows no GPU",
-            cure="see CUDA_VISIBLE_DEVICES and GPU_NUM_DEVICES",
-        )
+    require(
+        kind not in ("CUDA", "GPU") or gpus != 0,
+        "DM645",
+        f"PJRT_DEVICE={kind}, but this machine shows no GPU",
+        cure="see CUDA_VISIBLE_DEVICES and GPU_NUM_DEVICES",
+    )
     return gpus or int(os.environ.get("CPU_NUM_DEVICES", "1"))
 
 
@@ -101,22 +102,22 @@ def spawn(
     """
     devices = _device_count()
     size = devices if nprocs is None else nprocs
-    if size < 1 or (size > devices and _gpu_count()):
-        raise XlaError(
-            "DM645",
-            f"nprocs={nprocs} does not fit {devices} device(s)",
-            cure="leave nprocs out: one process a device",
-        )
+    require(
+        size >= 1 and (size <= devices or not _gpu_count()),
+        "DM645",
+        f"nprocs={nprocs} does not fit {devices} device(s)",
+        cure="leave nprocs out: one process a device",
+    )
     if size == 1:
         fn(0, *args)
         return None
-    if start_method == "fork" and xla_bridge.backends_are_initialized():
-        raise XlaError(
-            "DM646",
-            "XLA has started in this process, so that it cannot be forked",
-            why="its threads and devices would not be in the children",
-            cure='use the device only inside of the spawned function, or start_method="spawn"',
-        )
+    require(
+        start_method != "fork" or not xla_bridge.backends_are_initialized(),
+        "DM646",
+        "XLA has started in this process, so that it cannot be forked",
+        why="its threads and devices would not be in the children",
+        cure='use the device only inside of the spawned function, or start_method="spawn"',
+    )
     # The store lives here, so that it outlives each replica.
     store = dist.TCPStore(
         "127.0.0.1",

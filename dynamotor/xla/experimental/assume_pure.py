@@ -11,17 +11,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...base.errors import XlaError
-from ..execute import scalar_vector
 from ..ir import Meta
 from ..jax_call import apply, call_jax, number_of
 from ..recent import Recent
-from ..subgraph import trace
+from ..subgraph import trace_call
 from ..tensor import is_xla
 
 _KEPT = 256
@@ -40,14 +38,13 @@ def assume_pure(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def pure(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if is_xla(leaf)]
-        inputs = [leaves[i] for i in places]
-        metas = [Meta.of(t.shape, t.dtype) for t in inputs]
-        others = tuple([None if is_xla(leaf) else (type(leaf), leaf) for leaf in leaves])
-        key = (tree, others, tuple([(m.shape, m.dtype) for m in metas]), torch.get_float32_matmul_precision())
+        metas = {i: Meta.of(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves) if is_xla(leaf)}
+        inputs = [leaves[i] for i in metas]
+        others = tuple([metas.get(i, (type(leaf), leaf)) for i, leaf in enumerate(leaves)])
+        key = (tree, others, torch.get_float32_matmul_precision())
         found = programs.get(key)
         if found is None:
-            found = programs[key] = _program(fn, leaves, places, tree, metas, inputs[0].device)
+            found = programs[key] = _program(fn, leaves, tree, metas, inputs[0].device)
         number, result_tree = found
         return tree_unflatten(apply(number, inputs), result_tree)
 
@@ -55,22 +52,10 @@ def assume_pure(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _program(
-    fn: Callable, leaves: list[Any], places: list[int], tree: Any, metas: list[Meta], device: Any
+    fn: Callable, leaves: list[Any], tree: Any, metas: dict[int, Meta], device: Any
 ) -> tuple[int, Any]:
-    trees: list[Any] = []
-
-    def body(tensors: list[Any]) -> Any:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors):
-            filled[place] = tensor
-        args, kwargs = tree_unflatten(filled, tree)
-        with torch.no_grad():
-            results, found = tree_flatten(fn(*args, **kwargs))
-        trees.append(found)
-        return results
-
     name = getattr(fn, "__name__", type(fn).__name__)
-    traced = trace(body, metas, device, f"the pure function {name}")
+    traced, results = trace_call(fn, leaves, tree, metas, device, f"the pure function {name}")
     if traced.captured or traced.graph.draws:
         what = "draws random numbers" if traced.graph.draws else "uses tensors that are no arguments"
         raise XlaError(
@@ -78,8 +63,7 @@ def _program(
             f"the pure function {name} {what}",
             cure="pass them as arguments, or do not assume it pure",
         )
-    scalars = [jax.numpy.asarray(scalar_vector(traced.scalars))] if traced.scalars else []
-    return number_of((fn, object()), lambda: lambda *arrays: traced.program(*arrays, *scalars)), trees[0]
+    return number_of((fn, object()), lambda: traced.call), results
 
 
 def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:

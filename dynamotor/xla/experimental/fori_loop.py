@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 
 from ...base.errors import XlaError
@@ -65,7 +64,7 @@ def _loop(cond: Subgraph, body: Subgraph, carried: int, rest: int, seen: int) ->
         for_cond, for_body = arrays[carried + rest :][:seen], arrays[carried + rest + seen :]
 
         def call(sub: Subgraph, now: Any, own: Any) -> Any:
-            return sub.program(*now, *more, *own, *([np.array(sub.scalars)] if sub.scalars else []))
+            return sub.call(*now, *more, *own)
 
         return jax.lax.while_loop(
             lambda now: call(cond, now, for_cond)[0].reshape(()),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...base.errors import XlaError
+from ..errors import require
 from ..ir import Meta
 from ..ops_loop import draw_seeds, run
 from ..subgraph import trace
@@ -36,8 +36,7 @@ def gradient_accumulation(
     """
     xs, carried = list(iterable_tensors), list(carried_tensors or ())
     steps = common_length("gradient_accumulation got iterable_tensors", xs)
-    if not steps:
-        raise XlaError("DM671", "gradient_accumulation got iterable_tensors of length 0")
+    require(steps, "DM671", "gradient_accumulation got iterable_tensors of length 0")
     parameters = [p for p in model.parameters() if p.requires_grad]
     n_carried = len(carried)
 
@@ -56,12 +55,12 @@ def gradient_accumulation(
     metas = [Meta.of(t.shape, t.dtype) for t in init] + [Meta.of(x.shape[1:], x.dtype) for x in xs]
     loop = trace(body, metas, xs[0].device, "gradient_accumulation's train_step")
     for before, after in zip(metas, loop.outputs):
-        if before is not after:
-            raise XlaError(
-                "DM671",
-                "train_step returned other carried tensors than it got",
-                why=f"{before!r} became {after!r}",
-            )
+        require(
+            before is after,
+            "DM671",
+            "train_step returned other carried tensors than it got",
+            why=f"{before!r} became {after!r}",
+        )
     with torch.no_grad():
         results = run(
             loop, init, [x.detach() for x in xs], loop.captured, steps, draw_seeds(loop, steps, xs[0].device)

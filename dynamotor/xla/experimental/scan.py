@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...base.errors import XlaError
+from ..errors import require
 from ..ir import Meta
 from ..ops_loop import draw_seeds, run
 from ..subgraph import Subgraph, trace
@@ -38,8 +39,7 @@ def scan(
     """
     flat_init, carry_spec = tree_flatten(init)
     flat_xs, x_spec = tree_flatten(xs)
-    if not callable(fn):
-        raise XlaError("DM671", f"scan got {fn!r} as its function", why="it cannot be called")
+    require(callable(fn), "DM671", f"scan got {fn!r} as its function", why="it cannot be called")
     length = common_length("scan got xs", flat_xs)
     if not all(is_xla(t) for t in flat_init + flat_xs):
         return _in_python(fn, init, flat_xs, x_spec, length)
@@ -72,10 +72,12 @@ def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int
         carry, y = fn(carry, tree_unflatten([x[i] for x in flat_xs], x_spec))
         flat, spec = tree_flatten(y)
         rows.append(flat)
-    if spec is None:
-        raise XlaError(
-            "DM671", "scan got xs of length 0", why="the shape of its result is unknown without an iteration"
-        )
+    require(
+        spec is not None,
+        "DM671",
+        "scan got xs of length 0",
+        why="the shape of its result is unknown without an iteration",
+    )
     return carry, tree_unflatten([torch.stack(column) for column in zip(*rows)], spec)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ...base.errors import XlaError
 from ..distributed.spmd import Mesh, get_global_mesh, mark_sharding
+from ..errors import require
 from ..tensor import is_xla
 
 
@@ -45,12 +45,12 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
     ) -> None:
         super().__init__()
         found = mesh or get_global_mesh()
-        if found is None or "fsdp" not in found.axis_names:
-            raise XlaError(
-                "DM649",
-                "FSDP needs a mesh with an axis named 'fsdp'",
-                cure="pass mesh=, or set_global_mesh(mesh)",
-            )
+        require(
+            found is not None and "fsdp" in found.axis_names,
+            "DM649",
+            "FSDP needs a mesh with an axis named 'fsdp'",
+            cure="pass mesh=, or set_global_mesh(mesh)",
+        )
         self.mesh, self._shard_output, self._orig_module = found, shard_output or _over_first, module
         size = found.shape()["fsdp"]
         for p in module.parameters():

@@ -66,8 +66,7 @@ class CachedDataset(torch.utils.data.Dataset):
         """The sample `index` (negative: from the end). DM657 where it is neither in the cache nor can be
         computed.
         """
-        if not -self._count <= index < self._count:
-            raise IndexError(f"sample {index} of {self._count}")
+        torch._check_index(-self._count <= index < self._count, lambda: f"sample {index} of {self._count}")
         index %= self._count
         path = self._sample_path(index)
         try:

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import IO, Any, NamedTuple
 
 from ...base.errors import XlaError
+from ..errors import require
 
 CLOUD_STORAGE_PREFIX = "gs://"
 
@@ -49,13 +50,13 @@ def _filesystem() -> Any:
 
 
 def _key(path: str) -> str:
-    if not is_gcs_path(path):
-        raise XlaError(
-            "DM651",
-            f"{path!r} is not a GCS path",
-            why="it must be gs://BUCKET_NAME/PATH",
-            cure="or use generic_*",
-        )
+    require(
+        is_gcs_path(path),
+        "DM651",
+        f"{path!r} is not a GCS path",
+        why="it must be gs://BUCKET_NAME/PATH",
+        cure="or use generic_*",
+    )
     return path.removeprefix(CLOUD_STORAGE_PREFIX)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from ...base.errors import XlaError
+from ..errors import require
 from .gcsfs import generic_open
 
 STR = "STR"
@@ -43,12 +44,12 @@ class TfRecordReader:
     ) -> None:
         self._path, self._transforms = path, transforms or {}
         for name, transform in self._transforms.items():
-            if not callable(transform) and transform != STR:
-                raise XlaError(
-                    "DM652",
-                    f"the transform of {name!r} is {transform!r}",
-                    why='it must be a callable or "STR"',
-                )
+            require(
+                callable(transform) or transform == STR,
+                "DM652",
+                f"the transform of {name!r} is {transform!r}",
+                why='it must be a callable or "STR"',
+            )
         self._position = 0  # of the record that is read next, in uncompressed bytes
         try:
             self._file = _open(path, compression, buffer_size)
@@ -116,13 +117,13 @@ class TfRecordReader:
 
 
 def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
-    if compression not in ("", "ZLIB", "GZIP"):
-        raise XlaError(
-            "DM652",
-            f"unknown compression {compression!r}",
-            why='it is "", "ZLIB" or "GZIP"',
-            cure="use one of them",
-        )
+    require(
+        compression in ("", "ZLIB", "GZIP"),
+        "DM652",
+        f"unknown compression {compression!r}",
+        why='it is "", "ZLIB" or "GZIP"',
+        cure="use one of them",
+    )
     file = generic_open(path, "rb")
     if compression == "GZIP":
         return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size)  # type: ignore[type-var,return-value]

@@ -24,9 +24,10 @@ import torch
 from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ....base.errors import XlaError
+from ....base.errors import XlaError, user_line
 from ... import device as _devices
-from ... import metrics, replication, sync
+from ... import replication, sync
+from ...errors import require
 from ...ir import Node, record
 from ...lowering import op
 from ...tensor import XLATensor, is_xla, node_of, write
@@ -45,8 +46,8 @@ def _sharding_constraint(input, which):
     return jax.lax.with_sharding_constraint(input, _shardings[which])
 
 
-def _wrong(what: str, cure: str) -> XlaError:
-    return XlaError("DM649", what, where=metrics.user_line(), cure=cure)
+def _require(holds: Any, what: str, cure: str) -> None:
+    require(holds, "DM649", what, cure=cure)
 
 
 class Mesh:
@@ -64,18 +65,17 @@ class Mesh:
             if axis_names is not None
             else tuple(f"axis{i}" for i in range(len(self.mesh_shape)))
         )
-        if math.prod(self.mesh_shape) != len(self.device_ids) or len(set(self.device_ids.tolist())) != len(
-            self.device_ids
-        ):
-            raise _wrong(
-                f"{len(self.device_ids)} device ids do not fill a mesh of {self.mesh_shape}",
-                "name each device of it once",
-            )
-        if len(names) != len(self.mesh_shape) or len(set(names)) != len(names):
-            raise _wrong(
-                f"axis names {names} do not fit a mesh of {self.mesh_shape}",
-                "give each axis a name of its own",
-            )
+        _require(
+            math.prod(self.mesh_shape) == len(self.device_ids)
+            and len(set(self.device_ids.tolist())) == len(self.device_ids),
+            f"{len(self.device_ids)} device ids do not fill a mesh of {self.mesh_shape}",
+            "name each device of it once",
+        )
+        _require(
+            len(names) == len(self.mesh_shape) and len(set(names)) == len(names),
+            f"axis names {names} do not fit a mesh of {self.mesh_shape}",
+            "give each axis a name of its own",
+        )
         self.axis_names = names
         self._made: jax.sharding.Mesh | None = None
 
@@ -100,11 +100,11 @@ class Mesh:
         if self._made is None:
             found = {d.id: d for d in _devices.local_devices()}
             missing = [i for i in self.device_ids.tolist() if i not in found]
-            if missing:
-                raise _wrong(
-                    f"there are no devices {missing}, only {sorted(found)}",
-                    "XLA_FLAGS=--xla_force_host_platform_device_count=N",
-                )
+            _require(
+                not missing,
+                f"there are no devices {missing}, only {sorted(found)}",
+                "XLA_FLAGS=--xla_force_host_platform_device_count=N",
+            )
             grid = np.array([found[i] for i in self.device_ids.tolist()], dtype=object).reshape(
                 self.mesh_shape
             )
@@ -120,18 +120,19 @@ class Mesh:
             for axes in spec
         ]
         used = [a for axes in named for a in (axes if isinstance(axes, tuple) else (axes,)) if a is not None]
-        if len(set(used)) != len(used):
-            raise _wrong(
-                f"partition spec {tuple(spec)} uses an axis twice", "an axis can divide one dimension"
-            )
+        _require(
+            len(set(used)) == len(used),
+            f"partition spec {tuple(spec)} uses an axis twice",
+            "an axis can divide one dimension",
+        )
         return NamedSharding(self.jax_mesh(), PartitionSpec(*named))
 
     def _name(self, axis: Any) -> str | None:
         if isinstance(axis, int) and not isinstance(axis, bool) and 0 <= axis < len(self.axis_names):
             return self.axis_names[axis]
-        if axis is None or axis in self.axis_names:
-            return axis
-        raise _wrong(f"the mesh has no axis {axis!r}", f"axes are {self.axis_names}")
+        named = axis is None or axis in self.axis_names
+        _require(named, f"the mesh has no axis {axis!r}", f"axes are {self.axis_names}")
+        return axis
 
     def __repr__(self) -> str:
         return f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, axis_names={self.axis_names})"
@@ -180,8 +181,9 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
 
 def _spread(mesh: jax.sharding.Mesh) -> None:
     """From now on every value lies on the devices of this mesh: XLA programs have one order of devices."""
-    if replication.size() > 1:
-        raise _wrong("SPMD mode in several processes", "use one process that drives all devices")
+    _require(
+        replication.size() <= 1, "SPMD mode in several processes", "use one process that drives all devices"
+    )
     if not _home or list(_home[0].mesh.devices.flat) != list(mesh.devices.flat):
         _home[:] = [NamedSharding(mesh, PartitionSpec())]
         _devices.set_home(_home[0])
@@ -226,13 +228,12 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Te
     or None. Data is moved at once; a value that is yet to be computed is laid out so when it is. DM649 when
     the spec does not fit.
     """
-    if not is_xla(t):
-        raise _wrong(f"mark_sharding needs an XLA tensor, got {t.device}", 'move it with .to("xla")')
-    if len(partition_spec) != t.dim():
-        raise _wrong(
-            f"partition spec {tuple(partition_spec)} for a tensor of {t.dim()} dimensions",
-            "name an axis or None for each",
-        )
+    _require(is_xla(t), f"mark_sharding needs an XLA tensor, got {t.device}", 'move it with .to("xla")')
+    _require(
+        len(partition_spec) == t.dim(),
+        f"partition spec {tuple(partition_spec)} for a tensor of {t.dim()} dimensions",
+        "name an axis or None for each",
+    )
     sharding = mesh.sharding(partition_spec)
     _check_divisible(t, sharding)
     _spread(mesh.jax_mesh())
@@ -257,10 +258,8 @@ def _check_divisible(t: torch.Tensor, sharding: NamedSharding) -> None:
     try:
         sharding.shard_shape(tuple(t.shape))
     except ValueError as error:
-        raise _wrong(
-            f"shape {tuple(t.shape)} cannot be laid out as {sharding.spec}: {error}",
-            "pad it, or leave it whole",
-        ) from None
+        what = f"shape {tuple(t.shape)} cannot be laid out as {sharding.spec}: {error}"
+        raise XlaError("DM649", what, where=user_line(), cure="pad it, or leave it whole") from None
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
@@ -333,8 +332,9 @@ class XLAShardedTensor:
     """
 
     def __init__(self, t: torch.Tensor) -> None:
-        if not isinstance(t, XLATensor):
-            raise _wrong(f"{type(t).__name__} is not an XLA tensor", 'move it with .to("xla")')
+        _require(
+            isinstance(t, XLATensor), f"{type(t).__name__} is not an XLA tensor", 'move it with .to("xla")'
+        )
         self.global_tensor = t
 
     @property
