@@ -46,9 +46,14 @@ def all_counters() -> Counter[str]:
     return total
 
 
-def clear() -> None:
-    """Forget all counters and times."""
+def clear_counters() -> None:
+    """Forget all counters."""
     counters.clear()
     for _, clear_source in sources:
         clear_source()
+
+
+def clear() -> None:
+    """Forget all counters and times."""
+    clear_counters()
     timings.clear()

@@ -118,6 +118,9 @@ def _in_dim(vector: jax.Array, dim: int, ndim: int) -> jax.Array:
 rows(
     op,
     {
+        aten.repeat_interleave.Tensor: lambda repeats, *, output_size: jnp.repeat(
+            jnp.arange(repeats.size), repeats, total_repeat_length=output_size
+        ),
         aten.take: lambda x, index: x.reshape(-1).at[index].get(**WRAPPED),
         (aten.index.Tensor, aten._unsafe_index): lambda x, indices: x.at[_places(indices)].get(**WRAPPED),
         aten.masked_fill: lambda x, mask, value: jnp.where(mask, jnp.asarray(value).astype(x.dtype), x),
@@ -150,11 +153,6 @@ def _nonzero_static(x, *, size, fill_value=-1):
     if x.ndim == 0:
         return jnp.zeros((size, 0), jnp.int64)
     return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), 1)
-
-
-@op(aten.repeat_interleave.Tensor)
-def _repeat_interleave(repeats, *, output_size):
-    return jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)
 
 
 # -- places ---------------------------------------------------------------------------------------------------

@@ -56,11 +56,6 @@ def _solve_triangular(
     )
 
 
-@op(aten.linalg_solve_triangular)
-def _linalg_solve_triangular(a, b, *, upper, left=True, unitriangular=False):
-    return _solve_triangular(a, b, upper=upper, left=left, unit=unitriangular)
-
-
 @op(aten.triangular_solve)
 def _triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
     a, b = _broadcast_batch(a, b)
@@ -237,6 +232,9 @@ def _geqrf(a):
 rows(
     op,
     {
+        aten.linalg_solve_triangular: lambda a, b, *, upper, left=True, unitriangular=False: (
+            _solve_triangular(a, b, upper=upper, left=left, unit=unitriangular)
+        ),
         aten.linalg_lu_solve: lambda factors, pivots, b, *, left=True, adjoint=False: _lu_solve(
             factors, pivots, b, left, adjoint
         ),

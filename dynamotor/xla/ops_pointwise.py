@@ -393,9 +393,9 @@ def _right_shift(x, y):
     return shifted if signed else jnp.where(outside, 0, shifted)
 
 
-@op(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-def _where(condition, x, y):
-    return jnp.where(truth(condition), *promoted(x, y))
+op(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)(
+    lambda condition, x, y: jnp.where(truth(condition), *promoted(x, y))
+)
 
 
 @elementwise(aten.clamp)

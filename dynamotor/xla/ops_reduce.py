@@ -69,11 +69,6 @@ def _amin(x, dim=None, keepdim=False):
     return jnp.min(x, axes(x, dim), keepdims=keepdim)
 
 
-@op(aten.aminmax, aten._aminmax)
-def _aminmax(x, dim=None, keepdim=False):
-    return _amin(x, dim, keepdim), _amax(x, dim, keepdim)
-
-
 def _position(find: Any, x: jax.Array, dim: int | None, shape: tuple[int, ...]) -> jax.Array:
     if x.ndim == 0:
         return jnp.zeros(shape, jnp.int64)
@@ -114,6 +109,13 @@ def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> 
 rows(
     op,
     {
+        (aten.aminmax, aten._aminmax): lambda x, dim=None, keepdim=False: (
+            _amin(x, dim, keepdim),
+            _amax(x, dim, keepdim),
+        ),
+        aten.linalg_vector_norm: lambda x, ord=2, dim=None, keepdim=False, *, dtype=None: vector_norm(
+            _normed(x, dtype), ord, dim, keepdim
+        ),
         aten.any: lambda x, dim=None, keepdim=False: jnp.any(truth(x), axes(x, dim), keepdims=keepdim),
         aten.all: lambda x, dim=None, keepdim=False: jnp.all(truth(x), axes(x, dim), keepdims=keepdim),
         aten.max.default: lambda x: jnp.max(x),
@@ -160,11 +162,6 @@ def _normed(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
     if dtype is not None:
         x = x.astype(jax_dtype(dtype))
     return wide(x)
-
-
-@op(aten.linalg_vector_norm)
-def _linalg_vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    return vector_norm(_normed(x, dtype), ord, dim, keepdim)
 
 
 @op(aten.linalg__powsum)

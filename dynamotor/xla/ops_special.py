@@ -1,4 +1,5 @@
 """Special functions: error functions, gamma and zeta functions, modified Bessel functions of the first kind.
+Complex numbers made of parts, conjugated, negated; Fourier transforms.
 
 Bessel functions J, Y and K, Airy's function and orthogonal polynomials have no rule: XLA knows none, and they
 run on the CPU.
@@ -9,6 +10,8 @@ tensor([1.6449], device='xla:0')
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from math import factorial, pi
 
@@ -18,8 +21,9 @@ import numpy as np
 from jax import lax
 from jax.scipy import special
 
+from .dtypes import wide
 from .lowering import Spec, aten, op, rows
-from .promotion import cast, compute_dtype, elementwise
+from .promotion import cast, compute_dtype, elementwise, widened_float
 
 
 def digamma(x: jax.Array) -> jax.Array:
@@ -101,3 +105,67 @@ def _polygamma(n, x, *, out: Spec):
         sine = jnp.sin(pi * x)
         return jnp.where(low, (pi * pi) / (sine * sine) - mirrored, jnp.where(x == jnp.inf, 0, mirrored))
     return (-1) ** (n + 1) * np.asarray(factorial(n), x.dtype) * zeta(jnp.full_like(x, n + 1), x)
+
+
+# -- complex numbers ------------------------------------------------------------------------------------------
+
+
+rows(
+    op,
+    {
+        (aten._conj, aten._conj_physical, aten.conj_physical, aten._conj_copy): (
+            lambda x: jnp.conj(x) if jnp.iscomplexobj(x) else x
+        ),
+        aten.complex: lambda real, imag: lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag))),
+        (aten._neg_view, aten._neg_view_copy): lambda x: -x,
+    },
+)
+
+
+@op(aten.angle.default)
+def _angle(x):
+    """The angle of a complex number; of a real one 0 or π, nan for nan."""
+    if jnp.iscomplexobj(x):
+        return jnp.angle(x)
+    x = widened_float(x)
+    return jnp.where(x != x, x, jnp.where(x < 0, math.pi, 0).astype(x.dtype))
+
+
+# -- Fourier transforms: `normalization` is 0 (none), 1 (by the root of n) or 2 (by n) -------------------------
+
+
+_NONE, _BY_ROOT, _BY_SIZE = 0, 1, 2
+
+
+def _normalised(x: jax.Array, sizes: Sequence[int], normalization: int) -> jax.Array:
+    count = math.prod(sizes)
+    if normalization == _NONE or not count:
+        return x
+    return x * jnp.asarray(1 / (math.sqrt(count) if normalization == _BY_ROOT else count), x.real.dtype)
+
+
+def _complex(x: jax.Array, dims: Sequence[int], forward: bool) -> jax.Array:
+    """Transforms without a factor, one dimension after the other."""
+    for dim in dims:
+        x = jnp.fft.fft(x, axis=dim) if forward else jnp.fft.ifft(x, axis=dim, norm="forward")
+    return x
+
+
+@op(aten._fft_c2c)
+def _fft_c2c(x, dim, normalization, forward):
+    return _normalised(_complex(x, dim, forward), [x.shape[d] for d in dim], normalization)
+
+
+@op(aten._fft_r2c)
+def _fft_r2c(x, dim, normalization, onesided):
+    sizes = [x.shape[d] for d in dim]
+    if onesided:
+        return _normalised(_complex(jnp.fft.rfft(x, axis=dim[-1]), dim[:-1], True), sizes, normalization)
+    return _normalised(_complex(x, dim, True), sizes, normalization)
+
+
+@op(aten._fft_c2r)
+def _fft_c2r(x, dim, normalization, last_dim_size):
+    sizes = [*(x.shape[d] for d in dim[:-1]), last_dim_size]
+    result = jnp.fft.irfft(_complex(x, dim[:-1], False), n=last_dim_size, axis=dim[-1], norm="forward")
+    return _normalised(result, sizes, normalization)

@@ -22,14 +22,6 @@ from .lowering import Spec, aten, decomposition, op, require, rows
 from .ops_index import WITHIN, flat_places, slice_bounds, strided_slice, windows
 
 
-@op(
-    aten.alias, aten.detach, aten.lift, aten.lift_fresh, aten.alias_copy, aten.detach_copy, aten.lift_fresh_copy, aten.contiguous,
-    aten.resolve_conj, aten.resolve_neg,
-)  # fmt: skip
-def _same(x):
-    return x
-
-
 @op(aten.view.default, aten._unsafe_view, aten.reshape, aten.view_copy.default)
 def _view(x, size):
     return x.reshape(tuple(size)) if x.size else x.reshape(_without_unknown(x, size))
@@ -86,6 +78,18 @@ def _unfold(x, dimension, size, step):
 rows(
     op,
     {
+        (
+            aten.alias,
+            aten.detach,
+            aten.lift,
+            aten.lift_fresh,
+            aten.alias_copy,
+            aten.detach_copy,
+            aten.lift_fresh_copy,
+            aten.contiguous,
+            aten.resolve_conj,
+            aten.resolve_neg,
+        ): lambda x: x,
         (aten._reshape_alias, aten._reshape_alias_copy): lambda x, size, stride: x.reshape(tuple(size)),
         (aten.permute, aten.permute_copy): lambda x, dims: jnp.transpose(x, [d % x.ndim for d in dims]),
         (aten.transpose.int, aten.transpose_copy.int): lambda x, dim0, dim1: (

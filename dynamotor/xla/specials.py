@@ -22,21 +22,29 @@ from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
 from .errors import require
 from .ir import Node, Refused, XlaError, record, unpack
-from .lowering import aten, decomposition
+from .lowering import aten, decomposition, rows
 from .tensor import Alias, XLATensor, new_root, value, wrap, wrap_view, write
 
-specials.add(aten._linalg_check_errors.default, check_solvers)
-
-
-@specials.register(
-    aten.alias.default,
-    aten.detach.default,
-    aten.lift_fresh.default,
-    aten.lift.default,
-    aten._to_dense.default,
+rows(
+    specials.register,
+    {
+        (
+            aten.alias.default,
+            aten.detach.default,
+            aten.lift_fresh.default,
+            aten.lift.default,
+            aten._to_dense.default,
+        ): lambda func, args, kwargs: wrap_view(args[0]._alias, args[0]),
+        aten._copy_from.default: lambda func, args, kwargs: _copy_(func, (args[1], args[0]), None),
+        aten._linalg_check_errors.default: check_solvers,
+        aten._local_scalar_dense.default: lambda func, args, kwargs: transfer.to_cpu(args[0], "item").item(),
+        aten.is_pinned.default: lambda func, args, kwargs: False,
+        aten.nonzero.default: lambda func, args, kwargs: torch.nonzero_static(
+            args[0], size=int(torch.count_nonzero(args[0]))
+        ),
+        aten.record_stream.default: lambda func, args, kwargs: None,
+    },
 )
-def _same(func: Any, args: tuple, kwargs: Any) -> XLATensor:
-    return wrap_view(args[0]._alias, args[0])
 
 
 @specials.register(aten.clone.default)
@@ -115,14 +123,6 @@ def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     result = wrap(new_root(value(target._alias), layout.preserved(target._alias)))
     _copy_(aten.copy_.default, (result, source), None)
     return result
-
-
-specials.add(aten._copy_from.default, lambda func, args, kwargs: _copy_(func, (args[1], args[0]), None))
-
-
-@specials.register(aten._local_scalar_dense.default)
-def _item(func: Any, args: tuple, kwargs: Any) -> Any:
-    return transfer.to_cpu(args[0], "item").item()
 
 
 @specials.register(aten.equal.default)
@@ -318,10 +318,6 @@ def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) ->
     return dispatch.plain(func, args, {"output_size": size})
 
 
-specials.add(aten.record_stream.default, lambda func, args, kwargs: None)
-specials.add(aten.is_pinned.default, lambda func, args, kwargs: False)
-
-
 @specials.register(aten.t.default)
 def _t(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     """A transposed transposed tensor is what was transposed: autograd makes one of each weight's gradient."""
@@ -358,11 +354,6 @@ def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATen
 
 
 # -- results as long as the data say --------------------------------------------------------------------------
-
-
-@specials.register(aten.nonzero.default)
-def _nonzero(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
-    return torch.nonzero_static(args[0], size=int(torch.count_nonzero(args[0])))
 
 
 @specials.register(aten.masked_select.default)

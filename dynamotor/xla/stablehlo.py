@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -131,15 +132,13 @@ class StableHLOGraphModule:
         for folder in ("functions", "data"):
             os.makedirs(os.path.join(directory_path, folder), exist_ok=True)
         for function in self._bundle.functions:
-            meta = json.dumps(_meta_of(function)).encode()
+            kept = ("name", "places", "outputs", "in_spec", "out_spec")
+            meta = json.dumps({name: getattr(function, name) for name in kept}).encode()
             parts = {"bytecode": function.bytecode, "jax": _serialized(function), "meta": meta}
             if options.include_human_readable_text:
                 parts["mlir"] = function.text.encode()
             for extension, content in parts.items():
-                with open(
-                    os.path.join(directory_path, "functions", f"{function.name}.{extension}"), "wb"
-                ) as f:
-                    f.write(content)
+                Path(directory_path, "functions", f"{function.name}.{extension}").write_bytes(content)
         with with_checksums():
             if options.save_weights:
                 torch.save(self._bundle.state_dict, os.path.join(directory_path, "data", "weights.pt"))
@@ -155,11 +154,13 @@ class StableHLOGraphModule:
         for file in sorted(name for name in os.listdir(folder) if name.endswith(".meta")):
             stem = os.path.join(folder, file.removesuffix(".meta"))
             try:
-                meta = json.loads(_read(stem + ".meta"))
-                text = _read(stem + ".mlir").decode() if os.path.exists(stem + ".mlir") else ""
-                exported = _deserialized(_read(stem + ".jax"))
+                meta = json.loads(Path(stem + ".meta").read_bytes())
+                text = Path(stem + ".mlir").read_text("utf-8") if os.path.exists(stem + ".mlir") else ""
+                exported = _deserialized(Path(stem + ".jax").read_bytes())
                 functions.append(
-                    _Function(text=text, bytecode=_read(stem + ".bytecode"), exported=exported, **meta)
+                    _Function(
+                        text=text, bytecode=Path(stem + ".bytecode").read_bytes(), exported=exported, **meta
+                    )
                 )
             except (ValueError, TypeError, struct.error) as error:
                 raise damaged(f"the exported function {stem}", str(error)) from error
@@ -313,10 +314,6 @@ def _export(sub: Subgraph, metas: list[Meta]) -> Any:
     return jax.export.export(jax.jit(sub.call), platforms=("cpu", "cuda", "tpu"))(*avals)
 
 
-def _meta_of(function: _Function) -> dict[str, Any]:
-    return {name: getattr(function, name) for name in ("name", "places", "outputs", "in_spec", "out_spec")}
-
-
 def _serialized(function: _Function) -> bytes:
     try:
         return bytes(function.exported.serialize())
@@ -336,8 +333,3 @@ def _no_flatbuffers() -> XlaError:
     return XlaError(
         "DM673", "the flatbuffers library is not installed", why=why, cure="pip install dynamotor[stablehlo]"
     )
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as f:
-        return f.read()

@@ -18,7 +18,8 @@ from . import layout, metrics, tensor
 from .dispatch import make, specials
 from .errors import require
 from .ir import Lane, Node, record
-from .tensor import Alias, Overlap, XLATensor, aten, new_root, value, wrap, write
+from .lowering import aten, rows
+from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
 
 # Views whose elements are not those of what they view: they count in other units.
 _OTHER_UNITS = frozenset(
@@ -87,9 +88,17 @@ def _length(alias: Alias) -> int:
     return memory.offset + torch.Size(memory.meta.shape).numel()
 
 
-@specials.register(aten._has_same_storage_numel.default)
-def _has_same_storage_numel(func: Any, args: tuple, kwargs: Any) -> bool:
-    return _length(args[0]._alias) == _length(args[1]._alias)
+rows(
+    specials.register,
+    {
+        aten._has_same_storage_numel.default: lambda func, args, kwargs: (
+            _length(args[0]._alias) == _length(args[1]._alias)
+        ),
+        aten.as_strided.default: lambda func, args, kwargs: _strided_view(
+            args[0]._alias, *args[1:], **(kwargs or {})
+        ),
+    },
+)
 
 
 @specials.register(aten._new_zeros_with_same_feature_meta.default)
@@ -102,11 +111,6 @@ def _new_zeros_with_same_feature_meta(func: Any, args: tuple, kwargs: dict[str, 
     zeros = make(aten.zeros.default, ([torch.Size(whole).numel()],), {"dtype": like.dtype}, like._alias.lane)
     stride = [*contiguous_stride(whole)[: len(batch)], *layout.spec_of(alias).stride]
     return _strided_view(zeros._alias, [*batch, *alias.meta.shape], stride, alias.offset)
-
-
-@specials.register(aten.as_strided.default)
-def _as_strided(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
-    return _strided_view(args[0]._alias, *args[1:], **(kwargs or {}))
 
 
 def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | None = None) -> XLATensor:

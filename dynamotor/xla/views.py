@@ -8,29 +8,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
 
 from .ir import Node, record
-from .tensor import Overlap, aten, inverses
+from .lowering import aten, rows
+from .tensor import Overlap, inverses
 
-
-@inverses.register(
-    aten.view.default,
-    aten._reshape_alias.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
+rows(
+    inverses.register,
+    {
+        (
+            aten.view.default,
+            aten._reshape_alias.default,
+            aten.unsqueeze.default,
+            aten.squeeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+        ): lambda base, new, *args: record(aten.view.default, (new, list(base.meta.shape))),
+        aten.alias.default: lambda base, new: new,
+        aten.view.dtype: lambda base, new, dtype: record(aten.view.dtype, (new, base.meta.dtype)),
+    },
 )
-def _reshaped(base: Node, new: Node, *args: Any) -> Node:
-    return record(aten.view.default, (new, list(base.meta.shape)))
-
-
-@inverses.register(aten.alias.default)
-def _alias(base: Node, new: Node) -> Node:
-    return new
 
 
 # Views that one op on the new value undoes, with the view's own arguments.
@@ -58,11 +55,6 @@ for _view, _put in {
 def _permute(base: Node, new: Node, dims: list[int]) -> Node:
     order = [dim % len(dims) for dim in dims]
     return record(aten.permute.default, (new, sorted(range(len(order)), key=order.__getitem__)))
-
-
-@inverses.register(aten.view.dtype)
-def _view_dtype(base: Node, new: Node, dtype: torch.dtype) -> Node:
-    return record(aten.view.dtype, (new, base.meta.dtype))
 
 
 @inverses.register(aten.expand.default)

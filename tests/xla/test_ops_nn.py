@@ -15,13 +15,13 @@ pytest.importorskip("jax", reason="jax is not installed")
 from lowering_harness import check, company, gather  # noqa: E402
 
 from dynamotor.xla import (  # noqa: E402, F401
-    ops_complex,
     ops_conv,
     ops_decomposed,
     ops_loss,
     ops_matmul,
     ops_pool,
     ops_reduce,
+    ops_special,
     ops_upsample,
 )
 

@@ -407,12 +407,8 @@ def reduce_scatter_bucketized(
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """XLA moves nothing over this place of the graph, as far as these tensors go."""
-    for tensor, same in zip(tensors, call_jax(_barrier, tuple(tensors))):
+    for tensor, same in zip(tensors, call_jax(jax.lax.optimization_barrier, (list(tensors),))):
         tensor.data.copy_(same)
-
-
-def _barrier(*arrays: jax.Array) -> Any:
-    return jax.lax.optimization_barrier(arrays)
 
 
 def xla_device_kind(device: str | torch.device | None = None) -> str:

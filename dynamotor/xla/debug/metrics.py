@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 
 from .. import metrics as _metrics
+from ..metrics import clear as clear_all  # noqa: F401
+from ..metrics import clear_counters  # noqa: F401
 
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 _SHORT_COUNTERS = ("CachedCompile", "UncachedCompile", "MarkStep")
@@ -40,13 +42,6 @@ def counter_value(name: str) -> int | None:
     return _metrics.all_counters().get(name) or None
 
 
-def clear_counters() -> None:
-    """Forget all counters."""
-    _metrics.counters.clear()
-    for _, clear in _metrics.sources:
-        clear()
-
-
 def metric_names() -> list[str]:
     """The names of all times that were taken."""
     return sorted([*_metrics.timings, *[name for name, same in _ALSO.items() if same in _metrics.timings]])
@@ -68,12 +63,6 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 def clear_metrics() -> None:
     """Forget all times."""
     _metrics.timings.clear()
-
-
-def clear_all() -> None:
-    """Forget all counters and times."""
-    clear_metrics()
-    clear_counters()
 
 
 def executed_fallback_ops() -> list[str]:

@@ -74,9 +74,12 @@ def trace(
         host,
         "--log_dir",
         logdir,
+        "--no_perfetto_link",
+        "--host_tracer_level",
+        str(host_tracer_level),
+        "--device_tracer_level",
+        str(device_tracer_level),
     ]
-    command += ["--no_perfetto_link", "--host_tracer_level", str(host_tracer_level)]
-    command += ["--device_tracer_level", str(device_tracer_level)]
     reason = ""
     for attempt in range(num_tracing_attempts):
         time.sleep(interval_s if attempt else 0)

@@ -68,11 +68,7 @@ def _program(
 
 def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A jax function as a differentiable function of xla tensors."""
-    return functools.partial(_call, fn)
-
-
-def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return call_jax(fn, args, kwargs)
+    return lambda *args, **kwargs: call_jax(fn, args, kwargs)
 
 
 class PureModule(torch.nn.Module):

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import require
 from ..ir import Meta
-from ..ops_loop import draw_seeds, run
+from ..jax_call import draw_seeds, run
 from ..subgraph import trace
 from .scan import common_length
 

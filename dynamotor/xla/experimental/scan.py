@@ -18,7 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ...base.errors import XlaError
 from ..errors import require
 from ..ir import Meta
-from ..ops_loop import draw_seeds, run
+from ..jax_call import draw_seeds, run
 from ..subgraph import Subgraph, trace
 from ..tensor import is_xla
 

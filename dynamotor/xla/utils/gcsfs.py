@@ -9,11 +9,13 @@ b'hello'
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import io
 import os
 import uuid
 from datetime import datetime
+from glob import has_magic
 from typing import IO, Any, NamedTuple
 
 from ...base.errors import XlaError
@@ -108,15 +110,11 @@ def list(path: str) -> builtins.list[GcsBlob]:
 
     path: "gs://BUCKET_NAME/PATH". An empty list where nothing is there.
     """
-    fs, key = _filesystem(), _key(path)
-    try:
-        if any(c in key for c in "*?["):
-            infos = builtins.list(fs.glob(key, detail=True).values())
-        else:
-            infos = fs.ls(key.rstrip("/"), detail=True)
-    except FileNotFoundError:
-        return []
-    return sorted(_blob(info) for info in infos)
+    fs, key = _filesystem(), _key(path).rstrip("/")
+    with contextlib.suppress(FileNotFoundError):
+        found = fs.glob(key, detail=True).values() if has_magic(key) else fs.ls(key, detail=True)
+        return sorted(map(_blob, found))
+    return []
 
 
 def stat(path: str) -> GcsBlob:
@@ -135,13 +133,8 @@ def rmtree(path: str) -> None:
     """Remove all blobs under a folder, or all that match a pattern ("gs://BUCKET_NAME/PATH"); no error where
     there are none.
     """
-    fs, key = _filesystem(), _key(path).rstrip("/")
-    if any(c in key for c in "*?["):
-        found = fs.glob(key)
-    else:
-        found = [key] if fs.exists(key) else []
-    for each in found:
-        fs.rm(each, recursive=True)
+    with contextlib.suppress(FileNotFoundError):
+        _filesystem().rm(_key(path).rstrip("/"), recursive=True)
 
 
 def read(path: str) -> bytes:
@@ -159,16 +152,12 @@ def write(path: str, content: str | bytes | IO[Any]) -> None:
 
 def generic_open(path: str, mode: str = "r", encoding: str | None = None) -> IO[Any]:
     """Open a file, on GCS ("gs://BUCKET_NAME/PATH") or not; mode and encoding as for the built-in `open`."""
-    if is_gcs_path(path):
-        return open(path, mode=mode, encoding=encoding)
-    return builtins.open(path, mode=mode, encoding=encoding)
+    return (open if is_gcs_path(path) else builtins.open)(path, mode=mode, encoding=encoding)
 
 
 def generic_read(path: str) -> bytes:
     """The whole content of a GCS blob or a local file."""
-    if is_gcs_path(path):
-        return read(path)
-    with builtins.open(path, "rb") as f:
+    with generic_open(path, "rb") as f:
         return f.read()
 
 

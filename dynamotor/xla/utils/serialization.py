@@ -59,7 +59,7 @@ def save(data: Any, path: str, master_only: bool = True, global_master: bool = F
         return reference
 
     with with_checksums():
-        structure = for_each_instance_rewrite(data, _is_tensor, write)
+        structure = for_each_instance_rewrite(data, torch.is_tensor, write)
         temporary = os.path.join(folder, "structure.pt")
         torch.save({_FORMAT: 1, "id": save_id, "tensors": len(references), "data": structure}, temporary)
     os.replace(temporary, path)
@@ -96,10 +96,6 @@ def load(path: str, weights_only: bool = True) -> Any:
         return loaded[reference.tid]
 
     return for_each_instance_rewrite(saved, lambda v: isinstance(v, TensorReference), read)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _folder(path: str) -> str:
