@@ -95,6 +95,7 @@ def test_what_is_laid_out_is_the_same_program(name):
     unit = cpp.emit_unit([cpp.emit_kernel(k) for k in kernels(fn, *(torch.zeros(s) for s in shapes))])
     shown = laid_out(unit)
     assert shown.split() != unit.split() and "".join(shown.split()) == "".join(unit.split())
+    assert laid_out(shown) == shown
     depth = 0
     for line in shown[shown.index('extern "C" void ') :].splitlines():
         depth -= line.lstrip().startswith("}")
