@@ -43,7 +43,8 @@ def laid_out(text: str) -> str:
     start = _KERNEL.search(text)
     if start is None:
         return text
-    lines, depth = [], 0
+    lines: list[str] = []
+    depth = 0
     for piece in filter(None, map(str.strip, _PIECES.findall(text[start.start() :]))):
         depth -= piece.startswith("}")
         line = piece if piece.startswith("#") else "    " * depth + _spaced(piece)

@@ -2,12 +2,12 @@
 choices.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from aten_graphs import aten_graph
 
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
@@ -16,9 +16,6 @@ from dynamotor.graph.info import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
 from dynamotor.runtime.cpp_text import laid_out
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
-from aten_graphs import aten_graph  # noqa: E402
 
 GOLDEN = Path(__file__).with_name("golden")
 
