@@ -22,7 +22,7 @@ import torch
 from ..base import cache
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import BackendError, DynamotorError
+from ..base.errors import BackendError, DynamotorError, is_mistake
 from ..base.events import counters, emit, timed
 from ..base.log import log
 from ..graph.bodies import Hook
@@ -259,6 +259,8 @@ def _compile_stage(
 
 
 def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> None:
+    if config.verify and is_mistake(error):
+        raise error
     code = error.code if isinstance(error, DynamotorError) else type(error).__name__
     counters["fallback"][f"aot.{code}"] += 1
     emit("fallback", what=what, name=name, reason=str(error), code=code, where=at and at.meta.get("where"))

@@ -103,7 +103,7 @@ def _whole_function(
     watched = positions if len(wanted) > 1 else ()
     edges = [0, *itertools.accumulate(i not in recipe.symbols for i in range(n_inputs))]  # sizes have none
     save = _saver(node, recipe)
-    backward = _backward_runner(node, recipe, wanted, wanted, [edges[i] for i in positions], again)
+    backward = unseen(_Backward(node, recipe, wanted, wanted, [edges[i] for i in positions], again))
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -174,7 +174,7 @@ def _part_function(
 ) -> type[torch.autograd.Function]:
     """A function that leads to some inputs, from these values, which have been computed."""
     save, edges = _saver(node, recipe), range(len(node.gradients))
-    backward = _backward_runner(node, recipe, range(len(values)), values, edges, again)
+    backward = unseen(_Backward(node, recipe, range(len(values)), values, edges, again))
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
@@ -227,48 +227,73 @@ def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Seque
     return save
 
 
-def _backward_runner(
-    node: AutogradNode,
-    recipe: Recipe,
-    places: Sequence[int],
-    values: Sequence[int],
-    edges: Sequence[int],
-    again: Again | None,
-) -> Callable[[Any, Sequence], Sequence]:
-    """The function from (context, tangents) to the node's gradients. `places`: where its tangents are among
-    those it gets; `values`: whose gradients they are; `edges`: where the gradients go on.
+class _Backward:
+    """A node's gradients from its context and tangents; the backward is compiled at its first call. One that
+    can frees each saved tensor after its last use.
 
-    The backward is compiled on its first call. One that can frees each saved tensor after its last use.
+    places: where the node's tangents are among those it gets. values: whose gradients they are. edges: where
+    the gradients go on.
     """
-    n_inputs = recipe.n_inputs
-    symbols = recipe.symbols
-    n_saved_inputs = sum(i < n_inputs and i not in symbols for i in node.saved_inputs)
-    places_of_sizes = [
-        (node.saved_inputs.index(i), k) for k, i in enumerate(symbols) if i in node.saved_inputs
-    ]
-    in_order = tuple(symbols.values())
-    constants = tuple(recipe.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
-    arriving = tuple(zip(places, [recipe.tangents[k] for k in node.tangents], strict=True))
-    reach, nothing = node.reach, (None,) * len(node.gradients)
-    numbers, inner, gradients = node.tangents, bool(recipe.inner), node.gradients
-    keeps_more = again is not None and bool(again.unsaved)
-    backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
-    del node, recipe
 
-    def run(saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
+    def __init__(
+        self,
+        node: AutogradNode,
+        recipe: Recipe,
+        places: Sequence[int],
+        values: Sequence[int],
+        edges: Sequence[int],
+        again: Again | None,
+    ) -> None:
+        n_inputs, symbols, saved = recipe.n_inputs, recipe.symbols, node.saved_inputs
+        self.values, self.edges, self.again = values, edges, again
+        self.n_saved_inputs = sum(i < n_inputs and i not in symbols for i in saved)
+        self.places_of_sizes = [(saved.index(i), k) for k, i in enumerate(symbols) if i in saved]
+        self.in_order = tuple(symbols.values())
+        self.constants = tuple(recipe.constants[i - n_inputs] for i in saved if i >= n_inputs)
+        self.arriving = tuple(zip(places, [recipe.tangents[k] for k in node.tangents], strict=True))
+        self.reach, self.nothing = node.reach, (None,) * len(node.gradients)
+        self.numbers, self.inner, self.gradients = node.tangents, bool(recipe.inner), node.gradients
+        self.keeps_more = again is not None and bool(again.unsaved)
+        self.compiled_for = _compiled_when_called(node.compile_backward, once=len(self.arriving) == 1)
+
+    def __call__(self, ctx: Any, tangents: Sequence) -> Sequence:
+        for tangent in tangents:
+            if tangent is not None and tangent._is_zerotensor():
+                return self._beside_zeros(ctx, tangents)
+        arriving, again = self.arriving, self.again
+        if self.inner:
+            arrived = [n for n, (k, _) in zip(self.numbers, arriving, strict=True) if tangents[k] is not None]
+            refuse_hooks(ctx, sum(1 << number for number in arrived))
+        saved = list(ctx.saved_tensors)
+        if not lie_as_noted(saved, ctx.layouts):
+            saved = as_they_lay(saved, ctx.layouts, ctx._raw_saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
+        sizes = ctx.sizes if self.in_order else ()
+        if not _is_grad_enabled():
+            if self.keeps_more:
+                _let_go(ctx)
+            return self._run(saved, tangents, sizes)
+        if again is not None and ctx.given is not None:
+            found = tuple([tangents[k] for k, _ in arriving])
+            return again.gradients(ctx.given, self.gradients, self.values, found)
+        with torch.no_grad():
+            return _only_once(tuple(self._run(saved, tangents, sizes)))
+
+    def _run(self, saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
+        arriving = self.arriving
         absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None])
         if len(absent) == len(arriving):
-            return nothing
-        backward = backward_for(absent)
+            return self.nothing
+        backward = self.compiled_for(absent)
         filled: frozenset[int] = frozenset()
         if backward is None:  # zeros have to stand in
-            backward, filled = backward_for(filled), absent
+            backward, filled = self.compiled_for(filled), absent
             assert backward is not None
-        if constants:
-            saved[n_saved_inputs:n_saved_inputs] = constants
-        for place, k in places_of_sizes:
+        if self.constants:
+            saved[self.n_saved_inputs : self.n_saved_inputs] = self.constants
+        for place, k in self.places_of_sizes:
             saved.insert(place, sizes[k])
-        of = dict(zip(in_order, sizes, strict=True))
+        of = dict(zip(self.in_order, sizes, strict=True))
         saved += [
             _fit(tangents[k], spec.at(of) if of else spec)
             for n, (k, spec) in enumerate(arriving)
@@ -279,41 +304,16 @@ def _backward_runner(
         )
         if not absent:
             return grads
-        return [None if absent >= roots else grad for roots, grad in zip(reach, grads, strict=True)]
+        return [None if absent >= roots else grad for roots, grad in zip(self.reach, grads, strict=True)]
 
-    def beside_zeros(ctx: Any, tangents: Sequence) -> Sequence:
+    def _beside_zeros(self, ctx: Any, tangents: Sequence) -> Sequence:
         """Zeros without memory stay zero whatever they are multiplied by: nothing arrives."""
         others = [None if tangent is None or tangent._is_zerotensor() else tangent for tangent in tangents]
-        zero = {n for n, (k, _) in enumerate(arriving) if tangents[k] is not others[k]}
+        zero = {n for n, (k, _) in enumerate(self.arriving) if tangents[k] is not others[k]}
         return [
             _zeros_for(ctx, edge) if grad is None and zero & roots else grad
-            for grad, roots, edge in zip(backward(ctx, others), reach, edges, strict=True)
+            for grad, roots, edge in zip(self(ctx, others), self.reach, self.edges, strict=True)
         ]
-
-    def backward(ctx: Any, tangents: Sequence) -> Sequence:
-        for tangent in tangents:
-            if tangent is not None and tangent._is_zerotensor():
-                return beside_zeros(ctx, tangents)
-        if inner:
-            arrived = [
-                number for number, (k, _) in zip(numbers, arriving, strict=True) if tangents[k] is not None
-            ]
-            refuse_hooks(ctx, sum(1 << number for number in arrived))
-        saved = list(ctx.saved_tensors)
-        if not lie_as_noted(saved, ctx.layouts):
-            saved = as_they_lay(saved, ctx.layouts, ctx._raw_saved_tensors)
-        ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
-        sizes = ctx.sizes if in_order else ()
-        if not _is_grad_enabled():
-            if keeps_more:
-                _let_go(ctx)
-            return run(saved, tangents, sizes)
-        if again is not None and ctx.given is not None:
-            return again.gradients(ctx.given, gradients, values, tuple([tangents[k] for k, _ in arriving]))
-        with torch.no_grad():
-            return _only_once(tuple(run(saved, tangents, sizes)))
-
-    return unseen(backward)
 
 
 def _zeros_for(ctx: Any, edge: int) -> torch.Tensor:

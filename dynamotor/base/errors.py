@@ -102,3 +102,17 @@ class DistributedError(DynamotorError):
 
 class InternalError(DynamotorError):
     """DM9xx: a check of the compiler's own found a graph or a program that must not be."""
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether our own code is at fault: a check of ours failed, or a line of the package raised what no program
+    of the user's and no op of PyTorch's does there.
+    """
+    if isinstance(error, InternalError):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    here = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    ours = last is not None and last.tb_frame.f_code.co_filename.startswith(here)
+    return ours and isinstance(error, (AssertionError, AttributeError, KeyError, NameError, TypeError))

@@ -16,12 +16,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_TOKENS = re.compile(r"[{}();\n]|[^{}();\n]+")
+_KERNEL = re.compile(r'^extern "C" void \w+\(void\*\*P', re.MULTILINE)
+# A closing brace with what belongs to it; a statement or the head of a block; a line that the compiler reads.
+_PIECES = re.compile(
+    r"\}(?:\s*else\s*\{|[);,]*)|(?:for ?\([^;{}]*;[^;{}]*;[^;{}]*?\)|=\{\}|[^{};\n])*[{;]|[^{};\n]+"
+)
 _SPACED = (
     (re.compile(r"\b(for|if|while)\("), r"\1 ("),
     (re.compile(r"(?<=[\w\])])([-+*]?=)(?=[^=])"), r" \1 "),
     (re.compile(r"([,;])(?=[^\s)])"), r"\1 "),
-    (re.compile(r"(\+\+\))(?=\w)"), r"\1 "),
+    (re.compile(r"(\+\+\))(?=\w)|(?<=\w|\))(?=\{)|(?<=\})(?=else)|(?<=else)(?=\{)"), r"\1 "),
 )
 
 
@@ -36,52 +40,20 @@ def laid_out(text: str) -> str:
     """The same program, a statement a line, what stands in braces indented; lines before the first function
     stay as they are.
     """
-    start = re.search(r'^extern "C" void \w+\(void\*\*P', text, re.MULTILINE)
+    start = _KERNEL.search(text)
     if start is None:
         return text
     lines: list[str] = []
-    line, depths = "", [0]  # of parentheses, in each block that is open
-
-    def end() -> None:
-        nonlocal line
-        if line.strip():
-            lines.append("    " * (0 if line.startswith("#") else len(depths) - 1) + _spaced(line.strip()))
-        line = ""
-
-    for token in _TOKENS.findall(text[start.start() :]):
-        if token == "{" and line.endswith("=") or token == "}" and line.endswith("={"):
-            line += token  # an initialiser
-        elif token == "{":
-            if line == "}":
-                end()
-            line += token if not line or line.endswith(" ") else " {"
-            end()
-            depths.append(0)
-        elif token == "}":
-            end()
-            depths.pop()
-            line = token
-        elif token == "\n":
-            if not depths[-1]:
-                end()
-                lines += [""] * (len(depths) == 1)
-        else:
-            if line == "}" and not re.match(r"[;),]", token):
-                if token.startswith("else"):
-                    line += " "
-                else:
-                    end()
-            depths[-1] += {"(": 1, ")": -1}.get(token, 0)
-            line += token
-            if token == ";" and not depths[-1]:
-                end()
-    end()
+    depth = 0
+    for piece in filter(None, map(str.strip, _PIECES.findall(text[start.start() :]))):
+        depth -= piece.startswith("}")
+        line = piece if piece.startswith("#") else "    " * depth + _spaced(piece)
+        depth += piece.endswith("{")
+        lines += [line] if depth or lines[-1:] == [""] or piece != "}" else [line, ""]
     return text[: start.start()] + "\n".join(lines).rstrip() + "\n"
 
 
 def _spaced(line: str) -> str:
-    if line.startswith("#"):
-        return line
     for pattern, spaced in _SPACED:
         line = pattern.sub(spaced, line)
     return line

@@ -22,7 +22,7 @@ import torch.optim.optimizer
 from ..autograd.calls import call_without_autocast
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import DynamotorError
+from ..base.errors import DynamotorError, is_mistake
 from ..base.events import counters, emit
 from ..base.log import log, warn_once
 from ..distributed.averager import Averager
@@ -323,6 +323,8 @@ class GraphStep:
         except NotWhole as no:
             return self._refuse(no.code, str(no))
         except Exception as error:  # the optimizer's own Python ran on stand-ins: whatever it raises, the optimizer itself can
+            if config.verify and is_mistake(error):
+                raise
             code = error.code if isinstance(error, DynamotorError) else "DM501"
             log("fallbacks", f"the step is not one program: {error!r}")
             return self._refuse(

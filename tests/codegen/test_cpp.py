@@ -2,12 +2,12 @@
 choices.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from aten_graphs import aten_graph
 
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
@@ -16,9 +16,6 @@ from dynamotor.graph.info import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
 from dynamotor.runtime.cpp_text import laid_out
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
-from aten_graphs import aten_graph  # noqa: E402
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -95,6 +92,7 @@ def test_what_is_laid_out_is_the_same_program(name):
     unit = cpp.emit_unit([cpp.emit_kernel(k) for k in kernels(fn, *(torch.zeros(s) for s in shapes))])
     shown = laid_out(unit)
     assert shown.split() != unit.split() and "".join(shown.split()) == "".join(unit.split())
+    assert laid_out(shown) == shown
     depth = 0
     for line in shown[shown.index('extern "C" void ') :].splitlines():
         depth -= line.lstrip().startswith("}")

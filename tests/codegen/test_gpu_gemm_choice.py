@@ -4,14 +4,14 @@ what was found.
 
 import functools
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
+
+import fake_cuda  # noqa: E402
 
 import dynamotor
 from dynamotor.base.config import config
@@ -26,9 +26,6 @@ from dynamotor.graph.info import GraphInfo
 from dynamotor.graph.spec import TensorSpec
 from dynamotor.lower.program import ExternStep
 from dynamotor.runtime.triton_interpret import available
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
-import fake_cuda  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 BF16 = torch.bfloat16

@@ -2,17 +2,10 @@
 tensors.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from dynamotor.base.config import config
-from dynamotor.runtime.triton_interpret import available
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
 from test_indexing import *  # noqa: E402, F403
 from test_pointwise import *  # noqa: E402, F403
 from test_pooling import *  # noqa: E402, F403
@@ -22,6 +15,9 @@ from test_scans import *  # noqa: E402, F403
 from test_scatters import *  # noqa: E402, F403
 from test_upsampling import *  # noqa: E402, F403
 from test_views import *  # noqa: E402, F403
+
+from dynamotor.base.config import config
+from dynamotor.runtime.triton_interpret import available
 
 pytestmark = [
     pytest.mark.sweep(2),

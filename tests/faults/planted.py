@@ -10,22 +10,18 @@ wrong answer is given.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from aten_graphs import aten_graph
 
 from dynamotor.base.config import config
 from dynamotor.base.errors import DynamotorError
 from dynamotor.codegen import compile_aten, cpp, triton
 from dynamotor.graph.info import GraphInfo
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
-from aten_graphs import aten_graph  # noqa: E402
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

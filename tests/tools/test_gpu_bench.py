@@ -5,20 +5,18 @@ GPU.
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="the models need transformers")
 
+import fake_cuda  # noqa: E402
+
 from bench import gpu_bars, gpu_bench, gpu_bench_worker, gpu_kernels
 from bench.gpu_programs import BATCH, distance, group_of
 from bench.json_worker import JsonWorker
 from dynamotor.base.events import counters
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
-import fake_cuda  # noqa: E402
 
 JOB = {
     "device": "cpu",

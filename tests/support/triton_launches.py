@@ -2,10 +2,8 @@
 with eager.
 """
 
-import sys
-from pathlib import Path
-
 import torch
+from aten_graphs import aten_graph
 
 from dynamotor.base.config import config
 from dynamotor.codegen import triton
@@ -15,9 +13,6 @@ from dynamotor.graph.info import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
 from dynamotor.runtime.triton_interpret import make_interpreted
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
-from aten_graphs import aten_graph  # noqa: E402
 
 
 def launches(fn, *inputs, tuning=DEFAULT):
