@@ -21,7 +21,7 @@ from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.number import FloatValue
 from .values.operators import COMPARE, INPLACE, UNARY, refusal, special_name
-from .values.size import SizeValue, symbolic_binary
+from .values.size import QuotientValue, SizeValue, symbolic_binary
 
 if TYPE_CHECKING:
     from .effects import Effects
@@ -363,7 +363,10 @@ class Protocol:
             return left.python_type() is int is right.python_type() and self.truth(
                 self.binary(operator.eq, left, right)
             )
-        if FloatValue in (type(left), type(right)) and left.python_type() is not right.python_type():
+        if {FloatValue, QuotientValue} & {
+            type(left),
+            type(right),
+        } and left.python_type() is not right.python_type():
             return False
         if isinstance(left, Constant) and isinstance(right, Constant):
             a, b = left.value, right.value

@@ -80,6 +80,11 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     return result
 
 
+def at_hints(value: Any) -> Any:
+    """Arguments at the sizes of the call that is being compiled; asks nothing."""
+    return mapped(lambda leaf: leaf.hinted() if type(leaf) is TensorSpec else hint(leaf), value)
+
+
 def _specialised(value: Any) -> Any:
     """An argument with plain numbers in the place of sizes: each becomes a guard."""
     if type(value) is TensorSpec:
@@ -110,10 +115,7 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
             found = symbolic_rules[func](*args, **kwargs)
             if type(found) is TensorSpec and is_unbacked(*found.shape, found.offset):
                 return found  # a view of a part that data decides: at the hints it may lie outside
-            hints = mapped(
-                lambda leaf: leaf.hinted() if type(leaf) is TensorSpec else hint(leaf), (args, kwargs)
-            )
-            return completed(found, infer_spec(func, *hints))
+            return completed(found, infer_spec(func, *at_hints((args, kwargs))))
     except Unknown:
         pass
     try:

@@ -15,7 +15,7 @@ from torch import fx
 from ..base.errors import DynamotorError
 from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
-from ..graph.shapes import infer_spec, specs_in
+from ..graph.shapes import at_hints, has_symbols, infer_spec, specs_in
 from ..graph.sizes import Dims
 from ..graph.spec import TensorSpec, channels_last_stride
 from .rewrite import call, output_node
@@ -126,8 +126,11 @@ def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return operand(node, 0).meta["val"][arguments(node)[1]] if len(node.args) == 2 else node.meta["val"]
+    given = specs_in(node.args), specs_in(node.kwargs)
     try:
-        result = infer_spec(node.target, specs_in(node.args), specs_in(node.kwargs))
+        if has_symbols(given):
+            infer_spec(node.target, *at_hints(given))  # what raises here would ask for all sizes as numbers
+        result = infer_spec(node.target, *given)
         return (
             _with_layout_of_operands(node, result, loose)
             if torch.Tag.pointwise in node.target.tags

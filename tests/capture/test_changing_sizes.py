@@ -4,6 +4,7 @@ can be read.
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 from collections.abc import Callable, Iterator
@@ -508,3 +509,44 @@ def test_where_a_tensor_begins_in_its_storage(backend: str) -> None:
         assert same(fn(base[1:9]), compiled(base[1:9]))
     assert counters["frames"]["captured"] - before <= 3
     assert any("x.storage_offset() is 7" in r or "shape[0]" in r for r in events[0].data["reasons"])
+
+
+QUOTIENTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "ceil": lambda x: x[: math.ceil(x.shape[0] / 3)] * 2,
+    "floor": lambda x: x[: math.floor(x.shape[0] / 2)] + math.floor((x.shape[0] - 20) / 3),
+    "int": lambda x: x[: int(x.shape[0] / 2)] + int(x.shape[0] * 0.25) + int(0.5 * x.shape[0]),
+    "trunc": lambda x: x.new_zeros(math.trunc((x.shape[0] + 3) / 4) + 1),
+    "same padding": lambda x: torch.nn.functional.pad(
+        x, (0, 0, 0, max((math.ceil(x.shape[0] / 4) - 1) * 4 + 5 - x.shape[0], 0))
+    ),
+    "in place": lambda x: x[: math.ceil(_halved(x.shape[0]))] + 1,
+}
+
+
+def _halved(n: float) -> float:
+    n /= 2
+    return n
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_rounded_quotients_of_sizes_are_sizes(name: str) -> None:
+    fn, before = QUOTIENTS[name], counters["frames"]["captured"]
+    compiled = dynamotor.compile(fn, backend="eager")
+    for n in (22, 31, 24, 37, 25, 29, 40):
+        x = torch.randn(n, 3)
+        assert same(fn(x), compiled(x)), n
+    assert counters["frames"]["captured"] - before <= 3  # padded or not
+
+
+def test_a_quotient_that_is_no_size_is_a_number() -> None:
+    fn = lambda x: (x * (x.shape[0] / 3), x.shape[0] / 4, round(x.shape[0] / 2), f"{x.shape[0] / 2}")  # noqa: E731
+    compiled = dynamotor.compile(fn, backend="eager")
+    for n in (5, 7, 6, 9):
+        x = torch.randn(n, 3)
+        assert same(fn(x), compiled(x))
+    asked = dynamotor.compile(
+        lambda x: x * 2 if x.shape[0] / 2 > 3 and x.shape[0] / 2 is not None else x, backend="eager"
+    )
+    for n in (5, 7, 6, 9):
+        x = torch.randn(n, 3)
+        assert torch.equal(asked(x), x * 2 if n / 2 > 3 else x)

@@ -65,6 +65,10 @@ class SizeValue(Constant):
         number = number_of(other)
         if not other.is_constant():
             return None
+        if op in (operator.truediv, operator.itruediv, operator.mul) and type(other) is Constant:
+            quotient = _quotient(trace, op, self.expr, other.value, reflected)
+            if quotient is not None:
+                return quotient
         if number is None or op not in _EXACT:
             return super().binary(trace, op, other, reflected)
         a, b = (number, self.expr) if reflected else (self.expr, number)
@@ -105,6 +109,62 @@ class SizeValue(Constant):
 
     def describe(self) -> str:
         return f"the size {self.expr}"
+
+
+class QuotientValue(Constant):
+    """A float that is a size over a positive integer: what is rounded of it is a size, all else a number."""
+
+    __slots__ = ("over", "by")
+    symbolic = True
+
+    def __init__(self, over: Size, by: int) -> None:
+        self.source, self.over, self.by = None, over, by
+
+    def python_type(self) -> type:
+        return float
+
+    @property
+    def value(self) -> float:  # type: ignore[override]
+        return int(self.over) / self.by
+
+    @property
+    def is_plain(self) -> bool:
+        return True
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        return super().binary(trace, op, other, reflected) if other.is_constant() else None
+
+    def rounded(self, trace: Trace, fn: Callable[..., Any]) -> Value | None:
+        """`fn(self)`, where that is a size for all values."""
+        if fn is math.ceil:
+            return size_value(trace, -((-self.over) // self.by))
+        if fn is math.floor or self.over >= 0:
+            return size_value(trace, self.over // self.by)
+        return None
+
+    def describe(self) -> str:
+        return f"the float {self.over} / {self.by}"
+
+
+_EXACT_FLOATS = 1 << 53  # integers up to here are floats, and their quotients round as they do
+
+
+def _quotient(
+    trace: Trace, op: Callable[..., Any], expr: Size, number: Any, reflected: bool
+) -> QuotientValue | None:
+    """`expr / number`, or `expr * number` of half, a quarter and the like, as a quotient."""
+    if op is operator.mul:
+        by = int(1 / number) if type(number) is float and 2**-10 <= number < 1 else 0
+        if not by or 1 / by != number or by & (by - 1):
+            return None
+    elif type(number) is int and 0 < number < _EXACT_FLOATS and not reflected:
+        by = number
+    else:
+        return None
+    exact = not is_unbacked(expr) and expr <= _EXACT_FLOATS and expr >= -_EXACT_FLOATS
+    return QuotientValue(expr, by) if exact else None
 
 
 class ConditionValue(Constant):
@@ -193,16 +253,19 @@ def number_of(value: Value) -> Size | int | None:
     """The int or expression of a value, None for anything else."""
     if type(value) is SizeValue:
         return value.expr
-    if type(value) is FloatValue:
+    if type(value) in (FloatValue, QuotientValue):
         return None
     return int(value.value) if isinstance(value, Constant) and isinstance(value.value, int) else None
 
 
+_NUMBERS = (SizeValue, QuotientValue, FloatValue)
+
+
 def symbolic_binary(trace: Trace, op: Callable[..., Any], left: Value, right: Value) -> Value | None:
     """An operator of which one side is known and the other symbolic; None: go on in the ordinary way."""
-    if type(left) in (SizeValue, FloatValue) or not isinstance(left, Constant):
+    if type(left) in _NUMBERS or not isinstance(left, Constant):
         return None
-    if type(right) in (SizeValue, FloatValue):
+    if type(right) in _NUMBERS:
         return right.binary(trace, op, left, True)
     if isinstance(left.value, tuple) and isinstance(right, SequenceValue):
         kind = SizesValue if type(left.value) is torch.Size else TupleValue
@@ -242,7 +305,7 @@ register_all(
     size_rule,
     (
         (
-            (int, operator.index, math.floor, math.ceil, math.trunc, round, torch.sym_int),
+            (operator.index, round, torch.sym_int),
             lambda trace, args: args[0] if len(args) == 1 and type(args[0]) is SizeValue else None,
         ),
         (
@@ -269,13 +332,24 @@ register_all(
 
 @size_rule(isinstance)
 def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
-    like = {SizeValue: 0, FloatValue: 0.0}.get(type(args[0]))
+    like = {SizeValue: 0, FloatValue: 0.0, QuotientValue: 0.0}.get(type(args[0]))
     kinds = args[1]
     return (
         Constant(isinstance(like, kinds.as_constant())) if like is not None and kinds.is_constant() else None
     )
 
 
+def _rounding(fn: Callable[..., Any]) -> Callable[[Trace, list[Value]], Value | None]:
+    def rule(trace: Trace, args: list[Value]) -> Value | None:
+        if len(args) != 1 or type(args[0]) not in (SizeValue, QuotientValue):
+            return None
+        return args[0] if type(args[0]) is SizeValue else args[0].rounded(trace, fn)  # type: ignore[attr-defined]
+
+    return rule
+
+
+for _fn in (int, math.floor, math.ceil, math.trunc):
+    size_rule(_fn)(_rounding(_fn))
 for _fn in FUNCTIONS:
     if _fn is not abs:
         size_rule(_fn)(
