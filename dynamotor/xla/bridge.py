@@ -24,6 +24,7 @@ from ..base.config import config
 from ..base.events import emit, timed
 from ..capture.values.base import wrap_rule
 from ..capture.values.tensor import wrap_tensor
+from ..graph.buckets import Bucketed
 from ..graph.info import GraphInfo
 from . import device as devices
 from . import (
@@ -34,7 +35,6 @@ from . import (
     sync,
     transfer,
 )
-from .buckets import Bucketed
 from .checks import raise_failed
 from .dtypes import PRECISION_SETTINGS, precision_settings
 from .ir import Cut, Lane, Meta, Node, lock

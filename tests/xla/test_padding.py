@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import dynamotor
+import dynamotor.xla
 from dynamotor.autograd.aot import aot_compile
 from dynamotor.backends import backends, static_inputs
 from dynamotor.base.events import collect, counters
-from dynamotor.xla import buckets
-from dynamotor.xla.buckets import Bucketed, bucket_of
-from dynamotor.xla.padding import Refused, Run, axis_of, regrouped
+from dynamotor.graph import buckets
+from dynamotor.graph.buckets import Bucketed, bucket_of
+from dynamotor.graph.padding import CannotPad, Run, axis_of, regrouped
 
 SIZES = ((4, 6), (3, 7), (2, 5), (5, 8), (9, 11), (8, 16), (6, 17))
 R = torch.randn
@@ -244,9 +245,9 @@ def test_axes():
     assert regrouped(whole, (b * s, 24)) == ((Run(b), Run(s)), (24,))
     assert regrouped(((Run(b), Run(s)), (24,)), (b, s, 4, 6)) == ((Run(b),), (Run(s),), (4,), (6,))
     assert regrouped(whole, (b, s * 4, 6)) == ((Run(b),), (Run(s), 4), (6,))
-    with pytest.raises(Refused):
+    with pytest.raises(CannotPad):
         regrouped(whole, (s, b, 24))
-    with pytest.raises(Refused):
+    with pytest.raises(CannotPad):
         regrouped(((Run(b), Run(s)),), (s, b))
 
 

@@ -1,11 +1,11 @@
-"""Graphs with symbols on the xla device: one executable for all sizes of a bucket (`options={"pad": ...}`).
+"""Graphs with symbols for compilers of fixed sizes (XLA): one executable for all sizes of a bucket (`options={"pad": ...}`).
 
 XLA compiles for fixed sizes. A graph whose sizes differ between calls is written at the sizes of a bucket, larger
 than a call's: inputs are padded, results cut. What an op makes of the padding stays in the padding, or the padding
 is masked before it (a sum takes zeros there, a maximum minus infinity, attention no keys). An op for which no rule
 here says so refuses the graph, which is compiled for each size then ("fallback" xla.pad, DM679, with the op).
 
->>> Writer(gm, {batch: 16, length: 32}, True, device).write().gm
+>>> Padder(gm, {batch: 16, length: 32}, True, device).write().gm
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import fx
 
 from ..base.registry import Registry
-from ..graph.module import graph_module
-from ..graph.size_nodes import is_size
-from ..graph.sizes import Dim, Size, Symbol, settled
-from ..graph.spec import TensorSpec, contiguous_stride
+from .module import graph_module
+from .size_nodes import is_size
+from .sizes import Dim, Size, Symbol, settled
+from .spec import TensorSpec, contiguous_stride
 
 aten = torch.ops.aten
 Compiled = Callable[..., Any]
 Values = Mapping[Symbol, int]
 
 
-class Refused(Exception):
+class CannotPad(Exception):
     """An op for which nothing says that padding does no harm."""
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Run:
     """A size that is padded: as many elements are meant, from the first on."""
@@ -100,7 +101,7 @@ def _content(size: Dim) -> int:
 
 
 def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
-    """The axes of a tensor's elements in another shape. Refused where a dimension begins within a padded one."""
+    """The axes of a tensor's elements in another shape. CannotPad where a dimension begins within a padded one."""
     rest = [f for axis in axes for f in axis][::-1]
     found: list[Axis] = []
     for wanted in map(settle, shape):
@@ -108,7 +109,7 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
         so_far: Dim = 1
         while not same(settle(so_far), wanted):
             if not rest:
-                raise Refused("a view that cuts a padded dimension")
+                raise CannotPad("a view that cuts a padded dimension")
             f = rest.pop()
             if type(f) is int:
                 need = _content(wanted) // _content(so_far)
@@ -116,12 +117,12 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
                     rest.append(f // need)
                     f = need
                 elif not need or need % f:
-                    raise Refused("a view that cuts a padded dimension")
+                    raise CannotPad("a view that cuts a padded dimension")
             own.append(f)
-            so_far = so_far * (f.size if type(f) is Run else f)
+            so_far = so_far * (f.size if isinstance(f, Run) else f)
         found.append(_merged(own))
     if rest:
-        raise Refused("a view that cuts a padded dimension")
+        raise CannotPad("a view that cuts a padded dimension")
     return tuple(found)
 
 
@@ -138,7 +139,7 @@ class Written:
     needed: tuple[Size, ...]
 
 
-class Writer:
+class Padder:
     """Writes the graph at sizes `of`; with `padded`, these are a bucket's and what must not see padding is
     masked."""
 
@@ -237,7 +238,7 @@ class Writer:
         if rule is None and isinstance(node.target, torch._ops.OpOverload) and _is_pointwise(node.target):
             rule = rules["pointwise"]
         if rule is None:
-            raise Refused(str(node.target))
+            raise CannotPad(str(node.target))
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: self.made[a])
         symbolic = _symbolic_arguments(node)
         new, axes = rule(Call(self, node, list(args), dict(kwargs), symbolic))
@@ -257,7 +258,7 @@ class Writer:
             if len(own) != len(spec.shape) or not all(
                 same(settle(size_of(a)), settle(n)) for a, n in zip(own, spec.shape, strict=True)
             ):
-                raise Refused(
+                raise CannotPad(
                     f"a result of {spec.shape}, and {[str(size_of(a)) for a in own]} was worked out"
                 )
 
@@ -281,7 +282,7 @@ class Writer:
         """The number of elements along axes, as it is at the call."""
         total: fx.Node | int = 1
         for f in (f for axis in axes for f in axis):
-            part = self.actual(f) if type(f) is Run else f
+            part = self.actual(f) if isinstance(f, Run) else f
             if isinstance(total, int) and isinstance(part, int):
                 total *= part
             elif isinstance(total, int) and total == 1:
@@ -295,7 +296,7 @@ class Writer:
         """Which elements along an axis are meant."""
         if axis in self._valid:
             return self._valid[axis]
-        sizes = [self.value(f.size) if type(f) is Run else f for f in axis]
+        sizes = [self.value(f.size) if isinstance(f, Run) else f for f in axis]
         n = math.prod(sizes)
         places = self.emit(aten.arange.default, n, device=self.device, dtype=torch.int64, shape=(n,))
         found: fx.Node | None = None
@@ -363,7 +364,7 @@ class Call:
     """A node that meets padding. args, kwargs: new nodes, and sizes as numbers; symbolic: which of the args
     those are."""
 
-    writer: Writer
+    writer: Padder
     node: fx.Node
     args: list[Any]
     kwargs: dict[str, Any]
@@ -410,6 +411,6 @@ def broadcast(all_axes: Sequence[Axes]) -> Axes:
         own = [axes[d - n + len(axes)] for axes in all_axes if d - n + len(axes) >= 0]
         some = [axis for axis in own if axis]
         if any(axis != some[0] for axis in some):
-            raise Refused("operands whose padding lies elsewhere")
+            raise CannotPad("operands whose padding lies elsewhere")
         found.append(some[0] if some else ())
     return tuple(found)

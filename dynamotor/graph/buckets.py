@@ -1,4 +1,5 @@
-"""Graphs with symbols on the xla device, an executable for each bucket of sizes (`options={"pad": ...}`).
+"""Graphs with symbols for compilers of fixed sizes (XLA): an executable for each bucket of sizes
+(`options={"pad": ...}`).
 
 >>> call = Bucketed(gm, lambda graph: compile_once(graph, info), pad=16, device=device)      # multiples of 16
 """
@@ -14,10 +15,10 @@ import torch
 from torch import fx
 
 from ..base.events import counters, emit
-from ..graph.size_nodes import is_size
-from ..graph.sizes import Dim, Size
 from . import padding_rules  # noqa: F401  (what ops make of padding)
-from .padding import Axes, Refused, Run, Values, Writer, Written, is_padded
+from .padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
+from .size_nodes import is_size
+from .sizes import Dim, Size
 
 TRIED = 3  # buckets of each size, where guards refuse the smallest
 Compiled = Callable[..., Any]
@@ -67,8 +68,8 @@ class Bucketed:
         if any(_writes(node) for node in self.gm.graph.nodes):
             return "the graph writes its inputs"
         try:
-            Writer(self.gm, self.env.hints, True, self.device).write()
-        except Refused as why:
+            Padder(self.gm, self.env.hints, True, self.device).write()
+        except CannotPad as why:
             return str(why)
         return ""
 
@@ -82,7 +83,7 @@ class Bucketed:
         known = self._known.get(key)
         if known is None:
             at = dict(zip(of, key, strict=True))
-            written = Writer(self.gm, at, not self.refused, self.device).write()
+            written = Padder(self.gm, at, not self.refused, self.device).write()
             known = self._known[key] = written, self.compile_graph(written.gm)
             counters["xla"]["buckets"] += 1
         written, call = known
@@ -109,8 +110,8 @@ class Bucketed:
             while len(sizes) < TRIED and symbol not in self.env.fixed:
                 sizes.append(bucket_of(sizes[-1] + 1, self.pad))
             choices.append(sizes)
-        for sizes in sorted(itertools.product(*choices), key=math.prod):
-            larger = dict(zip(of, sizes, strict=True))
+        for chosen in sorted(itertools.product(*choices), key=math.prod):
+            larger = dict(zip(of, chosen, strict=True))
             for symbol, n in self.env.fixed.items():  # another one, or a number
                 if symbol in larger:
                     larger[symbol] = n.value(larger) if type(n) is Size else n
@@ -124,7 +125,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _sizes_of(axes: Axes, of: Values) -> list[list[int]]:
-    return [[f.size.value(of) if type(f) is Run else f for f in axis] for axis in axes]
+    return [[f.size.value(of) if isinstance(f, Run) else f for f in axis] for axis in axes]
 
 
 def zeros_behind(x: torch.Tensor, more: list[int]) -> torch.Tensor:

@@ -14,12 +14,11 @@ import torch
 from torch import fx
 
 from ..base.registry import register_all
-from ..graph.size_nodes import is_size
-from ..graph.sizes import Size
+from .nodes import operand, overload
 from .padding import (
     Axes,
     Call,
-    Refused,
+    CannotPad,
     Run,
     axis_of,
     broadcast,
@@ -30,6 +29,8 @@ from .padding import (
     settle,
     size_of,
 )
+from .size_nodes import is_size
+from .sizes import Size
 
 aten = torch.ops.aten
 
@@ -54,13 +55,13 @@ def _pointwise(call: Call) -> tuple[fx.Node, Any]:
         target = _OF_TENSORS.get(target, target)
         spec = tensors[0].meta["val"] if tensors else None
         if target not in _OF_TENSORS.values() or not spec or not (spec.shape or spec.dtype.is_floating_point):
-            raise Refused(f"{target} of a size")
+            raise CannotPad(f"{target} of a size")
         for place in call.symbolic:
-            size = settle(call.node.args[place].meta["val"])
+            size = settle(operand(call.node, place).meta["val"])
             if type(size) is Size:
                 call.args[place] = writer.actual(Run(size))
     if sum(is_size(a) for a in call.node.all_input_nodes) > len({call.node.args[i] for i in call.symbolic}):
-        raise Refused(f"{target} of a size")
+        raise CannotPad(f"{target} of a size")
     return call.emit(axes, target)
 
 
@@ -133,7 +134,7 @@ def _expand(call: Call) -> tuple[fx.Node, Any]:
 def _untouched(call: Call, place: int, *dims: int) -> None:
     axes = call.axes(place)
     if is_padded(*[axes[d] for d in dims]):
-        raise Refused(f"{call.node.target} along a padded dimension")
+        raise CannotPad(f"{call.node.target} along a padded dimension")
 
 
 @rule(aten.slice.Tensor)
@@ -144,10 +145,10 @@ def _slice(call: Call) -> tuple[fx.Node, Any]:
         call.args[i] if len(call.args) > i else call.kwargs.get(name, default)
         for i, name, default in ((1, "dim", 0), (2, "start", None), (4, "step", 1))
     )
-    d %= len(axes)
+    d = (d or 0) % len(axes)
     if is_padded(axes[d]):
         if len(axes[d]) != 1 or step != 1 or (start or 0) < 0 or 2 in call.symbolic:
-            raise Refused("a slice that does not begin at a fixed place of a padded dimension")
+            raise CannotPad("a slice that does not begin at a fixed place of a padded dimension")
         size = settle(call.shape[d])
         axes[d] = (Run(size),) if type(size) is Size else (size,) if size != 1 else ()
     else:
@@ -159,18 +160,18 @@ def _slice(call: Call) -> tuple[fx.Node, Any]:
 def _select(call: Call) -> tuple[fx.Node, Any]:
     """An element from the front lies where it lay; one from the end is taken where the padding begins."""
     axes, (d, place) = list(call.axes(0)), call.args[1:3]
-    d %= len(axes)
+    d = int(d) % len(axes)
     axis = axes.pop(d)
     symbolic = 2 in call.symbolic
     if not is_padded(axis) or place >= 0 and len(axis) == 1 and not symbolic:
         if symbolic:
-            raise Refused("an element at a place that is a size")
+            raise CannotPad("an element at a place that is a size")
         return call.emit(tuple(axes))
     if len(axis) != 1 or type(axis[0]) is not Run:
-        raise Refused("an element of merged dimensions")
-    size = settle(call.node.args[2].meta["val"]) if symbolic else axis[0].size + place
+        raise CannotPad("an element of merged dimensions")
+    size = settle(operand(call.node, 2).meta["val"]) if symbolic else axis[0].size + place
     if type(size) is not Size:
-        raise Refused("an element at a place that is a size")
+        raise CannotPad("an element at a place that is a size")
     writer, spec = call.writer, call.args[0].meta["val"]
     at = writer.emit(aten.view.default, writer.actual(Run(size)), [1], dtype=torch.int64, shape=(1,))
     shape = (*spec.shape[:d], 1, *spec.shape[d + 1 :])
@@ -182,19 +183,20 @@ def _select(call: Call) -> tuple[fx.Node, Any]:
 @rule(aten.select_scatter.default)
 def _select_scatter(call: Call) -> tuple[fx.Node, Any]:
     axes, (d, place) = call.axes(0), call.args[2:4]
-    d %= len(axes)
+    d = int(d) % len(axes)
     rest = broadcast([axes[:d] + axes[d + 1 :], call.axes(1)])
     found = (*rest[:d], axes[d], *rest[d:])
     symbolic = 3 in call.symbolic
     if not is_padded(axes[d]) or place >= 0 and len(axes[d]) == 1 and not symbolic:
         if symbolic:
-            raise Refused("an element at a place that is a size")
+            raise CannotPad("an element at a place that is a size")
         return call.emit(found)
-    if len(axes[d]) != 1 or type(axes[d][0]) is not Run or symbolic:
-        raise Refused("an element of merged dimensions")
-    size = axes[d][0].size + place
+    run = axes[d][0]
+    if len(axes[d]) != 1 or not isinstance(run, Run) or symbolic:
+        raise CannotPad("an element of merged dimensions")
+    size = run.size + place
     if type(size) is not Size:
-        raise Refused("an element at a place that is a size")
+        raise CannotPad("an element at a place that is a size")
     writer, spec = call.writer, call.args[0].meta["val"]
     n, rank = spec.shape[d], len(axes)
     places = writer.emit(aten.arange.default, n, device=writer.device, dtype=torch.int64, shape=(n,))
@@ -215,12 +217,12 @@ def _slice_scatter(call: Call) -> tuple[fx.Node, Any]:
         call.args[i] if len(call.args) > i else call.kwargs.get(name, default)
         for i, name, default in ((2, "dim", 0), (3, "start", None), (5, "step", 1))
     )
-    d %= len(axes)
+    d = (d or 0) % len(axes)
     if is_padded(axes[d]):
         whole = settle(size_of(axes[d]) - (start or 0))
         fixed = len(axes[d]) == 1 and step == 1 and (start or 0) >= 0 and 3 not in call.symbolic
         if not fixed or not same(whole, settle(size_of(src[d]))):
-            raise Refused("a write that ends before the padding")
+            raise CannotPad("a write that ends before the padding")
     rest = broadcast([axes[:d] + axes[d + 1 :], src[:d] + src[d + 1 :]])
     return call.emit((*rest[:d], axes[d], *rest[d:]))
 
@@ -232,7 +234,7 @@ def _cat(call: Call) -> tuple[fx.Node, Any]:
     all_axes = [list(call.writer.axes[part]) for part in parts]
     d %= len(all_axes[0])
     if any(is_padded(axes[d]) for axes in all_axes):
-        raise Refused("aten.cat along a padded dimension")
+        raise CannotPad("aten.cat along a padded dimension")
     for axes in all_axes:
         axes[d] = ()
     found = list(broadcast([tuple(axes) for axes in all_axes]))
@@ -270,10 +272,10 @@ def _split(call: Call) -> tuple[fx.Node, Any]:
     aten.new_full.default,
 )
 def _filled(call: Call) -> tuple[fx.Node, Any]:
-    name = call.node.target._schema.name
+    name = overload(call.node)._schema.name
     fill = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2}.get(name)
     if fill in call.symbolic:
-        raise Refused(f"{call.node.target} of a size")
+        raise CannotPad(f"{call.node.target} of a size")
     if name.endswith("_like"):
         return call.emit(call.axes(0))
     return call.emit(tuple(map(axis_of, call.shape)))
@@ -282,7 +284,7 @@ def _filled(call: Call) -> tuple[fx.Node, Any]:
 @rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def _arange(call: Call) -> tuple[fx.Node, Any]:
     if call.node.target is not aten.arange.default and 0 in call.symbolic or 2 in call.symbolic:
-        raise Refused("a range that begins at a size")
+        raise CannotPad("a range that begins at a size")
     size = settle(call.shape[0])
     return call.emit(((Run(size),) if type(size) is Size else axis_of(size),))
 
@@ -292,7 +294,7 @@ def _contract(call: Call, a: int, b: int, batch: int) -> Axes:
     """Axes of the product of two arguments; what both are summed over is masked."""
     left, right = call.axes(a), call.axes(b)
     if left[-1] != right[-2]:
-        raise Refused("a product whose padding lies elsewhere")
+        raise CannotPad("a product whose padding lies elsewhere")
     outer = broadcast([left[:batch], right[:batch]])
     if is_padded(left[-1]):
         call.mask(a, [len(left) - 1])
@@ -320,7 +322,7 @@ def _convolution(call: Call) -> tuple[fx.Node, Any]:
     """Beyond an image a convolution sees zeros: where the padding is."""
     x, w, transposed = call.axes(0), call.axes(1), call.args[6]
     if is_padded(*w) or is_padded(x[1]) or transposed and is_padded(*x[2:]):
-        raise Refused("a convolution of padded channels, or a transposed one")
+        raise CannotPad("a convolution of padded channels, or a transposed one")
     call.mask(0, range(2, len(x)))
     sizes = [settle(n) for n in call.shape[2:]]
     spatial = [(Run(n),) if type(n) is Size else axis_of(n) for n in sizes]
@@ -345,12 +347,12 @@ def _reduction(fill: Callable[[torch.dtype], Any], single: bool = False, both: b
 
     def apply(call: Call) -> tuple[fx.Node, Any]:
         axes = call.axes(0)
-        args = {a.name: v for a, v in zip(call.node.target._schema.arguments, call.args)} | call.kwargs
+        args = {a.name: v for a, v in zip(overload(call.node)._schema.arguments, call.args)} | call.kwargs
         dims = _dims(args.get("dim"), len(axes))
         if single or both:
             flat = args.get("dim") is None
             if any(len(axes[d]) > 1 and is_padded(axes[d]) for d in dims) or flat and is_padded(*axes):
-                raise Refused(f"{call.node.target} over merged dimensions")
+                raise CannotPad(f"{call.node.target} over merged dimensions")
         call.mask(0, dims, fill(call.args[0].meta["val"].dtype))
         found = _reduced(axes, dims, bool(args.get("keepdim", False)))
         return call.emit((found, found) if both else found)
@@ -409,7 +411,7 @@ def _shape(call: Call) -> tuple[int, ...]:
 @rule(aten.logsumexp.default)
 def _logarithm_of_sum(call: Call) -> tuple[fx.Node, Any]:
     if not call.args[0].meta["val"].dtype.is_floating_point:
-        raise Refused("logsumexp of integers, none of which is nothing")
+        raise CannotPad("logsumexp of integers, none of which is nothing")
     return _reduction(_least)(call)
 
 
@@ -417,7 +419,7 @@ def _logarithm_of_sum(call: Call) -> tuple[fx.Node, Any]:
 def _norm(call: Call) -> tuple[fx.Node, Any]:
     order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", call.kwargs.get("p", 2))
     if order is not None and order <= 0:
-        raise Refused("a norm that zeros are no part of")
+        raise CannotPad("a norm that zeros are no part of")
     return _reduction(lambda dtype: 0)(call)
 
 
@@ -425,7 +427,7 @@ def _alike(call: Call, a: int, b: int) -> None:
     """Two arguments are of one type with the digits to sum in it, and of one shape."""
     types = {call.args[place].meta["val"].dtype for place in (a, b)}
     if call.axes(a) != call.axes(b) or not types < {torch.float32, torch.float64}:
-        raise Refused(f"{call.node.target} of tensors that differ, or of halves")
+        raise CannotPad(f"{call.node.target} of tensors that differ, or of halves")
 
 
 @rule(aten.mse_loss.default)
@@ -466,7 +468,7 @@ def _scan(call: Call) -> tuple[fx.Node, Any]:
     """What comes before the padding knows nothing of it."""
     axes = call.axes(0)
     if len(axes[call.args[1]]) > 1 and is_padded(axes[call.args[1]]):
-        raise Refused(f"{call.node.target} over merged dimensions")
+        raise CannotPad(f"{call.node.target} over merged dimensions")
     return call.emit(axes)
 
 
@@ -474,7 +476,7 @@ def _scan(call: Call) -> tuple[fx.Node, Any]:
 def _triangle(call: Call) -> tuple[fx.Node, Any]:
     axes = call.axes(0)
     if any(len(axis) > 1 and is_padded(axis) for axis in axes[-2:]):
-        raise Refused(f"{call.node.target} over merged dimensions")
+        raise CannotPad(f"{call.node.target} over merged dimensions")
     return call.emit(axes)
 
 
@@ -539,9 +541,9 @@ def _gather(call: Call) -> tuple[fx.Node, Any]:
     x, places = call.axes(0), call.axes(2)
     d = call.args[1] % len(x)
     if len(x[d]) > 1 and is_padded(x[d]):
-        raise Refused("aten.gather along merged dimensions")
+        raise CannotPad("aten.gather along merged dimensions")
     if any(a != b for n, (a, b) in enumerate(zip(x, places, strict=True)) if n != d):
-        raise Refused("aten.gather of a part")
+        raise CannotPad("aten.gather of a part")
     call.mask(2, range(len(places)))
     return call.emit(places)
 
@@ -550,7 +552,7 @@ def _gather(call: Call) -> tuple[fx.Node, Any]:
 def _index_select(call: Call) -> tuple[fx.Node, Any]:
     x, d = call.axes(0), call.args[1] % len(call.axes(0))
     if len(x[d]) > 1 and is_padded(x[d]):
-        raise Refused("aten.index_select along merged dimensions")
+        raise CannotPad("aten.index_select along merged dimensions")
     call.mask(2, [0])
     return call.emit((*x[:d], *call.axes(2), *x[d + 1 :]))
 
@@ -599,7 +601,7 @@ def _attention_backward(call: Call) -> tuple[fx.Node, Any]:
 def _no_dropout(call: Call, place: int) -> None:
     dropout = call.args[place] if len(call.args) > place else call.kwargs.get("dropout_p", 0.0)
     if dropout:
-        raise Refused("attention with dropout")
+        raise CannotPad("attention with dropout")
 
 
 def _mask_keys(call: Call, places: tuple[int, int], q: Axes, k: Axes, causal: int) -> None:
@@ -611,7 +613,7 @@ def _mask_keys(call: Call, places: tuple[int, int], q: Axes, k: Axes, causal: in
     if not is_padded(axis) or is_causal and q[2] == axis:
         return
     if is_causal:
-        raise Refused("causal attention to other positions")
+        raise CannotPad("causal attention to other positions")
     writer, dtype = call.writer, call.args[places[0]].meta["val"].dtype
     valid = writer.valid(axis)
     ((n,), rows) = valid.meta["val"].shape, writer.number(call.args[places[0] - 1].meta["val"]).shape[2]
