@@ -11,21 +11,26 @@ SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 .PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries fuzz sanitize lint docs wheel bench clean
 all: test
 
-$(VENV)/.packages: requirements-dev.txt Makefile
+$(VENV)/.demo: requirements-demo.txt Makefile
 	@test -n "$(PYTHON)" || { echo "dynamotor needs Python 3.11 or 3.12 (set PYTHON=/path/to/python)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install torch==2.13.0
+	$(PIP) install -r requirements-demo.txt
+	touch $@
+
+$(VENV)/.packages: $(VENV)/.demo requirements-dev.txt
 	$(PIP) install -r requirements-dev.txt
 	$(PIP) install --no-deps torchvision==0.28.0 timm==1.0.31
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.packages pyproject.toml setup.py $(SOURCES)
+$(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(SOURCES)
 	$(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 
-setup: $(VENV)/.installed
+setup: $(VENV)/.packages $(VENV)/.installed
 
-demo: setup
+# Only what the demo needs: without linters, jax, timm and Triton.
+demo: $(VENV)/.installed
 	$(BIN)/python -m dynamotor demo
 
 test: setup
@@ -45,7 +50,7 @@ test-all: setup
 # Other people's libraries, in an environment of their own over this one: their packages are no part of `make test`.
 LIBRARIES := build/libraries
 SITE := 'import site; print(site.getsitepackages()[0])'
-$(LIBRARIES)/.installed: tests/libraries/requirements.txt $(VENV)/.installed
+$(LIBRARIES)/.installed: tests/libraries/requirements.txt $(VENV)/.packages $(VENV)/.installed
 	$(BIN)/python -m venv $(LIBRARIES)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" > "$$($(LIBRARIES)/bin/python -c $(SITE))/project.pth"
 	$(PIP) freeze --exclude-editable > $(LIBRARIES)/constraints.txt

@@ -190,8 +190,8 @@ def sizes(tensors: Tensors, kind: str) -> float:
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor, scale: float) -> float:
-    """The largest difference relative to the reference; gradients and state that are rounding noise beside the
-    others count relative to those.
+    """The largest difference relative to the reference; gradients and state that are rounding noise beside
+    the others count relative to those.
     """
     if found.shape == wanted.shape and wanted.numel() and scale:
         size = wanted.double().abs().max().item()

@@ -1,5 +1,5 @@
-"""`python -m bench.flex`: `flex_attention` on a GPU, ours beside torch.compile's, in turns: causal, a sliding window,
-documents, ALiBi; forward, and forward with backward. 16 x 16 heads of 4,096 positions in bfloat16.
+"""`python -m bench.flex`: `flex_attention` on a GPU, ours beside torch.compile's, in turns: causal, a sliding
+window, documents, ALiBi; forward, and forward with backward. 16 x 16 heads of 4,096 positions in bfloat16.
 
 `--tune` times tiles for each of our kernels alone and prints them in order.
 """

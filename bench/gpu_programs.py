@@ -221,8 +221,8 @@ def group_of(kernel: str) -> str:
 
 
 def kind_of(kernel: str, facts: dict[str, Any]) -> str:
-    """`group_of`, our own kernels by what they fuse: writes of parameters and state, copies and casts alone, sums,
-    the rest.
+    """`group_of`, our own kernels by what they fuse: writes of parameters and state, copies and casts alone,
+    sums, the rest.
     """
     fact = facts.get(kernel)
     if fact is None:

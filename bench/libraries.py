@@ -1,4 +1,5 @@
-"""The cases of library_cases.py beside eager in float64 and torch.compile's counts of graphs; writes the page.
+"""The cases of library_cases.py beside eager in float64 and torch.compile's counts of graphs; writes the
+page.
 
 python -m bench libraries --json docs/results/libraries.json [--names kornia,peft] [--page docs/libraries.md]
 

@@ -1,5 +1,5 @@
-"""Python statements by room, so that formatting does not matter: `python -m bench size`; with `--mechanisms`, by
-what they are there for.
+"""Python statements by room, so that formatting does not matter: `python -m bench size`; with `--mechanisms`,
+by what they are there for.
 
 A statement is a node of `ast` that is one; a docstring is one too. tests/tools/test_size.py has each room's
 limit.
@@ -33,7 +33,8 @@ def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
     return found
 
 
-# What the files are there for: the first mechanism with a matching pattern (of paths in the package) has a file.
+# What the files are there for: the first mechanism with a matching pattern (of paths in the package) has a
+# file.
 MECHANISMS: dict[str, str] = {
     "symbolic sizes": "graph/siz* graph/sym* graph/data_sizes* capture/sizes* capture/values/size* codegen/triton_sizes* "
     "codegen/triton_family* lower/instance* autograd/variants*",

@@ -1,5 +1,5 @@
-"""`python -m dynamotor bench --step --check`: whole steps give what the eager loop gives, as closely as bf16 lets
-eager itself.
+"""`python -m dynamotor bench --step --check`: whole steps give what the eager loop gives, as closely as bf16
+lets eager itself.
 
 Without dropout: the losses of some steps, and how far the weights have moved away from those of eager in
 float32, as a share of how far those have moved; eager under autocast shows what is to be expected. With
@@ -26,8 +26,8 @@ STANDARD_ERRORS = 4.0  # between the means of two ways' losses with dropout
 
 
 class _Start:
-    """Where a way begins: weights and buffers as they were; `again()` puts them back, and the optimizer's state to
-    nothing.
+    """Where a way begins: weights and buffers as they were; `again()` puts them back, and the optimizer's
+    state to nothing.
     """
 
     def __init__(self, way: Way) -> None:

@@ -1,5 +1,6 @@
-"""`python -m dynamotor bench --step --profile`: where the GPU's time of a whole step goes, beside the compiled forward
-and backward with the eager optimizer: milliseconds and launches by kind of kernel, and the longest of each way.
+"""`python -m dynamotor bench --step --profile`: where the GPU's time of a whole step goes, beside the
+compiled forward and backward with the eager optimizer: milliseconds and launches by kind of kernel, and the
+longest of each way.
 """
 
 from __future__ import annotations

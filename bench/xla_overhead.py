@@ -56,8 +56,9 @@ def recording(operation: Callable, seconds: float) -> dict[str, float]:
 
 
 def bridge_call(width: int, seconds: float) -> dict[str, float]:
-    """Microseconds of a call of an MLP that waits for its result: through the bridge, through `jax.jit`, and by
-    the runtime's own interface, which the bridge uses. Those of the calling thread beside those of the clock.
+    """Microseconds of a call of an MLP that waits for its result: through the bridge, through `jax.jit`, and
+    by the runtime's own interface, which the bridge uses. Those of the calling thread beside those of the
+    clock.
     """
     layers = [torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()]
     model, x = (

@@ -1,4 +1,5 @@
-"""backend="auto": for each graph the quickest of the backends of `ROWS`, measured once on the call's own inputs.
+"""backend="auto": for each graph the quickest of the backends of `ROWS`, measured once on the call's own
+inputs.
 
 Candidates run on copies of the inputs, in turns, forward and (where gradients flow) backward; one whose
 results are not eager's but for rounding is out. The decision is kept on disk; `explain` shows the times.

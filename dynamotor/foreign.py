@@ -1,5 +1,5 @@
-"""Backends that are not ours get graphs with symbols as `torch.compile` gives them: `torch.SymInt` placeholders
-of a PyTorch ShapeEnv, and a tracing context that knows a fake tensor for each example.
+"""Backends that are not ours get graphs with symbols as `torch.compile` gives them: `torch.SymInt`
+placeholders of a PyTorch ShapeEnv, and a tracing context that knows a fake tensor for each example.
 
 >>> compiled = call_backend(backend, gm, examples)
 """

@@ -1,5 +1,5 @@
-"""Gradients of gradients: under `create_graph=True` a compiled backward does not run; what it computes runs as
-a program that can be differentiated again.
+"""Gradients of gradients: under `create_graph=True` a compiled backward does not run; what it computes runs
+as a program that can be differentiated again.
 
 That program is one call of `FirstDerivative`: the torch graph, run again, and PyTorch's engine over it. It is
 compiled ahead of time as any other is, so that its own backward (and the third derivative) are compiled too.
@@ -47,8 +47,8 @@ class Given:
 class Again:
     """A graph that can be differentiated again.
 
-    unsaved: tensor inputs that neither the backward saves nor the graph writes. as_eager_draws: whether eager PyTorch draws the
-    same random numbers.
+    unsaved: tensor inputs that neither the backward saves nor the graph writes. as_eager_draws: whether eager
+    PyTorch draws the same random numbers.
     """
 
     gm: torch.fx.GraphModule
@@ -78,7 +78,9 @@ class Again:
     def gradients(
         self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple
     ) -> list:
-        """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a history."""
+        """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a
+        history.
+        """
         if given.versions != tuple([_version(given.inputs[i]) for i in self.unsaved]):
             raise RuntimeError(
                 "one of the inputs of a compiled graph was modified by an inplace operation before the gradient of"

@@ -1,8 +1,8 @@
 """Cuts a torch graph around an op that cannot be recorded or differentiated ahead of time, or whose result's
 size depends on data: the calls before, it, the calls after.
 
-Only tensors and the symbols of sizes pass a border, and no tensor that is written later on; autograd joins the
-parts, as it joins any real tensors.
+Only tensors and the symbols of sizes pass a border, and no tensor that is written later on; autograd joins
+the parts, as it joins any real tensors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The check mode before the aten graph: what is traced from a torch graph, split into a forward and its backwards
-and joined to autograd again, computes what the torch graph does.
+"""The check mode before the aten graph: what is traced from a torch graph, split into a forward and its
+backwards and joined to autograd again, computes what the torch graph does.
 
-Both run once, op by op, on copies of the examples; results, written inputs and gradients are compared, so that a
-gradient left out, a decomposition of another function, saved values in another order or a lost write is an error
-(DM922) that names the result. What comes after the aten graphs is checked in `codegen/checked.py`.
+Both run once, op by op, on copies of the examples; results, written inputs and gradients are compared, so
+that a gradient left out, a decomposition of another function, saved values in another order or a lost write
+is an error (DM922) that names the result. What comes after the aten graphs is checked in
+`codegen/checked.py`.
 """
 
 from __future__ import annotations

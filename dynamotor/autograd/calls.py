@@ -37,8 +37,8 @@ def call_without_grad(compiled: Compiled, inputs: tuple, mutated: tuple[int, ...
 
 
 def with_versions(compiled: Compiled, versions: Mapping[int, int]) -> Compiled:
-    """Results that in-place ops made have the version that those give: a result's place -> their number. It is
-    set before a backward keeps the result.
+    """Results that in-place ops made have the version that those give: a result's place -> their number. It
+    is set before a backward keeps the result.
     """
     if not versions:
         return compiled

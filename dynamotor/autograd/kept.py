@@ -99,8 +99,9 @@ class Kept:
     absent tangents.
 
     settings: a backward is looked for when it is first run, outside of what held for its forward. env: the
-    symbols, of which `assumed` guards came with the graph. backwards: the hash of what the forward's entry says
-    of them, since another process may have cut the graph elsewhere. numbers: of the entry in use, by part.
+    symbols, of which `assumed` guards came with the graph. backwards: the hash of what the forward's entry
+    says of them, since another process may have cut the graph elsewhere. numbers: of the entry in use, by
+    part.
     """
 
     key: str

@@ -191,7 +191,8 @@ def _part_function(
     return CompiledPart
 
 
-# Gives a tensor a node of its own in autograd's graph, and does nothing else; that of `lift` is for real numbers.
+# Gives a tensor a node of its own in autograd's graph, and does nothing else; that of `lift` is for real
+# numbers.
 def _own_node(value: torch.Tensor) -> torch.Tensor:
     return _Several.apply(value) if value.is_complex() else torch.ops.aten.lift.default(value)
 

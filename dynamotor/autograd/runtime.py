@@ -169,8 +169,8 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
 def _before_the_write(
     index: int, make: Callable[[Sequence, Sequence], Any]
 ) -> Callable[[Sequence, Sequence], Any]:
-    """A view that is made as if its base, which the graph has written, had yet to be: where gradients begin on
-    the base later, PyTorch then knows that the view is older than the write.
+    """A view that is made as if its base, which the graph has written, had yet to be: where gradients begin
+    on the base later, PyTorch then knows that the view is older than the write.
     """
     set_versions = torch._C._autograd._unsafe_set_version_counter
 

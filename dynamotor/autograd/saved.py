@@ -1,8 +1,9 @@
-"""What a backward gets back of what its forward saved lies as it lay then, or the backward would read other memory.
+"""What a backward gets back of what its forward saved lies as it lay then, or the backward would read other
+memory.
 
-Hooks for saved tensors give back what they like. `weight.data = ...` between forward and backward shows in what is
-saved of the weight itself, in eager too; but what eager saved of something made of it keeps the old data, and here may
-be made again.
+Hooks for saved tensors give back what they like. `weight.data = ...` between forward and backward shows in
+what is saved of the weight itself, in eager too; but what eager saved of something made of it keeps the old
+data, and here may be made again.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class _Layout(NamedTuple):
 
 
 def as_they_lay(tensors: Sequence[torch.Tensor], layouts: bytes | tuple, packed: Any) -> list[torch.Tensor]:
-    """The tensors, each in its sizes and strides of `layouts`; copied where hooks gave one that lies otherwise.
-    `packed`: a context's `_raw_saved_tensors`.
+    """The tensors, each in its sizes and strides of `layouts`; copied where hooks gave one that lies
+    otherwise. `packed`: a context's `_raw_saved_tensors`.
 
-    Raises BackendError where sizes, dtypes or devices differ, and where one that no hook gave has another storage.
+    Raises BackendError where sizes, dtypes or devices differ, and where one that no hook gave has another
+    storage.
     """
     parts = zip(tensors, _parts(tensor_layouts(tensors)), _parts(layouts), packed, strict=True)
     return [_again(*one) for one in parts]

@@ -1,5 +1,5 @@
-"""A part of a graph whose sizes differ between calls: compiled when it first runs, once for all sizes that its
-own guards admit.
+"""A part of a graph whose sizes differ between calls: compiled when it first runs, once for all sizes that
+its own guards admit.
 
 The guards of the entry were settled before the part was compiled, and sizes that data decides are known only
 now: here each symbol is one of an environment of its own, with the value that arrived. A size of 0 or 1 is a
@@ -34,8 +34,8 @@ LARGEST = 1 << 31  # numbers from tensors beyond it run in eager PyTorch: kernel
 
 @dataclass(frozen=True)
 class _Program:
-    """numbers: inputs of which it needs the value; symbols: the others that are sizes, `least` of them; specs: of its tensors,
-    by place; takes: the inputs that `call` is given.
+    """numbers: inputs of which it needs the value; symbols: the others that are sizes, `least` of them;
+    specs: of its tensors, by place; takes: the inputs that `call` is given.
     """
 
     numbers: dict[int, int]

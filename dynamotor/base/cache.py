@@ -119,8 +119,8 @@ def _touch(path: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(kind: str, key: str, seconds: float) -> Iterator[bool]:
-    """One process at a time makes this entry, the others wait (at most so long); gives whether it may be there
-    now: another process was waited for, or made it after this one had looked and before it asked.
+    """One process at a time makes this entry, the others wait (at most so long); gives whether it may be
+    there now: another process was waited for, or made it after this one had looked and before it asked.
     """
     path = entry_path(kind, key).with_suffix(".making")
     handle = -1

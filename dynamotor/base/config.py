@@ -83,8 +83,8 @@ class Config:
     # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else
     # each is compiled for.
     symbolic_sizes: bool = True
-    # Which graphs run op by op on a GPU while their kernels, or those for new sizes, are built, so that no call
-    # waits: "general" ones (whose sizes differ between calls), "all" or "none".
+    # Which graphs run op by op on a GPU while their kernels, or those for new sizes, are built, so that no
+    # call waits: "general" ones (whose sizes differ between calls), "all" or "none".
     run_while_building: str = "general"
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
@@ -102,8 +102,8 @@ class Config:
     # Indices and integer divisors are checked in XLA's graphs: a wrong one raises at the barrier with its
     # line (costs time).
     xla_debug: bool = False
-    # Backend "xla": sizes that differ between calls are padded to a multiple of this, to the next of these, or
-    # ("powers") to the next power of two, so that one executable serves many; 0 compiles for each size.
+    # Backend "xla": sizes that differ between calls are padded to a multiple of this, to the next of these,
+    # or ("powers") to the next power of two, so that one executable serves many; 0 compiles for each size.
     pad: int | str | tuple[int, ...] = 0
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep
     # every value alive).

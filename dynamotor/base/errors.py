@@ -105,8 +105,8 @@ class InternalError(DynamotorError):
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Whether our own code is at fault: a check of ours failed, or a line of the package raised what no program
-    of the user's and no op of PyTorch's does there.
+    """Whether our own code is at fault: a check of ours failed, or a line of the package raised what no
+    program of the user's and no op of PyTorch's does there.
     """
     if isinstance(error, InternalError):
         return True

@@ -14,22 +14,23 @@
   `triton_sizes.py` settles which of them are literals and which arguments, `triton_ops.py` has a row an op.
   `triton_batch.py` runs small maps whose drafts are equal but for those numbers (updates of parameters, casts
   of weights) as one launch; steps move for that.
-  Where sizes differ between calls, each loop step is a `triton_family.Family` of variants: planned and written
-  with symbols when a call first needs them, chosen by what they asked of the sizes, their sizes arguments
-  and their grids expressions; a program binds them once for each set of sizes (`GpuProgram._instance`).
-  Templates and moved rows stay with fixed sizes, and `runtime.cuda_graphs.GraphedSizes` keeps recordings by
-  sizes. `runtime.triton_build` makes cubins in worker processes (disk cached; no worker starts and triton is not
-  imported when all are there), `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of
-  tensors and a stream; code for aligned pointers has a twin for others, built when it is first needed.
-  `runtime.device_memory` keeps scratch blocks by device and stream. `runtime.cuda_graphs.GraphedCall` replays
-  a warm call as one CUDA graph (docs/gpu.md says what a user may rely on). `triton_gemm_sites.py` finds
-  matrix products that a template (`triton_gemm.py`) could compute together with the map behind it (operands
-  by pointers, or through descriptors of the tensor memory accelerator, `triton_tma.py`: their memory is a
-  buffer of the program, and a launch with pointers that are no multiples of 16 takes another function, of
-  small tiles and without them; `triton_conv.py` reads channels-last images as the rows of a product),
-  `pad_rows.py` moves rows that products read apart to multiples of 16 bytes, `triton_gemm_choice.py` takes
-  those that `gemm_table.py` names (what was measured on such a GPU, also for the same layer with about as
-  many samples) or, under `config.max_autotune`, that `autotune.py` times faster.
+  Where sizes differ between calls, each loop step is a `triton_family.Family` of variants: planned and
+  written with symbols when a call first needs them, chosen by what they asked of the sizes, their sizes
+  arguments and their grids expressions; a program binds them once for each set of sizes
+  (`GpuProgram._instance`). Templates and moved rows stay with fixed sizes, and
+  `runtime.cuda_graphs.GraphedSizes` keeps recordings by sizes. `runtime.triton_build` makes cubins in worker
+  processes (disk cached; no worker starts and triton is not imported when all are there),
+  `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of tensors and a stream; code for
+  aligned pointers has a twin for others, built when it is first needed. `runtime.device_memory` keeps scratch
+  blocks by device and stream. `runtime.cuda_graphs.GraphedCall` replays a warm call as one CUDA graph
+  (docs/gpu.md says what a user may rely on). `triton_gemm_sites.py` finds matrix products that a template
+  (`triton_gemm.py`) could compute together with the map behind it (operands by pointers, or through
+  descriptors of the tensor memory accelerator, `triton_tma.py`: their memory is a buffer of the program, and
+  a launch with pointers that are no multiples of 16 takes another function, of small tiles and without them;
+  `triton_conv.py` reads channels-last images as the rows of a product), `pad_rows.py` moves rows that
+  products read apart to multiples of 16 bytes, `triton_gemm_choice.py` takes those that `gemm_table.py` names
+  (what was measured on such a GPU, also for the same layer with about as many samples) or, under
+  `config.max_autotune`, that `autotune.py` times faster.
 * Every result of an aten call passes through `_C.Expect` (sizes, strides, dtype, device); what differs is
   laid out anew or DM404.
 * `config.check` (`DYNAMOTOR_CHECK=1`, `codegen/checked.py`): `StepChecks` poisons planned memory before a

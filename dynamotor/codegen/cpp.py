@@ -44,7 +44,8 @@ _FLAGS: tuple[str, ...] = (
     "-mprefer-vector-width=512",
 )
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
-# A unit without threads asks for little: reading the symbols of OpenMP's and C++'s libraries is a sixth of its build.
+# A unit without threads asks for little: reading the symbols of OpenMP's and C++'s libraries is a sixth of
+# its build.
 _FEW_LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 
 

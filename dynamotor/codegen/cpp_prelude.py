@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from .cpp_sums import KEEP
 
-# With instructions for halves of its own, GCC 12 takes a vector's way to half and back for no rounding at all.
+# With instructions for halves of its own, GCC 12 takes a vector's way to half and back for no rounding at
+# all.
 TYPES = r"""
 #ifdef __AVX512FP16__
 #pragma GCC target("no-avx512fp16")

@@ -1,8 +1,8 @@
-"""Long sums of floats in C++: after a strip of additions the accumulators go into totals, which keep what each
-addition loses (Kahan, "Further remarks on reducing truncation errors", 1965).
+"""Long sums of floats in C++: after a strip of additions the accumulators go into totals, which keep what
+each addition loses (Kahan, "Further remarks on reducing truncation errors", 1965).
 
-A sum of n equal numbers in one accumulator is wrong by n/4 units in the last place or so, since every addition
-rounds in the same direction; here it stays within those of one strip, as in eager.
+A sum of n equal numbers in one accumulator is wrong by n/4 units in the last place or so, since every
+addition rounds in the same direction; here it stays within those of one strip, as in eager.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A function of the user's in a kernel of attention: `score_mod`, its derivative, or `mask_mod` as lines of Triton
-over a tile of scores.
+"""A function of the user's in a kernel of attention: `score_mod`, its derivative, or `mask_mod` as lines of
+Triton over a tile of scores.
 
 >>> body = TileFunction(target.score, specs)        # of score, batch, head, query, key and what it reads
 >>> result = body.lines(["s", "b", "h", "i", "j", "f0"], lines)            # the name that holds the result
@@ -89,7 +89,8 @@ _POSITIONS = {"add", "sub", "floor_divide", "remainder", *_COMPARES, *_SAME, "in
 
 class TileFunction:
     """A body traced over numbers: `lines` writes it (`derivative`: the gradient of its first argument, behind
-    whose tangent it takes). NotInTiles where an op has no form here, or a gradient of what it reads is wanted.
+    whose tangent it takes). NotInTiles where an op has no form here, or a gradient of what it reads is
+    wanted.
     """
 
     def __init__(self, body: Body, specs: Sequence[TensorSpec], differentiable: bool) -> None:

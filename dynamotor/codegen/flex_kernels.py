@@ -1,9 +1,9 @@
 """The text of attention's kernels with the user's functions of scores inside: no matrix of scores is written.
 
-The forward goes through the keys with a running maximum and sum a row (Milakov and Gimelshein 2018; Dao et al.,
-FlashAttention, 2022); the backward computes the scores again, once along rows for the queries' gradient and once
-along columns for the keys' and values'. Blocks of a `BlockMask` that hold nothing are not visited, and full ones
-not masked.
+The forward goes through the keys with a running maximum and sum a row (Milakov and Gimelshein 2018; Dao et
+al., FlashAttention, 2022); the backward computes the scores again, once along rows for the queries' gradient
+and once along columns for the keys' and values'. Blocks of a `BlockMask` that hold nothing are not visited,
+and full ones not masked.
 
 >>> forward(case).source
 """
@@ -297,7 +297,9 @@ def forward(case: Case) -> TritonFunction:
 
 
 def delta(case: Case) -> TritonFunction:
-    """Of out, its gradient (both in rows), the sums' gradient and the result: what is taken from each row's slope."""
+    """Of out, its gradient (both in rows), the sums' gradient and the result: what is taken from each row's
+    slope.
+    """
     w = _Writer(case, "delta", (64, 16, 4, 1))
     rows = int(case.query.shape[0]) * int(case.query.shape[1]) * w.length
     w.text(f"""

@@ -67,8 +67,9 @@ class FoldedCall:
         return state[1]
 
     def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes]:
-        """What the sources hold, as a hash (`(data_ptr, _version)` alone does not see `p.data.mul_(2)`), where they
-        lie and how often they were written."""
+        """What the sources hold, as a hash (`(data_ptr, _version)` alone does not see `p.data.mul_(2)`),
+        where they lie and how often they were written.
+        """
         return _C.fingerprint(sources), _C.tensor_stamps(sources)
 
 

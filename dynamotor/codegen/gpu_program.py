@@ -174,8 +174,9 @@ def _in_any_variant(step: LoopStep | ExternStep) -> LoopStep | ExternStep:
 
 
 class Meanwhile:
-    """A graph run op by op, with results that lie as the compiled graph's do: the other half of a training step
-    relies on it."""
+    """A graph run op by op, with results that lie as the compiled graph's do: the other half of a training
+    step relies on it.
+    """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm, self._written = gm, False

@@ -154,7 +154,9 @@ class Expected:
 
 
 def _nothing(step: ExternStep, value: Any) -> None:
-    """Refuse a result where the op's shape rule said None, or a size (PyTorch's own ops tell sizes as foretold)."""
+    """Refuse a result where the op's shape rule said None, or a size (PyTorch's own ops tell sizes as
+    foretold).
+    """
     if value is not None and not (type(value) is int and str(step.target).startswith("aten.")):
         raise _unforeseen(step, f"a {type(value).__name__}", "None")
 

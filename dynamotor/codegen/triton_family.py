@@ -1,9 +1,9 @@
 """Kernels whose sizes differ between calls, on a GPU: variants of one kernel, each right for some sizes.
 
-A variant is made when a call first needs it. The kernel is planned and written with symbols whose hints are that
-call's sizes, in a `ShapeEnv` of its own; what plan and text asked that is not so for all sizes is what a call's
-sizes must meet to take the variant ("the row fits a tile of 64": 32 < s <= 64). A size that 16 divides is
-written as 16 times another symbol, so that loads are wide where rows start at whole vectors.
+A variant is made when a call first needs it. The kernel is planned and written with symbols whose hints are
+that call's sizes, in a `ShapeEnv` of its own; what plan and text asked that is not so for all sizes is what a
+call's sizes must meet to take the variant ("the row fits a tile of 64": 32 < s <= 64). A size that 16 divides
+is written as 16 times another symbol, so that loads are wide where rows start at whole vectors.
 
 >>> family = Family(step.kernel, names)      # names: of the symbols, in the order of a call's sizes
 >>> variant, chosen = family.at((4, 100))    # made now, or known
@@ -60,8 +60,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The launches of a kernel. choose(*sizes): None where the variant is not for these sizes. parts: types of
-    its own buffers, which live from launch to launch. source: of `choose`.
+    """The launches of a kernel. choose(*sizes): None where the variant is not for these sizes. parts: types
+    of its own buffers, which live from launch to launch. source: of `choose`.
     """
 
     launches: tuple[Launch, ...]

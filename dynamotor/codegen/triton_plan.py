@@ -531,8 +531,8 @@ class Planner:
         return [_piece(first, plan, partial), *self.rows(second)]
 
     def chunks_of_rows(self, tiles: Dim, plan: LaunchPlan) -> int:
-        """Programs that share a tile of rows. Where sizes differ between calls: a power of two, and the last ones
-        may get nothing.
+        """Programs that share a tile of rows. Where sizes differ between calls: a power of two, and the last
+        ones may get nothing.
         """
         each = 2 * plan.r.block
         if type(tiles) is int and type(plan.r.size) is int:
@@ -544,8 +544,8 @@ class Planner:
         )
 
     def by_phases(self, kernel: Kernel, x: Sequence[Var]) -> list[LaunchPiece]:
-        """Few long rows in several passes: a kernel a pass, which many programs can share; row results go through
-        memory.
+        """Few long rows in several passes: a kernel a pass, which many programs can share; row results go
+        through memory.
         """
         at = flatten([Index.of(v) for v in x], contiguous_stride([v.size for v in x]))
         count = numel(v.size for v in x)
@@ -673,8 +673,8 @@ class Planner:
         return self.tuning.thread if len(_places(kernel, x, r)[0]) + sums <= 3 else self.tuning.thread // 2
 
     def stages(self, kernel: Kernel, loaded: int) -> int:
-        """Of a loop that loads so many bytes a step; no load may run ahead of stores to its memory or of a check
-        of its position.
+        """Of a loop that loads so many bytes a step; no load may run ahead of stores to its memory or of a
+        check of its position.
         """
         written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
         exprs = list(walk(*roots(*kernel.statements())))

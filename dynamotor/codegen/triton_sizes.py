@@ -144,8 +144,8 @@ def settle(draft: TritonFunction) -> TritonFunction:
 
 
 def with_arguments(draft: TritonFunction, kind: str) -> tuple[TritonFunction, tuple[str, ...]]:
-    """The function of a draft whose sizes differ between calls, and the expressions of its numbers: each is an
-    argument of a kind ("i32", "i64").
+    """The function of a draft whose sizes differ between calls, and the expressions of its numbers: each is
+    an argument of a kind ("i32", "i64").
     """
     parts, given = NUMBERS.split(draft.source), dict[str, str]()
     for n, text in enumerate(parts):

@@ -1,4 +1,5 @@
-"""The numbers that decide how kernels run on a GPU, measured on H100 and H200: one frozen argument of the planner.
+"""The numbers that decide how kernels run on a GPU, measured on H100 and H200: one frozen argument of the
+planner.
 
 >>> plan_kernel(kernel, new_buffer, GpuTuning(programs=2))
 """

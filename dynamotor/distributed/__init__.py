@@ -8,8 +8,8 @@ buckets.
   DDP module whose forward is running (`DistributedDataParallel._active_ddp_module`). `compile(DDP(model))`
   compiles the module inside; DDP's own forward stays Python.
 * `Averager` (one a DDP module) holds the decision. All ranks settle it through the group's store before a
-  gradient moves (`agreement.py`): one `BucketPlan` of buckets (equal digests) or, when any rank gives a `Reason`,
-  DDP's own reducer with the graph cut into stages (`split.py`).
+  gradient moves (`agreement.py`): one `BucketPlan` of buckets (equal digests) or, when any rank gives a
+  `Reason`, DDP's own reducer with the graph cut into stages (`split.py`).
 * A plan fixes what goes over the wire in each synchronised backward: its buckets in order, once, averaged,
   each gradient with what the parameter holds from `no_sync` steps. A rank fulfils it inside its compiled
   backward (`rewrite.py` puts `dynamotor::bucket_start` nodes into the aten graph, each takes the one before

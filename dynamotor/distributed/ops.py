@@ -1,5 +1,5 @@
-"""The graph's own ops: `dynamotor::bucket_start(grads, after, averager, bucket)` packs a bucket and starts its
-all-reduce, `dynamotor::bucket_wait(flat, after, averager, bucket)` gives its averages.
+"""The graph's own ops: `dynamotor::bucket_start(grads, after, averager, bucket)` packs a bucket and starts
+its all-reduce, `dynamotor::bucket_wait(flat, after, averager, bucket)` gives its averages.
 
 `after` is the previous bucket's result, so that no pass can reorder collectives among themselves, and of a
 wait the last bucket's, so that nothing waits before all have started. The result of a start is the flat

@@ -68,8 +68,8 @@ class LoopBuilder(Realizer):
         `dtype`.
 
         Defaults: shape and dtype of the aten result, compute type of that dtype. common: what aten converts
-        operands to first (default `dtype`): integers wrap there, as a number that is too large for a tensor of
-        uint8 does.
+        operands to first (default `dtype`): integers wrap there, as a number that is too large for a tensor
+        of uint8 does.
         """
         shape = tuple(self.spec.shape if shape is None else shape)
         dtype = dtype or self.spec.dtype

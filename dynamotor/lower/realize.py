@@ -1,7 +1,7 @@
 """Which values of a graph become memory: buffers, and the nodes and aten calls that fill them, in order.
 
-A value read in several places is computed again in each where that is cheap, and kept else; `Realizer` decides
-when an op's value is made (`settle`) and when something needs memory (`realize`).
+A value read in several places is computed again in each where that is cheap, and kept else; `Realizer`
+decides when an op's value is made (`settle`) and when something needs memory (`realize`).
 """
 
 from __future__ import annotations

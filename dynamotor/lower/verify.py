@@ -158,8 +158,8 @@ def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
 
 
 def _tried(index: Index, facts: Facts) -> Bounds | None:
-    """The ends by trying all values of the variables: bounds of sums take each term's worst. None where there are
-    too many, or an element of a tensor is among the terms.
+    """The ends by trying all values of the variables: bounds of sums take each term's worst. None where there
+    are too many, or an element of a tensor is among the terms.
     """
     forms = [index, *(form for form, _ in facts)]
     loops = sorted(frozenset().union(*(form.vars() for form in forms)), key=str)
@@ -208,8 +208,8 @@ def _same_places(steps: list[tuple[Dim, Dim]], wanted: list[tuple[Dim, Dim]]) ->
 
 
 def _joined(steps: list[tuple[Dim, Dim]]) -> dict[Dim, Dim]:
-    """Sizes by steps: a loop that goes on where another ends is one with it. Where steps repeat, some place is
-    reached twice: step 0 says so.
+    """Sizes by steps: a loop that goes on where another ends is one with it. Where steps repeat, some place
+    is reached twice: step 0 says so.
     """
     found = dict(sorted(steps, reverse=True))
     if len(found) < len(steps):

@@ -127,7 +127,9 @@ def _in_halves(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_doubling(ops: Any, given: Any) -> Any:
-    """Running results by a function of ours: of 2 places, then 4, ... The interpreter's own takes a place at a time."""
+    """Running results by a function of ours: of 2 places, then 4, ... The interpreter's own takes a place at
+    a time.
+    """
     tiles, dtypes = [x.handle.data for x in given], [x.dtype for x in given]
     place = np.arange(tiles[0].shape[ops.axis]).reshape(
         [-1 if n == ops.axis else 1 for n in range(tiles[0].ndim)]

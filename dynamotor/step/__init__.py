@@ -19,7 +19,8 @@ which takes and gives what the graph does and does the whole step.
 * `build.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and compiles
   it as a "forward" without saved values.
 * Around a DDP module the captured forward runs between DDP's `_pre_forward` and `_post_forward`; contract 6
-  averages the gradients in the trace. What the ranks have not settled, the first step's compiled backward does.
+  averages the gradients in the trace. What the ranks have not settled, the first step's compiled backward
+  does.
 * `whole.py` looks at each call at what no guard sees: settings that are no numbers, identity of parameters
   and state, gradients that are there, hooks.
 """
@@ -90,10 +91,10 @@ def compile_step(
     hyperparameters are inputs, so that schedulers compile nothing. State, `state_dict` and `load_state_dict`
     are the optimizer's. The first step, in which optimizers make their state, runs in eager PyTorch. What
     cannot be one program runs as a compiled forward and backward with the eager optimizer, and a warning says
-    why (DM501 to DM508). A DistributedDataParallel model trains as in its eager loop: buckets are reduced as the
-    backward makes them, each is updated when it is reduced (with clip or scaler: when all are), and of
-    `accumulate` backwards only the last is synchronised (`no_sync`). Models on the XLA device take the same call without clip, scaler, accumulate and
-    keep_grads. UsageError DM112 for wrong arguments.
+    why (DM501 to DM508). A DistributedDataParallel model trains as in its eager loop: buckets are reduced as
+    the backward makes them, each is updated when it is reduced (with clip or scaler: when all are), and of
+    `accumulate` backwards only the last is synchronised (`no_sync`). Models on the XLA device take the same
+    call without clip, scaler, accumulate and keep_grads. UsageError DM112 for wrong arguments.
     """
     _check(model, optimizer, accumulate)
     if any(p.device.type == "xla" for p in model.parameters()):
