@@ -26,7 +26,8 @@ def main(argv: list[str] | None = None) -> int:
         (
             "run",
             run,
-            "a program, as it is, with dynamotor.xla as its torch_xla or dynamotor.compile as its torch.compile",
+            "a program, as it is, with dynamotor.xla as its torch_xla "
+            "or dynamotor.compile as its torch.compile",
         ),
     ):
         if isinstance(module, str):

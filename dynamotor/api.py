@@ -157,7 +157,8 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
                     "DM401",
                     f"backend {label!r} raised {type(error).__name__}: {error}",
                     where=_first_line(gm),
-                    cure="see the chained traceback; backend='eager' tells whether capture or the backend is at fault",
+                    cure="see the chained traceback; backend='eager' tells whether capture or the backend "
+                    "is at fault",
                 )
                 if label == "native":
                     failures.note(gm, example_inputs, raised)

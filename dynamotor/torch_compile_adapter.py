@@ -158,7 +158,8 @@ def torch_backend(name: str) -> Callable[..., Any]:
         raise UsageError(
             "DM106",
             f"unknown backend {name!r}",
-            cure=f"use native, aot_eager, eager, a callable, or one of torch.compile's: {', '.join(sorted(known))}",
+            cure="use native, aot_eager, eager, a callable, or one of torch.compile's: "
+            + ", ".join(sorted(known)),
         )
     return lookup_backend(name)
 

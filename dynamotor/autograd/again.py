@@ -83,8 +83,8 @@ class Again:
         """
         if given.versions != tuple([_version(given.inputs[i]) for i in self.unsaved]):
             raise RuntimeError(
-                "one of the inputs of a compiled graph was modified by an inplace operation before the gradient of"
-                " its gradient was asked for"
+                "one of the inputs of a compiled graph was modified by an inplace operation before the "
+                "gradient of its gradient was asked for"
             )
         arrived = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
         wanted = tuple(i for i in positions if given.inputs[i].requires_grad)

@@ -58,7 +58,7 @@ def check_traced(
 
 
 def _repeatable(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether the graph has no effects but on its inputs, which are plain tensors with memory of their own."""
+    """Whether the graph has effects on its inputs alone, which are plain tensors with memory of their own."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     alone = len({x.untyped_storage()._cdata for x in tensors}) == len(tensors)
     calls = [node.target for node in gm.graph.nodes if node.op == "call_function"]
@@ -74,7 +74,7 @@ def _repeatable(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
 
 
 def _is_channels_last(x: torch.Tensor) -> bool:
-    """oneDNN's backward of a strided 1×1 convolution over such an image writes beyond memory, in eager too."""
+    """oneDNN's backward of a strided 1×1 convolution over such an image writes beyond memory, as in eager."""
     return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 

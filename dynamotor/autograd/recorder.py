@@ -194,7 +194,7 @@ class GraphRecorder:
         self.arrived = gradient
 
     def is_gradient(self, tensor: ShapeTensor) -> bool:
-        """Whether the backward made it: zeros in its place depend on it, there are none where it is absent."""
+        """Whether the backward made it: zeros in its place depend on it, and where it is absent are none."""
         return self.stage == "backward" and self.node_of(tensor).meta.get("stage") == "backward"
 
     def forward_of_failed(self) -> torch.fx.Node | None:

@@ -61,7 +61,8 @@ def _is_ours(path: Path | str, status: os.stat_result) -> bool:
         warn_once(
             "cache-refused",
             f"[DM307] the cache at {config.cache_dir} is not used: others than you may write {path} "
-            f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}), and what lies there is run as code\n"
+            f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}), "
+            "and what lies there is run as code\n"
             f"  what to do: remove it, or point DYNAMOTOR_CACHE_DIR at a folder of your own",
         )
     return trusted
@@ -246,6 +247,7 @@ def store(kind: str, key: str, payload: bytes) -> bool:
             "cache-store",
             f"[DM310] the cache at {config.cache_dir} cannot be written: {error}\n"
             f"  what happens: programs are compiled anew in each process\n"
-            f"  what to do: free disk space there, or point DYNAMOTOR_CACHE_DIR at a folder that can be written",
+            "  what to do: free disk space there, or point DYNAMOTOR_CACHE_DIR at a folder that can be "
+            "written",
         )
         return False

@@ -18,8 +18,8 @@ buckets.
   outside), right after the backward. Other ranks cannot tell, so ranks may compile different graphs at
   different times. What all ranks see alike decides the rest: after several forwards, or with several DDP
   modules in one backward, all reduce at its end, module by module in the order in which they were settled.
-* `rank_failures.py`: autograd's engine object is replaced by one that gives failures between ranks a code (DM703 to
-  DM705) and the user's line, because DDP's reducer fails below anything of ours.
+* `rank_failures.py`: autograd's engine object is replaced by one that gives failures between ranks a code
+  (DM703 to DM705) and the user's line, because DDP's reducer fails below anything of ours.
 * DDP's reducer is idle for such a step: `_post_forward` runs with a stand-in for it. Buffers, `join`,
   `no_sync` and state stay DDP's.
 * Gradients are slots of the bucket's memory, in the parameters' strides; the memory returns to a pool when

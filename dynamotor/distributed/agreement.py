@@ -51,7 +51,9 @@ def _read(store: Any, topic: str, rank: int, group: dist.ProcessGroup) -> dict[s
         raise DistributedError(
             "DM702",
             f"rank {rank} did not say how it reduces its gradients",
-            why=f"nothing under {topic!r} within {group_timeout(group).total_seconds():.0f} s ({type(error).__name__})",
-            cure="every rank must compile the same model with the same options and reach this step; see that rank's own error",
+            why=f"nothing under {topic!r} within {group_timeout(group).total_seconds():.0f} s "
+            f"({type(error).__name__})",
+            cure="every rank must compile the same model with the same options and reach this step; "
+            "see that rank's own error",
             where=user_line(),
         ) from error

@@ -131,7 +131,8 @@ class Averager:
                 "DM701",
                 f"rank {self.group.rank()} and rank {other} would reduce different gradient buckets",
                 why=f"{mine[text]} here, {notes[other][text]} there",
-                cure="give every rank the same model, the same arguments of DistributedDataParallel and the same program",
+                cure="give every rank the same model, the same arguments of DistributedDataParallel "
+                "and the same program",
                 where=user_line(),
             )
 
@@ -405,7 +406,8 @@ class Averager:
             "DM704",
             f"{', '.join(names[:5])} of the DistributedDataParallel module got no gradient in this step",
             why="the loss does not depend on them",
-            cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)",
+            cure="DistributedDataParallel(..., find_unused_parameters=True), "
+            "or freeze them with requires_grad_(False)",
         )
 
 

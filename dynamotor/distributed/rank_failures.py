@@ -33,13 +33,15 @@ _COMPLAINTS = (
         "Expected to have finished reduction",
         "DM704",
         _NO_GRADIENT,
-        "DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)",
+        "DistributedDataParallel(..., find_unused_parameters=True), "
+        "or freeze them with requires_grad_(False)",
     ),
     (
         "Expected to mark a variable ready only once",
         "DM705",
         "a parameter got its gradient twice in one backward",
-        "one forward for each backward with find_unused_parameters=True or a reentrant checkpoint; or static_graph=True",
+        "one forward for each backward with find_unused_parameters=True or a reentrant checkpoint; "
+        "or static_graph=True",
     ),
     (
         "Your training graph has changed",
@@ -88,7 +90,8 @@ def coded(error: RuntimeError, doing: str) -> DistributedError | None:
             "DM703",
             f"rank {dist.get_rank()} failed {doing}",
             why=first_line(error),
-            cure="another rank died, stopped or runs another program; see its own error. The gradients of this step are lost",
+            cure="another rank died, stopped or runs another program; see its own error. "
+            "The gradients of this step are lost",
             where=user_line(),
         )
     return None

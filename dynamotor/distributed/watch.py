@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from ..base.errors import DistributedError, UserLine
 
-PATIENCE = 0.6  # of the group's timeout: looked at every fifth of that, so that it is said before three quarters are over
+# Of the group's timeout: looked at every fifth of that, so that it is said before three quarters are over.
+PATIENCE = 0.6
 GRACE = 30.0  # seconds behind the timeout that PyTorch's watchdog has to end the process
 
 
@@ -84,9 +85,12 @@ class RankWatch:
             return None
         return DistributedError(
             "DM703",
-            f"rank {dist.get_rank()} waits for the all-reduces of a backward for {time.monotonic() - began:.0f} s",
-            why=f"another rank died or is late; this process ends when the timeout of {self.timeout:.0f} s is over",
-            cure="see the other ranks' own errors. The gradients of this step are lost; go on from the last checkpoint",
+            f"rank {dist.get_rank()} waits for the all-reduces of a backward "
+            f"for {time.monotonic() - began:.0f} s",
+            why="another rank died or is late; "
+            f"this process ends when the timeout of {self.timeout:.0f} s is over",
+            cure="see the other ranks' own errors. The gradients of this step are lost; "
+            "go on from the last checkpoint",
             where=where,
         )
 

@@ -100,7 +100,7 @@ class LoopBuilder(Realizer):
 
     @staticmethod
     def finish(e: Expr, dtype: torch.dtype, rounded: bool) -> Expr:
-        """Wrap narrow integers always, round half precisions where asked to, at each op under `config.exact`."""
+        """Wrap narrow integers always, round halves where asked to, at each op under `config.exact`."""
         wide = COMPUTE_TYPE[dtype] is dtype or (dtype.is_floating_point and not (rounded or config.exact))
         return e if wide else round_to(e, dtype)
 

@@ -265,7 +265,7 @@ lowerings.add(aten.floor_divide.default, functools.partial(_div_mode, rounding_m
 def _whole_quotient(
     ctx: LoopBuilder, fn: Callable[..., Expr], x: LoopValue, y: LoopValue | Scalar
 ) -> LoopValue:
-    """Eager divides halves by a number, or a 0-d tensor of more digits, as it is: only tensors are rounded."""
+    """Eager divides halves by a number, or a 0-d tensor of more digits, as it is: tensors are rounded."""
     dtype, rounded = ctx.spec.dtype, isinstance(y, LoopValue) and (bool(y.shape) or y.dtype in HALVES)
     return jumping(ctx, fn, x, y) if rounded else ctx.pointwise(lambda a, b: fn(round_to(a, dtype), b), x, y)
 

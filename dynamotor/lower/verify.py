@@ -236,7 +236,8 @@ def _place(s: Store | LoopNode, index: Index, loops: Collection[Var], spec: Tens
         steps, [(step, n) for step, n in zip(spec.stride, spec.shape, strict=True) if n > 1]
     ):
         _wrong(
-            f"{name}[{index}] over {', '.join(f'{v}<{v.size}' for v in loops)} is not each element of {name} once",
+            f"{name}[{index}] over {', '.join(f'{v}<{v.size}' for v in loops)} "
+            f"is not each element of {name} once",
             spec,
         )
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 _KERNEL = re.compile(r'^extern "C" void \w+\(void\*\*P', re.MULTILINE)
 # A closing brace with what belongs to it; a statement or the head of a block; a line that the compiler reads.
 _PIECES = re.compile(
-    r"\}(?:\s*else\s*\{|[);,]*)|(?:for ?\([^;{}]*;[^;{}]*;[^;{}]*?\)|=\{\}|[^{};\n])*[{;]|[^{};\n]+"
+    r"\}(?:\s*else\s*\{|[);,]*)|(?:for ?\([^;{}]*;[^;{}]*;[^;{}]*?\)|=\s*\{\}|[^{};\n])*[{;]|[^{};\n]+"
 )
 _SPACED = (
     (re.compile(r"\b(for|if|while)\("), r"\1 ("),

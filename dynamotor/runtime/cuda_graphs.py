@@ -69,7 +69,7 @@ class CudaRecorder:
         self.device = device
 
     def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...], Any]:
-        """See CallRecorder; the device is idle before and nothing else may allocate on this thread meanwhile."""
+        """See CallRecorder; the device is idle before, nothing else may allocate on this thread meanwhile."""
         with torch.cuda.device(self.device):
             key = (self.device, self.stream())
             if key not in self._streams:

@@ -25,7 +25,8 @@ class OutOfDeviceMemory(DynamotorError, torch.OutOfMemoryError):
             "DM306",
             f"out of memory on {device} in {name}",
             why=why,
-            cure='a smaller batch; mode="reduce-overhead" keeps results of several calls; dynamotor.reset() frees what is kept',
+            cure='a smaller batch; mode="reduce-overhead" keeps results of several calls; '
+            "dynamotor.reset() frees what is kept",
         )
 
 

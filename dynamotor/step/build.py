@@ -28,7 +28,8 @@ from .trace import Leaves, NotWhole, Path, Traced
 
 aten = torch.ops.aten
 _names = itertools.count()
-NUMBER_STEP = 2  # elements from one number to the next: pointers to multiples of 16 bytes take the quicker code on a GPU
+# Elements from one number to the next: pointers to multiples of 16 bytes take the quicker code on a GPU.
+NUMBER_STEP = 2
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,8 @@ class HostProgram:
         for node in nodes:
             if node in needed:
                 text = _text(node, names, scope)
-                lines.append(
-                    f"{names[node]} = {f'single({text})' if node.meta['val'].dtype is torch.float32 else text}"
-                )
+                text = f"single({text})" if node.meta["val"].dtype is torch.float32 else text
+                lines.append(f"{names[node]} = {text}")
         signs = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
         for question, answer in questions:
             sides = [

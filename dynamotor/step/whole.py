@@ -322,7 +322,7 @@ class GraphStep:
             return self._in_pieces(tensors, self.gm.forward)
         except NotWhole as no:
             return self._refuse(no.code, str(no))
-        except Exception as error:  # the optimizer's own Python ran on stand-ins: whatever it raises, the optimizer itself can
+        except Exception as error:  # of the optimizer's Python, which ran on stand-ins: it can be run itself
             if config.verify and is_mistake(error):
                 raise
             code = error.code if isinstance(error, DynamotorError) else "DM501"

@@ -76,9 +76,7 @@ def run_program(script: Path, arguments: Sequence[str]) -> list[tuple[fx.GraphMo
         try:
             runpy.run_path(str(script), run_name="__main__")
         except (Exception, SystemExit) as error:  # whatever the user's program raises: it is to be repeated
-            print(
-                f"{script.name} ended with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            )
+            print(f"{script.name} ended with {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
     remove()
     return found
 

@@ -135,7 +135,8 @@ def write(
         memory_chart=_memory_chart,
         no_charts=NO_CHARTS,
         colors=_COLORS,
-        machine=f"Python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        machine=f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads, "
         f"{torch.backends.cpu.get_cpu_capability()}, {platform.node()}",
     )
     target = Path(path)
