@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -67,9 +67,13 @@ class Workload:
     def __init__(self, job: Job, dropout: bool = True) -> None:
         self.job = job
         self.train = job["mode"] in ("train", "errors")
+        self.plain = False  # a reference runs without autocast
         tiny = bool(job.get("tiny"))
         self.case = models.load(
-            job["model"], small=tiny, batch=None if tiny else job["batch"], dropout=dropout
+            job["model"],
+            small=tiny or bool(job.get("small")),
+            batch=None if tiny else job["batch"],
+            dropout=dropout,
         )
         self.model = self.case.model.train(self.train)
         self.args, self.kwargs = self.case.make_inputs(train=self.train)
@@ -100,15 +104,23 @@ class Workload:
             for key, value in vars(m).items()
         )
 
+    @property
+    def amp(self) -> torch.dtype | None:
+        """The type of autocast; None without it."""
+        return None if self.job["mode"] == "infer" else torch.bfloat16
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.plain or self.amp is None:
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.job["device"]).type, self.amp)
+
     def step(self, call: Callable[..., Any]) -> Any:
         """Inference: the output. Training: the output; the gradients stay on the parameters."""
-        amp = self.job["mode"] != "infer"
-        kind = torch.device(self.job["device"]).type
         if not self.train:
-            with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=amp):
+            with torch.no_grad(), self.autocast():
                 return call(*self.args, **self.kwargs)
         self.model.zero_grad(set_to_none=True)
-        with torch.autocast(kind, torch.bfloat16):
+        with self.autocast():
             out = call(*self.args, **self.kwargs)
             loss = self.loss(out)
         loss.backward()
@@ -138,15 +150,21 @@ class Workload:
 
     def reference(self) -> dict[str, torch.Tensor]:
         """The same of eager in float32, without TF32, from the same weights and inputs."""
+        with full_float32(), self.beside(copy.deepcopy(self.model), torch.float32) as model:
+            return self.results(model)
+
+    @contextlib.contextmanager
+    def beside(self, model: torch.nn.Module, dtype: torch.dtype) -> Iterator[torch.nn.Module]:
+        """Inside, the steps are those of this model, in a wider type, without autocast and optimizer."""
         saved = self.model, self.args, self.kwargs, self.optimizer
-        self.model, self.optimizer = copy.deepcopy(self.model).float(), None
-        self.args = tuple(a.float() if a.is_floating_point() else a for a in self.args)
-        self.kwargs = {k: v.float() if v.is_floating_point() else v for k, v in self.kwargs.items()}
+        self.model, self.optimizer, self.plain = model.to(dtype), None, True
+        self.args = tuple(a.to(dtype) if a.is_floating_point() else a for a in self.args)
+        self.kwargs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.kwargs.items()}
         try:
-            with full_float32(), _no_autocast():
-                return self.results(self.model)
+            yield self.model
         finally:
             self.model, self.args, self.kwargs, self.optimizer = saved
+            self.plain = False
 
 
 _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -168,17 +186,6 @@ def full_float32() -> Any:
             yield
     finally:
         matmul.allow_tf32 = before
-
-
-@contextlib.contextmanager
-def _no_autocast() -> Any:
-    """`torch.autocast(..., enabled=True)` inside does nothing."""
-    real = torch.autocast
-    torch.autocast = lambda kind, dtype=None, enabled=True: contextlib.nullcontext()  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        torch.autocast = real  # type: ignore[misc]
 
 
 def distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -40,13 +40,13 @@ from dynamotor.tools.tables import render
 
 from . import models, step_check, step_profile
 from .measure import quartiles
+from .worker import AMP
 
 MODELS = ("resnet18", "BertForMaskedLM", "mobilenetv3_large_100")
 WAYS = ("eager", "compiled", "torch.compile", "step")
 GRAPHS = ("compiled graphs", "torch.compile graphs")  # on a GPU, besides
 TURN = {"cuda": 0.5, "cpu": 0.05}  # seconds of a turn: on a GPU the host's lead is lost at its end
 COLUMNS = ("model", "way", "first s", "ms", "step is", "spread", "of peak", "peak MB", "loss")
-AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

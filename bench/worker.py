@@ -6,7 +6,6 @@ eager one), "errors" (outputs and gradients against eager, dropout off). The las
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import json
@@ -21,6 +20,7 @@ from dynamotor.api import compile as compile_
 from dynamotor.base.events import counters
 
 from . import models
+from .gpu_programs import Workload
 from .measure import interleave
 from .numerics import Errors
 
@@ -44,54 +44,28 @@ def compiler_of(name: str) -> Callable[[Any], Any]:
     return lambda model: torch.compile(model, backend=name)
 
 
-class PhaseOfModel:
-    """One phase of one model: `step(model)` runs it and returns what is compared."""
+class PhaseOfModel(Workload):
+    """One phase of one model, as the bench on a CPU runs it: in the job's own precision, with a loss that every
+    output takes part in.
+    """
 
     def __init__(self, job: dict[str, Any], dropout: bool) -> None:
-        self.case = models.load(job["model"], small=job["small"], batch=job["batch"], dropout=dropout)
-        self.model = self.case.model.to(job["device"])
-        self.train = job["phase"] == "train"
-        self.model.train(self.train)
-        args, kwargs = self.case.make_inputs(train=self.train)
-        self.args = [a.to(job["device"]) for a in args]
-        self.kwargs = {k: v.to(job["device"]) for k, v in kwargs.items()}
-        self.amp = AMP.get(job["amp"])
-        self.device = torch.device(job["device"]).type
-        self.sync = torch.cuda.synchronize if self.device == "cuda" else (lambda: None)
+        super().__init__({**job, "mode": job["phase"]}, dropout)
+        self.model = self.model.to(job["device"])
+        self.args = tuple(a.to(job["device"]) for a in self.args)
+        self.kwargs = {k: v.to(job["device"]) for k, v in self.kwargs.items()}
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self.device, dtype=self.amp) if self.amp else contextlib.nullcontext()
+    @property
+    def amp(self) -> torch.dtype | None:
+        return AMP.get(self.job["amp"])
 
-    def exact(self, reference: torch.nn.Module) -> Any:
-        """The step of a float64 model on float64 inputs, without autocast."""
-        saved, self.model, self.args, amp, self.amp = (
-            (self.model, self.args),
-            reference,
-            self.double_args(),
-            self.amp,
-            None,
-        )
-        out = self.step(reference)
-        (self.model, self.args), self.amp = saved, amp
-        return out
+    def loss(self, out: Any) -> torch.Tensor:
+        return self.case.loss(out)
 
-    def double_args(self) -> list[torch.Tensor]:
-        return [a.double() if a.is_floating_point() else a for a in self.args]
-
-    def step(self, model: torch.nn.Module) -> Any:
-        """Inference: the outputs. Training: forward, loss and backward; the gradients stay on the
-        parameters.
-        """
-        if not self.train:
-            with torch.no_grad(), self.autocast():
-                out = model(*self.args, **self.kwargs)
-        else:
-            self.model.zero_grad(set_to_none=True)
-            with self.autocast():
-                out = model(*self.args, **self.kwargs)
-                loss = self.case.loss(out)
-            loss.backward()
-        self.sync()
+    def step(self, call: Callable[..., Any]) -> Any:
+        out = super().step(call)
+        if torch.device(self.job["device"]).type == "cuda":
+            torch.cuda.synchronize()
         return out
 
 
@@ -145,8 +119,8 @@ def errors_task(job: dict[str, Any]) -> dict[str, Any]:
     """
     program = PhaseOfModel(job, dropout=False)
     start = program.model
-    reference = copy.deepcopy(start).double()
-    expected = models.output_tensors(program.exact(reference))
+    with program.beside(copy.deepcopy(start), torch.float64) as reference:
+        expected = models.output_tensors(program.step(reference))
     result: dict[str, Any] = {}
     for key, compiler in (("", compiler_of(job["compiler"])), ("eager_", compiler_of("eager"))):
         program.model = copy.deepcopy(start)
