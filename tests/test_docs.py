@@ -16,10 +16,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernels import forget_kernels
 
 import dynamotor
 from dynamotor import __main__, config
-from dynamotor.codegen import cpp, cpp_ops
+from dynamotor.codegen import cpp_ops
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -65,7 +66,7 @@ def test_the_walk_through_finds_its_wrong_kernel(
     (program,) = re.findall(r'```python title="train.py"\n(.*?)```', text, re.DOTALL)
     (result,) = re.findall(r'```python title="train.min.py, in part"\n(.*?)```', text, re.DOTALL)
     monkeypatch.setitem(cpp_ops.TEXT, "expm1", cpp_ops.TEXT["expm1"])  # put back what the program plants
-    monkeypatch.setattr(cpp, "_memo", {})
+    forget_kernels(monkeypatch)
     (tmp_path / "train.py").write_text(program)
     assert __main__.main(["minify", str(tmp_path / "train.py")]) == 0
     said = re.search(r"`(DM922: .*?) are left in train.min.py`", text)

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import torch
 from aten_graphs import aten_graph
+from kernels import forget_kernels
 
 from dynamotor.base.config import config
 from dynamotor.base.errors import DynamotorError
-from dynamotor.codegen import compile_aten, cpp, triton
+from dynamotor.codegen import compile_aten
 from dynamotor.graph.info import GraphInfo
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -45,14 +46,12 @@ class Fault:
 
     def check(self, plant: pytest.MonkeyPatch) -> None:
         """Right without the fault, found with it."""
-        for memo in (cpp, triton):
-            plant.setattr(memo, "_memo", {})
+        forget_kernels(plant)
         got, want = self.run(), self.program(*(t.clone() for t in self.inputs))
         torch.testing.assert_close(
             list(got), list(want) if isinstance(want, (tuple, list)) else [want], rtol=1e-4, atol=1e-4
         )
-        for memo in (cpp, triton):
-            plant.setattr(memo, "_memo", {})
+        forget_kernels(plant)
         self.plant(plant)
         with pytest.raises(DynamotorError, match=self.code):
             self.run()

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernels import forget_kernels
 
 import dynamotor
-from dynamotor.codegen import cpp, cpp_ops
+from dynamotor.codegen import cpp_ops
 from dynamotor.graph.shapes import infer_spec
 from fuzz import fuzzers, modules, operators, shapes
 from fuzz.trial import examine, targets
@@ -57,7 +58,7 @@ def test_a_layout_keeps_shape_and_dtype(layout):
 
 
 def test_a_wrong_operator_is_found_and_named(monkeypatch):
-    monkeypatch.setattr(cpp, "_memo", {})
+    forget_kernels(monkeypatch)
     monkeypatch.setitem(cpp_ops.TEXT, "exp", cpp_ops.TEXT["sin"])
     number = next(n for n, op in enumerate(operators.op_db) if op.name == "exp")
     job = {

@@ -9,8 +9,9 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from kernels import forget_kernels
 
-from dynamotor.codegen import cpp, cpp_body, cpp_kernel, gpu_program
+from dynamotor.codegen import cpp_body, cpp_kernel, gpu_program
 from dynamotor.lower import index, verify
 from fuzz import bounds, fusion, fuzzers, ops, place, report, trial
 from fuzz.compare import Outcome, differences, links, observe
@@ -59,7 +60,7 @@ def dropped_stores(monkeypatch):
             plain(self, s, scope)
 
     monkeypatch.setattr(cpp_kernel.Emitter, "store", store)
-    monkeypatch.setattr(cpp, "_memo", {})
+    forget_kernels(monkeypatch)
 
 
 def test_a_store_that_is_missing_is_found_and_cut_down(monkeypatch):
@@ -142,7 +143,7 @@ def test_positions_that_are_rounded_towards_zero_are_found_behind_regroupings(mo
     monkeypatch.setattr(index.Index, "_split", split)
     monkeypatch.setattr(cpp_body, "may_be_negative", lambda atom: False)
     monkeypatch.setattr(verify, "_atom_bounds", lambda atom, facts: atom.bounds)
-    monkeypatch.setattr(cpp, "_memo", {})
+    forget_kernels(monkeypatch)
     assert any(fusion.problems(programs, "portable"))
 
 
