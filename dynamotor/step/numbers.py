@@ -180,10 +180,8 @@ def _binary(func: Any) -> Any:
 
 def _question(kind: str, swapped: bool = False) -> Any:
     def ask(a: NumberNode, b: NumberNode) -> NumberNode:
-        x: Any
-        y: Any
-        x, y = (b.value, a.value) if swapped else (a.value, b.value)
-        return NumberNode(Question(kind, x, y), a.recorder)
+        sides: tuple[Any, Any] = (b.value, a.value) if swapped else (a.value, b.value)
+        return NumberNode(Question(kind, *sides), a.recorder)
 
     return ask
 

@@ -171,8 +171,10 @@ class Progress:
             self.depth, self.ended = max(self.depth - 1, 0), event.time
         if event.time - self.began > self.patience and self.depth:
             self.shown = True
-            text = f"dynamotor: compiling for {event.time - self.began:.0f} s: {event.data['name']}, "
-            text += f"{self.built} libraries built"
+            text = (
+                f"dynamotor: compiling for {event.time - self.began:.0f} s: {event.data['name']}, "
+                f"{self.built} libraries built"
+            )
             self.terminal.write(f"\r\x1b[2K{text}")
         elif self.shown and not self.depth:
             self.shown = False
