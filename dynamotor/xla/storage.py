@@ -188,7 +188,7 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
     return resized
 
 
-# -- tensors made from nothing --------------------------------------------------------------------------------
+# -- tensors made from nothing -------------------------------------------------------------------------------
 
 
 aten = torch.ops.aten
