@@ -212,21 +212,24 @@ def _tell_guard(what: str, number: int) -> None:
 
 
 def lane_of(device: Any) -> Lane:
-    """The lane of a device; `xla` without an index is the current one."""
-    lane = _lanes.get(device)
-    if lane is None:
-        index = torch.device(device).index
-        device = torch.device("xla", _current if index is None else index)
+    """The lane of a device; `xla` without an index is the current one. A thread that asks while another one
+    records apart (`using_lane`) waits for the device's own."""
+    with lock:
         lane = _lanes.get(device)
         if lane is None:
-            jax_device(device)
-            lane = _lanes[device] = Lane(device)
-    return lane
+            index = torch.device(device).index
+            device = torch.device("xla", _current if index is None else index)
+            lane = _lanes.get(device)
+            if lane is None:
+                jax_device(device)
+                lane = _lanes[device] = Lane(device)
+        return lane
 
 
 def lanes(device: Any = None) -> list[Lane]:
     """The lane of one device, or of all that were used."""
-    return list(_lanes.values()) if device is None else [lane_of(torch.device(device))]
+    with lock:
+        return list(_lanes.values()) if device is None else [lane_of(torch.device(device))]
 
 
 @contextlib.contextmanager

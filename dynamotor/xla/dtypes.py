@@ -87,7 +87,7 @@ def convert(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
-# -- precision ------------------------------------------------------------------------------------------------
+# -- precision -----------------------------------------------------------------------------------------------
 
 
 def wide(x: jax.Array | None) -> jax.Array | None:

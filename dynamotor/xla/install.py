@@ -111,7 +111,7 @@ def uninstall() -> None:
         del sys.modules[name]
 
 
-# -- modules that can be called -------------------------------------------------------------------------------
+# -- modules that can be called ------------------------------------------------------------------------------
 
 
 class _CallableModule(ModuleType):

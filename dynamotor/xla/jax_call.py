@@ -65,14 +65,13 @@ def call_jax(
         given, rest = iter(arrays), iter(others)
         filled = [next(given) if is_one else next(rest)[1] for is_one in is_tensor]
         positional, named = tree_unflatten(filled, tree)
-        results, trees[key] = tree_flatten(jax_func(*positional, **named))
+        results, _trees[key] = tree_flatten(jax_func(*positional, **named))
         return results
 
-    trees = _trees
     results = apply(number_of(key, lambda: flat), tensors)
-    if key not in trees:
+    if key not in _trees:
         jax.eval_shape(flat, *[jax.ShapeDtypeStruct(t.shape, jax_dtype(t.dtype)) for t in tensors])
-    return tree_unflatten(results, trees.get(key))
+    return tree_unflatten(results, _trees.get(key))
 
 
 @torch.library.register_fake("dynamotor_xla::jax")
@@ -130,7 +129,7 @@ class _Differentiable(torch.autograd.Function):
         return None, *[next(found) if need else None for need in needed]
 
 
-# -- loops ----------------------------------------------------------------------------------------------------
+# -- loops ---------------------------------------------------------------------------------------------------
 
 
 torch.library.define(

@@ -116,7 +116,7 @@ rows(
 )
 
 
-# -- shapes changed -------------------------------------------------------------------------------------------
+# -- shapes changed ------------------------------------------------------------------------------------------
 
 
 @op(aten.cat, aten.concat, out=True)
@@ -148,7 +148,7 @@ def _resize(x: jax.Array, size: Sequence[int]) -> jax.Array:
     return jnp.pad(flat, (0, count - flat.size)).reshape(tuple(size))
 
 
-# -- padding, where a negative width cuts ----------------------------------------------------------------------
+# -- padding, where a negative width cuts --------------------------------------------------------------------
 
 
 @op(aten.constant_pad_nd)

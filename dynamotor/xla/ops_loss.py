@@ -45,9 +45,6 @@ rows(
 )
 
 
-# -- negative log likelihood: classes along dimension 1 (0 for a single sample) ------------------------------
-
-
 # -- margin losses: x is (N, C) or (C) -----------------------------------------------------------------------
 
 
@@ -107,7 +104,7 @@ def _multilabel_margin_backward(grad, x, target, reduction, is_target):
     return (slope * (each.reshape(-1, 1) if each.ndim else each)).reshape(x.shape)
 
 
-# -- torch.amp.GradScaler: unscale gradients, look for what is not finite, move the scale ----------------------
+# -- torch.amp.GradScaler: unscale gradients, look for what is not finite, move the scale --------------------
 
 
 @op(aten._amp_foreach_non_finite_check_and_unscale)
@@ -134,7 +131,7 @@ def _update_scale(
     )
 
 
-# -- connectionist temporal classification --------------------------------------------------------------------
+# -- connectionist temporal classification -------------------------------------------------------------------
 
 
 def _states(

@@ -80,7 +80,7 @@ def _trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     return jnp.einsum(f"{','.join(terms)}->{result}", *factors, precision=matmul_precision(factors[0].dtype))
 
 
-# -- attention ------------------------------------------------------------------------------------------------
+# -- attention -----------------------------------------------------------------------------------------------
 
 
 _SOURCE_MASK, _PADDING_MASK = 0, 1
@@ -107,7 +107,7 @@ def _masked_softmax_backward(grad, output, mask, dim=None):
     return jnp.where(mask, 0, weighted - output * jnp.sum(weighted, axis=dim, keepdims=True))
 
 
-# -- scaled dot product attention -----------------------------------------------------------------------------
+# -- scaled dot product attention ----------------------------------------------------------------------------
 
 
 def _einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .dtypes import is_float, per_dimension, wide
-from .lowering import aten, op
+from .lowering import aten, op, rows
 
 
 class _Taps(NamedTuple):
@@ -227,6 +227,4 @@ POOLS = {
     "_adaptive_avg_pool{}d": _adaptive_avg_pool,
     "_adaptive_avg_pool{}d_backward": _adaptive_avg_pool_backward,
 }
-for _name, _rule in POOLS.items():
-    for _spatial in (2, 3):
-        op(getattr(aten, _name.format(_spatial)))(partial(_rule, _spatial))
+rows(op, {getattr(aten, name.format(n)): partial(rule, n) for name, rule in POOLS.items() for n in (2, 3)})

@@ -40,22 +40,6 @@ def in_dtype(x: jax.Array, out: Spec) -> jax.Array:
     return cast(x, compute_dtype(out.dtype))
 
 
-# -- sums, products, truth -----------------------------------------------------------------------------------
-
-
-for _target, _fn in {
-    aten.sum: jnp.sum,
-    aten.prod: jnp.prod,
-    aten.mean: jnp.mean,
-    aten.logsumexp: special.logsumexp,
-}.items():
-    op(_target, out=True)(
-        lambda x, dim=None, keepdim=False, *, dtype=None, out, fn=_fn: fn(
-            in_dtype(x, out), axes(x, dim), keepdims=keepdim
-        )
-    )
-
-
 # -- extrema -------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +62,17 @@ def _position(find: Any, x: jax.Array, dim: int | None, shape: tuple[int, ...]) 
 rows(
     partial(op, out=True),
     {
+        **{
+            target: lambda x, dim=None, keepdim=False, *, dtype=None, out, fn=fn: fn(
+                in_dtype(x, out), axes(x, dim), keepdims=keepdim
+            )
+            for target, fn in {
+                aten.sum: jnp.sum,
+                aten.prod: jnp.prod,
+                aten.mean: jnp.mean,
+                aten.logsumexp: special.logsumexp,
+            }.items()
+        },
         aten.argmax: lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmax, x, dim, out.shape),
         aten.argmin: lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmin, x, dim, out.shape),
         aten.max.dim: lambda x, dim, keepdim=False, *, out: (
@@ -231,7 +226,7 @@ def _searchsorted(sequence, values, *, out_int32=False, right=False, side=None, 
     return search(sequence.reshape(rows, -1), values.reshape(rows, -1)).reshape(shape)
 
 
-# -- distances between rows -----------------------------------------------------------------------------------
+# -- distances between rows ----------------------------------------------------------------------------------
 
 
 _AUTO, _PRODUCT, _DIFFERENCE = (

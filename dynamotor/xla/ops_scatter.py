@@ -86,7 +86,7 @@ def _unfold_backward(grad, input_sizes, dim, size, step):
     return unwindows(jnp.moveaxis(grad, -1, dim), dim, input_sizes[dim], step)
 
 
-# -- reductions into places -----------------------------------------------------------------------------------
+# -- reductions into places ----------------------------------------------------------------------------------
 
 
 def reduce_at(

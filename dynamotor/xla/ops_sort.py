@@ -10,6 +10,7 @@ tensor([0, 2, 1], device='xla:0')
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -97,13 +98,18 @@ def _mode(x, dim=-1, keepdim=False):
     return _pick(values, places, jnp.argmax(rank - start, dim, keepdims=True), dim, keepdim)
 
 
-# -- running ---------------------------------------------------------------------------------------------------
+# -- running -------------------------------------------------------------------------------------------------
 
 
-for _target, _fn in ((aten.cumsum, jnp.cumsum), (aten.cumprod, jnp.cumprod)):
-    op(_target, out=True)(
-        lambda x, dim, *, dtype=None, out, fn=_fn: fn(in_dtype(x, out), dim) if x.ndim else in_dtype(x, out)
-    )
+rows(
+    partial(op, out=True),
+    {
+        target: lambda x, dim, *, dtype=None, out, fn=fn: (
+            fn(in_dtype(x, out), dim) if x.ndim else in_dtype(x, out)
+        )
+        for target, fn in ((aten.cumsum, jnp.cumsum), (aten.cumprod, jnp.cumprod))
+    },
+)
 
 
 @op(aten._logcumsumexp, aten.logcumsumexp)

@@ -107,7 +107,7 @@ def _polygamma(n, x, *, out: Spec):
     return (-1) ** (n + 1) * np.asarray(factorial(n), x.dtype) * zeta(jnp.full_like(x, n + 1), x)
 
 
-# -- complex numbers ------------------------------------------------------------------------------------------
+# -- complex numbers -----------------------------------------------------------------------------------------
 
 
 rows(
@@ -131,7 +131,7 @@ def _angle(x):
     return jnp.where(x != x, x, jnp.where(x < 0, math.pi, 0).astype(x.dtype))
 
 
-# -- Fourier transforms: `normalization` is 0 (none), 1 (by the root of n) or 2 (by n) -------------------------
+# -- Fourier transforms: `normalization` is 0 (none), 1 (by the root of n) or 2 (by n) -----------------------
 
 
 _NONE, _BY_ROOT, _BY_SIZE = 0, 1, 2

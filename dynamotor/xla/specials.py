@@ -353,7 +353,7 @@ def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATen
     )
 
 
-# -- results as long as the data say --------------------------------------------------------------------------
+# -- results as long as the data say -------------------------------------------------------------------------
 
 
 @specials.register(aten.masked_select.default)

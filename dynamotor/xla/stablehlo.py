@@ -8,10 +8,11 @@ code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,8 @@ class StableHLOGraphModule:
         for function in self._bundle.functions:
             kept = ("name", "places", "outputs", "in_spec", "out_spec")
             meta = json.dumps({name: getattr(function, name) for name in kept}).encode()
-            parts = {"bytecode": function.bytecode, "jax": _serialized(function), "meta": meta}
+            with _flatbuffers():
+                parts = {"bytecode": function.bytecode, "jax": function.exported.serialize(), "meta": meta}
             if options.include_human_readable_text:
                 parts["mlir"] = function.text.encode()
             for extension, content in parts.items():
@@ -156,7 +158,8 @@ class StableHLOGraphModule:
             try:
                 meta = json.loads(Path(stem + ".meta").read_bytes())
                 text = Path(stem + ".mlir").read_text("utf-8") if os.path.exists(stem + ".mlir") else ""
-                exported = _deserialized(Path(stem + ".jax").read_bytes())
+                with _flatbuffers():
+                    exported = jax.export.deserialize(bytearray(Path(stem + ".jax").read_bytes()))
                 functions.append(
                     _Function(
                         text=text, bytecode=Path(stem + ".bytecode").read_bytes(), exported=exported, **meta
@@ -314,22 +317,13 @@ def _export(sub: Subgraph, metas: list[Meta]) -> Any:
     return jax.export.export(jax.jit(sub.call), platforms=("cpu", "cuda", "tpu"))(*avals)
 
 
-def _serialized(function: _Function) -> bytes:
+@contextlib.contextmanager
+def _flatbuffers() -> Iterator[None]:
+    """Within this, jax writes or reads exported programs, for which it needs a library."""
     try:
-        return bytes(function.exported.serialize())
+        yield
     except ImportError as error:
-        raise _no_flatbuffers() from error
-
-
-def _deserialized(content: bytes) -> jax.export.Exported:
-    try:
-        return jax.export.deserialize(bytearray(content))
-    except ImportError as error:
-        raise _no_flatbuffers() from error
-
-
-def _no_flatbuffers() -> XlaError:
-    why = "jax writes and reads exported programs with it"
-    return XlaError(
-        "DM673", "the flatbuffers library is not installed", why=why, cure="pip install dynamotor[stablehlo]"
-    )
+        cure = "pip install dynamotor[stablehlo]"
+        raise XlaError(
+            "DM673", "the flatbuffers library is not installed", why=str(error), cure=cure
+        ) from error

@@ -18,7 +18,6 @@ from . import (  # noqa: F401  (imported for their rows)
     device,
     dispatch,
     execute,
-    factories,
     recurrent,
     rng,
     specials,
@@ -48,7 +47,7 @@ def _index(which: Any) -> int:
 def start() -> None:
     """Register everything with PyTorch. Safe to call again."""
     _load_families()
-    factories.install()
+    storage.install()
     device.install(
         get_rng_state=lambda which="xla": rng.get_state_tensor(_index(which)),
         set_rng_state=lambda state, which="xla": rng.set_state_tensor(state, _index(which)),

@@ -1,5 +1,6 @@
 """Ops that address a tensor's storage: `as_strided`, `empty_strided`, `resize_`. XLA tensors have none; a
-storage is the elements of the root of their views, in the order that its strides give.
+storage is the elements of the root of their views, in the order that its strides give. Ops that make tensors from
+nothing reach PyTorch's XLA dispatch key, where one boxed kernel records them.
 
 >>> torch.arange(6, device="xla").view(2, 3).t().as_strided((2,), (2,), 1)
 tensor([1, 3], device='xla:0')
@@ -15,10 +16,13 @@ from torch._prims_common import suggest_memory_format
 from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
+from .conversion import mark
+from .device import lane_of
 from .dispatch import make, specials
 from .errors import require
-from .ir import Lane, Node, record
+from .ir import Lane, Node, lock, record
 from .lowering import aten, rows
+from .specials import to_device
 from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
 
 # Views whose elements are not those of what they view: they count in other units.
@@ -182,3 +186,41 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
         stride = torch.empty(size, device="meta", memory_format=order).stride()
         resized.data = wrap(new_root(value(flat.as_strided(size, stride)._alias), stride))
     return resized
+
+
+# -- tensors made from nothing -------------------------------------------------------------------------------
+
+
+aten = torch.ops.aten
+_library = torch.library.Library("_", "IMPL")
+_aten = torch.library.Library("aten", "IMPL")
+
+
+def _factory(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of every op whose arguments hold no xla tensor but whose result shall be one."""
+    device = kwargs.pop("device", None)
+    with lock:
+        lane = lane_of(device if device is not None else "xla")
+        if func is aten.empty_strided.default:
+            return memory_of(args[0], args[1], kwargs, lane)
+        return make(func, args, kwargs, lane)
+
+
+def _to_copy(
+    tensor: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> torch.Tensor:
+    with lock:
+        return mark(tensor, to_device(tensor, dtype or tensor.dtype, device))
+
+
+def _copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    with lock:
+        return specials[aten.copy_.default](aten.copy_.default, (target, source), None)
+
+
+def install() -> None:
+    """Register the kernels. `torch.tensor(..., device="xla")` copies with Python dispatch switched off, so
+    copies need kernels of their own."""
+    _library.fallback(_factory, "XLA")
+    _aten.impl("_to_copy", _to_copy, "XLA")
+    _aten.impl("copy_", _copy_, "XLA")

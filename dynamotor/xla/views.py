@@ -26,29 +26,30 @@ rows(
         ): lambda base, new, *args: record(aten.view.default, (new, list(base.meta.shape))),
         aten.alias.default: lambda base, new: new,
         aten.view.dtype: lambda base, new, dtype: record(aten.view.dtype, (new, base.meta.dtype)),
+        # What one op on the new value undoes, with the view's own arguments.
+        **{
+            view: lambda base, new, *args, undo=undo: record(undo, (new, *args))
+            for view, undo in {
+                aten.t.default: aten.t.default,
+                aten.transpose.int: aten.transpose.int,
+                aten._conj.default: aten.conj_physical.default,
+                aten._neg_view.default: aten.neg.default,
+                aten.view_as_real.default: aten.view_as_complex.default,
+                aten.view_as_complex.default: aten.view_as_real.default,
+            }.items()
+        },
+        # What one op puts into the base, with the view's own arguments.
+        **{
+            view: lambda base, new, *args, put=put, **named: record(put, (base, new, *args), named)
+            for view, put in {
+                aten.select.int: aten.select_scatter.default,
+                aten.slice.Tensor: aten.slice_scatter.default,
+                aten.diagonal.default: aten.diagonal_scatter.default,
+                aten.as_strided.default: aten.as_strided_scatter.default,
+            }.items()
+        },
     },
 )
-
-
-# Views that one op on the new value undoes, with the view's own arguments.
-for _view, _undo in {
-    aten.t.default: aten.t.default,
-    aten.transpose.int: aten.transpose.int,
-    aten._conj.default: aten.conj_physical.default,
-    aten._neg_view.default: aten.neg.default,
-    aten.view_as_real.default: aten.view_as_complex.default,
-    aten.view_as_complex.default: aten.view_as_real.default,
-}.items():
-    inverses.add(_view, lambda base, new, *args, undo=_undo: record(undo, (new, *args)))
-
-# Views whose new value one op puts into the base, with the view's own arguments.
-for _view, _put in {
-    aten.select.int: aten.select_scatter.default,
-    aten.slice.Tensor: aten.slice_scatter.default,
-    aten.diagonal.default: aten.diagonal_scatter.default,
-    aten.as_strided.default: aten.as_strided_scatter.default,
-}.items():
-    inverses.add(_view, lambda base, new, *args, put=_put, **named: record(put, (base, new, *args), named))
 
 
 @inverses.register(aten.permute.default)

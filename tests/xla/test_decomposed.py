@@ -201,3 +201,44 @@ def test_statistics_of_batches_have_the_cpus_type(dtype, running):
     )
     for ours, theirs in zip(got, want):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-2, atol=1e-3)
+
+
+WHOLE = {
+    "softmax of a number": lambda x: torch.softmax(x[0, 0], 0) + torch.log_softmax(x[0, 1], -1),
+    "softmax of nothing": lambda x: (
+        torch.softmax(x[:0], 1).sum() + torch.softmax(x[:, :0], 1).sum() + x.sum()
+    ),
+    "softmax of a transposed tensor": lambda x: torch.softmax(x.t(), 0),
+    "layer norm of nothing": lambda x: F.layer_norm(x[:0], [x.shape[1]]).sum() + x.sum(),
+    "layer norm of two dimensions": lambda x: F.layer_norm(x, list(x.shape), x.detach() * 2, x.detach()),
+    "group norm": lambda x: F.group_norm(x.reshape(2, 4, -1), 2, x[0, :4], x[1, :4]),
+    "batch norm": lambda x: F.batch_norm(x, None, None, x[0], x[1], training=True),
+    "nll of ignored rows": lambda x: F.nll_loss(
+        x, torch.full((len(x),), -100, device=x.device), reduction="sum"
+    ),
+    "nll of one row": lambda x: F.nll_loss(x[0], torch.tensor(2, device=x.device)),
+    "nll of images": lambda x: F.nll_loss(
+        x.reshape(2, 4, -1), torch.arange(12, device=x.device).reshape(2, 6) % 4, reduction="none"
+    ),
+    "nll with weights": lambda x: F.cross_entropy(
+        x, torch.arange(len(x), device=x.device), x[0].detach().abs()
+    ),
+    "gelu": lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.silu(x),
+    "cdist without columns": lambda x: torch.cdist(x[:, :0], x[:2, :0], float("inf")).sum() + x.sum(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", WHOLE)
+def test_ops_that_are_decomposed_where_they_are_lowered(name, dtype):
+    if dtype is torch.bfloat16 and "cdist" in name:
+        pytest.skip("aten's kernel has no bfloat16")
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    a, b = x.clone().requires_grad_(), x.to("xla").requires_grad_()
+    close = {"rtol": 3e-2, "atol": 3e-2} if dtype is torch.bfloat16 else {}
+    want, got = WHOLE[name](a), WHOLE[name](b)
+    torch.testing.assert_close(got.cpu(), want, equal_nan=True, **close)
+    assert got.stride() == want.stride()
+    want.sum().backward()
+    got.sum().backward()
+    torch.testing.assert_close(b.grad.cpu(), a.grad, equal_nan=True, **close)

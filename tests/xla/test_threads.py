@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-pytest.importorskip("jax", reason="jax is not installed")
+jax = pytest.importorskip("jax", reason="jax is not installed")
 
 import dynamotor  # noqa: E402
+from dynamotor.xla.device import lane_of  # noqa: E402
 from dynamotor.xla.distributed.parallel_loader import MpDeviceLoader  # noqa: E402
 from dynamotor.xla.step import compile_step  # noqa: E402
 from dynamotor.xla.sync import sync  # noqa: E402
+from dynamotor.xla.transfer import wrap_array  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +90,19 @@ def test_loader_threads_move_batches_while_a_step_is_recorded():
         cpu.zero_grad()
     for mine, expected in zip(model.parameters(), reference):
         torch.testing.assert_close(mine.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_another_thread_uploads_is_not_of_a_graph_that_is_recorded_apart():
+    arrays, made, done = jax.numpy.ones(2), [], threading.Event()
+
+    def upload():
+        while not done.is_set():
+            made.append(wrap_array(arrays))
+
+    thread = threading.Thread(target=upload)
+    thread.start()
+    for size in range(2, 42):  # each is traced for itself
+        torch.softmax(torch.ones(2, size, device="xla"), 1)
+    done.set()
+    thread.join()
+    assert made and {tensor._alias.lane for tensor in made} == {lane_of(torch.device("xla", 0))}

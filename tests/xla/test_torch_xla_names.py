@@ -2,6 +2,10 @@
 sharding.
 """
 
+import importlib.util
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -94,3 +98,28 @@ def test_fsdp_over_four_devices_trains_as_one_device():
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr
+
+
+def test_names_that_are_said_not_to_be_there_are_not():
+    text = (Path(__file__).parents[2] / "docs/leaving-torch-xla.md").read_text()
+    module, seen = "", 0
+    for row in text.partition("## Names that are not there")[2].splitlines():
+        if not row.startswith("| "):
+            continue
+        first, second, _ = row.strip()[1:-1].split("|")
+        modules, names = re.findall(r"`([\w.]+)`", first), re.findall(r"`([\w.]+)`", second)
+        module = modules[-1] if modules else module
+        if module == "_XLAC":
+            continue
+        for name in [f"{module}.{name}" for name in names] or modules:
+            home, _, last = name.rpartition(".")
+            package = f"dynamotor.xla.{home}"
+            try:
+                there = hasattr(importlib.import_module(package), last) or importlib.util.find_spec(
+                    f"{package}.{last}"
+                )
+            except ModuleNotFoundError:
+                there = False
+            assert not there, name
+            seen += 1
+    assert seen > 25

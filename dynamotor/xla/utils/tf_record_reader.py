@@ -89,14 +89,11 @@ class TfRecordReader:
         return {name: self._transformed(name, value) for name, value in example.items()}
 
     def _transformed(self, name: str, value: Any) -> Any:
-        transform = self._transforms.get(name)
-        if transform is None:
-            return value
+        transform = self._transforms.get(name, lambda tensor: tensor)
         if callable(transform):
             return transform(value)
-        if isinstance(value, list):
-            return [v.numpy().tobytes().decode() for v in value]
-        return value.numpy().tobytes().decode()
+        texts = [v.numpy().tobytes().decode() for v in (value if isinstance(value, list) else [value])]
+        return texts if isinstance(value, list) else texts[0]
 
     def _read(self, count: int, at_record_start: bool = False) -> bytes:
         try:

@@ -4,6 +4,7 @@
 >>> xs.mark_sharding(x, xs.Mesh(range(4), (2, 2), ("data", "model")), ("data", None))
 """
 
+from .api import xla_distribute_module, xla_distribute_tensor
 from .xla_sharding import (
     HybridMesh,
     Mesh,
@@ -20,6 +21,7 @@ from .xla_sharding import (
     set_global_mesh,
     unwrap_sharded_tensor,
     use_spmd,
+    visualize_sharding,
     visualize_tensor_sharding,
     wrap_as_sharded_tensor,
     wrap_if_sharded,
@@ -41,7 +43,10 @@ __all__ = [
     "set_global_mesh",
     "unwrap_sharded_tensor",
     "use_spmd",
+    "visualize_sharding",
     "visualize_tensor_sharding",
     "wrap_as_sharded_tensor",
     "wrap_if_sharded",
+    "xla_distribute_module",
+    "xla_distribute_tensor",
 ]

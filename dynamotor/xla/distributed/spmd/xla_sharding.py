@@ -13,6 +13,7 @@ on all devices, or where XLA finds it best.
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from enum import StrEnum
@@ -290,6 +291,20 @@ def visualize_tensor_sharding(t: torch.Tensor, **options: Any) -> None:
     (jax.debug.visualize_array_sharding).
     """
     jax.debug.visualize_array_sharding(data_of(t), **options)  # type: ignore[arg-type]
+
+
+def visualize_sharding(sharding: str, **options: Any) -> None:
+    """Print which device has which part of something that lies so, in XLA's words: "{devices=[2,2]<=[4]}",
+    "{devices=[4,1]0,2,1,3}", "{replicated}" (jax.debug.visualize_sharding).
+    """
+    found = re.match(r"\{devices=\[([\d,]+)\](?:<=\[[\d,]+\]|([\d,]+))", sharding)
+    grid = [int(n) for n in found[1].split(",")] if found else [_devices.device_count()]
+    ids = [int(n) for n in found[2].split(",")] if found and found[2] else range(math.prod(grid))
+    names = [f"axis{i}" for i in range(len(grid))]
+    mesh = Mesh(ids, grid, names)
+    divided = names[: len(names) - ("last_tile_dim_replicate" in sharding)] if found else []
+    shape = [mesh.shape()[name] for name in divided] or [1]
+    jax.debug.visualize_sharding(shape, mesh.sharding(divided), **options)
 
 
 ShardingType = StrEnum("ShardingType", {name: name for name in ("REPLICATED", "TILED", "PARTIAL")})
