@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..base.config import config
 from ..base.registry import register_all
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
@@ -217,11 +216,11 @@ for _target, _of_two, _floats_only, _jumps in (
     binary(_target, _of_two, _floats_only, _jumps)
 
 
-def as_eager_adds(ctx: LoopBuilder, x: LoopValue | Scalar) -> LoopValue | Scalar:
-    """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (not one that it
-    multiplies by).
+def as_eager_adds(ctx: LoopBuilder, x: Any) -> Any:
+    """aten on a CPU rounds a number that it adds to a half-precision tensor, and `alpha` (not a number that it
+    multiplies by): sums that vanish there would not, or the other way round.
     """
-    if isinstance(x, LoopValue) or not config.exact or ctx.spec.dtype not in HALVES:
+    if type(x) not in (int, float) or ctx.spec.dtype not in HALVES or ctx.spec.device.type != "cpu":
         return x
     return torch.tensor(x, dtype=ctx.spec.dtype).item()
 
@@ -237,13 +236,13 @@ def _mul(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> Loop
 def _add(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
     if ctx.spec.dtype is BOOL:
         return ctx.pointwise(lambda a, b: op("or", a, b) if alpha else a, x, y)
-    x, y = as_eager_adds(ctx, x), as_eager_adds(ctx, y)
+    x, y, alpha = (as_eager_adds(ctx, n) for n in (x, y, alpha))
     return ctx.pointwise(lambda a, b: add(a, mul(b, like(alpha, b))), x, y)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
-    x, y = as_eager_adds(ctx, x), as_eager_adds(ctx, y)
+    x, y, alpha = (as_eager_adds(ctx, n) for n in (x, y, alpha))
     return ctx.pointwise(lambda a, b: sub(a, mul(b, like(alpha, b))), x, y)
 
 
@@ -526,7 +525,7 @@ register_all(
     (
         (
             (aten.rsub.Scalar, aten.rsub.Tensor),
-            lambda ctx, x, y, alpha=1: ctx.pointwise(lambda a, b: sub(b, mul(a, like(alpha, a))), x, y),
+            lambda ctx, x, y, alpha=1: _sub(ctx, y, x, alpha),
         ),
         ((aten.logical_not.default,), lambda ctx, x: ctx.pointwise(lambda a: op("not", a), x, compute=BOOL)),
         (

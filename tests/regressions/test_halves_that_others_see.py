@@ -75,3 +75,20 @@ def test_a_part_written_into_an_expanded_tensor(scatter: str) -> None:
     want = getattr(torch, scatter)(x, part, *where)
     got = dynamotor.compile(lambda x, part: getattr(torch, scatter)(x, part, *where))(x, part)
     assert torch.equal(got, want) and got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_that_are_added_have_no_more_digits_than_the_sum(dtype: torch.dtype) -> None:
+    """72001:92781: x + 0.3 y vanished here and not in eager, and a negative power of it was infinite."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 33).to(dtype)
+    ones = torch.ones(64, 33, dtype=dtype)  # times a number there is nothing to round twice
+    for sum_of in (
+        lambda x, y: x + 0.3,
+        lambda x, y: 0.3 - x,
+        lambda x, y: x - 0.1,
+        lambda x, y: x.add(y, alpha=0.3),
+        lambda x, y: x.sub(y, alpha=0.7),
+        lambda x, y: torch.rsub(y, x, alpha=0.3),
+    ):
+        assert torch.equal(dynamotor.compile(sum_of)(x, ones), sum_of(x, ones))
