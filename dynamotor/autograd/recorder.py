@@ -471,4 +471,15 @@ def _as_strided(
     )
 
 
+@record_rule(aten.as_strided_copy.default)
+def _as_strided_copy(
+    recorder: GraphRecorder, func: OpOverload, source: torch.Tensor, *place: Any, **named: Any
+) -> Any:
+    """A copy of such a view: what it addresses may lie outside of `source`, which alone would lie there."""
+    view = _as_strided(recorder, aten.as_strided.default, source, *place, **named)
+    if view is NotImplemented:
+        return view
+    return recorder.call(aten.clone.default, view, memory_format=torch.contiguous_format)
+
+
 __all__ = ["DataDependent", "GraphRecorder", "record_rule", "record_rules"]

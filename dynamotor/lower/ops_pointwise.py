@@ -217,7 +217,7 @@ for _target, _of_two, _floats_only, _jumps in (
 
 
 def as_eager_adds(ctx: LoopBuilder, x: Any) -> Any:
-    """aten on a CPU rounds a number that it adds to a half-precision tensor, and `alpha` (not a number that it
+    """aten on a CPU rounds a number that it adds to a half-precision tensor, and `alpha` (not one that it
     multiplies by): sums that vanish there would not, or the other way round.
     """
     if type(x) not in (int, float) or ctx.spec.dtype not in HALVES or ctx.spec.device.type != "cpu":

@@ -300,3 +300,21 @@ def test_an_input_of_a_convolution_that_is_written_afterwards(stride: int) -> No
         x = torch.arange(128.0).view(2, 4, 4, 4)
         found.append((run(x, torch.ones(4, 4, 1, 1), torch.tensor(3.0)), x))
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+def test_copies_that_address_memory_outside_of_a_view(backend: str) -> None:
+    """73001:17803: behind a write into an input, a copy by addresses saw the view's elements alone."""
+
+    def nothing_of_it(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.ge_(y)
+        return torch.as_strided_copy(F.layer_norm(x, (1,))[-4:-6:2, :], (1,), (1,))
+
+    def before_it(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.ge_(y)
+        return torch.as_strided_copy((x + 3)[1:], (2,), (1,), 0)
+
+    for f, n in ((nothing_of_it, 1), (before_it, 1), (before_it, 3)):
+        x = torch.randn(n + 1 if f is before_it else n, 1)
+        y = torch.randn(())
+        assert torch.equal(dynamotor.compile(f, backend=backend)(x.clone(), y), f(x.clone(), y))
