@@ -217,7 +217,9 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _generator(device: torch.device) -> torch.Generator:
     return (
-        torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+        torch.default_generator
+        if device.type == "cpu"
+        else torch.get_device_module(device).default_generators[device.index or 0]
     )
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import secrets
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -54,6 +56,14 @@ def start() -> None:
         get_rng_state_all=lambda: [rng.get_state_tensor(index) for index in range(device.device_count())],
         set_rng_state_all=lambda states: [
             rng.set_state_tensor(state, index) for index, state in enumerate(states)
+        ],
+        # One for each number that a device may have: how many there are is asked at the first use.
+        default_generators=[
+            SimpleNamespace(
+                get_state=partial(rng.get_state_tensor, index),
+                set_state=partial(rng.set_state_tensor, device=index),
+            )
+            for index in range(128)
         ],
         initial_seed=lambda: rng.get_state(device.current_device()),
         manual_seed=lambda seed: rng.set_state(seed, device.current_device()),

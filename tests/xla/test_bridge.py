@@ -196,3 +196,12 @@ def test_pending_inputs_are_computed_first():
     x = torch.ones(3, device="xla")
     fast(x)
     assert fast(x * 5 + 2).tolist() == [6.0, 6.0, 6.0]
+
+
+def test_a_compiled_dropout_has_the_gradient_of_its_mask():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).to("xla")
+    x = torch.ones(8, 4, device="xla", requires_grad=True)
+    y = dynamotor.compile(model, backend="xla")(x)
+    y.sum().backward()
+    kept = (y.detach() != 0).float() * 2
+    torch.testing.assert_close(x.grad.cpu(), (kept @ model[0].weight.detach()).cpu())
