@@ -216,13 +216,26 @@ for _target, _of_two, _floats_only, _jumps in (
     binary(_target, _of_two, _floats_only, _jumps)
 
 
-def as_eager_adds(ctx: LoopBuilder, x: Any) -> Any:
-    """aten on a CPU rounds a number that it adds to a half-precision tensor, and `alpha` (not one that it
-    multiplies by): sums that vanish there would not, or the other way round.
+def as_eager_adds(ctx: LoopBuilder, x: LoopValue | Scalar) -> Callable[[Expr], Expr]:
+    """aten on a CPU rounds what it adds to a half-precision tensor, where it has more digits: numbers, `alpha`
+    and tensors of another type (not a number that it multiplies by). Sums vanish by it, or do not.
     """
-    if type(x) not in (int, float) or ctx.spec.dtype not in HALVES or ctx.spec.device.type != "cpu":
-        return x
-    return torch.tensor(x, dtype=ctx.spec.dtype).item()
+    dtype = ctx.spec.dtype
+    half = dtype in HALVES and ctx.spec.device.type == "cpu"
+    if not half or isinstance(x, LoopValue) and x.dtype is dtype:
+        return lambda e: e
+    return lambda e: round_to(e, dtype)
+
+
+def _combined(
+    ctx: LoopBuilder,
+    of_two: Callable[[Expr, Expr], Expr],
+    x: LoopValue | Scalar,
+    y: LoopValue | Scalar,
+    alpha: Scalar,
+) -> LoopValue:
+    first, second, factor = (as_eager_adds(ctx, n) for n in (x, y, alpha))
+    return ctx.pointwise(lambda a, b: of_two(first(a), mul(second(b), factor(like(alpha, b)))), x, y)
 
 
 @lowering(aten.mul.Tensor)
@@ -236,14 +249,12 @@ def _mul(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> Loop
 def _add(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
     if ctx.spec.dtype is BOOL:
         return ctx.pointwise(lambda a, b: op("or", a, b) if alpha else a, x, y)
-    x, y, alpha = (as_eager_adds(ctx, n) for n in (x, y, alpha))
-    return ctx.pointwise(lambda a, b: add(a, mul(b, like(alpha, b))), x, y)
+    return _combined(ctx, add, x, y, alpha)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
-    x, y, alpha = (as_eager_adds(ctx, n) for n in (x, y, alpha))
-    return ctx.pointwise(lambda a, b: sub(a, mul(b, like(alpha, b))), x, y)
+    return _combined(ctx, sub, x, y, alpha)
 
 
 @lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)

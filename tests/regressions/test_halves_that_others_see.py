@@ -90,5 +90,8 @@ def test_numbers_that_are_added_have_no_more_digits_than_the_sum(dtype: torch.dt
         lambda x, y: x.add(y, alpha=0.3),
         lambda x, y: x.sub(y, alpha=0.7),
         lambda x, y: torch.rsub(y, x, alpha=0.3),
+        lambda x, y: x + torch.tensor(0.3),
+        lambda x, y: torch.tensor(0.3, dtype=torch.float64) - x,
+        lambda x, y: x + torch.arange(1025, 1058),
     ):
         assert torch.equal(dynamotor.compile(sum_of)(x, ones), sum_of(x, ones))
