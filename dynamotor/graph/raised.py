@@ -28,7 +28,7 @@ def show_its_line(error: Exception, gm: fx.GraphModule, inputs: Sequence[Any]) -
     if isinstance(error, DynamotorError):
         return
     lines = {n: n.meta["where"] for n in gm.graph.nodes if isinstance(n.meta.get("where"), UserLine)}
-    frames = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
+    frames = list(walk_tb(error.__traceback__))
     if frames and (frames[-1][0].f_code.co_filename, frames[-1][1]) in {
         (line.filename, line.lineno) for line in lines.values()
     }:
@@ -36,7 +36,7 @@ def show_its_line(error: Exception, gm: fx.GraphModule, inputs: Sequence[Any]) -
     at = _by_generated_code(frames, {node.name: line for node, line in lines.items()})
     if at is None:
         placeholders = gm.graph.find_nodes(op="placeholder")
-        refused = {node for node, t in zip(placeholders, inputs, strict=True) if _history_is_refused(t)}
+        refused = {node for node, t in zip(placeholders, inputs, strict=True) if history_is_refused(t)}
         at = next((line for node, line in lines.items() if refused & {*node.all_input_nodes}), None)
     if at is not None:
         error.__traceback__ = at.traceback()
@@ -50,11 +50,9 @@ def _by_generated_code(frames: Sequence[tuple[Any, int]], lines: dict[str, UserL
     return None
 
 
-def _history_is_refused(value: Any) -> bool:
+def history_is_refused(value: Any) -> bool:
+    """Whether it is a view that was made where gradients were off, of what was written since."""
     try:
-        return isinstance(value, torch.Tensor) and value.grad_fn is _NOTHING
+        return isinstance(value, torch.Tensor) and value.is_leaf is None  # never: reading it is the question
     except RuntimeError:
         return True
-
-
-_NOTHING = object()

@@ -19,6 +19,7 @@ from torch import fx
 from ... import _C
 from ...base.errors import DynamotorError
 from ...graph.kernel_checks import tf32
+from ...graph.raised import history_is_refused
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
@@ -411,12 +412,8 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         )
     if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
         raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
-    try:
-        obj.is_leaf  # noqa: B018
-    except (
-        RuntimeError
-    ) as refused:  # a view that was made where gradients were off, of what was written since
-        raise unsupported("unsupported-value", "a view that autograd refuses to read") from refused
+    if history_is_refused(obj):
+        raise unsupported("unsupported-value", "a view that autograd refuses to read")
 
 
 def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
