@@ -25,6 +25,7 @@ PATIENCE = (
     180.0  # seconds of processor time that a chunk may take, and seconds that its processes may do nothing
 )
 RENEW = 40  # chunks after which a worker is replaced: loaded libraries are never unloaded
+_WITH_EAGER = ("fusion", "operators", "modules")  # whose programs may also run with nothing compiled
 Job = dict[str, Any]
 
 
@@ -139,8 +140,21 @@ class Workers:
             self._again.put({**job, "count": half})
             self._again.put({**job, "start": job["start"] + half, "count": job["count"] - half})
             return
+        if job["fuzzer"] in _WITH_EAGER and self._dies_in_eager(job):
+            self.show(f"# died in eager, too: {job} {tail[-200:]!r}")
+            self._take({"tally": {"died in eager": 1}})
+            return
         how = "no answer in time" if code is None else f"the process died ({code})"
         self._take(_reduced_elsewhere(job, how, tail))
+
+    def _dies_in_eager(self, job: Job) -> bool:
+        """Whether a program ends a new process in which nothing is compiled."""
+        worker = _start()
+        worker.send(json.dumps({**job, "target": "eager"}))
+        answered = self._answer(worker) is not None
+        code = worker.process.poll()
+        worker.end(0.0)
+        return not answered and code is not None and code < 0
 
 
 def _reduced_elsewhere(job: Job, how: str, tail: str) -> dict[str, Any]:

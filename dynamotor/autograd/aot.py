@@ -35,7 +35,7 @@ from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
-from ..graph.spec import is_lazy
+from ..graph.spec import is_lazy, storage_number
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from . import again
@@ -211,14 +211,7 @@ def _memory_groups(inputs: Sequence[Any]) -> list[int]:
             "an input is lazy: a conjugate, a negative or zeros without memory",
             cure="clone() it first",
         )
-    return [
-        -i
-        if not _is_tensor(t)
-        else t._memory_token()
-        if hasattr(type(t), "_memory_token")
-        else t.untyped_storage()._cdata
-        for i, t in enumerate(inputs, 1)
-    ]
+    return [storage_number(t) if _is_tensor(t) else -i for i, t in enumerate(inputs, 1)]
 
 
 def _regions(

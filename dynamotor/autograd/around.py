@@ -17,7 +17,7 @@ from ..graph.data_sizes import holds
 from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, storage_number
 from ..graph.sym_int import to_torch
 
 
@@ -32,6 +32,7 @@ class _Trial:
         self.env: dict[fx.Node, Any] = dict(zip(placeholders, map(_example, inputs, specs), strict=True))
         tensors = [value for value in self.env.values() if isinstance(value, ShapeTensor)]
         self.outside = {tensor.memory for tensor in tensors}
+        self.beside = _beside(inputs, list(self.env.values()))
         self.wanting = {tensor.memory for tensor in tensors if tensor.requires_grad}
         self.writes: list[set[Any]] = []
         self.first_use: dict[Any, int] = {}
@@ -81,6 +82,17 @@ def _example(tensor: torch.Tensor, spec: TensorSpec | Size) -> Any:
     return made
 
 
+def _beside(inputs: Sequence[Any], examples: Sequence[Any]) -> dict[Any, set[Any]]:
+    """For the memory of each input, the memories of the inputs that lie in the same storage: a write into one
+    is a write into all for autograd, which counts by storage.
+    """
+    groups: dict[int, set[Any]] = {}
+    for tensor, example in zip(inputs, examples, strict=True):
+        if isinstance(example, ShapeTensor):
+            groups.setdefault(storage_number(tensor), set()).add(example.memory)
+    return {memory: group for group in groups.values() for memory in group}
+
+
 def _goes_with(node: fx.Node) -> bool:
     """Whether a call that follows one whose result's size data decides only reads that size, or says what
     holds of it.
@@ -122,7 +134,8 @@ def _region(trial: _Trial, start: int) -> tuple[int, int]:
         stop += 1
     # What is written from here on may not have been saved for a backward before: eager decides what it saves.
     later = set().union(*trial.writes[start:]) & trial.outside
-    start = min([start, *(trial.first_use[memory] for memory in later)])
+    touched = set().union(*(trial.beside[memory] for memory in later))
+    start = min([start, *(trial.first_use.get(memory, start) for memory in touched)])
     while not free[start]:
         start -= 1
     return start, stop

@@ -33,7 +33,7 @@ from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
 from ..graph.plain import NotPlain, decode, encode, symbols_by_name
 from ..graph.sizes import Guard, ShapeEnv, Size
-from ..graph.spec import TensorSpec, is_lazy
+from ..graph.spec import TensorSpec, is_lazy, storage_number
 from .late import Narrow
 
 Compiled = Callable[..., Any]
@@ -248,7 +248,7 @@ def program_key(
         raise NotPlain("a graph with on backward")
     specs = specs_of(gm, inputs)
     given = [_input_text(*row, i in static_inputs) for i, row in enumerate(zip(inputs, specs, strict=True))]
-    storages = [-i if type(t) is int else t.untyped_storage()._cdata for i, t in enumerate(inputs, 1)]
+    storages = [-i if type(t) is int else storage_number(t) for i, t in enumerate(inputs, 1)]
     first = {storage: i for i, storage in reversed(list(enumerate(storages)))}
     facts = [
         given,

@@ -23,7 +23,7 @@ from ..graph.spec import TensorSpec
 from .again import Again, Given
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
-from .saved import as_they_lay, laid, lie_as_noted, tensor_layouts
+from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
 
 Compiled = Callable[..., Any]
 Finish = Callable[
@@ -265,7 +265,12 @@ class _Backward:
         if self.inner:
             arrived = [n for n, (k, _) in zip(self.numbers, arriving, strict=True) if tangents[k] is not None]
             refuse_hooks(ctx, sum(1 << number for number in arrived))
-        saved = list(ctx.saved_tensors)
+        try:
+            saved = list(ctx.saved_tensors)
+        except RuntimeError as error:
+            if self.n_saved_inputs:
+                note_write(error)
+            raise
         if not lie_as_noted(saved, ctx.layouts):
             saved = as_they_lay(saved, ctx.layouts, ctx._raw_saved_tensors)
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept

@@ -22,6 +22,19 @@ from ..graph.spec import copy_as, is_lazy
 tensor_layouts, lie_as_noted = _C.tensor_layouts, _C.lie_as_noted
 
 
+_WRITTEN = "modified by an inplace operation"
+_NOTE = (
+    "a compiled graph may keep its input for the backward where eager keeps what it made of it: write into "
+    "the input (or another view of its memory) after the backward, or clone() it first (dynamotor, DM410)"
+)
+
+
+def note_write(error: RuntimeError) -> None:
+    """Say on PyTorch's error about a saved tensor that was written why eager may not raise it."""
+    if _WRITTEN in str(error):
+        error.add_note(_NOTE)
+
+
 class _Layout(NamedTuple):
     storage: int
     kind: Any  # stands for dtype and device

@@ -58,6 +58,13 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
 
 
+def storage_number(tensor: Any) -> int:
+    """A number for the tensor's storage: two live tensors with equal ones share memory."""
+    if hasattr(type(tensor), "_memory_token"):
+        return tensor._memory_token()
+    return tensor.untyped_storage()._cdata
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape (elements), stride (elements), dtype, device and storage offset (elements) of a strided tensor.

@@ -5,15 +5,17 @@ to.
 from __future__ import annotations
 
 import functools
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from kernels import forget_kernels
 
+from bench.json_worker import JsonWorker
 from dynamotor.codegen import cpp_body, cpp_kernel, gpu_program
 from dynamotor.lower import index, verify
-from fuzz import bounds, fusion, fuzzers, ops, place, report, trial
+from fuzz import bounds, fusion, fuzzers, ops, place, report, trial, workers
 from fuzz.compare import Outcome, differences, links, observe
 from fuzz.generate import Generator
 from fuzz.program import Input, Program, Step
@@ -217,3 +219,22 @@ def test_eager_runs_again_where_gradients_are_zeros_without_memory():
 def test_memory_is_shared_by_bytes_whatever_the_types():
     x = torch.zeros(4, dtype=torch.complex64)
     assert links([x], [torch.view_as_real(x)[1:]]) == ["output 0 shares the memory of input 0 (8 bytes on)"]
+
+
+@pytest.mark.parametrize("eager_dies", [True, False])
+def test_a_program_that_ends_eagers_own_process_is_not_a_finding(monkeypatch, eager_dies):
+    """81001:58725: eager's `group_norm` of channels-last images whose weights alone ask for a gradient."""
+    dies = f"""if True:
+        import os, signal, sys
+        line = sys.stdin.readline()
+        if '"target": "eager"' in line and not {eager_dies}:
+            print('{{"tally": {{}}}}', flush=True)
+        else:
+            os.kill(os.getpid(), signal.SIGSEGV)
+    """
+    monkeypatch.setattr(workers, "_start", lambda: JsonWorker([sys.executable, "-c", dies]))
+    job = {"fuzzer": "fusion", "seed": 4, "start": 2, "count": 1, "target": "portable"}
+    told = []
+    found = workers.Workers(1, 60.0, told.append).run(iter([job]))
+    assert (len(found.findings), found.tally["died in eager"]) == ((0, 1) if eager_dies else (1, 0))
+    assert ("eager" if eager_dies else "the process died (-11)") in told[0]

@@ -117,3 +117,37 @@ def test_data_that_goes_and_comes_back_in_the_same_storage() -> None:
         x.data.copy_(torch.arange(4.0))
     y.sum().backward()
     torch.testing.assert_close(x.grad, torch.arange(4.0).cos())
+
+
+def _written_beside(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x += (y * 2 + 1) * w  # x asks for a gradient from here on: eager PyTorch writes
+    return x
+
+
+def _written_before(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    z = (y * 2 + 1) * w
+    x.mul_(z)
+    return x + z
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize("function", [_written_beside, _written_before])
+def test_a_write_into_another_view_of_an_inputs_memory(function: Callable, backend: str) -> None:
+    """81002:22071: the part before the write kept `y`, which eager does not; autograd counts by storage."""
+    found = []
+    for run in (function, dynamotor.compile(function, backend=backend)):
+        whole, w = torch.arange(16.0).view(4, 4), torch.full((4,), 0.5, requires_grad=True)
+        torch.manual_seed(0)
+        result = run(whole[:3], whole[3], w)
+        found.append((result, *torch.autograd.grad(result.square().sum(), w)))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_the_error_of_a_kept_input_that_was_written_says_why() -> None:
+    compiled = dynamotor.compile(lambda x, w: (x * 2 + 1) * w)
+    x, w = torch.ones(4), torch.ones(4, requires_grad=True)
+    result = compiled(x, w)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
+        result.sum().backward()
+    assert any("DM410" in note for note in raised.value.__notes__)
