@@ -27,6 +27,18 @@ RUNS = range(10)
 _UNIT = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _HALVES = (torch.bfloat16, torch.float16)
 _PRODUCTS = (torch.ops.aten.prod, torch.ops.aten.cumprod)
+
+
+def _lerp(x: Any, y: Any, weight: float) -> Any:
+    return x + weight * (y - x) if weight < 0.5 else y - (y - x) * (1 - weight)
+
+
+_STEPS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.addcmul.default: lambda x, a, b, value=1: x + value * a * b,
+    torch.ops.aten.add.Tensor: lambda x, y, alpha=1: x + y * alpha,
+    torch.ops.aten.sub.Tensor: lambda x, y, alpha=1: x - y * alpha,
+    torch.ops.aten.lerp.Scalar: _lerp,
+}
 # Ops whose exact results on simple numbers say nothing: others compute them by another formula.
 _ROUGH = (
     "norm",
@@ -89,14 +101,14 @@ class Jiggle(TorchDispatchMode):
             if "convolution" in func.__name__:
                 return _channels_last(func, args, kwargs)
             return _in_vectors(func, args, kwargs) if facts(func).pointwise else func(*args, **kwargs)
-        if self.plain and self._formula(func) is func:
+        if self.plain and self._formula(func, args, kwargs) is func:
             return func(*args, **kwargs)
         exact = self._wide(func, args, kwargs, 0.0)
         moved = self._wide(func, args, kwargs, self.by) if exact is not None else None
         result = self._result(func, args, kwargs)
-        if self.in_steps and self._formula(func) is not func:
+        if self.in_steps and self._formula(func, args, kwargs) is not func:
             with self:
-                return self._formula(func)(*args, **kwargs)
+                return self._formula(func, args, kwargs)(*args, **kwargs)
         results = result if isinstance(result, (tuple, list)) else (result,)
         self._note(results)
         rough = any(name in func.__name__ for name in _ROUGH)
@@ -130,10 +142,15 @@ class Jiggle(TorchDispatchMode):
                 signs = torch.full_like(one, torch.inf).copysign(self._noise(one).to(one.dtype))
                 one.copy_(torch.where(one.isnan(), signs, one))
 
-    def _formula(self, func: Any) -> Any:
+    def _formula(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A norm as its formula, where it has one: `x - mean` of equal numbers is zero, or near it of either
-        sign when the mean is rounded; kernels that compute `x * scale + shift` give the other.
+        sign when the mean is rounded; kernels that compute `x * scale + shift` give the other. A product that
+        is added, in two steps: eager's processor may round once.
         """
+        if func in _STEPS:
+            halves = any(a.dtype in _HALVES for a in tree_leaves(args) if isinstance(a, torch.Tensor))
+            plain = not kwargs and func in (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)
+            return func if halves or plain else _STEPS[func]
         return decomposition_table.get(func, func) if "norm" in func.__name__ else func
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -166,7 +183,7 @@ class Jiggle(TorchDispatchMode):
 
         if any(not v.is_floating_point for v in given):
             return None
-        formula = self._formula(func) if self.exact else func
+        formula = self._formula(func, args, kwargs) if self.exact else func
         try:
             result = formula(*tree_map(widen, args), **tree_map(widen, kwargs))
         except (RuntimeError, NotImplementedError, TypeError, IndexError):

@@ -28,14 +28,17 @@ LAZY_FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.de
 
 
 class TracedMemory:
-    """What the aliases of one memory share: the base alias and a count of writes."""
+    """What the aliases of one memory share: the base alias and a count of writes. turned: a tensor that is a
+    view, or has some (`viewed`), got another shape in place.
+    """
 
-    __slots__ = ("base", "version", "input")
+    __slots__ = ("base", "version", "input", "viewed", "turned")
 
     def __init__(self, input_node: torch.fx.Node | None = None) -> None:
         self.base: TracedAlias
         self.version = 0
         self.input = input_node
+        self.viewed = self.turned = False
 
 
 class TracedAlias:

@@ -27,7 +27,7 @@ from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
 from ..graph.sym_int import from_torch, to_torch
-from .functional import LAZY_FLAGS, TracedAlias, base, like, read, slices_of, source_of, write
+from .functional import LAZY_FLAGS, TracedAlias, TracedMemory, base, like, read, slices_of, source_of, write
 from .inplace import functional_form, refuse_overlap
 
 aten = torch.ops.aten
@@ -57,6 +57,7 @@ class GraphRecorder:
         ] = []  # autograd's count of its nodes after each call of the torch graph
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
         self.arrived: ShapeTensor | None = None  # the gradient that the next zeros without memory stand for
+        self.graded = False  # whether an input asks for a gradient
         self._constant_nodes: dict[int, TracedAlias] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
@@ -69,6 +70,7 @@ class GraphRecorder:
             return to_torch(spec)
         tensor = ShapeTensor.make(spec, requires_grad)
         tensor.note = self._input(name, spec)
+        self.graded |= requires_grad
         return tensor
 
     def _placeholder(self, name: str, spec: TensorSpec | Size) -> torch.fx.Node:
@@ -248,8 +250,12 @@ class GraphRecorder:
     def _record_view(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         source, rest = args[0], args[1:]
         parent = self.alias_of(source)
-        node = self.emit(func, (source_of(func, parent, self.emit), *rest), kwargs)
+        parent.memory.viewed = True
+        value = source_of(func, parent, self.emit)
+        node, have = self.emit(func, (value, *rest), kwargs), value.meta["val"]
         val = node.meta["val"]
+        if (have.stride, have.offset) != (parent.spec.stride, parent.spec.offset):  # written, without holes
+            val = infer_spec(func, (parent.spec, *rest), kwargs)
         memory = source.memory if isinstance(source, ShapeTensor) else None
         if isinstance(val, TensorSpec):
             return self._view(parent, memory, val, node, None, func, rest, kwargs)
@@ -296,9 +302,24 @@ class GraphRecorder:
                 f"{func} changes a tensor's shape or storage in place",
                 cure="use the out-of-place op",
             )
+        memory = self.alias_of(args[0]).memory
+        viewed, memory.turned = memory.viewed, memory.turned or memory.viewed
         view = self.record(VIEW_FORMS[func], args, kwargs)
+        memory.viewed = viewed
+        self._check_views(memory, written=not args[0]._is_view())  # autograd counts it as a write of the base
         args[0].note = view.note
         return set_spec(args[0], view.spec)
+
+    def _check_views(self, memory: TracedMemory, written: bool) -> None:
+        """Behind a write, autograd makes the history of a view again: with ShapeTensors by the view's op on
+        its base as that is now. Where that got another shape in place, in eager by addresses.
+        """
+        if self.graded and memory.turned and (written or memory.version):
+            raise UnsupportedOp(
+                "DM241",
+                "a tensor whose memory other views show is written, and changes its shape in place",
+                cure="use the out-of-place op",
+            )
 
     def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         form = functional_form(func)
@@ -320,7 +341,7 @@ class GraphRecorder:
         if not isinstance(target, ShapeTensor):
             raise UnsupportedOp("DM237", "a write into a tensor made of constants", cure="clone it first")
         alias = self.alias_of(target)
-        if sees_twice(alias.memory.base.spec.hinted()):  # also the elements that the view leaves out change
+        if sees_twice(alias.memory.base.spec):  # also the elements that the view leaves out change
             raise UnsupportedOp(
                 "DM229",
                 "a write into memory that an input sees more than once",
@@ -328,6 +349,7 @@ class GraphRecorder:
             )
         node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
         write(alias, node, self.emit)
+        self._check_views(alias.memory, written=True)
 
 
 def _with_defaults(form: OpOverload, args: tuple) -> tuple:

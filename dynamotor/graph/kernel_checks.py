@@ -378,11 +378,11 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
 
 
 def sees_twice(spec: TensorSpec) -> bool:
-    """Whether some places of the memory are several elements."""
-    inner = 0
-    for step, size in sorted(zip(spec.stride, spec.shape)):
-        if size > 1 and step <= inner:
-            return spec.numel > 0
+    """Whether some places of the memory are several elements. Of symbols it asks, which makes guards."""
+    inner: Dim = 0
+    for step, size in sorted(zip(spec.stride, spec.shape), key=lambda dim: tuple(map(hint, dim))):
+        if hint(size) > 1 and not step > inner:
+            return hint(spec.numel) > 0
         inner += (size - 1) * step
     return False
 

@@ -567,7 +567,7 @@ register_all(
         (
             (aten.addcmul.default,),
             lambda ctx, x, a, b, value=1: ctx.pointwise(
-                lambda x, a, b: add(x, mul(mul(a, b), like(value, x))), x, a, b
+                lambda x, a, b: add(x, mul(mul(like(value, x), a), b)), x, a, b
             ),
         ),
         (

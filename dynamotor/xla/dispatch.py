@@ -24,7 +24,7 @@ from .checks import values as value_checks
 from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
 from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration
-from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, wrap_view, write
+from .tensor import Alias, Handler, XLATensor, check_views, inverses, new_root, value, wrap, wrap_view, write
 
 specials: Registry[Any, Handler] = Registry("special handler")
 # Arguments that mean nothing on a device with opaque memory.
@@ -215,6 +215,7 @@ def in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     if node.meta is not alias.meta:
         _check_in_place(node, alias)
     write(alias, node)
+    check_views(alias, args)
     return target
 
 

@@ -18,7 +18,7 @@ from ..base.events import counters, emit
 from . import layout, metrics, rng, transfer
 from .errors import require
 from .ir import Cut, Lane
-from .tensor import XLATensor, new_root, wrap, write
+from .tensor import XLATensor, check_views, new_root, wrap, write
 
 
 def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
@@ -100,4 +100,5 @@ def _write_back(
                 mine.data = wrap(new_root(transfer.from_cpu(host, mine._alias.lane), layout.of_tensor(host)))
             else:
                 write(mine._alias, transfer.from_cpu(host, mine._alias.lane))
+                check_views(mine._alias, args)
     return pairs

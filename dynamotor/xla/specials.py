@@ -23,7 +23,7 @@ from .dtypes import TORCH_TO_JAX
 from .errors import require
 from .ir import Node, Refused, XlaError, record, unpack
 from .lowering import aten, decomposition, rows
-from .tensor import Alias, XLATensor, new_root, value, wrap, wrap_view, write
+from .tensor import Alias, XLATensor, check_views, new_root, value, wrap, wrap_view, write
 
 rows(
     specials.register,
@@ -109,6 +109,7 @@ def _copy_(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
         node = value(source._alias)
     _check_broadcast(node, target)
     write(target._alias, node)
+    check_views(target._alias, args)
     return target
 
 
@@ -339,8 +340,14 @@ _VIEWS_IN_PLACE = {
 @specials.register(*_VIEWS_IN_PLACE)
 def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """`x.squeeze_()`: the tensor itself becomes a view of what it was."""
-    args[0].data = dispatch.handler_of(_VIEWS_IN_PLACE[func])(_VIEWS_IN_PLACE[func], args, kwargs)
-    return args[0]
+    x = args[0]
+    root = x._alias.root or x._alias
+    viewed, root.turned = root.viewed, root.turned or root.viewed
+    if viewed and (root.version or not x._is_view()):  # autograd counts it as a write of what views show
+        check_views(root, args)
+    x.data = dispatch.handler_of(_VIEWS_IN_PLACE[func])(_VIEWS_IN_PLACE[func], args, kwargs)
+    root.viewed = viewed
+    return x
 
 
 @specials.register(aten.bernoulli_.float)

@@ -21,6 +21,7 @@ import torch
 
 from ..base.registry import Registry
 from ..graph.spec import contiguous_stride
+from .errors import require
 from .ir import Lane, Meta, Node, XlaError, lock, record
 
 aten = torch.ops.aten
@@ -44,6 +45,8 @@ class Alias:
         "queued",
         "stride",
         "offset",
+        "viewed",
+        "turned",
     )
 
     def __init__(
@@ -63,10 +66,12 @@ class Alias:
         if parent is None:
             self.root: Alias | None = None
             self.version = 0
+            self.viewed = self.turned = False  # turned: what is a view or has some got a shape in place
             node.owners += 1
         else:
             self.root = root = parent.root or parent
             self.version = root.version
+            root.viewed = True
         self.queued = -1
 
     @property
@@ -154,6 +159,20 @@ def _fit(node: Node, meta: Meta) -> Node:
     if node.meta.dtype is not meta.dtype:
         node = record(aten._to_copy.default, (node,), {"dtype": meta.dtype})
     return node if node.meta is meta else record(aten.expand.default, (node, list(meta.shape)))
+
+
+def check_views(alias: Alias, args: tuple) -> None:
+    """Refuse gradients where a tensor with views got another shape in place: behind a write, autograd makes
+    the history of a view again, on this device by the view's op on its base as that is now.
+    """
+    if (alias.root or alias).turned and torch.is_grad_enabled():
+        require(
+            not any(isinstance(x, torch.Tensor) and x.requires_grad for x in args),
+            "DM620",
+            "a tensor whose memory other views show is written, and changes its shape in place",
+            why="autograd on this device would take the wrong elements of its gradient",
+            cure="use the out-of-place op (`x = x.t()`)",
+        )
 
 
 _OURS = ("_alias", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")

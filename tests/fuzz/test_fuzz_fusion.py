@@ -238,3 +238,16 @@ def test_a_program_that_ends_eagers_own_process_is_not_a_finding(monkeypatch, ea
     found = workers.Workers(1, 60.0, told.append).run(iter([job]))
     assert (len(found.findings), found.tally["died in eager"]) == ((0, 1) if eager_dies else (1, 0))
     assert ("eager" if eager_dies else "the process died (-11)") in told[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["torch.addcmul({0}, {1}, {1}, value=0.3)", "{0}.sub({1}, alpha=0.3)", "torch.lerp({0}, {1}, 0.3)"],
+)
+def test_a_product_that_is_added_may_be_rounded_once_or_twice(text):
+    """91001:89087: `addcmul` gave zero here, and in eager (whose processor has FMA) what was rounded off."""
+    multiples, ties = Input((64, 16), fill="multiples"), Input((64, 16), fill="ties")
+    steps = (Step(text, (0, 1)), Step("{0}.count_nonzero(0)", (2,)))
+    programs = [Program((multiples, ties), steps, (3,), seed=n) for n in range(4)]
+    for target in targets()[:3]:
+        assert not any(fusion.problems(programs, target))
