@@ -149,6 +149,7 @@ class Compiler:
         self.inner = InnerFrames(lambda function: InnerCompiler(function, self).dispatcher())
         self.told_full = False
         self.symbols_made = False  # by the last captures
+        self.handling = False  # whether who called last is handling an exception
         owner = getattr(fn, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
@@ -178,6 +179,7 @@ class Compiler:
                 )
             return self.eager(args, kwnames)
         with _compiling:
+            self.handling = sys.exception() is not None
             found = self.entry_for(dispatcher, args, n_positional, kwnames)
         if found is None:
             return self.eager(args, kwnames)
@@ -460,7 +462,7 @@ class Compiler:
         the next one.
         """
         ambient = Ambient.current()
-        trace = Trace(policy=self.policy, fixed=fixed)
+        trace = Trace(policy=self.policy, fixed=fixed, handling=self.handling)
         try:
             with preserved_modes():
                 result = self._run(trace, args, kwnames)
@@ -504,7 +506,9 @@ class Compiler:
             numbers |= sizes.as_numbers(stop.reason.where)
         if not numbers:
             return {}
-        trace = Trace(policy=self.policy, fixed={**sizes.fixed, **numbers})
+        trace = Trace(
+            policy=self.policy, fixed={**sizes.fixed, **numbers}, handling=self.handling
+        )
         try:
             with preserved_modes():
                 self._run(trace, args, kwnames)
@@ -555,7 +559,12 @@ class Compiler:
         inner = None if stop.reason.kind in ("disabled", "transform") else self.inner
         for depth, step in cut_points(stop):
             with preserved_modes():
-                trace = Trace(break_at=step, policy=self.policy, fixed=failed.sizes.fixed)
+                trace = Trace(
+                    break_at=step,
+                    policy=self.policy,
+                    fixed=failed.sizes.fixed,
+                    handling=self.handling,
+                )
                 try:
                     self._run(trace, args, kwnames)
                 except Stop:

@@ -187,9 +187,10 @@ def end_send(frame: Frame, instr: Instr, target: int) -> None:
 def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     trace = frame.trace
     if instr.arg == 0:
-        if trace.handled is None:
+        handled = trace.exception()
+        if handled is None:
             raise trace.error(RuntimeError, "No active exception to reraise")
-        raise Raised(trace.handled, again=True)
+        raise Raised(handled, again=True)
     cause = frame.stack.pop() if instr.arg == 2 else None
     value = _instance(frame, frame.stack.pop())
     if value.real() is not MISSING:

@@ -595,20 +595,17 @@ def _find_bookkeeping(fn: Any) -> CallRule | None:
 
 @builtin_rule(sys.exc_info)
 def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if trace.handled is None:
+    handled = trace.exception()
+    if handled is None:
         return trace.make((None, None, None))
     return TupleValue(
-        [
-            trace.make(trace.handled.python_type()),
-            trace.handled,
-            trace.handled.getattr(trace, "__traceback__"),
-        ]
+        [trace.make(handled.python_type()), handled, handled.getattr(trace, "__traceback__")]
     )
 
 
 @builtin_rule(sys.exception)
 def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(None) if trace.handled is None else trace.handled
+    return trace.exception() or Constant(None)
 
 
 @builtin_rule(sys._getframe)

@@ -8,6 +8,7 @@ break inside any other call moves out to the instruction that started it.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,7 @@ from .interpreter import POLYFILLS, Frame, Inlining
 from .protocol import Protocol
 from .reader import Reader
 from .sizes import SizePolicy, TraceSizes
-from .source import Const, DictItem, Source
+from .source import Called, Const, DictItem, Source
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
 from .values.instances import Instances
@@ -36,6 +37,10 @@ TORCH = torch.__path__[0]
 PLAIN = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range)
 )
+
+
+def _handled(_: object) -> BaseException | None:
+    return sys.exception()
 
 
 class Trace(Inlining, Instances, Text, Protocol):
@@ -50,8 +55,11 @@ class Trace(Inlining, Instances, Text, Protocol):
         max_steps: int = 3_000_000,
         policy: SizePolicy | None = None,
         fixed: Mapping[Source, Any] = _NONE,
+        handling: bool = False,
     ) -> None:
+        """handling: whether the caller is handling an exception."""
         self.frames: list[Frame] = []
+        self.handling = handling
         self.graded = torch.is_grad_enabled()  # at the start
         self.sizes = TraceSizes(policy or SizePolicy(dynamic=False), self.where, fixed)
         self.floats: dict[str, Any] = {}  # sources of floats that differ between calls, by their text
@@ -147,6 +155,16 @@ class Trace(Inlining, Instances, Text, Protocol):
         error = self.new_exception(cls, values)
         self.link_context(error)
         return Raised(error)
+
+    def exception(self) -> Value | None:
+        """The exception that is being handled here. Where no block of the trace handles one, it relies on it
+        that its caller handles none, either.
+        """
+        if self.handled is None:
+            if self.handling:
+                raise unsupported("unsupported-value", "the exception that the caller is handling")
+            self.reader.guard(ConstEquals(Called(Const(sys, "sys"), _handled), None))
+        return self.handled
 
     def where(self) -> UserLine | None:
         """The current line of the innermost frame that is not a polyfill."""

@@ -152,7 +152,7 @@ def link_context(trace: Trace, error: Value) -> None:
     """Note on an exception that is raised now the one that is being handled, as CPython does; the chain stays
     without loops.
     """
-    handled = trace.handled
+    handled = trace.exception()
     if handled is None or handled is error:
         return
     at: Any = handled
