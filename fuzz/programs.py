@@ -32,6 +32,7 @@ from .world import STATE, WORLD
 Examine = Callable[[PythonProgram], list[str]]
 DM405 = "the compiled call had written its inputs"
 DM410 = "[DM410] "
+_STALE = "a leaf Variable that requires grad is being used in an in-place operation"
 EAGER, COMPILED = 2.0, 60.0  # seconds that a call may take
 _WORLD = compile(WORLD, "<world>", "exec", dont_inherit=True)
 
@@ -228,10 +229,17 @@ class Refused(Exception):
     """A compiled call said by a code that it does not follow the program there (docs/trust.md)."""
 
 
-def check_refusal(program: PythonProgram, want: dict[str, Any], got: dict[str, Any], broke: bool) -> None:
+def check_refusal(
+    program: PythonProgram, n: int, want: dict[str, Any], got: dict[str, Any], broke: bool
+) -> None:
     """Raise `Refused` where a backward met other data than its forward: eager follows `x.data = ...` for some
     of what it saved, and behind a break (`broke`: there was one) an input may be written that only we saved.
+    And where a view of what got a history is, in eager, a leaf until somebody asks it.
     """
+    given = program.calls[n].arguments
+    shared = "A := " in given and "requires_grad" not in given
+    if _STALE in str(want["error"]) and got["error"] is None and shared:
+        raise Refused("eager: a view that had not asked for its history is a leaf")
     told = str(got["backward"])
     if told.startswith("[DM407]") and ".data = " in program.source():
         raise Refused("DM407")
@@ -284,7 +292,7 @@ def problems(program: PythonProgram) -> list[str]:
                         got = compiled.call(n)
                 except Endless:
                     return [f"call {n}: error: none in eager, no end compiled"]
-                check_refusal(program, want, got, _breaks() > breaks)
+                check_refusal(program, n, want, got, _breaks() > breaks)
                 for what in want:
                     found = difference(want[what], got[what], what)
                     if found:

@@ -7,7 +7,7 @@ show.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..base.errors import CaptureError, UserLine
 
@@ -64,7 +64,25 @@ class BreakReason:
         return text + (f"\n  at {self.where}" if self.where else "")
 
 
-class Unsupported(Exception):
+class OfTrace(Exception):
+    """What is raised and caught within a trace. A frame that raises one by its name is in a cycle with it,
+    through the traceback, and so are the frames of all callers and what they see: `let_go` ends these.
+    """
+
+    _made: ClassVar[list[OfTrace]] = []
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._made.append(self)
+
+    @classmethod
+    def let_go(cls) -> None:
+        """No traceback of what was raised so far holds frames any more."""
+        while cls._made:
+            cls._made.pop().__traceback__ = None
+
+
+class Unsupported(OfTrace):
     """Raised anywhere in a trace to break the graph before the current instruction."""
 
     def __init__(self, reason: BreakReason) -> None:

@@ -506,9 +506,7 @@ class Compiler:
             numbers |= sizes.as_numbers(stop.reason.where)
         if not numbers:
             return {}
-        trace = Trace(
-            policy=self.policy, fixed={**sizes.fixed, **numbers}, handling=self.handling
-        )
+        trace = Trace(policy=self.policy, fixed={**sizes.fixed, **numbers}, handling=self.handling)
         try:
             with preserved_modes():
                 self._run(trace, args, kwnames)

@@ -598,9 +598,7 @@ def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     handled = trace.exception()
     if handled is None:
         return trace.make((None, None, None))
-    return TupleValue(
-        [trace.make(handled.python_type()), handled, handled.getattr(trace, "__traceback__")]
-    )
+    return TupleValue([trace.make(handled.python_type()), handled, handled.getattr(trace, "__traceback__")])
 
 
 @builtin_rule(sys.exception)

@@ -17,7 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..base.errors import UserLine
-from .breaks import unsupported
+from .breaks import OfTrace, unsupported
 from .effects import Effects
 from .graph_builder import GraphBuilder
 from .guards import ConstEquals
@@ -108,6 +108,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         """Let go what the trace saw, and itself: its parts hold each other, and the program's objects must not
         wait for Python's collector.
         """
+        OfTrace.let_go()
         vars(self).clear()
         self.frames = []  # sizes ask where they are asked, and their graph is still to be compiled
 

@@ -70,7 +70,7 @@ def test_a_function_that_breaks_in_an_except_block_of_another() -> None:
 
     def function(x: torch.Tensor) -> torch.Tensor:
         try:
-            x.nothing
+            return x.nothing
         except AttributeError:
             x = inner(x)
         return x

@@ -109,12 +109,26 @@ def _breaks(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _ends_a_loop(x: torch.Tensor) -> torch.Tensor:
+    held = SEEN[0]()
+    for _ in range(1):
+        print(end="")
+    return x + len(held.sizes)
+
+
+def _asks_for_what_is_not_there(x: torch.Tensor) -> torch.Tensor:
+    held = SEEN[0]()
+    return x + len(held.sizes) + getattr(held, "more", 0) + len(list(map(int, held.sizes)))
+
+
 def _runs_eager(x: torch.Tensor) -> torch.Tensor:
     _started()
     return x + len(SEEN[0]().sizes)
 
 
-@pytest.mark.parametrize("function", [_raises, _breaks, _runs_eager])
+@pytest.mark.parametrize(
+    "function", [_raises, _breaks, _ends_a_loop, _asks_for_what_is_not_there, _runs_eager]
+)
 def test_a_capture_keeps_nothing_alive(function: Callable[..., Any]) -> None:
     held = Held()
     SEEN[:] = [weakref.ref(held)]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.registry import Registry
-from ..breaks import unsupported
+from ..breaks import OfTrace, unsupported
 from ..guards import IdIs
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 
-class Raised(Exception):
+class Raised(OfTrace):
     """An exception that the traced program itself raises (`value` is the exception instance); user code may
     catch it.
     """
