@@ -60,7 +60,7 @@ class Joint:
     @property
     def output(self) -> tuple[list, list, list]:
         """(values, new contents of the mutated inputs, gradients): the nodes, as they are now."""
-        return next(iter(reversed(self.gm.graph.nodes))).args[0]  # type: ignore[return-value]
+        return next(iter(reversed(self.gm.graph.nodes))).args[0]
 
     def recipe(self) -> Recipe:
         """What the program's run-time wrapper needs of it."""

@@ -109,7 +109,7 @@ def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:
         (None, None) if not usable else [None if a is None else (a, b) for a, b in (found[:2], found[2:])]
     )
     block = of.block if usable else (0, 0)
-    return Case(query, key, value, of.scale, score, mask, tuple(free), n_score, block, rows, columns)  # type: ignore[arg-type]
+    return Case(query, key, value, of.scale, score, mask, tuple(free), n_score, block, rows, columns)
 
 
 class Kernels:
@@ -146,7 +146,7 @@ class Kernels:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         run: Kernels,
         case: Case,

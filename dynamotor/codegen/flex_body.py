@@ -208,10 +208,10 @@ class TileFunction:
             raise NotInTiles("a part of a tensor in a function of scores")
         at = []
         for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):  # type: ignore[arg-type]
-            if index.meta["val"].dtype == torch.bool:  # type: ignore[union-attr]
+            if index.meta["val"].dtype == torch.bool:
                 raise NotInTiles("a mask as an index")
             name = f"w{len(out)}"
-            out.append(f"{name} = {known[index]}")  # type: ignore[index]
+            out.append(f"{name} = {known[index]}")
             out.append(f"tl.device_assert(({name} >= -{size}) & ({name} < {size}), 'index out of range')")
             at.append(f"tl.where({name} < 0, {name} + {size}, {name}) * {stride}")
         loaded = f"tl.load({known[tensor]} + {' + '.join(at) or '0'})"  # type: ignore[index]

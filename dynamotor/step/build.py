@@ -146,7 +146,7 @@ def _simplified(traced: Traced) -> _Ends:
     )
     run_passes(graph_module(graph, "Step"), PASSES, stage="joint")
     output = next(iter(reversed(graph.nodes)))
-    values, contents, grads, numbers, sides, (found,) = output.args[0]  # type: ignore[misc]  # as it was put in
+    values, contents, grads, numbers, sides, (found,) = output.args[0]  # as it was put in
     questions = [(Question(q.kind, *sides[2 * k : 2 * k + 2]), answer) for k, (q, answer) in enumerate(asked)]
     new = dict(zip(places, contents, strict=True))
     return _Ends(output, values, new, grads, list(zip(paths, numbers, strict=True)), questions, found)

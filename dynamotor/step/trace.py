@@ -180,7 +180,7 @@ class Shadows:
         try:
             yield
         finally:
-            self.groups, self.state = optimizer.param_groups, optimizer.state  # type: ignore[assignment]
+            self.groups, self.state = optimizer.param_groups, optimizer.state
             after = dict(vars(optimizer))
             vars(optimizer).clear()
             vars(optimizer).update(before)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-_KEY = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))  # the enum has no name for it
+# The enum has no name for it; None is for a name that there is not.
+_KEY = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))  # type: ignore[arg-type]
 
 LOWER = (
     "_convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc "
@@ -66,7 +67,7 @@ def _cast_all(op: Callable, dtype: torch.dtype, args: tuple, kwargs: dict[str, A
     return op(*[_cast(a, dtype) for a in args], **{name: _cast(a, dtype) for name, a in kwargs.items()})
 
 
-def _float32_result(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _float32_result(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Ask for float32 by the op's own `dtype` argument, unless the caller gave one."""
     names = [a.name for a in op._schema.arguments]
     given = kwargs.get("dtype") is not None or (

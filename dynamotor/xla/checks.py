@@ -75,7 +75,7 @@ class Check(NamedTuple):
     """A pending value that is nothing but zeros where all is well, and the error that it is of else."""
 
     bad: Alias
-    error: Callable[[np.ndarray], XlaError]
+    error: XlaError | Callable[[np.ndarray], XlaError]  # or what makes it of the value
 
 
 class Unsolvable(XlaError, torch.linalg.LinAlgError):
@@ -91,14 +91,14 @@ def check_values(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
     rule = values.get(func) if config.xla_debug else None
     for bad, what in rule(*args, **(kwargs or {})) if rule is not None else ():
         error = XlaError("DM676", what, why="found by config.xla_debug", where=metrics.user_line())
-        bad.lane.checks.append(Check(new_root(bad), lambda found, error=error: error))
+        bad.lane.checks.append(Check(new_root(bad), error))
 
 
 def raise_failed(checks: Sequence[Check], results: Sequence[Any]) -> None:
     """The error of the first check that came out wrong. `results`: their values."""
     for check, bad in zip(checks, results):
         if (found := np.asarray(bad)).any():
-            raise check.error(found)
+            raise check.error if isinstance(check.error, XlaError) else check.error(found)
 
 
 def check_solvers(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:

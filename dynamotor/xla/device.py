@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +80,7 @@ extern "C" void set_current_device(int64_t index) { current = index; }
 _XLA_SLOT, _PRIVATE_SLOT, _SLOTS = 9, 20, 22  # c10::DeviceType values
 
 
-class _PythonGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+class _PythonGuard(torch._C._acc.DeviceGuard):
     """PyTorch's Python device guard, said to be XLA's: used where there is no C++ compiler."""
 
     def type_(self) -> Any:
@@ -119,7 +119,7 @@ def _install_python_guard(folder: Path) -> Any:
     )
     before = list(table)
     guard = _PythonGuard()
-    torch._C._acc.register_python_privateuseone_device_guard(guard)  # type: ignore[attr-defined]
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
     changed = [i for i in range(_SLOTS) if table[i] != before[i]]
     require(
         changed == [_PRIVATE_SLOT],
@@ -295,7 +295,7 @@ def install(**functions: Any) -> None:
     if _installed:
         return
     require(
-        not hasattr(torch, "_XLAC") and "_XLAC" not in os.sys.modules,
+        not hasattr(torch, "_XLAC") and "_XLAC" not in sys.modules,
         "DM608",
         "torch_xla is already loaded in this process",
         cure="use either torch_xla or dynamotor.xla, not both",

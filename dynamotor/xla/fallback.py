@@ -17,8 +17,8 @@ from ..base.config import config
 from ..base.events import counters, emit
 from . import layout, metrics, rng, transfer
 from .errors import require
-from .ir import Cut, Lane
-from .tensor import XLATensor, new_root, wrap, write
+from .ir import Cut, Lane, MaybeNone
+from .tensor import XLATensor, is_xla, new_root, wrap, write
 
 
 def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
@@ -27,7 +27,8 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
     XlaError DM610 under `config.xla_strict`; Cut in a graph that is being recorded for the bridge.
     """
     kwargs = kwargs or {}
-    lane = next((leaf._alias.lane for leaf in tree_leaves((args, kwargs)) if type(leaf) is XLATensor), None)
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if is_xla(leaf))
+    lane: Lane | MaybeNone = next((leaf._alias.lane for leaf in tensors), None)
     name = count(func, reason, lane)
     cause = f"fallback {name}"
 
@@ -74,7 +75,7 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
     return name
 
 
-def writes(func: Any) -> list[int | str]:
+def writes(func: Any) -> list[Any]:
     """Which arguments an op writes: positions, and names of those that are given by name."""
     arguments = enumerate(func._schema.arguments)
     return [a.name if a.kwarg_only else i for i, a in arguments if a.alias_info and a.alias_info.is_write]

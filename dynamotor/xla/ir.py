@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .lowering import Lowering, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
 
 Constant = Any
+MaybeNone = Any  # in a union, as typeshed has it: None too, but where code relies on it there is one
 UNKNOWN = object()
 # Threads share a device's lane: each operation, flush and recording is done as a whole.
 lock = threading.RLock()
@@ -83,6 +84,7 @@ class Instruction:
         "tree",
     )
     all: list[Instruction] = []
+    rule: Lowering | MaybeNone  # None where the op is refused
 
     def __init__(
         self,
@@ -137,11 +139,12 @@ class Node:
     multi-result instruction it is."""
 
     __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item", "owners")
+    instruction: Instruction | MaybeNone  # None for a leaf
 
     def __init__(
         self,
         instruction: Instruction | None,
-        inputs: tuple[Node, ...],
+        inputs: Sequence[Node],
         meta: Any,
         lane: Lane,
         data: Any = None,
@@ -184,8 +187,8 @@ class Lane:
         self.recording = recording  # the bridge's: it has leaves without data, and nothing may be read of it
         self.epoch = 0
         # The random state that the recording began with, and the one after its last draw (device.using_lane).
-        self.before: int | None = None
-        self.after: int | None = None
+        self.before: int | MaybeNone = None
+        self.after: int | MaybeNone = None
         self.clear()
 
     def clear(self) -> None:
@@ -241,7 +244,10 @@ _LITERALS = frozenset((0.0, 1.0, -1.0, 2.0, 0.5, _INFINITE, -_INFINITE))
 
 
 def record(
-    func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | None = None, lane: Lane | None = None
+    func: torch._ops.OpOverload,
+    args: tuple,
+    kwargs: dict[str, Any] | None = None,
+    lane: Lane | MaybeNone = None,
 ) -> Node:
     """Record one functional op on nodes and constants; returns its node (`unpack` gives the items of
     multi-result ops).

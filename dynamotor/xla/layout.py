@@ -16,18 +16,19 @@ import torch
 
 from ..graph.layout import preserved_stride
 from ..graph.shapes import infer_spec
-from ..graph.spec import CPU, TensorSpec, contiguous_stride
+from ..graph.sizes import Dim, Dims, contiguous_stride
+from ..graph.spec import CPU, TensorSpec
 from .ir import UNKNOWN, Instruction
 from .tensor import Alias, XLATensor
 
-Stride = tuple[int, ...] | None
+Stride = Dims | None
 Strides = Any  # Stride, or for several results a list of them
 
 _results: dict[tuple, Strides] = {}
 _views: dict[tuple, tuple[Stride, int]] = {}
 
 
-def spec_of(alias: Alias, offset: int = 0) -> TensorSpec:
+def spec_of(alias: Alias, offset: Dim = 0) -> TensorSpec:
     """An alias as the CPU would describe it."""
     shape = alias.meta.shape
     return TensorSpec(shape, alias.stride or contiguous_stride(shape), alias.meta.dtype, CPU, offset)

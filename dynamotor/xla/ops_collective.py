@@ -79,8 +79,8 @@ def _scaled(x: jax.Array, scale: Any) -> jax.Array:
 
 _GATHERED: dict[str, Callable[[jax.Array], jax.Array]] = {
     "mul": lambda xs: jnp.prod(xs, 0, dtype=xs.dtype),
-    "and": lambda xs: jnp.bitwise_and.reduce(xs, 0),
-    "or": lambda xs: jnp.bitwise_or.reduce(xs, 0),
+    "and": lambda xs: jnp.bitwise_and.reduce(xs, axis=0),
+    "or": lambda xs: jnp.bitwise_or.reduce(xs, axis=0),
 }
 
 

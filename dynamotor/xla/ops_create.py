@@ -99,7 +99,7 @@ rows(
         (aten.ones, aten.ones_like, aten.new_ones): lambda *args, dtype=None, out: jnp.ones(
             out.shape, jax_dtype(out.dtype)
         ),
-        aten.eye: lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jnp.bool_),
+        aten.eye: lambda *args, dtype=None, out: jnp.eye(out.shape[0], out.shape[1], dtype=jnp.bool_),
         aten.range: lambda start, end, step=1, *, dtype=None, out: _arange(start, end, step, out=out),
         aten.linspace: lambda start, end, steps, *, dtype=None, out: _truncated(
             _spaced(start, end, steps, out), out

@@ -90,4 +90,4 @@ for _target in (
 
 # What these decompositions are made of beside aten's ops.
 for _prim in (prims.broadcast_in_dim.default, prims.div.default, prims.sum.default, prims.var.default):
-    decomposition(_prim)(_prim.impl_aten)
+    decomposition(_prim)(_prim.impl_aten)  # type: ignore[attr-defined]  # set by torch._prims

@@ -23,7 +23,7 @@ from .errors import require
 from .ir import Lane, Node, lock, record
 from .lowering import aten, rows
 from .specials import to_device
-from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
+from .tensor import Alias, Overlap, XLATensor, new_root, node_of, value, wrap, write
 
 # Views whose elements are not those of what they view: they count in other units.
 _OTHER_UNITS = frozenset(
@@ -52,7 +52,8 @@ def storage_of(alias: Alias) -> Alias:
         why="what it views has holes between its elements",
         cure="use select, slice or view in the place of as_strided, or clone() the tensor first",
     )
-    order = sorted(range(len(alias.stride)), key=lambda d: (-alias.stride[d], alias.meta.shape[d]))
+    stride, shape = alias.stride, alias.meta.shape
+    order = sorted(range(len(stride)), key=lambda d: (-stride[d], shape[d]))
     node = record(aten.permute.default, (value(alias), order))
     return Alias(node, alias, aten.permute.default, (order,), None, None, alias.offset)
 
@@ -176,7 +177,7 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
         cure="resize its base, or clone() it first",
     )
     wanted = torch.Size(size).numel()
-    flat = wrap(new_root(value(storage_of(resized._alias)))).view(-1)
+    flat: Any = wrap(new_root(value(storage_of(resized._alias)))).view(-1)
     flat = (
         flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
     )
@@ -184,7 +185,7 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
         resized.data = flat.reshape(size).clone()
     else:
         stride = torch.empty(size, device="meta", memory_format=order).stride()
-        resized.data = wrap(new_root(value(flat.as_strided(size, stride)._alias), stride))
+        resized.data = wrap(new_root(node_of(flat.as_strided(size, stride)), stride))
     return resized
 
 

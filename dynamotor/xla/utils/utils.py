@@ -121,7 +121,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else [value]
 
 
-def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], None]) -> None:
+def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> None:
     """Call `fn` on every object inside nested dicts, lists, tuples, sets and objects that `select_fn`
     picks.
     """
@@ -168,11 +168,11 @@ class _Rewriter:
         elif isinstance(value, DataWrapper):
             self._done[id(value)] = value.from_tensors([self.rewrite(t) for t in value.get_tensors()])
         elif isinstance(value, dict):
-            new = self._done[id(value)] = {} if type(value) is dict else value.copy()
+            self._done[id(value)] = new = {} if type(value) is dict else value.copy()
             new.update((k, self.rewrite(v)) for k, v in value.items())
         elif isinstance(value, list):
-            new = self._done[id(value)] = [] if type(value) is list else copy.copy(value)
-            new[:] = [self.rewrite(v) for v in value]
+            self._done[id(value)] = items = [] if type(value) is list else copy.copy(value)
+            items[:] = [self.rewrite(v) for v in value]
         elif isinstance(value, (tuple, set, frozenset)):
             items = [self.rewrite(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -307,7 +307,7 @@ def visualize_sharding(sharding: str, **options: Any) -> None:
     jax.debug.visualize_sharding(shape, mesh.sharding(divided), **options)
 
 
-ShardingType = StrEnum("ShardingType", {name: name for name in ("REPLICATED", "TILED", "PARTIAL")})
+ShardingType = StrEnum("ShardingType", {"REPLICATED": "REPLICATED", "TILED": "TILED", "PARTIAL": "PARTIAL"})
 
 
 class ShardingSpec:
@@ -350,7 +350,7 @@ class XLAShardedTensor:
         _require(
             isinstance(t, XLATensor), f"{type(t).__name__} is not an XLA tensor", 'move it with .to("xla")'
         )
-        self.global_tensor = t
+        self.global_tensor: Any = t
 
     @property
     def _sharding(self) -> Any:
