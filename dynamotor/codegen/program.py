@@ -433,7 +433,8 @@ class Writer:
             yield f"{outs[0]} = {self._expected(outs[0], step)}({call}){note}"
             return
         else:
-            yield f"{', '.join(outs)}{',' if externs.returns_many(step.target) and len(outs) == 1 else ''} = {call}{note}"
+            comma = "," if externs.returns_many(step.target) and len(outs) == 1 else ""
+            yield f"{', '.join(outs)}{comma} = {call}{note}"
         for k, name in enumerate(outs):
             if k in absent:
                 yield f"{self.constant('nothing', functools.partial(_nothing, step))}({name})"

@@ -195,7 +195,7 @@ def _files(folder: str) -> Iterator[str]:
         if entry.is_dir():
             if entry.name not in _APART and entry.name != "__pycache__":
                 yield from _files(entry.path)
-        elif entry.name.endswith((".py", ".json", ".so")):
+        elif entry.name.endswith((".py", ".h", ".json", ".so")):
             yield entry.path
 
 

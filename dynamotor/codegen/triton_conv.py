@@ -141,7 +141,10 @@ def multiply_window(
     if rows:
         yield f"    inside = {' & '.join(f'({r})' for r in rows)}"
     a_mask = masked("inside[:, None]" if rows else "", channel.format("[None, :]"))
-    yield f"    a_at = {p.a.start(pointers)} + (a_row + (down * {w.step[1]} + right * {w.step[2]}))[:, None] + c[None, :]"
+    yield (
+        f"    a_at = {p.a.start(pointers)} + "
+        f"(a_row + (down * {w.step[1]} + right * {w.step[2]}))[:, None] + c[None, :]"
+    )
     if weights is None:
         b_mask = masked(channel.format("[:, None]"), f"bn[None, :] < {n}" if n % tile_n else "")
         yield f"    b_at = {p.b.start(pointers)} + (place * {w.channels} + c)[:, None] + (bn * {k})[None, :]"

@@ -65,7 +65,8 @@ def _swappable(tensor: torch.Tensor) -> bool:
         return True
     warn_once(
         "xla.new_parameter",
-        "a parameter that moves between the CPU and xla becomes another Python object: ties and optimizers made before do not "
+        "a parameter that moves between the CPU and xla becomes another Python object: ties and optimizers "
+        "made before do not "
         "see it, because "
         + (
             "weak references to it exist"

@@ -59,14 +59,18 @@ struct XlaGenerator final : c10::GeneratorImpl {
   }
 };
 struct XlaHooks final : at::XLAHooksInterface {
-  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return at::make_generator<XlaGenerator>(index); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return at::make_generator<XlaGenerator>(index);
+  }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
 };
 int64_t count = 1, current = 0;
 struct XlaGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XLA> {
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(count); }
   // What "xla" without an index means: `x.to("xla")` is `x` where x lies there.
-  c10::Device getDevice() const override { return {c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(current)}; }
+  c10::Device getDevice() const override {
+    return {c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(current)};
+  }
 };
 }
 namespace c10::impl { C10_REGISTER_GUARD_IMPL(XLA, XlaGuard) }
@@ -175,7 +179,8 @@ def jax_device(device: Any) -> jax.Device:
         "DM607",
         f"there is no device xla:{index}",
         why=f"jax has {len(found)} {platform()} device(s) in this process",
-        cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N",
+        cure="use a lower index; CPU devices are added with "
+        "XLA_FLAGS=--xla_force_host_platform_device_count=N",
     )
 
 

@@ -235,7 +235,8 @@ def _check_in_place(node: Node, alias: Alias) -> None:
     torch._check(
         node.meta.shape == alias.meta.shape,
         lambda: (
-            f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape {list(node.meta.shape)}"
+            f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape "
+            f"{list(node.meta.shape)}"
         ),
     )
     if not torch.can_cast(node.meta.dtype, alias.meta.dtype):

@@ -1,5 +1,5 @@
-"""Which XLA type holds a torch dtype, and what several families of lowerings share: float32 inside low-precision
-ops, precision of products, sizes per dimension.
+"""Which XLA type holds a torch dtype, and what several families of lowerings share: float32 inside
+low-precision ops, precision of products, sizes per dimension.
 
 `XLA_USE_BF16=1` keeps torch.float and torch.double as bfloat16 on the device, `XLA_DOWNCAST_BF16=1` keeps
 torch.float as bfloat16 and torch.double as float32; tensors report their torch dtype either way.

@@ -59,7 +59,8 @@ def apply() -> None:
     ignored = sorted(name for name in os.environ if name.startswith("XRT_"))
     if ignored:
         warnings.warn(
-            f"{', '.join(ignored)}: variables of the XRT runtime have no effect; PJRT_DEVICE=CPU|CUDA|TPU selects the device",
+            f"{', '.join(ignored)}: variables of the XRT runtime have no effect; PJRT_DEVICE=CPU|CUDA|TPU "
+            "selects the device",
             stacklevel=2,
         )
 

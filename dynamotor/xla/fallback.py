@@ -67,7 +67,8 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
         "DM610",
         f"{func} cannot run on the XLA device",
         why=reason,
-        cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict",
+        cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset "
+        "config.xla_strict",
     )
     metrics.counter(name)
     counters["fallback"]["xla." + name] += 1

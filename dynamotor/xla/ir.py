@@ -153,7 +153,9 @@ class Node:
         self.epoch = -1
         self.position = 0
         self.item = -1
-        self.owners = 0  # roots that ever held this value, less those that were overwritten; more than one forbids donating it
+        # Roots that ever held this value, less those that were overwritten: more than one, and it is not
+        # donated.
+        self.owners = 0
 
     @property
     def spec(self) -> Spec:

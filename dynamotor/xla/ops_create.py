@@ -35,8 +35,9 @@ rows(
 
 
 @op(
-    aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero, aten._efficientzerotensor, aten.empty, aten.empty_like,
-    aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted, out=True,
+    aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero, aten._efficientzerotensor, aten.empty,
+    aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted,
+    out=True,
 )  # fmt: skip
 def _zeros(*args, dtype=None, out: Spec):
     """What `empty` leaves undefined is zero here."""

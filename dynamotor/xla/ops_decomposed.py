@@ -1,5 +1,5 @@
-"""Ops that PyTorch's own decompositions say as well as a rule would. Each is recorded as one op; what it consists
-of is traced, once for each kind of arguments, where it is lowered.
+"""Ops that PyTorch's own decompositions say as well as a rule would. Each is recorded as one op; what it
+consists of is traced, once for each kind of arguments, where it is lowered.
 
 >>> torch.nn.functional.layer_norm(x, [64])     # one recorded op: "xla::native_layer_norm"
 """

@@ -1,5 +1,5 @@
-"""Reading and writing by index: gather, index, index_put, take, masked ops, index_select/add/copy/fill; strided
-slices and sliding windows with their transposes.
+"""Reading and writing by index: gather, index, index_put, take, masked ops, index_select/add/copy/fill;
+strided slices and sliding windows with their transposes.
 
 >>> _gather(jnp.asarray([[1, 2], [3, 4]]), 1, jnp.asarray([[1], [0]]))
 Array([[2],

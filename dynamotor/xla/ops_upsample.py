@@ -1,5 +1,5 @@
-"""Interpolation: nearest, linear, cubic and the antialiased filters, in one to three dimensions, and values at
-points of a grid, with their gradients.
+"""Interpolation: nearest, linear, cubic and the antialiased filters, in one to three dimensions, and values
+at points of a grid, with their gradients.
 
 Each dimension is a table of taps: output o is the sum over j of weights[j, o] * x[positions[j, o]]. The
 gradient is the transposed table, so that it gathers as well and nothing is scattered. Coordinates are

@@ -222,7 +222,8 @@ def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
             found.append(i)
         elif i.shape != x.shape[len(found) : len(found) + i.dim()]:
             raise IndexError(
-                f"The shape of the mask {list(i.shape)} does not match the shape of the tensor {list(x.shape)}"
+                f"The shape of the mask {list(i.shape)} does not match the shape of the tensor "
+                f"{list(x.shape)}"
             )
         else:
             found += i.nonzero().unbind(1)

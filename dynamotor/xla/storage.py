@@ -1,6 +1,6 @@
 """Ops that address a tensor's storage: `as_strided`, `empty_strided`, `resize_`. XLA tensors have none; a
-storage is the elements of the root of their views, in the order that its strides give. Ops that make tensors from
-nothing reach PyTorch's XLA dispatch key, where one boxed kernel records them.
+storage is the elements of the root of their views, in the order that its strides give. Ops that make tensors
+from nothing reach PyTorch's XLA dispatch key, where one boxed kernel records them.
 
 >>> torch.arange(6, device="xla").view(2, 3).t().as_strided((2,), (2,), 1)
 tensor([1, 3], device='xla:0')
@@ -64,7 +64,8 @@ def _write_through(alias: Alias, node: Node) -> None:
     if _overlaps(spec):
         raise Overlap(
             "DM611",
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location",
             why="the tensor was expanded or unfolded, and an in-place operation writes it",
             where=metrics.user_line(),
             cure="clone() the tensor before the operation",
@@ -127,8 +128,10 @@ def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | No
     torch._check(
         not spec.numel or (offset >= memory.offset and offset + spec.extent <= length),
         lambda: (
-            f"setStorage: sizes {size}, strides {stride}, storage offset {offset}, and itemsize {spec.dtype.itemsize} requiring "
-            f"a storage size of {(offset + spec.extent) * spec.dtype.itemsize} are out of bounds for storage of size "
+            f"setStorage: sizes {size}, strides {stride}, storage offset {offset}, and itemsize "
+            f"{spec.dtype.itemsize} requiring "
+            f"a storage size of {(offset + spec.extent) * spec.dtype.itemsize} are out of bounds for storage "
+            "of size "
             f"{length * spec.dtype.itemsize}"
         ),
     )

@@ -205,7 +205,8 @@ class XLATensor(torch.Tensor):
         torch._check_type(
             bool(force),
             lambda: (
-                "can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+                "can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+                "host memory first."
             ),
         )
         return self.detach().cpu().numpy()
@@ -253,7 +254,8 @@ class XLATensor(torch.Tensor):
         torch._check(
             self.is_leaf,
             lambda: (
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at "
+                "the moment."
             ),
         )
         copied: Any = wrap(_copied(self._alias, memo)).requires_grad_(self.requires_grad)

@@ -46,7 +46,8 @@ def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -
         return record(aten.view.default, (new, list(base.meta.shape)))
     raise Overlap(
         "DM611",
-        "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+        "location",
         why="the tensor was expanded, and an in-place operation writes it",
         cure="clone() the tensor before the operation",
     )
@@ -57,7 +58,8 @@ def _unfold(base: Node, new: Node, dim: int, size: int, step: int) -> Node:
     if step < size:
         raise Overlap(
             "DM611",
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location",
             why="the windows of unfold overlap, and an in-place operation writes them",
             cure="clone() the tensor before the operation",
         )

@@ -1,6 +1,7 @@
 """Operations written as functions of values by XLA's names; see xla_builder.
 
->>> SLICE_AND_ADD = register("slice_and_add", lambda a, b, dimno=0: a.slice_in_dim(0, 1, dimno) + b.slice_in_dim(1, 2, dimno))
+>>> def slice_and_add(a, b, dimno=0): return a.slice_in_dim(0, 1, dimno) + b.slice_in_dim(1, 2, dimno)
+>>> SLICE_AND_ADD = register("slice_and_add", slice_and_add)
 >>> SLICE_AND_ADD(x, y, dimno=1)
 """
 

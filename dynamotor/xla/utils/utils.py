@@ -1,7 +1,8 @@
 """Small helpers for training scripts: synthetic data, containers that know how to reach the device,
 environment values.
 
->>> loader = SampleGenerator(data=(torch.zeros(32, 1, 28, 28), torch.zeros(32, dtype=torch.int64)), sample_count=100)
+>>> batch = torch.zeros(32, 1, 28, 28), torch.zeros(32, dtype=torch.int64)
+>>> loader = SampleGenerator(data=batch, sample_count=100)
 >>> for data, target in loader: ...
 """
 

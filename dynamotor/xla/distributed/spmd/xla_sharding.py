@@ -136,7 +136,10 @@ class Mesh:
         return axis
 
     def __repr__(self) -> str:
-        return f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, axis_names={self.axis_names})"
+        return (
+            f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, "
+            f"axis_names={self.axis_names})"
+        )
 
 
 class HybridMesh(Mesh):
