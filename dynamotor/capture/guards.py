@@ -90,7 +90,7 @@ def _short(value: Any) -> str:
         )
     try:
         text = repr(value)
-    except Exception:
+    except Exception:  # whatever a class of the program's raises: this is for people
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -256,7 +256,7 @@ def answer_of(ask: Callable[[Any], Any], value: Any) -> Any:
     """
     try:
         return ask(value)
-    except Exception as error:
+    except Exception as error:  # what it raises is the answer
         return type(error)
 
 

@@ -313,7 +313,7 @@ def _run(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Exception | Non
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             func(*args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # what it raises is the answer
         return error
     return None
 
