@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
@@ -61,7 +62,7 @@ def storage_of(alias: Alias) -> Alias:
 def _write_through(alias: Alias, node: Node) -> None:
     """A part of an expanded (or unfolded) tensor is written where it lies."""
     spec = layout.spec_of(alias)
-    if _overlaps(spec):
+    if sees_twice(spec):
         raise Overlap(
             "DM611",
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "
@@ -73,16 +74,6 @@ def _write_through(alias: Alias, node: Node) -> None:
     memory = storage_of(alias)
     place = (list(spec.shape), list(spec.stride), alias.offset - memory.offset)
     write(memory, record(aten.as_strided_scatter.default, (value(memory), node, *place)))
-
-
-def _overlaps(spec: TensorSpec) -> bool:
-    """Whether two elements may share a place."""
-    reach = 0
-    for stride, size in sorted((st, sz) for st, sz in zip(spec.stride, spec.shape) if sz > 1):
-        if stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
 
 
 tensor.write_through = _write_through
