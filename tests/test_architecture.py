@@ -152,6 +152,16 @@ def test_module_docstrings_are_short() -> None:
     assert not long
 
 
+def test_a_private_name_is_used_in_its_file_alone() -> None:
+    lent = []
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                private = [a.name for a in node.names if re.match("_[a-z]", a.name)]
+                lent += [f"{path.relative_to(ROOT)}: {name}" for name in private]
+    assert not lent
+
+
 def test_a_broad_handler_raises_or_says_why_it_is_broad() -> None:
     silent = []
     for path in SOURCES:

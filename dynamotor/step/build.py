@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ..autograd.aot import CompileGraph, _compile
+from ..autograd.aot import CompileGraph, compile_verified
 from ..autograd.extract import extract
 from ..autograd.recipe import Recipe
 from ..autograd.runtime import rebuilder
@@ -93,7 +93,7 @@ def build_step(
     info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
     room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
     return StepProgram(
-        compiled=_compile(main, info, compile_graph),
+        compiled=compile_verified(main, info, compile_graph),
         n_values=len(ends.values),
         rebuild=rebuilder(Recipe(len(inputs), (), {}, tuple(traced.plans), len(ends.values), (), ())),
         parameters=tuple(k for k, _ in traced.parameters),

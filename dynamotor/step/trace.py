@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..autograd.aot import _memory_groups
+from ..autograd.aot import memory_groups
 from ..autograd.functional import read
-from ..autograd.joint import OutputPlan, _check_inputs, _no_autocast, _plan_outputs, _run
+from ..autograd.joint import OutputPlan, check_inputs, no_autocast, plan_outputs, run_torch_graph
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
@@ -312,11 +312,11 @@ class _StepTrace:
 
     def forward(self, gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Sequence[Any]:
         """The captured graph's results."""
-        results = _run(gm, self.recorder, self.feed)
+        results = run_torch_graph(gm, self.recorder, self.feed)
         torch.clear_autocast_cache()
         inputs = dict(enumerate(self.feed))
         aliases = {i: tensor.note for i, tensor in inputs.items()}
-        _check_inputs(inputs, aliases, self.graded, _memory_groups(examples))
+        check_inputs(inputs, aliases, self.graded, memory_groups(examples))
         return results
 
     def backward(self, loss: Any, accumulate: int) -> None:
@@ -324,7 +324,7 @@ class _StepTrace:
         if loss.dim() or not loss.requires_grad or not loss.is_floating_point():
             raise NotWhole("DM502", "the loss is not one floating number with a gradient")
         self.recorder.stage, self.recorder.where = "backward", None
-        with _no_autocast():
+        with no_autocast():
             root = loss if accumulate == 1 else loss / accumulate
             root = root if self.scaled is None else root * self.scaled.to(root.dtype)
             self.grads = _gradients(self.recorder, root, self.feed, self.graded)
@@ -345,7 +345,7 @@ class _StepTrace:
         owned = {id(shadow) for shadow in shadows.parameters}
         self.mine = {i: grad for i, grad in self.grads.items() if id(feed[i]) in owned}
         self.recorder.updates = True
-        with recording(self.recorder), torch.no_grad(), _no_autocast():
+        with recording(self.recorder), torch.no_grad(), no_autocast():
             if self.scaled is not None:
                 self.found = _unscale(self.mine, self.scaled)
             self.versions = {id(s): s.note.memory.version for s in shadows.parameters}
@@ -368,7 +368,7 @@ class _StepTrace:
         recorder.updates = False
         with recording(recorder):
             detached = [r.detach() if type(r) is ShapeTensor else r for r in results]
-        plans, sources = _plan_outputs(detached, dict(enumerate(self.feed)))
+        plans, sources = plan_outputs(detached, dict(enumerate(self.feed)))
         return Traced(
             recorder=recorder,
             placeholders=self.placeholders,

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
 from ..base.errors import XlaError
 from ..base.log import warn_once
+from ..base.typed import MaybeNone
 from ..graph.shapes import UnsupportedOp, infer_spec
 from ..graph.sizes import DataDependent
 from ..graph.spec import CPU, TensorSpec
@@ -33,7 +34,6 @@ from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .lowering import Lowering, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
 
 Constant = Any
-MaybeNone = Any  # in a union, as typeshed has it: None too, but where code relies on it there is one
 UNKNOWN = object()
 # Threads share a device's lane: each operation, flush and recording is done as a whole.
 lock = threading.RLock()
@@ -515,7 +515,7 @@ def _try_lowering(instruction: Instruction) -> tuple[Any, str | None]:
         return None, str(refusal)
     except Refusal as error:
         raise error.args[0] from None
-    except Exception as error:  # noqa: BLE001 - a rule that does not accept an argument: the CPU kernel does, and the reason is counted
+    except Exception as error:  # a rule that does not take an argument: aten does, and this is counted
         if instruction.rule.collective:
             return None, None  # its axis exists only inside the replicated program
         return None, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

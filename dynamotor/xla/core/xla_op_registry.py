@@ -14,7 +14,7 @@ import torch
 
 from ..jax_call import call_jax
 from .xla_builder import Op as Value
-from .xla_builder import _plain
+from .xla_builder import plain_value
 
 
 class Op:
@@ -26,7 +26,7 @@ class Op:
         self.name = name
 
         def function(*arrays: Any, **kwargs: Any) -> Any:
-            return _plain(opfn(*map(Value, arrays), **kwargs))
+            return plain_value(opfn(*map(Value, arrays), **kwargs))
 
         self._function = function
 
