@@ -143,7 +143,7 @@ class Guard:
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         """What the C program needs beside the node of `source`: the first fact, if nothing else is said."""
-        return getattr(self, self.__match_args__[1])
+        return getattr(self, self.__match_args__[1])  # type: ignore[misc]  # a row has more than its source
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class TensorMatch(Guard):
     match any.
     """
 
-    cls: type
+    cls: type[torch.Tensor]
     shape: tuple[int | None, ...]
     stride: tuple[int | None, ...]
     dtype: torch.dtype
@@ -546,7 +546,7 @@ def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte and the byte past the last that a strided tensor may touch; tensors without storage name
     their memory by a number."""
     if hasattr(type(tensor), "_memory_token"):
-        token = tensor._memory_token()
+        token = tensor._memory_token()  # type: ignore[attr-defined]
         return token, token + 1
     start, spec = tensor.data_ptr(), TensorSpec.of(tensor)
     return start, start + spec.extent * tensor.element_size()

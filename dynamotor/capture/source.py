@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..base.typed import MaybeNone
+
 
 class Missing(Exception):
     """The source leads nowhere now: a key, attribute, item or cell is gone."""
@@ -31,7 +33,7 @@ class Source:
     of: ClassVar[type | None] = None  # the exact type of what the step is taken from
     gone: ClassVar[tuple[type[Exception], ...]] = ()  # what `read` raises where there is nothing
     text: ClassVar[str] = "{0.base}.{0.key}"
-    base: Source | None
+    base: Source | MaybeNone
     key: Any
     _hash: int
 

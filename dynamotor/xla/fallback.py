@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..base.config import config
 from ..base.events import counters, emit
+from ..base.typed import MaybeNone
 from . import layout, metrics, rng, transfer
 from .errors import require
-from .ir import Cut, Lane, MaybeNone
+from .ir import Cut, Lane
 from .tensor import XLATensor, is_xla, new_root, wrap, write
 
 

@@ -21,8 +21,9 @@ import torch
 from typing_extensions import TypeIs
 
 from ..base.registry import Registry
+from ..base.typed import MaybeNone
 from ..graph.sizes import Dim, Dims, contiguous_stride
-from .ir import Lane, MaybeNone, Meta, Node, XlaError, lock, record
+from .ir import Lane, Meta, Node, XlaError, lock, record
 
 aten = torch.ops.aten
 # The stub says that it makes a Tensor.
@@ -132,9 +133,11 @@ def write(alias: Alias, node: Node) -> None:
 
 
 def _write_back(alias: Alias, node: Node) -> None:
-    parent = alias.parent
     try:
-        write(parent, inverses[alias.func](value(parent), node, *alias.args, **(alias.kwargs or {})))
+        write(
+            alias.parent,
+            inverses[alias.func](value(alias.parent), node, *alias.args, **(alias.kwargs or {})),
+        )
     except Overlap:
         write_through(alias, node)
     alias.node, alias.version = node, alias.root.version

@@ -350,10 +350,10 @@ def _rounding(fn: Callable[..., Any]) -> Callable[[Trace, list[Value]], Value | 
 
 for _fn in (int, math.floor, math.ceil, math.trunc):
     size_rule(_fn)(_rounding(_fn))
-for _fn in FUNCTIONS:
-    if _fn is not abs:
-        size_rule(_fn)(
-            lambda trace, args, fn=_fn: (
+for _of_float in FUNCTIONS:
+    if _of_float is not abs:
+        size_rule(_of_float)(
+            lambda trace, args, fn=_of_float: (
                 args[0].apply(fn) if len(args) == 1 and type(args[0]) is FloatValue else None
             )
         )
