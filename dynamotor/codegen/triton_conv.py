@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..graph.spec import channels_last_stride
+from ..lower.layout import is_channels_last
 from ..lower.program import BufRef, ExternStep, Program, Step
 from .triton_ops import lines_of
 from .triton_product import ConvWindow, Operand, Product, masked
@@ -49,7 +49,7 @@ def convolution(program: Program, step: Step) -> Product | None:
         or x.shape[1] < LEAST_CHANNELS
     ):
         return None
-    if not _is_channels_last(weight) or not _is_channels_last(out) or x.stride[1] != 1 or 0 in _steps(x):
+    if not is_channels_last(weight) or not is_channels_last(out) or x.stride[1] != 1 or 0 in _steps(x):
         return None
     return _product(x, weight, bias, out, _pair(stride), _pair(padding), _pair(dilation))
 
@@ -96,11 +96,6 @@ def _steps(x: BufRef) -> tuple[int, int, int]:
     """Elements from one image, row and column to the next; 0 where one is repeated."""
     down, _, row, column = (int(step) or int(size == 1) for size, step in zip(x.shape, x.stride, strict=True))
     return down, row, column
-
-
-def _is_channels_last(ref: BufRef) -> bool:
-    wanted = channels_last_stride(ref.shape)
-    return all(n == 1 or have == want for n, have, want in zip(ref.shape, ref.stride, wanted, strict=True))
 
 
 def multiply_window(

@@ -227,11 +227,22 @@ def _row_max(ctx: LoopBuilder, x: LoopValue, dim: int) -> tuple[torch.dtype, Loo
 @lowering(aten._softmax.default)
 def _softmax(ctx: LoopBuilder, x: LoopValue, dim: int, half_to_float: bool) -> LoopValue:
     compute, top = _row_max(ctx, x, dim)
-    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
+    return _shares(ctx, x, top, dim, compute, lambda s: div(like(1, s), s))
+
+
+def _shares(
+    ctx: LoopBuilder,
+    x: LoopValue,
+    low: LoopValue,
+    dim: int,
+    compute: torch.dtype,
+    inverse: Callable[[Expr], Expr],
+) -> LoopValue:
+    """exp(x - low) times what `inverse` gives for its sum."""
+    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, low, shape=x.shape, dtype=compute)
     ctx.realize(e)
     s = total(ctx, e, [dim], True, compute)
-    inverse = ctx.pointwise(lambda s: div(like(1, s), s), s, shape=s.shape, dtype=compute)
-    return ctx.pointwise(mul, e, inverse, compute=compute)
+    return ctx.pointwise(mul, e, ctx.pointwise(inverse, s, shape=s.shape, dtype=compute), compute=compute)
 
 
 @lowering(aten._safe_softmax.default)
@@ -246,13 +257,9 @@ def _safe_softmax(ctx: LoopBuilder, x: LoopValue, dim: int, dtype: torch.dtype |
         shape=top.shape,
         dtype=compute,
     )
-    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, low, shape=x.shape, dtype=compute)
-    ctx.realize(e)
-    s = total(ctx, e, [dim], True, compute)
-    inverse = ctx.pointwise(
-        lambda s: select(compare("eq", s, like(0, s)), s, div(like(1, s), s)), s, shape=s.shape, dtype=compute
+    return _shares(
+        ctx, x, low, dim, compute, lambda s: select(compare("eq", s, like(0, s)), s, div(like(1, s), s))
     )
-    return ctx.pointwise(mul, e, inverse, compute=compute)
 
 
 @lowering(aten._log_softmax.default)

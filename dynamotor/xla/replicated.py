@@ -23,10 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import replication
 from .peers import Peers
-from .replication import AXIS
-
-Program = Callable[..., list[jax.Array]]
-Compiled = Callable[[list[jax.Array]], list[jax.Array]]
+from .replication import AXIS, Compiled, Program
 
 
 def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
