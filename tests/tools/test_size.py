@@ -20,7 +20,7 @@ LIMITS = {
     "runtime": 1_249,  # C++ laid out for readers (30)
     "step": 1_310,  # the phases of a trace are a class (17); steps of DDP modules (56), optimizers around others, with counts of their own (8)
     "tools": 1_219,  # packages
-    "xla": 9_491,  # the aim is 9,500; 750 are names that programs for torch_xla import, ctc_loss and sizes 70
+    "xla": 9_496,  # the aim is 9,500; 750 are names that programs for torch_xla import, ctc_loss and sizes 70
 }
 
 
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 44_205
+        sum(size.rooms().values()) <= 44_210
     )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210, __torch_function__ 190, second derivatives 165
 
 
