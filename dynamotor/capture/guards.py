@@ -264,7 +264,7 @@ def key_set(tensor: torch.Tensor) -> int:
     """Raw dispatch keys of a tensor: device backend, layout, conjugate and negative views, inference,
     subclasses.
     """
-    return torch._C._dispatch_keys(tensor).raw_repr()  # type: ignore[attr-defined]
+    return torch._C._dispatch_keys(tensor).raw_repr()
 
 
 @dataclass(frozen=True)

@@ -517,7 +517,7 @@ def _extreme_rule(fn: Any, op: Any) -> None:
             this = item if none else trace.call(key, [item])  # type: ignore[arg-type]
             if best is None or trace.truth(trace.binary(op, this, best_key)):
                 best, best_key = item, this
-        return best  # type: ignore[return-value]
+        return best
 
 
 _extreme_rule(min, operator.lt)

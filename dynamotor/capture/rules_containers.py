@@ -285,7 +285,7 @@ def _update(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     for source in args[1:]:
         trace.update_dict(into, source)
     for name, value in kwargs.items():
-        into.store(trace, name, Constant(name), value)  # type: ignore[union-attr]
+        into.store(trace, name, Constant(name), value)
     return Constant(None)
 
 

@@ -444,7 +444,7 @@ def _weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 # Dispatch by class ------------------------------------------------------------------------------------------
-@code_rule(functools.singledispatch(len).dispatch.__code__)  # type: ignore[attr-defined]
+@code_rule(functools.singledispatch(len).dispatch.__code__)
 def _dispatch(trace: Trace, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Value:
     """`singledispatch` is asked at each call which function it has for a class."""
     cls = args[0]

@@ -101,7 +101,7 @@ def _as_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
         raise unsupported("tensor-subclass", "as_subclass is called with other arguments")
     kind: Any = cls.value
     if kind is torch.Tensor or tensor.source is not None:
-        tensor = torch_call(trace, torch.ops.aten.alias.default, [tensor], {})  # type: ignore[assignment]
+        tensor = torch_call(trace, torch.ops.aten.alias.default, [tensor], {})
     if kind is torch.Tensor:
         return tensor
     _check_class(trace, kind)

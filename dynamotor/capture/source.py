@@ -54,9 +54,9 @@ class Source:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if type(self) is not type(other) or self._hash != other._hash:  # type: ignore[attr-defined]
+        if type(self) is not type(other) or self._hash != other._hash:
             return False
-        return self._key_identity() == other._key_identity() and self.base == other.base  # type: ignore[attr-defined]
+        return self._key_identity() == other._key_identity() and self.base == other.base
 
     def __str__(self) -> str:
         return self.text.format(self)

@@ -39,7 +39,7 @@ _NAMESPACES = (
     torch._C._linalg,  # type: ignore
     torch._C._special,  # type: ignore
     torch._C._fft,  # type: ignore
-    torch._C._VariableFunctions,  # type: ignore
+    torch._C._VariableFunctions,
     torch.nested,
     torch.masked,
 )

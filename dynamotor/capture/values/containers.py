@@ -171,7 +171,7 @@ class ListValue(SequenceValue):
         new = value.unpack(trace) if isinstance(index, slice) else value
         items = self.mutate(trace)
         try:
-            items[index] = new  # type: ignore[call-overload]
+            items[index] = new
         except (IndexError, TypeError, ValueError) as error:
             raise trace.error(type(error), str(error)) from None
 

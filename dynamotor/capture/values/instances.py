@@ -252,7 +252,7 @@ def inline_function(
     """Interpret a real Python function even if it has a call rule."""
     value = trace.make(fn)
     assert isinstance(value, FunctionValue)
-    return trace.inline(value, args, kwargs)  # type: ignore[attr-defined]
+    return trace.inline(value, args, kwargs)
 
 
 def make_tuple(trace: Trace, items: list[Value]) -> TupleValue:

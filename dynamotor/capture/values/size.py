@@ -51,7 +51,7 @@ class SizeValue(Constant):
         return int
 
     @property
-    def value(self) -> int:  # type: ignore[override]
+    def value(self) -> int:
         return int(self.expr)
 
     @property
@@ -124,7 +124,7 @@ class QuotientValue(Constant):
         return float
 
     @property
-    def value(self) -> float:  # type: ignore[override]
+    def value(self) -> float:
         return int(self.over) / self.by
 
     @property
@@ -180,7 +180,7 @@ class ConditionValue(Constant):
         return bool
 
     @property
-    def value(self) -> bool:  # type: ignore[override]
+    def value(self) -> bool:
         return self.condition.ask()
 
     @property

@@ -160,7 +160,7 @@ class HeldNumber(Constant):
         return self.kind
 
     @property
-    def value(self) -> Any:  # type: ignore[override]
+    def value(self) -> Any:
         raise unsupported(
             "data-dependent",
             f"a {self.kind.__name__} that was read from a tensor decides what the program does",
