@@ -116,7 +116,7 @@ def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:
     return name if found is dispatcher else (dispatcher.compiled_again, (dispatcher.original,))
 
 
-copyreg.pickle(_C.Dispatcher, _reduce)  # type: ignore[arg-type]
+copyreg.pickle(_C.Dispatcher, _reduce)
 
 
 def dispatcher_of(fn: Any) -> Any:

@@ -217,7 +217,7 @@ def _measured(gm: fx.GraphModule, inputs: list[Any], names: Sequence[str]) -> li
             call = row.backend(own, inputs)
             found = [copies.seen(call) for _ in range(3)][-1]  # what is built late is there
             one.out = "" if random else _differs(found, wanted)
-        except Exception as error:
+        except Exception as error:  # whatever a backend raises: it is out, and the table says why
             if config.strict and row.ours:
                 raise
             one.out = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -155,7 +155,7 @@ def _aot_compile(
         return gm.forward
     try:
         with timed("trace joint graph"), preserved_modes():
-            joint = trace_joint(gm, specs_of(gm, example_inputs), graded, _memory_groups(example_inputs))
+            joint = trace_joint(gm, specs_of(gm, example_inputs), graded, memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = getattr(error, "torch_node", None)
         written = isinstance(error, DynamotorError) and error.code == "DM231"
@@ -202,7 +202,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _memory_groups(inputs: Sequence[Any]) -> list[int]:
+def memory_groups(inputs: Sequence[Any]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
     tensors = [t for t in inputs if _is_tensor(t)]
     if any(map(is_lazy, tensors)):
@@ -306,7 +306,7 @@ def _compile_first(
     """
     notes = Notes()
     with notes.taken():
-        compiled = _compile(graph, info, compile_graph)
+        compiled = compile_verified(graph, info, compile_graph)
     for backward in backwards:
         _adopt_layouts(graph, backward.saved_outputs, backward.graph(), len(backward.saved_inputs))
     if place is not None:
@@ -567,7 +567,7 @@ class _BackwardCompiler:
         graph, info = self.graph(absent), self.backward.info
         if graph is None:
             return None
-        compile = functools.partial(_compile, info=info, compile_graph=self.compile_graph)
+        compile = functools.partial(compile_verified, info=info, compile_graph=self.compile_graph)
         refused = functools.partial(_note_fallback, info.name, at=None, what="graph")
         return compile_late(graph, info.name, compile, refused)
 
@@ -607,7 +607,8 @@ def _generators(joint: Joint, backward: set[torch.fx.Node]) -> list[torch.fx.Nod
     ]
 
 
-def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:
+def compile_verified(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:
+    """One aten graph, verified and shown, and compiled."""
     sizes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder" and is_size(node)]
     if sizes:
         graph.meta["shape_env"] = sizes[0].env

@@ -8,7 +8,7 @@ written since. Writing sends the value back through the inverse of each view up 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,26 @@ from ..graph.spec import TensorSpec
 aten = torch.ops.aten
 Emit = Callable[..., torch.fx.Node]
 
+# What a write into a view does to what it views; `xla/views.py` reads these, too.
+# The new value in the base's shape.
+RESHAPED = (
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
 # Views that set a flag on the tensor, and the op that computes what they show.
 LAZY_FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
+# What an op gives of the new value and the view's own arguments.
+UNDONE_BY = {aten.t.default: aten.t.default, aten.transpose.int: aten.transpose.int, **LAZY_FLAGS}
+# What an op gives of the base, the new value and the view's own arguments.
+SCATTERED_BY = {
+    aten.select.int: aten.select_scatter.default,
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+}
 
 
 class TracedMemory:
@@ -225,39 +243,12 @@ def _parent(emit: Emit, alias: TracedAlias) -> torch.fx.Node:
 register_all(
     view_inverse,
     (
+        (RESHAPED, lambda emit, alias, value: reshaped(emit, value, _viewed(alias).spec.shape)),
+        (UNDONE_BY, lambda emit, alias, value: emit(UNDONE_BY[alias.func], (value, *alias.args), {})),
         (
-            (
-                aten.view.default,
-                aten._unsafe_view.default,
-                aten._reshape_alias.default,
-                aten.unsqueeze.default,
-                aten.squeeze.default,
-                aten.squeeze.dim,
-                aten.squeeze.dims,
-            ),
-            lambda emit, alias, value: reshaped(emit, value, _viewed(alias).spec.shape),
-        ),
-        ((aten.t.default,), lambda emit, alias, value: emit(aten.t.default, (value,), {})),
-        (
-            (aten.transpose.int,),
-            lambda emit, alias, value: emit(aten.transpose.int, (value, *alias.args), {}),
-        ),
-        (
-            (aten.select.int,),
+            SCATTERED_BY,
             lambda emit, alias, value: emit(
-                aten.select_scatter.default, (_parent(emit, alias), value, *alias.args), {}
-            ),
-        ),
-        (
-            (aten.slice.Tensor,),
-            lambda emit, alias, value: emit(
-                aten.slice_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs)
-            ),
-        ),
-        (
-            (aten.diagonal.default,),
-            lambda emit, alias, value: emit(
-                aten.diagonal_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs)
+                SCATTERED_BY[alias.func], (_parent(emit, alias), value, *alias.args), dict(alias.kwargs)
             ),
         ),
     ),
@@ -271,20 +262,14 @@ def _expand(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.No
     return reshaped(emit, value, _viewed(alias).spec.shape)
 
 
-@view_inverse(aten._conj.default, aten._neg_view.default)
-def _lazy_flag(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
-    func = alias.func
-    assert func is not None
-    return emit(LAZY_FLAGS[func], (value,), {})
-
-
 @view_inverse(aten.permute.default)
 def _permute(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
-    dims, rank = alias.args[0], len(alias.spec.shape)
-    back = [0] * rank
-    for position, dim in enumerate(dims):
-        back[dim % rank] = position
-    return emit(aten.permute.default, (value, back), {})
+    return emit(aten.permute.default, (value, turned_back(*alias.args)), {})
+
+
+def turned_back(dims: Sequence[int]) -> list[int]:
+    """The order of dimensions that undoes a permutation."""
+    return sorted(range(len(dims)), key=[dim % len(dims) for dim in dims].__getitem__)
 
 
 @view_inverse(aten.as_strided.default)

@@ -60,7 +60,7 @@ class Joint:
     @property
     def output(self) -> tuple[list, list, list]:
         """(values, new contents of the mutated inputs, gradients): the nodes, as they are now."""
-        return next(iter(reversed(self.gm.graph.nodes))).args[0]  # type: ignore[return-value]
+        return next(iter(reversed(self.gm.graph.nodes))).args[0]
 
     def recipe(self) -> Recipe:
         """What the program's run-time wrapper needs of it."""
@@ -103,10 +103,10 @@ def trace_joint(
     inputs = {i: tensor for i, tensor in enumerate(feed) if type(tensor) is ShapeTensor}
     aliases = {i: tensor.note for i, tensor in inputs.items()}
     with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
-        results = _run(gm, recorder, feed)
+        results = run_torch_graph(gm, recorder, feed)
     torch.clear_autocast_cache()
-    _check_inputs(inputs, aliases, requires_grad, memory_groups)
-    plans, sources = _plan_outputs(results, inputs)
+    check_inputs(inputs, aliases, requires_grad, memory_groups)
+    plans, sources = plan_outputs(results, inputs)
     values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
     mutated = [i for i, tensor in inputs.items() if tensor.note.memory.version > 0]
@@ -147,7 +147,9 @@ def trace_joint(
 _SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that say nothing of what they were given
 
 
-def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]) -> tuple:
+def run_torch_graph(
+    gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]
+) -> tuple:
     """Interpret the torch graph; each node's user line is noted on the aten nodes that it makes."""
     env: dict[torch.fx.Node, Any] = {}
     lookup = env.__getitem__
@@ -179,7 +181,7 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
     raise UnsupportedOp("DM242", "a torch graph without output")
 
 
-def _check_inputs(
+def check_inputs(
     inputs: dict[int, ShapeTensor],
     aliases: dict[int, TracedAlias],
     requires_grad: Sequence[bool],
@@ -234,7 +236,7 @@ def _chain(alias: TracedAlias, root: TracedAlias) -> tuple[Step, ...] | None:
     return tuple(reversed(steps)) if at is root else None
 
 
-def _plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tuple[list[OutputPlan], list]:
+def plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tuple[list[OutputPlan], list]:
     """Plans for the user's outputs, and the (alias, tensor) of each value that the graph must return for
     them.
     """
@@ -377,7 +379,7 @@ def _backward(
     """
     recorder.stage, recorder.where, recorder.recompute = "backward", None, False
     tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
-    with recording(recorder), _no_autocast():
+    with recording(recorder), no_autocast():
         try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy
             grads = torch.autograd.Variable._execution_engine.run_backward(
                 tuple(roots),
@@ -396,7 +398,7 @@ def _backward(
 
 
 @contextlib.contextmanager
-def _no_autocast() -> Any:
+def no_autocast() -> Any:
     """Backward formulas run in the types that the forward chose, whatever region surrounds the
     compilation.
     """

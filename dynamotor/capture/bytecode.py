@@ -154,7 +154,7 @@ class CodeInfo:
             caught = getattr(builtins, self.instrs[at + 1].argval, None)
             if not (isinstance(caught, type) and issubclass(caught, Exception)):
                 return False
-            at = self.index[self.instrs[at + 3].target] - 1
+            at = self.index[self.instrs[at + 3].target] - 1  # type: ignore[index]  # that of a jump
         return self.instrs[at + 1].op == "RERAISE"
 
     def at(self, offset: int) -> Instr:

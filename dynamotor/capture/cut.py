@@ -110,7 +110,7 @@ def in_flight(error: BaseException) -> None:
     if error.__traceback__ is None:
         try:
             raise error
-        except BaseException:
+        except BaseException:  # the one that was raised here
             return
 
 

@@ -30,7 +30,7 @@ class _Nodes:
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.classes = {g.source: g.cls for g in guards if type(g) in (TypeIs, TensorMatch)}  # type: ignore[attr-defined]
-        self.objects = {g.source: g.obj for g in guards if type(g) is IdIs}  # type: ignore[attr-defined]
+        self.objects = {g.source: g.obj for g in guards if type(g) is IdIs}
         self.steps: list[tuple[str, int, Any]] = []  # (kind of step, number of the parent, key)
         self.held: list[bool] = []
         self.with_dict: dict[int, Any] = {}  # held objects whose `__dict__` is read, by number

@@ -115,7 +115,7 @@ class Captured:
 
     gm: torch.fx.GraphModule | None
     inputs: list[Any]
-    examples: list[torch.Tensor]
+    examples: list[Any]  # tensors, and sizes
     guards: list[AnyGuard]
     finish: Callable[[Any, tuple[Any, ...]], Any]
     sizes: TraceSizes

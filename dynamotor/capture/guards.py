@@ -90,7 +90,7 @@ def _short(value: Any) -> str:
         )
     try:
         text = repr(value)
-    except Exception:
+    except Exception:  # whatever a class of the program's raises: this is for people
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -143,7 +143,7 @@ class Guard:
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         """What the C program needs beside the node of `source`: the first fact, if nothing else is said."""
-        return getattr(self, self.__match_args__[1])
+        return getattr(self, self.__match_args__[1])  # type: ignore[misc]  # a row has more than its source
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def answer_of(ask: Callable[[Any], Any], value: Any) -> Any:
     """
     try:
         return ask(value)
-    except Exception as error:
+    except Exception as error:  # what it raises is the answer
         return type(error)
 
 
@@ -264,7 +264,7 @@ def key_set(tensor: torch.Tensor) -> int:
     """Raw dispatch keys of a tensor: device backend, layout, conjugate and negative views, inference,
     subclasses.
     """
-    return torch._C._dispatch_keys(tensor).raw_repr()  # type: ignore[attr-defined]
+    return torch._C._dispatch_keys(tensor).raw_repr()
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class TensorMatch(Guard):
     match any.
     """
 
-    cls: type
+    cls: type[torch.Tensor]
     shape: tuple[int | None, ...]
     stride: tuple[int | None, ...]
     dtype: torch.dtype
@@ -546,7 +546,7 @@ def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte and the byte past the last that a strided tensor may touch; tensors without storage name
     their memory by a number."""
     if hasattr(type(tensor), "_memory_token"):
-        token = tensor._memory_token()
+        token = tensor._memory_token()  # type: ignore[attr-defined]
         return token, token + 1
     start, spec = tensor.data_ptr(), TensorSpec.of(tensor)
     return start, start + spec.extent * tensor.element_size()

@@ -74,7 +74,7 @@ class Codegen:
 
     def _fetched(self, value: Value) -> str:
         """Outside objects are fetched first of all: an effect may move what their sources go through."""
-        name = self.fetched_name(value.source)  # type: ignore[arg-type]
+        name = self.fetched_name(value.source)
         self._remember(value, name)
         return name
 

@@ -3,6 +3,9 @@
 Everything that is looked up on a class goes through `type_attr`, which guards it, whether found or absent.
 """
 
+# Values are asked with the trace, which this class is a part of.
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 import operator
@@ -252,7 +255,7 @@ class Protocol:
                     raise self.error(AttributeError, _what_a_property_lacks(raw, cls, new is not None))
                 self.call(self.make(fn), [value] + ([new] if new is not None else []))
             elif type(raw) is types.MemberDescriptorType:
-                value.store_slot(self, raw, new)
+                value.store_slot(self, raw, new)  # type: ignore[attr-defined]  # of a UserObject
             elif isinstance(
                 hook := getattr(type(raw), "__set__" if new is not None else "__delete__", None),
                 types.FunctionType,
@@ -262,7 +265,7 @@ class Protocol:
                     [self.type_attr_value(cls, name, raw), value] + ([new] if new is not None else []),
                 )
             else:
-                value.store_special(self, raw, name, new)
+                value.store_special(self, raw, name, new)  # type: ignore[attr-defined]
             return
         if new is None and value.instance_attr(self, name) is None:
             self._no_attr(value, name)
@@ -429,7 +432,7 @@ class Protocol:
             raise self.error(TypeError, message.format(value.python_type().__name__))
 
 
-_OBJECT_ORDER = frozenset((object.__lt__, object.__le__, object.__gt__, object.__ge__))
+_OBJECT_ORDER = frozenset((object.__lt__, object.__le__, object.__gt__, object.__ge__))  # type: ignore[operator]
 
 
 class ObjectIterator(Iterator):

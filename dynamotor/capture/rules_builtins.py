@@ -511,12 +511,13 @@ def _extreme_rule(fn: Any, op: Any) -> None:
                 return kwargs["default"]
             return trace.real_call(fn, ())  # raises, in this Python's words
         none = is_none(key)
-        best, best_key = None, None
+        best: Any = None
+        best_key: Any = None
         for item in items:
             this = item if none else trace.call(key, [item])  # type: ignore[arg-type]
             if best is None or trace.truth(trace.binary(op, this, best_key)):
                 best, best_key = item, this
-        return best  # type: ignore[return-value]
+        return best
 
 
 _extreme_rule(min, operator.lt)

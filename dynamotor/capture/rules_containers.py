@@ -68,7 +68,7 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 # Special methods shared by all ------------------------------------------------------------------------------
-_KINDS = (
+_KINDS: tuple[type, ...] = (
     list,
     tuple,
     dict,
@@ -281,11 +281,11 @@ def _dict_clear(trace: Trace, self: DictValue) -> None:
 
 @builtin_rule(dict.update, OrderedDict.update)
 def _update(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    into = contents_of(args[0])
+    into: Any = contents_of(args[0])
     for source in args[1:]:
         trace.update_dict(into, source)
     for name, value in kwargs.items():
-        into.store(trace, name, Constant(name), value)  # type: ignore[union-attr]
+        into.store(trace, name, Constant(name), value)
     return Constant(None)
 
 

@@ -47,7 +47,7 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return copied
 
 
-def _copy_container(value: Value, inner: Any) -> Value | None:
+def _copy_container(value: Any, inner: Any) -> Value | None:
     if type(value) in (ListValue, TupleValue):
         return type(value)([inner(item) for item in value.items])
     if isinstance(value, DictValue):
@@ -98,9 +98,10 @@ def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:
         return value if all(a is b for a, b in zip(items, value.items)) else TupleValue(items)
     # A container that holds itself is met again before its copy is known.
     memo[value] = _Cyclic()
+    copied: Value | None
     if type(value) is ListValue:
-        copied = memo[value] = type(value)([])
-        copied.items.extend([_deep(trace, item, memo) for item in value.items])
+        copied = memo[value] = made = ListValue([])
+        made.items.extend([_deep(trace, item, memo) for item in value.items])
     elif isinstance(value, DictValue | SetValue):
         copied = _copy_container(value, lambda v: _deep(trace, v, memo))
     elif isinstance(value, UserObject) and not trace.has_special(value, "__deepcopy__"):

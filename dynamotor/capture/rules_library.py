@@ -78,8 +78,8 @@ def _unary_rule(op: Any) -> None:
     builtin_rules.setdefault(op, lambda trace, args, kwargs: args[0].unary(trace, op))
 
 
-for _op in (operator.neg, operator.pos, operator.invert):
-    _unary_rule(_op)
+for _unary in (operator.neg, operator.pos, operator.invert):
+    _unary_rule(_unary)
 register_all(
     builtin_rule,
     (
@@ -114,7 +114,7 @@ class PartialValue(UserObject):
         return func, given.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}  # type: ignore[attr-defined]
 
     def _new(self, cg: Codegen) -> str:
-        func, given, named = [cg.emit(self.slots.pop(name)) for name in _PARTS]
+        func, given, named = [cg.emit(self.slots.pop(name)) for name in _PARTS]  # type: ignore[arg-type]
         return f"{cg.constant(functools.partial)}({func}, *{given}, **{named})"
 
 
@@ -309,7 +309,7 @@ def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([f for f in fields if f.getattr(trace, "_field_type").real() is plain])
 
 
-def _pure_rule(fn: types.FunctionType) -> None:
+def _pure_rule(fn: Any) -> None:
     """A library function written in Python that is pure: run for real when all is known, inlined
     otherwise.
     """
@@ -444,7 +444,7 @@ def _weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 # Dispatch by class ------------------------------------------------------------------------------------------
-@code_rule(functools.singledispatch(len).dispatch.__code__)  # type: ignore[attr-defined]
+@code_rule(functools.singledispatch(len).dispatch.__code__)
 def _dispatch(trace: Trace, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Value:
     """`singledispatch` is asked at each call which function it has for a class."""
     cls = args[0]

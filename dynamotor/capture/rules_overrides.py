@@ -101,11 +101,11 @@ def _as_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
         raise unsupported("tensor-subclass", "as_subclass is called with other arguments")
     kind: Any = cls.value
     if kind is torch.Tensor or tensor.source is not None:
-        tensor = torch_call(trace, torch.ops.aten.alias.default, [tensor], {})  # type: ignore[assignment]
+        tensor = torch_call(trace, torch.ops.aten.alias.default, [tensor], {})
     if kind is torch.Tensor:
         return tensor
     _check_class(trace, kind)
-    return SubclassValue(kind, tensor)
+    return SubclassValue(kind, tensor)  # type: ignore[arg-type]  # an op of a tensor gives one
 
 
 # The switch that `Tensor.__torch_function__` sets ------------------------------------------------------------
@@ -113,7 +113,7 @@ class _SwitchValue(Value):
     """`DisableTorchFunctionSubclass()`; it cannot leave the trace."""
 
     __slots__ = ()
-    kind = _Switch
+    kind = _Switch  # type: ignore[assignment]  # made at run time
 
 
 builtin_rule(_Switch)(lambda trace, args, kwargs: _SwitchValue())
@@ -182,7 +182,7 @@ def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, 
             met.append(value)
             return value.tensor
         if type(value) in (TupleValue, ListValue) and value.takes_over:
-            return type(value)([plain(item) for item in value.items])  # type: ignore[attr-defined]
+            return type(value)([plain(item) for item in value.items])  # type: ignore[attr-defined, arg-type]
         return value
 
     given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
@@ -210,7 +210,8 @@ class _TensorStandIn(_StandIn, torch.Tensor):
 def _take_over(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call `__torch_function__` of the arguments' classes as eager does, until one answers."""
     known: dict[int, Value] = {}
-    kept, classes = [], []
+    kept: list[Any] = []
+    classes: list[Any] = []
 
     def stand(value: Value) -> Any:
         if isinstance(value, SequenceValue) and value.takes_over:

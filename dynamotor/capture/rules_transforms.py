@@ -102,7 +102,7 @@ def _gradient(name: str, make: Callable[..., Any]) -> Callable[..., Value]:
         def transform(function: Any) -> Any:
             return make(function, *options)
 
-        named = {key.as_constant(): value for key, value in words.load().values()}
+        named = {key.as_constant(): value for key, value in words.load().values()}  # type: ignore[attr-defined]
         return Applied(trace, name, transform, fn, given.unpack(trace), named).node(transform)
 
     return rule
@@ -200,7 +200,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 def _jacobian(name: str, make: Callable[..., Any]) -> Callable[..., Value]:
     def rule(trace: Trace, fn: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        free = dict(zip(fn.code.co_freevars, fn.closure, strict=True))
+        free: dict[str, Any] = dict(zip(fn.code.co_freevars, fn.closure, strict=True))
         func = free.pop("func").load(trace)
         options = {
             option: free[option].load(trace).as_constant()

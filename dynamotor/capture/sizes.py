@@ -123,7 +123,8 @@ class SizePolicy:
         """Sizes that are likely to differ too, at another call: the batch of a tensor of which a size differs
         (its first dimension), the first dimension of others that is as large, and all of a tensor of
         positions, tokens or flags."""
-        batches, found = set(), set()
+        batches: set[int | None] = set()
+        found: set[Source] = set()
         for row in rows:
             if row.shape and any(SizeOf(row.source, d) in self.varying for d in range(len(row.shape))):
                 batches.add(row.shape[0])
@@ -216,9 +217,10 @@ class TraceSizes:
 
     def _symbolic(self, source: Source, tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
         marks = Marks.of(tensor)
-        shape = tuple([self._size(SizeOf(source, d), n, marks.of_dim(d)) for d, n in enumerate(spec.shape)])
+        sizes: Any = spec.shape  # numbers, as strides are: the tensor is real
+        shape = tuple([self._size(SizeOf(source, d), n, marks.of_dim(d)) for d, n in enumerate(sizes)])
         if is_symbolic(shape) or any(StrideOf(source, d) in self.policy.varying for d in range(len(shape))):
-            return replace(spec, shape=shape, stride=self._strides(source, shape, spec.stride))
+            return replace(spec, shape=shape, stride=self._strides(source, shape, spec.stride))  # type: ignore[arg-type]
         return spec
 
     def _size(self, source: Source, value: int, mark: bool | tuple[int, int] | None) -> Size | int:
@@ -252,9 +254,9 @@ class TraceSizes:
         self, source: Source, shape: tuple[Size | int, ...], stride: tuple[int, ...]
     ) -> tuple[Size | int, ...]:
         """Strides as expressions of the sizes, where the tensor is dense in some order of dimensions."""
-        found = next((c for c in _usual_strides(shape) if tuple(map(hint, c)) == stride), None)
-        if found is None:
-            found = list(stride)
+        usual = next((c for c in _usual_strides(shape) if tuple(map(hint, c)) == stride), None)
+        found: list[Size | int] = list(stride if usual is None else usual)
+        if usual is None:
             step: Size | int = 1
             for d in sorted(range(len(shape)), key=lambda d: (stride[d], hint(shape[d]), -d)):
                 if stride[d] == hint(step):
@@ -589,7 +591,7 @@ class _Program:
 
     def emit(self, *words: str | int) -> None:
         """Add operations (by name) and operands."""
-        self.code.extend([_CODES[word] if type(word) is str else word for word in words])
+        self.code.extend([_CODES[word] if isinstance(word, str) else word for word in words])
 
     def expression(self, expr: Size) -> None:
         """Push the value."""

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..base.typed import MaybeNone
+
 
 class Missing(Exception):
     """The source leads nowhere now: a key, attribute, item or cell is gone."""
@@ -31,7 +33,7 @@ class Source:
     of: ClassVar[type | None] = None  # the exact type of what the step is taken from
     gone: ClassVar[tuple[type[Exception], ...]] = ()  # what `read` raises where there is nothing
     text: ClassVar[str] = "{0.base}.{0.key}"
-    base: Source | None
+    base: Source | MaybeNone
     key: Any
     _hash: int
 
@@ -52,9 +54,9 @@ class Source:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if type(self) is not type(other) or self._hash != other._hash:  # type: ignore[attr-defined]
+        if type(self) is not type(other) or self._hash != other._hash:
             return False
-        return self._key_identity() == other._key_identity() and self.base == other.base  # type: ignore[attr-defined]
+        return self._key_identity() == other._key_identity() and self.base == other.base
 
     def __str__(self) -> str:
         return self.text.format(self)

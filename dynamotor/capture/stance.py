@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import _C
 from ..base.errors import UsageError
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
 _current = "default"
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def stance() -> str:
@@ -44,7 +45,7 @@ class set_stance(contextlib.ContextDecorator):  # noqa: N801
         self.name, self.before = name, _current
         _set(name)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Function) -> Function:
         _set(self.before)
         return super().__call__(function)
 

@@ -37,9 +37,9 @@ _NAMESPACES = (
     torch.fft,
     torch._C._nn,
     torch._C._linalg,  # type: ignore
-    torch._C._special,
-    torch._C._fft,
-    torch._C._VariableFunctions,  # type: ignore
+    torch._C._special,  # type: ignore
+    torch._C._fft,  # type: ignore
+    torch._C._VariableFunctions,
     torch.nested,
     torch.masked,
 )

@@ -9,8 +9,7 @@ break inside any other call moves out to the instruction that started it.
 from __future__ import annotations
 
 import sys
-import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -142,7 +141,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         return self.call(obj.getattr(self, name), args, kwargs)
 
     def call_python(
-        self, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value] | None = None
+        self, fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value] | None = None
     ) -> Value:
         """Inline one of our own Python functions (a polyfill); its globals are trusted."""
         return self.call(self.make(fn), args, kwargs)

@@ -182,7 +182,7 @@ def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
 
 
 def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Compiled:
-    """The graph op by op; said once and counted. With symbols it is compiled with numbers instead ("graph")."""
+    """The graph op by op; said once and counted. With symbols: it compiled with numbers instead ("graph")."""
     warn_once(f"device-{device.type}-{why}", f"{why}: such graphs run on aten kernels")
     counters["fallback"][f"device.{device.type}"] += 1
     what = "graph" if "shape_env" in gm.meta else "device"

@@ -190,7 +190,7 @@ class Checked:
         state = torch.get_rng_state()
         try:
             reference: Values | Exception = evaluate(self.original, self._private(inputs))
-        except Exception as error:
+        except Exception as error:  # eager refuses the call: so must the compiled graph
             reference = error
         torch.set_rng_state(state)
         results = self.call(*inputs)
@@ -361,7 +361,10 @@ def difference(got: Any, want: Any, moved: Sequence[Any] = ()) -> str | None:
     if not count:
         return None
     place = tuple(int(i) for i in off.nonzero()[0])
-    return f"{count} of {off.numel()} elements differ, the first at {place}: {got[place].item()}, and not {want[place].item()}"
+    return (
+        f"{count} of {off.numel()} elements differ, the first at {place}: "
+        f"{got[place].item()}, and not {want[place].item()}"
+    )
 
 
 def _differs(what: str, why: str, where: UserLine | None) -> InternalError:

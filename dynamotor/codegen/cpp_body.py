@@ -201,8 +201,8 @@ class CppBody:
         value = self.value(e, inner)
         body = "".join(inner.lines)
         scope.lines.append(
-            f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++){{const i64 {lane}i={scope.bound[scope.loop]}+{lane};"
-            f"{body}{name}[{lane}]={value};}}"
+            f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++)"
+            f"{{const i64 {lane}i={scope.bound[scope.loop]}+{lane};{body}{name}[{lane}]={value};}}"
         )
         return name
 

@@ -1,8 +1,9 @@
 """The C++ function of a "cols" kernel: sums down the columns, a block of columns per task, accumulators in
 registers.
 
-for (block of columns) { for (middle rows) acc[u] += ...; final statements }    columns are cut into chunks first
-where there are few
+for (block of columns) { for (middle rows) acc[u] += ...; final statements }
+
+Columns are cut into chunks first where there are few.
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ class Emitter:
         if type(tasks) is Size or type(work) is Size:
             pays = f"{self.number(work)}>={PARALLEL_WORK}&&{self.number(tasks)}>1"
             part = loop(name, "last_", inside, start="first_")
-            head = f"const i64 first_=0,last_={count};over({pays},last_,{config.threads or 0},[=](i64 first_,i64 last_)"
-            return f"{{{head}{{{part}}});}}"
+            tasks_of = f"over({pays},last_,{config.threads or 0},[=](i64 first_,i64 last_){{{part}}});"
+            return f"{{const i64 first_=0,last_={count};{tasks_of}}}"
         clause = f" num_threads({config.threads})" if config.threads else ""
         return f"\n#pragma omp parallel for schedule(static){clause}\n{loop(name, count, inside)}"
 
@@ -557,7 +557,8 @@ class RowsEmitter(Emitter):
         value = self.body.value(s.expr, scope)
         sign = ">" if s.kind == "argmax" else "<"
         best, at = f"a{s.id}s", f"a{s.id}at"
-        tie = f"(({value}=={best})|(({value}!={value})&({best}!={best})))"  # loops need not run in the order of positions
+        # Loops need not run in the order of positions.
+        tie = f"(({value}=={best})|(({value}!={value})&({best}!={best})))"
         scope.lines.append(
             f"{{const i64 at_={self.body.index(position, scope)};"
             f"if({at}<0||{value}{sign}{best}||({value}!={value}&&{best}=={best})"

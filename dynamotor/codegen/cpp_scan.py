@@ -56,7 +56,8 @@ class ScanEmitter(Emitter):
             assert s.position is not None
             place = self.body.index(s.position, scope)
             scope.lines.append(
-                f"if({value}!={value}||({best}=={best}&&{value}{sign}{best})){{{best}={value};{best}at={place};}}"
+                f"if({value}!={value}||({best}=={best}&&{value}{sign}{best}))"
+                f"{{{best}={value};{best}at={place};}}"
             )
             result, kept = f"{best}at", "i64"
         else:

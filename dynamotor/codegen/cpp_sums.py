@@ -16,14 +16,6 @@ from ..runtime.cpp_text import loop
 
 STRIP = 32  # additions into one accumulator
 
-KEEP = r"""
-template<class T> INL void keep(T&total,T&lost,T&strip){ const T y=strip-lost,t=total+y; lost=sel(eq(t-t,T{}),(t-total)-y,T{}); total=t; strip=T{}; }
-template<class T> static __attribute__((noinline)) void keep_all(float*strips,i64 n){ i64 i=0; typedef typename mem<float,tr<T>::n>::V V;
- for(;i+tr<T>::n<=n;i+=tr<T>::n){ T t=ld<T>(strips+n+i),l=ld<T>(strips+2*n+i),s=ld<T>(strips+i); keep(t,l,s);
-  st<float>(strips+i,s); st<float>(strips+n+i,t); st<float>(strips+2*n+i,l); }
- for(;i<n;i++) keep(strips[n+i],strips[2*n+i],strips[i]); }
-"""
-
 
 def loses(s: Reduce) -> bool:
     """Whether a long reduction must be kept in strips."""

@@ -21,7 +21,7 @@ from ..graph.sizes import is_symbolic
 from ..graph.spec import TensorSpec
 from ..runtime import triton_build, triton_launch
 from . import flex_kernels
-from .flex_body import F32, NotInTiles, TileFunction
+from .flex_body import F32, NotInTiles, TileFunction, not_in_tiles_if
 from .flex_kernels import Blocks, Case
 from .gpu_program import interpreted, job_of
 from .triton_kernel import TritonFunction
@@ -51,8 +51,9 @@ class FusedAttention(ControlFlow):
 
     def __init__(self, of: FlexAttention, specs: list[TensorSpec], results: tuple[TensorSpec, ...]) -> None:
         super().__init__([], results, len(specs))
-        if any(is_symbolic((*spec.shape, *spec.stride)) for spec in specs):
-            raise NotInTiles("sizes that differ between calls")
+        not_in_tiles_if(
+            any(is_symbolic((*spec.shape, *spec.stride)) for spec in specs), "sizes that differ between calls"
+        )
         self.of = of
         self.case = _case(of, specs)
         self.kernels(self.case)
@@ -85,16 +86,19 @@ def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:
     n_blocks = 2 * sum(found is not None for found in of.blocks)
     free, blocks = rest[: len(rest) - n_blocks], rest[len(rest) - n_blocks :]
     n_score = 0 if of.score is None else of.score.n_free
-    if query.dtype not in _TYPES or {key.dtype, value.dtype} != {query.dtype}:
-        raise NotInTiles(f"{query.dtype}, {key.dtype} and {value.dtype}")
-    if (
+    not_in_tiles_if(
+        query.dtype not in _TYPES or {key.dtype, value.dtype} != {query.dtype},
+        f"{query.dtype}, {key.dtype} and {value.dtype}",
+    )
+    not_in_tiles_if(
         key.shape[0] != query.shape[0]
         or max(query.shape[3], value.shape[3]) > 256
-        or 0 in (*query.shape, *key.shape, *value.shape)
-    ):
-        raise NotInTiles("keys of another batch, wide heads, or nothing at all")
-    if any(spec.dtype not in POINTER for spec in free):
-        raise NotInTiles("a function that reads tensors of other types")
+        or 0 in (*query.shape, *key.shape, *value.shape),
+        "keys of another batch, wide heads, or nothing at all",
+    )
+    not_in_tiles_if(
+        any(spec.dtype not in POINTER for spec in free), "a function that reads tensors of other types"
+    )
     numbers = [TensorSpec.dense((), dtype, query.device) for dtype in _NUMBERS]
     score = None if of.score is None else TileFunction(of.score, [*numbers, *free[:n_score]], True)
     mask = None if of.mask is None else TileFunction(of.mask, [*numbers[1:], *free[n_score:]], False)
@@ -109,7 +113,7 @@ def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:
         (None, None) if not usable else [None if a is None else (a, b) for a, b in (found[:2], found[2:])]
     )
     block = of.block if usable else (0, 0)
-    return Case(query, key, value, of.scale, score, mask, tuple(free), n_score, block, rows, columns)  # type: ignore[arg-type]
+    return Case(query, key, value, of.scale, score, mask, tuple(free), n_score, block, rows, columns)
 
 
 class Kernels:
@@ -146,7 +150,7 @@ class Kernels:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         run: Kernels,
         case: Case,

@@ -38,6 +38,12 @@ class NotInTiles(Exception):
     """The function has no form in a kernel; the scores are computed as a matrix."""
 
 
+def not_in_tiles_if(bad: Any, why: str) -> None:
+    """Leave a function where that is so."""
+    if bad:
+        raise NotInTiles(why)
+
+
 _INFIX = {
     "add": "+",
     "sub": "-",
@@ -94,8 +100,7 @@ class TileFunction:
     """
 
     def __init__(self, body: Body, specs: Sequence[TensorSpec], differentiable: bool) -> None:
-        if len(body.gm.graph.nodes) > 200:
-            raise NotInTiles("a long function")
+        not_in_tiles_if(len(body.gm.graph.nodes) > 200, "a long function")
         graded = [differentiable, *[False] * (len(specs) - 1)]
         try:
             with torch.enable_grad():
@@ -104,8 +109,10 @@ class TileFunction:
             raise NotInTiles(str(error)) from error
         values, written, gradients = joint.output
         self.inputs, self.tangents, (plan,) = joint.inputs, joint.tangents, joint.plans
-        if written or joint.constants or plan.kind not in ("value", "input") or plan.steps:
-            raise NotInTiles("a function with effects")
+        not_in_tiles_if(
+            written or joint.constants or plan.kind not in ("value", "input") or plan.steps,
+            "a function with effects",
+        )
         self.result = values[plan.index] if plan.kind == "value" else joint.inputs[plan.index]
         self.gradient = gradients[0] if gradients else None
         self.identity = plan.kind == "input" and plan.index == 0
@@ -145,8 +152,10 @@ class TileFunction:
     def _text(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
         """One op as an expression."""
         name, spec = _name(node), node.meta["val"]
-        if type(spec) is not TensorSpec or spec.shape or spec.dtype not in TRITON:
-            raise NotInTiles(f"{node.target} of more than a number")
+        not_in_tiles_if(
+            type(spec) is not TensorSpec or spec.shape or spec.dtype not in TRITON,
+            f"{node.target} of more than a number",
+        )
         compute = F32 if spec.dtype in (torch.float16, torch.bfloat16) else spec.dtype
         if name == "index":
             return self._loaded(node, known, out)
@@ -166,8 +175,7 @@ class TileFunction:
         return self._rounded(self._computed(node, name, operands, kind), compute, spec.dtype)
 
     def _computed(self, node: fx.Node, name: str, operands: list[str], kind: torch.dtype) -> str:
-        if name in ("add", "sub") and node.kwargs.get("alpha", 1) != 1:
-            raise NotInTiles("a sum with a factor")
+        not_in_tiles_if(name in ("add", "sub") and node.kwargs.get("alpha", 1) != 1, "a sum with a factor")
         if name in _INFIX:
             return f"({operands[0]}) {_INFIX[name]} ({operands[1]})"
         if name in _CALLS and (kind.is_floating_point or name not in ("sgn", "sign", "relu")):
@@ -177,8 +185,7 @@ class TileFunction:
         floors = name == "floor_divide" or name == "div" and node.kwargs.get("rounding_mode") == "floor"
         if (floors or name == "remainder") and not kind.is_floating_point:
             divisor = node.args[1]
-            if type(divisor) is not int or divisor <= 0:
-                raise NotInTiles("a division by what is no constant")
+            not_in_tiles_if(type(divisor) is not int or divisor <= 0, "a division by what is no constant")
             rest = f"((({operands[0]}) % {divisor} + {divisor}) % {divisor})"
             return rest if name == "remainder" else f"(({operands[0]}) - {rest}) // {divisor}"
         if name == "pow" and node.args[1] in (2, 3):
@@ -208,10 +215,9 @@ class TileFunction:
             raise NotInTiles("a part of a tensor in a function of scores")
         at = []
         for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):  # type: ignore[arg-type]
-            if index.meta["val"].dtype == torch.bool:  # type: ignore[union-attr]
-                raise NotInTiles("a mask as an index")
+            not_in_tiles_if(index.meta["val"].dtype == torch.bool, "a mask as an index")
             name = f"w{len(out)}"
-            out.append(f"{name} = {known[index]}")  # type: ignore[index]
+            out.append(f"{name} = {known[index]}")
             out.append(f"tl.device_assert(({name} >= -{size}) & ({name} < {size}), 'index out of range')")
             at.append(f"tl.where({name} < 0, {name} + {size}, {name}) * {stride}")
         loaded = f"tl.load({known[tensor]} + {' + '.join(at) or '0'})"  # type: ignore[index]
@@ -237,6 +243,5 @@ def _met(args: Sequence[Any]) -> torch.dtype:
 def _literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    if type(value) not in (bool, int, float):
-        raise NotInTiles("a constant that is no number")
+    not_in_tiles_if(type(value) not in (bool, int, float), "a constant that is no number")
     return repr(int(value) if isinstance(value, bool) else value)

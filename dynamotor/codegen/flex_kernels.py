@@ -89,7 +89,7 @@ class _Writer:
     def load(
         self, name: str, spec: TensorSpec, rows: str, size: int, width: tuple[int, int], flip: bool
     ) -> str:
-        """A tile of a tensor that starts at `name`: `rows` below `size` by the columns; flip: columns first."""
+        """A tile of a tensor that starts at `name`: `rows` below `size`, by columns; flip: columns first."""
         columns, mask = f"tl.arange(0, {width[1]})", []
         down, across = ("[None, :]", "[:, None]") if flip else ("[:, None]", "[None, :]")
         far = ".to(tl.int64)" if int(spec.shape[2]) * int(spec.stride[2]) >= 2**31 else ""
@@ -339,7 +339,8 @@ def queries(case: Case) -> TritonFunction:
         grad += of.to(tl.int64) * {w.length * w.f}
         gt = {w.load("grad", _rows(w.length, w.f, case.query), "rows", end, (w.f, w.fp), False)}
     """)
-    _sums(w, f"of.to(tl.int64) * {w.length} + rows", {"sum": "lse", "less": "delta"}, f", rows < {w.length}, 0.0" if end else "")  # fmt: skip
+    inside = f", rows < {w.length}, 0.0" if end else ""
+    _sums(w, f"of.to(tl.int64) * {w.length} + rows", {"sum": "lse", "less": "delta"}, inside)
     w.line(f'sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})')
     w.line(f"acc = tl.full([{w.m}, {w.ep}], 0.0, tl.float32)")
 
@@ -354,7 +355,10 @@ def queries(case: Case) -> TritonFunction:
         w.line(f"acc += {_dot(w, f'ds.to({TRITON[case.key.dtype]})', 'tl.trans(kt)')}")
 
     w.over(body, w.n, w.width, f"first // {case.block[0] or 1}", 1)
-    _store(w, "dq", "rows", w.length if end else 0, (w.e, w.ep), f"of.to(tl.int64) * {w.length}", f"acc * {case.scale!r}", case.query)  # fmt: skip
+    _store(
+        w, "dq", "rows", w.length if end else 0, (w.e, w.ep), f"of.to(tl.int64) * {w.length}",
+        f"acc * {case.scale!r}", case.query,
+    )  # fmt: skip
     return w.function(
         {**_operands(case), "dq": POINTER[case.query.dtype]}, count * heads * int(case.query.shape[0])
     )
@@ -427,7 +431,7 @@ def _store(
     value: str,
     like: TensorSpec,
 ) -> None:
-    """Write a tile to rows of `width` elements, from row `start` on; size: where rows may lie behind the end."""
+    """Write a tile to rows of `width` elements, from row `start` on; size: their end, if they may pass it."""
     across = f"tl.arange(0, {width[1]})"
     tests = [f"({rows} < {size})[:, None]"] if size else []
     tests += [f"({across} < {width[0]})[None, :]"] if width[0] != width[1] else []

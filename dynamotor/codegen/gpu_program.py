@@ -32,7 +32,7 @@ from ..lower.program import ExternStep, LoopStep, Program, refs
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
 from .cpp import structure
-from .program import CallProgram, Writer, _Instance, _nbytes
+from .program import CallInstance, CallProgram, Writer, nbytes_of
 from .triton_batch import batched
 from .triton_family import ROOM, Chosen, Family, Variant
 from .triton_kernel import TritonFunction
@@ -93,7 +93,7 @@ class GpuWriter(Writer):
         if function.name not in self.facts:
             given = step.args[:-1] if function.scratch else step.args
             specs = [self.program.buffers[n].spec for n in dict.fromkeys(given)]
-            nbytes = sum(hint(_nbytes(spec)) for spec in specs)
+            nbytes = sum(hint(nbytes_of(spec)) for spec in specs)
             launch = {"grid": function.grid, "warps": function.warps}
             self.facts[function.name] = {"note": step.note, "bytes": nbytes, **launch}
 
@@ -414,7 +414,7 @@ class GpuProgram(CallProgram):
         self._ready.add(sizes)
         return False
 
-    def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
+    def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> CallInstance:
         instance = super()._instance(block, sizes)
         start = -(-super()._laid_out(sizes)[0] // ROOM) * ROOM if sizes else 0
         for name, ((variant, at), ints) in self._chosen(sizes).items():

@@ -71,7 +71,8 @@ def step_accesses(steps: Sequence[LoopStep | ExternStep]) -> Iterator[tuple[set[
             yield memory_of(touches(step)), memory_of(step.mutates) | {*filter(None, step.outs)}
 
 
-def _nbytes(spec: TensorSpec) -> int | Size:
+def nbytes_of(spec: TensorSpec) -> int | Size:
+    """The bytes that a tensor takes, from its first element to its last."""
     if is_symbolic(spec.shape) or is_symbolic(spec.stride):  # an empty one is taken for a larger one
         steps = zip(spec.shape, spec.stride, strict=True)
         return (1 + sum((size - 1) * stride for size, stride in steps)) * spec.dtype.itemsize
@@ -294,7 +295,7 @@ class Writer:
             for buffer in self.program.buffers.values()
             if buffer.name in first and self._in_scratch(buffer)
         ]
-        nbytes = _guarded if self.watched else _nbytes
+        nbytes = _guarded if self.watched else nbytes_of
         lifetimes = [
             memory.Lifetime(b.name, nbytes(b.spec), first[b.name], self._last[b.name]) for b in temps
         ]
@@ -314,7 +315,7 @@ class Writer:
             if config.verify:
                 memory.verify_plan(lifetimes, offsets, inplace)
             if self.watched:
-                stops = {b.name: offsets[b.name] + int(_nbytes(b.spec)) for b in temps}
+                stops = {b.name: offsets[b.name] + int(nbytes_of(b.spec)) for b in temps}
                 ends = {life.name: offsets[life.name] + int(life.nbytes) for life in lifetimes}
                 self.plan = checked.MemoryPlan(offsets, stops, ends, first, self._last)
         for buffer in temps:
@@ -433,7 +434,8 @@ class Writer:
             yield f"{outs[0]} = {self._expected(outs[0], step)}({call}){note}"
             return
         else:
-            yield f"{', '.join(outs)}{',' if externs.returns_many(step.target) and len(outs) == 1 else ''} = {call}{note}"
+            comma = "," if externs.returns_many(step.target) and len(outs) == 1 else ""
+            yield f"{', '.join(outs)}{comma} = {call}{note}"
         for k, name in enumerate(outs):
             if k in absent:
                 yield f"{self.constant('nothing', functools.partial(_nothing, step))}({name})"
@@ -463,7 +465,7 @@ class Writer:
 
     def new_result(self, name: str) -> str:
         spec = self.program.buffers[name].spec
-        nbytes = _nbytes(spec)
+        nbytes = nbytes_of(spec)
         if hint(nbytes) < memory.SMALL or not config.reuse_memory:
             return f"{name} = new({spec.shape}, {spec.stride}, {spec.dtype})"
         self.pool[nbytes, spec.dtype] += 1
@@ -569,7 +571,7 @@ class Writer:
     def _place(self, ref: BufRef) -> tuple[int, int, int]:
         """Where a buffer of numbers starts, how far into it a view lies, and its bytes."""
         spec = self.program.buffers[ref.name].spec
-        return int(self.offsets[ref.name]), int(ref.offset * spec.dtype.itemsize), int(_nbytes(spec))
+        return int(self.offsets[ref.name]), int(ref.offset * spec.dtype.itemsize), int(nbytes_of(spec))
 
     def layout(self) -> str:
         """The source text of a function of the symbols: bytes of scratch memory, where in it what lies, what
@@ -660,7 +662,7 @@ class CallProgram:
         limits = {} if listing.layout else {kind: 4 * count for kind, count in listing.pool.items()}
         self._pool = memory.new_pool(limits, 4 * max(listing.pool.values(), default=1))
         self._globals: dict[str, Any] | None = None
-        self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], _Instance]] = (
+        self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], CallInstance]] = (
             weakref.WeakKeyDictionary()
         )
         self._replacement: Callable[..., Any] | None = None
@@ -731,14 +733,14 @@ class CallProgram:
         """Wait for all that is being built."""
         self.prepare()
 
-    def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
+    def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> CallInstance:
         """The function whose globals lie in `block`, for these values of the symbols."""
         scope = dict(self._globals or {})
         if self._layout is not None:
             _, places, results = self._laid_out(sizes)
             scope.update(block.places(places))
             scope.update((name, self.listing.checks[name].sized(*result)) for name, result in results.items())
-            return _Instance(types.FunctionType(self._code, scope, "call"), scope)
+            return CallInstance(types.FunctionType(self._code, scope, "call"), scope)
         allocations: dict[str, memory.Block] = {}
         for name, (buffer, start, inside, nbytes, ref) in self.listing.scratch.items():
             home = block
@@ -747,7 +749,7 @@ class CallProgram:
             scope[name] = home.tensor(start + inside, numbers(ref.shape), numbers(ref.stride), ref.dtype)
         if self._checks is not None:
             scope["watch"] = functools.partial(self._checks.watch, block)
-        return _Instance(types.FunctionType(self._code, scope, "call"), scope)
+        return CallInstance(types.FunctionType(self._code, scope, "call"), scope)
 
     def _laid_out(self, sizes: tuple[int, ...]) -> Any:
         """What `Writer.layout` says for these values of the symbols."""
@@ -757,7 +759,7 @@ class CallProgram:
             latest = self._latest = sizes, self._layout(*sizes)
         return latest[1]
 
-    def _rebind(self, instance: _Instance, inputs: Sequence[torch.Tensor]) -> None:
+    def _rebind(self, instance: CallInstance, inputs: Sequence[torch.Tensor]) -> None:
         """Remake the views of static inputs, whose memory has moved."""
         for name, (position, ref, spec) in self.listing.bound.items():
             instance.scope[name] = make_view(inputs[position], ref, spec)
@@ -818,7 +820,7 @@ class CallProgram:
                 self._arena.release(block)
 
 
-class _Instance:
+class CallInstance:
     """The call function bound to one block of scratch memory, and the static inputs' pointers that its views
     were made of.
     """

@@ -34,16 +34,18 @@ _UNIT = {
 }
 # Ops that give numbers that they are given: nothing is rounded. (A cast to a narrower type does round.)
 _EXACT = frozenset((
-    "abs", "neg", "relu", "relu_", "sign", "sgn", "floor", "ceil", "trunc", "round", "where", "masked_fill", "clamp", "clamp_min",
-    "clamp_max", "hardtanh", "maximum", "minimum", "max", "min", "amax", "amin", "aminmax", "sort", "topk", "kthvalue", "median",
-    "mode", "cummax", "cummin", "index", "_unsafe_index", "index_select", "gather", "embedding", "take", "cat", "stack", "clone",
-    "copy", "flip", "roll", "repeat", "expand_copy", "constant_pad_nd", "slice_scatter", "select_scatter", "diagonal_scatter",
-    "as_strided_scatter", "index_put", "_unsafe_index_put", "index_fill", "index_copy", "scatter", "masked_scatter",
-    "slice_backward", "select_backward", "threshold_backward", "max_pool2d_with_indices", "max_pool3d_with_indices", "tril",
-    "argmax", "argmin", "argsort", "msort", "searchsorted", "bucketize", "any", "all", "nonzero", "count_nonzero",
-    "triu", "full", "full_like", "fill", "zeros", "ones", "zeros_like", "ones_like", "empty", "empty_like", "arange", "eye",
-    "scalar_tensor", "new_full", "new_zeros", "new_ones", "new_empty", "rand", "randn", "bernoulli", "uniform",
-    "normal_functional", "randn_like", "rand_like", "lift_fresh_copy", "contiguous", "_to_copy", "_unsafe_view", "reshape",
+    "abs", "neg", "relu", "relu_", "sign", "sgn", "floor", "ceil", "trunc", "round", "where", "masked_fill",
+    "clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum", "max", "min", "amax", "amin",
+    "aminmax", "sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin", "index", "_unsafe_index",
+    "index_select", "gather", "embedding", "take", "cat", "stack", "clone", "copy", "flip", "roll", "repeat",
+    "expand_copy", "constant_pad_nd", "slice_scatter", "select_scatter", "diagonal_scatter",
+    "as_strided_scatter", "index_put", "_unsafe_index_put", "index_fill", "index_copy", "scatter",
+    "masked_scatter", "slice_backward", "select_backward", "threshold_backward", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "tril", "argmax", "argmin", "argsort", "msort", "searchsorted", "bucketize",
+    "any", "all", "nonzero", "count_nonzero", "triu", "full", "full_like", "fill", "zeros", "ones",
+    "zeros_like", "ones_like", "empty", "empty_like", "arange", "eye", "scalar_tensor", "new_full",
+    "new_zeros", "new_ones", "new_empty", "rand", "randn", "bernoulli", "uniform", "normal_functional",
+    "randn_like", "rand_like", "lift_fresh_copy", "contiguous", "_to_copy", "_unsafe_view", "reshape",
 ))  # fmt: skip
 
 

@@ -175,15 +175,16 @@ def _versions() -> tuple[str, ...]:
         str(_LIBC in os.confstr_names and os.confstr(_LIBC)),
         torch.__version__,
         str(torch.version.git_version),
-        _hash_of_package(),
+        hash_of_package(),
     )
 
 
-def _hash_of_package() -> str:
+def hash_of_package(package: Path = _PACKAGE) -> str:
+    """What stands in the package's files. NotPlain where it has none."""
     found, count = hashlib.sha256(), 0
-    for path in _files(str(_PACKAGE)):
+    for path in _files(str(package)):
         content, count = Path(path).read_bytes(), count + 1
-        found.update(f"{os.path.relpath(path, _PACKAGE)} {len(content)}\n".encode())
+        found.update(f"{os.path.relpath(path, package)} {len(content)}\n".encode())
         found.update(content)
     if count < 50:
         raise NotPlain("a package without its source files")
@@ -195,7 +196,7 @@ def _files(folder: str) -> Iterator[str]:
         if entry.is_dir():
             if entry.name not in _APART and entry.name != "__pycache__":
                 yield from _files(entry.path)
-        elif entry.name.endswith((".py", ".json", ".so")):
+        elif entry.name.endswith((".py", ".h", ".json", ".so")):
             yield entry.path
 
 

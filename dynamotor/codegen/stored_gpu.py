@@ -92,5 +92,5 @@ class StoredGpuProgram(GpuProgram):
     def _constants(self) -> dict[str, Any]:
         return globals_of(self._stored)
 
-    def _on_build_error(self, error: BuildError) -> Any:  # type: ignore[override]  # an attribute elsewhere
+    def _on_build_error(self, error: BuildError) -> Any:  # an attribute elsewhere
         raise error

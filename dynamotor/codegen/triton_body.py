@@ -434,7 +434,8 @@ class TileBody:
             place = f"({self.spread(at.text, at.axes, whole)})"
             text = self.full_tile(Name(f"{value.text}.to({MEMORY[s.memory]})", value.axes))
             scope.line(
-                f'tl.atomic_add({self.pointers[s.buffer]} + {place}, {text}{f", {mask}" if mask else ""}, sem="relaxed")'
+                f"tl.atomic_add({self.pointers[s.buffer]} + {place}, {text}{f', {mask}' if mask else ''}, "
+                'sem="relaxed")'
             )
             return
         covered, some = self.by_vectors(s.index, s.memory, scope)

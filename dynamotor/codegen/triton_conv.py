@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..graph.spec import channels_last_stride
+from ..lower.layout import is_channels_last
 from ..lower.program import BufRef, ExternStep, Program, Step
 from .triton_ops import lines_of
 from .triton_product import ConvWindow, Operand, Product, masked
@@ -49,7 +49,7 @@ def convolution(program: Program, step: Step) -> Product | None:
         or x.shape[1] < LEAST_CHANNELS
     ):
         return None
-    if not _is_channels_last(weight) or not _is_channels_last(out) or x.stride[1] != 1 or 0 in _steps(x):
+    if not is_channels_last(weight) or not is_channels_last(out) or x.stride[1] != 1 or 0 in _steps(x):
         return None
     return _product(x, weight, bias, out, _pair(stride), _pair(padding), _pair(dilation))
 
@@ -98,11 +98,6 @@ def _steps(x: BufRef) -> tuple[int, int, int]:
     return down, row, column
 
 
-def _is_channels_last(ref: BufRef) -> bool:
-    wanted = channels_last_stride(ref.shape)
-    return all(n == 1 or have == want for n, have, want in zip(ref.shape, ref.stride, wanted, strict=True))
-
-
 def multiply_window(
     p: Product,
     tile: tuple[int, int, int],
@@ -141,7 +136,10 @@ def multiply_window(
     if rows:
         yield f"    inside = {' & '.join(f'({r})' for r in rows)}"
     a_mask = masked("inside[:, None]" if rows else "", channel.format("[None, :]"))
-    yield f"    a_at = {p.a.start(pointers)} + (a_row + (down * {w.step[1]} + right * {w.step[2]}))[:, None] + c[None, :]"
+    yield (
+        f"    a_at = {p.a.start(pointers)} + "
+        f"(a_row + (down * {w.step[1]} + right * {w.step[2]}))[:, None] + c[None, :]"
+    )
     if weights is None:
         b_mask = masked(channel.format("[:, None]"), f"bn[None, :] < {n}" if n % tile_n else "")
         yield f"    b_at = {p.b.start(pointers)} + (place * {w.channels} + c)[:, None] + (bn * {k})[None, :]"

@@ -189,7 +189,8 @@ def _choice(
     rows = [f"({''.join(f'{number}, ' for number in row)})" for row in numbers]
     lines.append(f"numbers = ({''.join(f'{row}, ' for row in rows)})")
     if any(numbers):
-        fit = f"-{MOST} <= min(map(min, filter(None, numbers))) and max(map(max, filter(None, numbers))) <= {MOST}"
+        least, most = (f"{f}(map({f}, filter(None, numbers)))" for f in ("min", "max"))
+        fit = f"-{MOST} <= {least} and {most} <= {MOST}"
         lines.append(f"if {'not ' if kind == 'i32' else ''}({fit}): return None")
     lines.append("end = 0")
     for n, part in enumerate(parts):

@@ -206,11 +206,12 @@ class ProductEmitter:
     def _multiply_through_descriptors(self) -> Iterator[str]:
         """The loop over k; tiles beyond the ends are zeros."""
         t = self.tiling
-        a, b = self.planes["a"], self.planes["b"]
+        a = self.planes["a"].load("a_all", f"tm * {t.m}", "k")
+        b = self.planes["b"].load("b_all", "k", f"tn * {t.n}")
         yield from lines_of(f"""
             acc = tl.zeros([{t.m}, {t.n}], tl.float32)
             for k in tl.range(0, depth, {t.k}):
-                acc = tl.dot({a.load("a_all", f"tm * {t.m}", "k")}, {b.load("b_all", "k", f"tn * {t.n}")}, acc)
+                acc = tl.dot({a}, {b}, acc)
         """)
 
     def _address(self, o: Operand, row: str, column: str) -> str:
@@ -249,7 +250,8 @@ class ProductEmitter:
             if s.buffer in self.stored:
                 value = body.full_tile(body.value(s.expr, tile))
                 tile.line(
-                    f"{self.stored[s.buffer][0]}.store([tm * {t.m}, tn * {t.n}], {value}.to({MEMORY[s.memory]}))"
+                    f"{self.stored[s.buffer][0]}.store([tm * {t.m}, tn * {t.n}], "
+                    f"{value}.to({MEMORY[s.memory]}))"
                 )
             else:
                 body.store(s, tile, known)

@@ -74,8 +74,8 @@ TEXT: dict[str, str] = {
     "eq": "{0} == {1}",
     "ne": "{0} != {1}",
 }
-_ONE = """exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf erfc erfinv
-trunc lgamma"""
+_ONE = """exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh
+tanh erf erfc erfinv trunc lgamma"""
 for _name in _ONE.split():
     TEXT[_name] = f"libdevice.{_name}({{0}})"
 for _name in ("pow", "atan2", "hypot", "fmod", "copysign"):
@@ -106,14 +106,18 @@ def product(a, b):
 
 @triton.jit
 def exp_sum(top, total, x):
-    """The sum of exponentials relative to a running maximum `top`, with that of x; and the maximum to which it is relative."""
+    """The sum of exponentials relative to a running maximum `top`, with that of x; and the maximum to which
+    it is relative.
+    """
     best = maximum(top, x)
     down = tl.exp(tl.where(x == top, 0.0, -tl.abs(x - top)))
     return best, tl.where(x > top, total * down + 1, total + down)
 
 @triton.jit
 def exp_sums(top, total, x, RUN: tl.constexpr):
-    """The same where each lane of `top` takes many elements of x, in runs of RUN neighbours: the maximum moves once for them."""
+    """The same where each lane of `top` takes many elements of x, in runs of RUN neighbours: the maximum
+    moves once for them.
+    """
     LANES: tl.constexpr = top.shape[1]
     WIDTH: tl.constexpr = RUN if ALIGNED else 1
     runs = tl.reshape(x, [x.shape[1] // (LANES * WIDTH), LANES, WIDTH])
@@ -175,11 +179,14 @@ def floordiv_float(a, b):
     q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
     down = tl.floor(q)
     down = tl.where(q - down > 0.5, down + 1, down)
-    return tl.where(b == 0, libdevice.div_rn(a, b), tl.where(q == 0, libdevice.copysign(q * 0, libdevice.div_rn(a, b)), down))
+    zero = libdevice.copysign(q * 0, libdevice.div_rn(a, b))
+    return tl.where(b == 0, libdevice.div_rn(a, b), tl.where(q == 0, zero, down))
 
 @triton.jit
 def random_word(seed, stream, linear):
-    """The 32 bits of element `linear` of dynamotor::rand: Philox4x32-10, counter (linear // 4, 0, stream, 0), lane linear % 4."""
+    """The 32 bits of element `linear` of dynamotor::rand: Philox4x32-10, counter (linear // 4, 0, stream, 0),
+    lane linear % 4.
+    """
     block = (linear // 4).to(tl.uint32)
     zero = block * 0
     a, b, c, d = tl.philox(seed, block, zero, zero + stream.to(tl.uint32), zero)
@@ -199,7 +206,8 @@ def uniform(word):
 
 @triton.jit
 def normal_cdf(x):
-    """The standard normal distribution to a relative error of 4e-6: 2 ** p(|x|) is what lies beyond |x| on one side.
+    """The standard normal distribution to a relative error of 4e-6: 2 ** p(|x|) is what lies beyond |x| on
+    one side.
 
     p is the minimax polynomial for |x| <= 6; behind that it keeps falling, faster than the function does.
     """

@@ -599,7 +599,7 @@ class Planner:
         }
 
     def across(self, kernel: Kernel, across: Sequence[Reduce]) -> list[LaunchPiece]:
-        """Rows in chunks, each with accumulators of its own; then kernels that add the chunks up and finish."""
+        """Rows in chunks, each with its own accumulators; then kernels that add the chunks up and finish."""
         x, r = _axes(kernel)
         lanes = [s for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
         numbers = [s for s in across if s not in lanes]

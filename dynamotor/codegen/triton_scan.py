@@ -48,7 +48,8 @@ class ScanTiles(TileEmitter):
         for s in kernel.statements():
             if isinstance(s, ScanStatement):
                 row.line(
-                    f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})"
+                    f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, "
+                    f"{COMPUTE[s.expr.dtype]})"
                 )
                 if s.position is not None and s.kind.startswith("arg"):
                     row.line(f"at{s.id} = tl.full({shape}, 0, {self.position_type})")

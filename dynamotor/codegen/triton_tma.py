@@ -42,7 +42,10 @@ class Plane:
             [pointer, *([str(self.offset)] if self.offset else []), *([f"{z} * {self.batch}"] if z else [])]
         )
         rows, columns = reversed(block) if self.turned else block
-        return f"{name} = tl.make_tensor_descriptor({base}, {list(self.size)}, [{self.row}, 1], [{rows}, {columns}])"
+        return (
+            f"{name} = tl.make_tensor_descriptor({base}, {list(self.size)}, [{self.row}, 1], "
+            f"[{rows}, {columns}])"
+        )
 
     def load(self, name: str, row: str, column: str) -> str:
         """The expression that reads a tile of the operand."""

@@ -1,6 +1,6 @@
 """Long rows gone through in whole vectors of 16 bytes, wherever they start: 50,257 bfloat16 apart, say.
 
-    | . . . a b c d e | f g h i j k l m | ... | w x y z . . . . |      vectors in memory; the row goes from a to z
+    | . . . a b c d e | f g h i j k l m | ... | w x y z . . . . |    vectors in memory; a row from a to z
               edge          loop            loop      edge
 
 A loop takes the vectors that lie inside the row without a mask. The edge, one more tile, takes the vectors in

@@ -115,7 +115,7 @@ class BackwardRewriter:
         overlap(backward)
         output = next(n for n in reversed(backward.graph.nodes) if n.op == "output")
         with backward.graph.inserting_before(output):
-            output.args = (tuple(self.averages(backward.graph, output.args[0])),)  # type: ignore[arg-type]
+            output.args = (tuple(self.averages(backward.graph, output.args[0])),)
         if isinstance(self.found, Reason):
             return lambda compiled: compiled
         return lambda compiled: self.averager.around(compiled, self.names)

@@ -1,7 +1,7 @@
 """Functions inside a graph: what a node calls when a program hands a function of its own to PyTorch (`vmap`,
 `cond`, ...). Its body is a graph of its own, without outside tensors.
 
->>> node = graph.call_function(Transformed("vmap", torch.vmap, body), (x, weight))     # weight is read by the body
+>>> node = graph.call_function(Transformed("vmap", torch.vmap, body), (x, weight))  # the body reads weight
 """
 
 from __future__ import annotations

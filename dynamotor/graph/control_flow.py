@@ -1,7 +1,7 @@
-"""Control flow inside a graph: `cond`, `while_loop`, `scan` and `map` are nodes whose targets run graphs of their
-own on real tensors.
+"""Control flow inside a graph: `cond`, `while_loop`, `scan` and `map` are nodes whose targets run graphs of
+their own on real tensors.
 
->>> node = graph.call_function(Cond([body, other], specs, 1), (flag, x, weight))     # weight is read by a branch
+>>> node = graph.call_function(Cond([body, other], specs, 1), (flag, x, weight))  # a branch reads weight
 
 A backend that compiles cuts its graph around them and compiles the bodies (`Compile`). Gradients are those of
 PyTorch's operators: an input that a float is given for gets one, of zeros where the path that was taken did
@@ -166,7 +166,7 @@ class _Whole(torch.autograd.Function):
     """Runs an operator as one step of autograd, so that every input that wants a gradient gets one."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensors], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, run: Callable[..., Tensors], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
         with torch.enable_grad():
             outputs = tuple(run(*inputs))

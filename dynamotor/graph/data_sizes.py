@@ -19,8 +19,8 @@ from .spec import TensorSpec, numel
 from .symbolic_rules import Unknown, broadcast, require
 
 aten = torch.ops.aten
-# (count, specs of the op's arguments) -> what `infer_spec` gives. `count(lo, hi, of=tensor position, as_=shape)`
-# makes the symbol; with `of` the one that was made for the same contents before.
+# (count, specs of the op's arguments) -> what `infer_spec` gives. `count(lo, hi, of=position of a tensor,
+# as_=shape)` makes the symbol; with `of` the one that was made for the same contents before.
 data_rules: Registry[OpOverload, Callable[..., Any]] = Registry("data-dependent size")
 data_rule = data_rules.register
 _INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))

@@ -1,7 +1,7 @@
-"""`flex_attention` in a graph: the scores as a matrix, changed and masked by functions of the user's whose bodies
-are graphs; pointwise parts fuse with the softmax.
+"""`flex_attention` in a graph: the scores as a matrix, changed and masked by functions of the user's whose
+bodies are graphs; pointwise parts fuse with the softmax.
 
->>> node = graph.call_function(FlexAttention(score, mask, scale=0.125), (q, k, v, bias))    # score reads `bias`
+>>> node = graph.call_function(FlexAttention(score, mask, scale=0.125), (q, k, v, bias))  # score reads bias
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .bodies import Body
 
 
 class FlexAttention:
-    """A node's target. Takes queries (B, H, L, E), keys (B or 1, G, S, E) and values (B or 1, G, S, F) with G a
-    divisor of H, then what the score's and the mask's bodies read, then the counts and indices of a mask's
+    """A node's target. Takes queries (B, H, L, E), keys (B or 1, G, S, E) and values (B or 1, G, S, F) with G
+    a divisor of H, then what the score's and the mask's bodies read, then the counts and indices of a mask's
     blocks; gives the output (B, H, L, F) in the queries' dtype and the logarithm of the sums (B, H, L).
 
     blocks: which of a mask's blocks are among the arguments, two tensors each: in part and whole by rows, in

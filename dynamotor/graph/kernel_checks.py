@@ -135,9 +135,9 @@ def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _bounded(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The call with plain numbers in the place of those that differ between calls (sizes stay). Each is guarded
-    to stay within what the tensors' dtypes hold, or is a constant where it does not: what a kernel answers
-    about one it answers about all.
+    """The call with plain numbers in the place of those that differ between calls (sizes stay). Each is
+    guarded to stay within what the tensors' dtypes hold, or is a constant where it does not: what a kernel
+    answers about one it answers about all.
     """
     dtypes: set[Any] = {kwargs.get("dtype"), *(t.dtype for t in _tensors((args, tuple(kwargs.values()))))}
     lows, highs = zip((-LARGEST, LARGEST), *[_RANGES[dtype] for dtype in dtypes & _RANGES.keys()])
@@ -313,7 +313,7 @@ def _run(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Exception | Non
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             func(*args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # what it raises is the answer
         return error
     return None
 

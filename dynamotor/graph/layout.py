@@ -92,8 +92,8 @@ def preserved_stride(spec: TensorSpec) -> Dims:
     dense = is_dense(spec)
     if dense and (not spec.is_symbolic or is_unbacked(*spec.shape)):
         return spec.stride
-    # Symbols that a guard made equal to products of sizes as these products: what follows sees, without asking,
-    # that there are no holes.
+    # Symbols that a guard made equal to products of sizes as these products: what follows sees, without
+    # asking, that there are no holes.
     found = dense_in_order(_order([spec.stride], spec.shape), spec.shape)
     return tuple([own if dense and n == 1 else new for n, own, new in zip(spec.shape, spec.stride, found)])
 

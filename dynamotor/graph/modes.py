@@ -1,4 +1,5 @@
-"""Grad mode and autocast, which a trace changes for real: read, and put back. And settings that go with a call.
+"""Grad mode and autocast, which a trace changes for real: read, and put back. And settings that go with a
+call.
 
 >>> with preserved_modes():
 ...     torch._C._set_grad_enabled(False)

@@ -1,9 +1,11 @@
-"""Graphs with symbols for compilers of fixed sizes (XLA): one executable for all sizes of a bucket (`options={"pad": ...}`).
+"""Graphs with symbols for compilers of fixed sizes (XLA): one executable for all sizes of a bucket
+(`options={"pad": ...}`).
 
-XLA compiles for fixed sizes. A graph whose sizes differ between calls is written at the sizes of a bucket, larger
-than a call's: inputs are padded, results cut. What an op makes of the padding stays in the padding, or the padding
-is masked before it (a sum takes zeros there, a maximum minus infinity, attention no keys). An op for which no rule
-here says so refuses the graph, which is compiled for each size then ("fallback" xla.pad, DM679, with the op).
+XLA compiles for fixed sizes. A graph whose sizes differ between calls is written at the sizes of a bucket,
+larger than a call's: inputs are padded, results cut. What an op makes of the padding stays in the padding, or
+the padding is masked before it (a sum takes zeros there, a maximum minus infinity, attention no keys). An op
+for which no rule here says so refuses the graph, which is compiled for each size then ("fallback" xla.pad,
+DM679, with the op).
 
 >>> Padder(gm, {batch: 16, length: 32}, True, device).write().gm
 """
@@ -74,7 +76,7 @@ def axis_of(size: Dim) -> Axis:
 
 def size_of(axis: Axis) -> Dim:
     """The number of elements that are meant."""
-    return math.prod([f.size if type(f) is Run else f for f in axis])  # type: ignore[misc]
+    return math.prod([f.size if type(f) is Run else f for f in axis])
 
 
 def is_padded(*axes: Axis) -> bool:
@@ -101,7 +103,9 @@ def _content(size: Dim) -> int:
 
 
 def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
-    """The axes of a tensor's elements in another shape. CannotPad where a dimension begins within a padded one."""
+    """The axes of a tensor's elements in another shape. CannotPad where a dimension begins inside a padded
+    one.
+    """
     rest = [f for axis in axes for f in axis][::-1]
     found: list[Axis] = []
     for wanted in map(settle, shape):
@@ -128,9 +132,9 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
 
 @dataclass(frozen=True)
 class Written:
-    """A graph at the sizes of a bucket. given: of each tensor among the inputs, its position and axes; outputs:
-    of each result its axes and strides, or the size that it is; None where it is neither. needed: sizes whose values at the call are
-    the last input, None where nothing asks.
+    """A graph at the sizes of a bucket. given: of each tensor among the inputs, its position and axes;
+    outputs: of each result its axes and strides, or the size that it is; None where it is neither. needed:
+    sizes whose values at the call are the last input, None where nothing asks.
     """
 
     gm: fx.GraphModule
@@ -183,9 +187,7 @@ class Padder:
                 self._node(node)
         outputs = tuple([self._output(a) for a in results])
         last = self.graph.output(tuple([self.made[a] if isinstance(a, fx.Node) else a for a in results]))
-        last.meta["val"] = tuple(
-            [a.meta.get("val") if isinstance(a, fx.Node) else a for a in last.args[0]]  # type: ignore[union-attr]
-        )
+        last.meta["val"] = tuple([a.meta.get("val") if isinstance(a, fx.Node) else a for a in last.args[0]])
         needed = tuple([run.size for run in self.needed])
         if needed:
             self._sizes.meta["val"] = TensorSpec((len(needed),), (1,), torch.int64, torch.device("cpu"), 0)

@@ -343,7 +343,7 @@ def _reduced(axes: Axes, dims: Sequence[int], keep: bool) -> Axes:
 
 
 def _reduction(fill: Callable[[torch.dtype], Any], single: bool = False, both: bool = False) -> Any:
-    """fill: what changes nothing. single: the result is a place along one dimension. both: values and places."""
+    """fill: what changes nothing. single: the result is a place in a dimension. both: values and places."""
 
     def apply(call: Call) -> tuple[fx.Node, Any]:
         axes = call.axes(0)

@@ -4,8 +4,8 @@ run.
 >>> decode(json.loads(json.dumps(encode(TensorSpec.dense((2, 3), torch.float32)))))
 TensorSpec(shape=(2, 3), stride=(3, 1), dtype=torch.float32, device=device(type='cpu'), offset=0)
 
-A tuple is a JSON list; whatever JSON has no word for is an object of one key, which names its kind. Sizes that
-differ between calls name their symbols, which who reads them has to know (`symbols_by_name`).
+A tuple is a JSON list; whatever JSON has no word for is an object of one key, which names its kind. Sizes
+that differ between calls name their symbols, which who reads them has to know (`symbols_by_name`).
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def _convolution(
     return TensorSpec.dense(out.shape, out.dtype, out.device)
 
 
-# Where oneDNN has no kernels of halves for the processor, PyTorch's own lay a weight's gradient out row by row if sizes
-# of 1 leave open which format it is in.
+# Where oneDNN has no kernels of halves for the processor, PyTorch's own lay a weight's gradient out row by
+# row if sizes of 1 leave open which format it is in.
 shape_rules.add(
     aten.convolution_backward.default,
     lambda *args: tuple(
@@ -329,7 +329,8 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 # Normalisations that return statistics behind their output; True where the output takes the input's memory
 # format.
 STATISTICS = {
-    aten.native_layer_norm.default: False, aten.native_group_norm.default: False, aten.native_batch_norm.default: True,
+    aten.native_layer_norm.default: False, aten.native_group_norm.default: False,
+    aten.native_batch_norm.default: True,
     aten._native_batch_norm_legit_functional.default: True, aten._native_batch_norm_legit.no_stats: True,
     aten._native_batch_norm_legit_no_training.default: True, aten._batch_norm_no_update.default: True,
     aten._native_batch_norm_legit.default: True, aten._batch_norm_with_update.default: True,
@@ -337,7 +338,8 @@ STATISTICS = {
 
 
 _TRAINING_IS_SAID = {
-    aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default,
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_functional.default,
 }  # fmt: skip
 
 
@@ -584,7 +586,7 @@ def _like(
 
 
 def _part_written(view: OpOverload, x: TensorSpec, source: TensorSpec, *where: Any) -> Any:
-    """The meta kernels of PyTorch write what fits and what does not, and PyTorch 2.11's let expanded stay so."""
+    """PyTorch's meta kernels write what fits and what does not, and PyTorch 2.11's let expanded stay so."""
     have, wanted = list(source.shape), list(infer_spec(view, (x, *where), {}).shape)
     if have != wanted:
         raise RuntimeError(
@@ -601,7 +603,7 @@ shape_rules.add(aten.diagonal_scatter.default, functools.partial(_part_written, 
 
 @shape_rule(aten.roll.default)
 def _roll(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """Eager concatenates two slices along each dimension, and that keeps channels-last, unless one is empty."""
+    """Eager joins two slices along each dimension, and that keeps channels-last, unless one is empty."""
     if (
         x.numel == 0
         or len(shifts) != len(dims)

@@ -4,7 +4,8 @@ PyTorch's meta kernels answer, through a memo; where they differ from the CPU ke
 (one row an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec` in each tensor's
 place and returns what `node.meta["val"]` holds, or `PASS` to leave a case to the meta kernel.
 
->>> infer_spec(torch.ops.aten.mm.default, (TensorSpec.dense((2, 3), f32), TensorSpec.dense((3, 4), f32)), {}).shape
+>>> a, b = TensorSpec.dense((2, 3), torch.float32), TensorSpec.dense((3, 4), torch.float32)
+>>> infer_spec(torch.ops.aten.mm.default, (a, b), {}).shape
 (2, 4)
 """
 

@@ -220,8 +220,8 @@ class ShapeEnv:
             self._know(Guard(kind, expr))
 
     def _know(self, guard: Guard) -> None:
-        """Answer the same question alike, and learn what a guard on one symbol, `c * symbol + number`, says of
-        its range.
+        """Answer the same question alike, and learn what a guard on one symbol, `c * symbol + number`, says
+        of its range.
         """
         self._answers[">=" if guard.kind == ">=" else "==", guard.expr] = guard.kind != "!="
         rest = {m: c for m, c in guard.expr.terms.items() if m}

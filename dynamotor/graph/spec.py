@@ -52,8 +52,8 @@ def same_sizes(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether memory does not hold what the tensor shows: lazy conjugates and negatives, zeros without memory.
-    Autograd hands all of them on as gradients.
+    """Whether memory does not hold what the tensor shows: lazy conjugates and negatives, zeros without
+    memory. Autograd hands all of them on as gradients.
     """
     return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
 
@@ -180,8 +180,9 @@ def write(place: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False)
 
 
 def duplicate(t: torch.Tensor, held: dict[int, torch.UntypedStorage] | None = None) -> torch.Tensor:
-    """The same numbers in memory of its own, laid out as here; a leaf. `held`: copies of memory by the original,
-    so that tensors share them as the originals do."""
+    """The same numbers in memory of its own, laid out as here; a leaf. `held`: copies of memory by the
+    original, so that tensors share them as the originals do.
+    """
     held = {} if held is None else held
     storage = t.untyped_storage()
     if storage._cdata not in held:

@@ -95,7 +95,7 @@ class _Prover:
 
 
 class PlainNode:
-    """What PyTorch asks of every `SymNode` (torch/csrc/utils/python_symnode.h, 2.13): one that is no constant."""
+    """What PyTorch asks of every `SymNode` (torch/csrc/utils/python_symnode.h, 2.13): this is no constant."""
 
     __slots__ = ()
     constant = None
@@ -283,9 +283,12 @@ def _question(
 
 _BINARY: dict[str, Callable[[ShapeEnv, Any, Any], Any]] = {
     "add": lambda env, a, b: a + b, "sub": lambda env, a, b: a - b, "mul": lambda env, a, b: a * b,
-    "floordiv": lambda env, a, b: divide(env, a, b)[0], "int_floordiv": lambda env, a, b: divide(env, a, b)[0],
-    "mod": lambda env, a, b: divide(env, a, b)[1], "pow": lambda env, a, b: a**b, "pow_by_natural": lambda env, a, b: a**b,
-    "truediv": lambda env, a, b: a / b, "int_truediv": lambda env, a, b: a / b, "float_truediv": lambda env, a, b: a / b,
+    "floordiv": lambda env, a, b: divide(env, a, b)[0],
+    "int_floordiv": lambda env, a, b: divide(env, a, b)[0],
+    "mod": lambda env, a, b: divide(env, a, b)[1],
+    "pow": lambda env, a, b: a**b, "pow_by_natural": lambda env, a, b: a**b,
+    "truediv": lambda env, a, b: a / b, "int_truediv": lambda env, a, b: a / b,
+    "float_truediv": lambda env, a, b: a / b,
     "sym_min": minimum, "sym_max": maximum,
 }  # fmt: skip
 _UNARY: dict[str, Callable[[Any], Any]] = {

@@ -95,15 +95,21 @@ def operands(args: Any) -> list[Shape]:
 
 # Results shaped like an argument ----------------------------------------------------------------------------
 _SHAPED_LIKE: dict[int, tuple[OpOverload, ...]] = {
-    0: (aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default, aten.native_dropout.default,
-        aten._log_softmax_backward_data.default, aten.cumsum.default, aten.cumprod.default, aten.tril.default, aten.triu.default,
+    0: (aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
+        aten.native_dropout.default,
+        aten._log_softmax_backward_data.default, aten.cumsum.default, aten.cumprod.default,
+        aten.tril.default, aten.triu.default,
         aten.flip.default, aten.sort.default, aten.sort.stable, aten.copy.default, aten.bernoulli.p,
         aten.index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
-        aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two, aten.masked_scatter.default,
+        aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
+        aten.masked_scatter.default,
         aten.logcumsumexp.default, aten.channel_shuffle.default,
-        aten.native_dropout_backward.default, aten.cummax.default, aten.cummin.default, aten._safe_softmax.default),
-    1: (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten._adaptive_avg_pool2d_backward.default,
-        aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default, aten.mse_loss_backward.default,
+        aten.native_dropout_backward.default, aten.cummax.default, aten.cummin.default,
+        aten._safe_softmax.default),
+    1: (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default,
+        aten._adaptive_avg_pool2d_backward.default,
+        aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default,
+        aten.mse_loss_backward.default,
         aten.huber_loss_backward.default, aten.binary_cross_entropy_backward.default),
 }  # fmt: skip
 for _position, _funcs in _SHAPED_LIKE.items():

@@ -15,7 +15,7 @@ from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .ir import ExternNode
-from .lowering import Decline, LoopBuilder, lowering
+from .lowering import LoopBuilder, decline_if, lowering
 from .ops_scatter import index_add
 from .program import ExternStep
 from .rewrite import call, only_user
@@ -105,8 +105,7 @@ def _index_add(
     node, spec = ctx.node, ctx.spec
     if ctx.on_gpu:
         return index_add(ctx, x, dim, index, source, alpha)
-    if not numel(spec.shape) or source.dtype is not x.dtype:
-        raise Decline("empty operand or mixed dtypes")
+    decline_if(not numel(spec.shape) or source.dtype is not x.dtype, "empty operand or mixed dtypes")
     base = operand(node, 0)
     owned = (
         base.op == "call_function"

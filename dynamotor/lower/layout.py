@@ -18,6 +18,7 @@ from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.shapes import at_hints, has_symbols, infer_spec, specs_in
 from ..graph.sizes import Dims
 from ..graph.spec import TensorSpec, channels_last_stride
+from .program import BufRef
 from .rewrite import call, output_node
 
 aten = torch.ops.aten
@@ -25,8 +26,8 @@ aten = torch.ops.aten
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 
 
-def is_channels_last(spec: TensorSpec | None) -> bool:
-    """Whether a 4-D spec is laid out with channels innermost (dimensions of size 1 may have any stride)."""
+def is_channels_last(spec: TensorSpec | BufRef | None) -> bool:
+    """Whether what is 4-D is laid out with channels innermost (dimensions of size 1 may have any stride)."""
     if spec is None or len(spec.shape) != 4:
         return False
     wanted = channels_last_stride(spec.shape)

@@ -52,6 +52,12 @@ class Decline(Exception):
     """Raised by a rule that leaves this call to aten; the text says why."""
 
 
+def decline_if(bad: Any, why: str) -> None:
+    """Leave this call to aten where that is so."""
+    if bad:
+        raise Decline(why)
+
+
 class LoopBuilder(Realizer):
     """Builds values of loops and of aten calls for the op that is being lowered."""
 
@@ -132,8 +138,7 @@ class LoopBuilder(Realizer):
         compute = compute or COMPUTE_TYPE[dtype]
         shape, reduced = tuple(x.shape[d] for d in kept), tuple(x.shape[d] for d in gone)
         if any(map(is_zero, reduced)):  # nothing to go through: the neutral element
-            if kind not in NEUTRAL:
-                raise Decline(f"{kind} of nothing")
+            decline_if(kind not in NEUTRAL, f"{kind} of nothing")
             e = const(NEUTRAL[kind], COMPUTE_TYPE[dtype])
             return LoopValue(
                 tuple(1 if d in gone else x.shape[d] for d in range(rank)) if keepdim else shape,

@@ -12,7 +12,7 @@ import torch
 from ..graph.sizes import Dim, Dims
 from .index import Index, Loaded, Var
 from .ir import I64, Expr, cast, make, walk
-from .lowering import Decline, LoopBuilder, lowering
+from .lowering import LoopBuilder, decline_if, lowering
 from .value import LoopValue, broadcast_index, broadcast_shape
 
 aten = torch.ops.aten
@@ -38,8 +38,7 @@ def read_at(ctx: LoopBuilder, x: LoopValue, places: Places) -> LoopValue:
     ctx.whole(x)
     index = tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(value.shape))
     asked = {atom.expr for part in places(index) for atom in part.terms if isinstance(atom, Loaded)}
-    if not asked.issubset(walk(value.at(index))):
-        raise Decline("nothing depends on the positions")
+    decline_if(not asked.issubset(walk(value.at(index))), "nothing depends on the positions")
     return value
 
 
@@ -52,8 +51,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> LoopValue:
-    if indices.dtype not in INTEGERS or not weight.shape[0]:
-        raise Decline("index dtype")
+    decline_if(indices.dtype not in INTEGERS or not weight.shape[0], "index dtype")
     ctx.keep(indices)
     rank = len(indices.shape)
     return read_at(
@@ -63,8 +61,10 @@ def _embedding(
 
 @lowering(aten.index_select.default)
 def _index_select(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue) -> LoopValue:
-    if index.dtype not in INTEGERS or len(index.shape) != 1 or not x.shape or not x.shape[dim]:
-        raise Decline("index dtype or shape")
+    decline_if(
+        index.dtype not in INTEGERS or len(index.shape) != 1 or not x.shape or not x.shape[dim],
+        "index dtype or shape",
+    )
     dim %= len(x.shape)
     ctx.keep(index)
     return read_at(
@@ -78,8 +78,7 @@ def _index_select(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue) ->
 def _gather(
     ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, sparse_grad: bool = False
 ) -> LoopValue:
-    if not x.shape or not x.shape[dim] or len(index.shape) != len(x.shape):
-        raise Decline("0-d or empty operand")
+    decline_if(not x.shape or not x.shape[dim] or len(index.shape) != len(x.shape), "0-d or empty operand")
     dim %= len(x.shape)
     ctx.keep(index)
     return read_at(
@@ -95,8 +94,10 @@ def advanced(ctx: LoopBuilder, x: LoopValue, indices: Sequence[Any]) -> tuple[Di
     front otherwise.
     """
     given = [(d, v) for d, v in enumerate(indices) if v is not None]
-    if not given or any(v.dtype not in INTEGERS for _, v in given) or any(not x.shape[d] for d, _ in given):
-        raise Decline("boolean or empty index")
+    decline_if(
+        not given or any(v.dtype not in INTEGERS for _, v in given) or any(not x.shape[d] for d, _ in given),
+        "boolean or empty index",
+    )
     common = broadcast_shape(*(v.shape for _, v in given))
     dims = [d for d, _ in given]
     start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0

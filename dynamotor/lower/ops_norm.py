@@ -15,7 +15,7 @@ from ..graph.sizes import Dim, Size, maximum
 from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .ir import COMPUTE_TYPE, Expr, const, op
-from .lowering import Decline, LoopBuilder, lowering
+from .lowering import Decline, LoopBuilder, decline_if, lowering
 from .ops_pointwise import add, div, like, mul, share, sub
 from .ops_reduce import moments, narrow, total
 from .value import LoopValue
@@ -86,8 +86,7 @@ def _layer_norm(
     out, mean_spec, rstd_spec = ctx.spec
     rank = len(x.shape)
     dims = list(range(rank - len(normalized), rank))
-    if not numel(x.shape):
-        raise Decline("empty operand")
+    decline_if(not numel(x.shape), "empty operand")
     y, mean, rstd, _ = _normalised(ctx, x, dims, weight, bias, eps, out.dtype)
     return y, narrow(ctx, mean, mean_spec.dtype), narrow(ctx, rstd, rstd_spec.dtype)
 
@@ -145,8 +144,7 @@ def _layer_norm_backward(
 ) -> tuple[LoopValue | None, ...]:
     rank, inner = len(x.shape), len(normalized)
     outer, dims = list(range(rank - inner)), list(range(rank - inner, rank))
-    if not numel(x.shape):
-        raise Decline("empty operand")
+    decline_if(not numel(x.shape), "empty operand")
     ctx.keep(g), ctx.keep(x)
     dx = None
     if mask[0]:
@@ -192,8 +190,7 @@ def _group_norm(
     eps: float,
 ) -> tuple[LoopValue, LoopValue, LoopValue]:
     out, mean_spec, rstd_spec = ctx.spec
-    if not numel(x.shape):
-        raise Decline("empty operand")
+    decline_if(not numel(x.shape), "empty operand")
     ctx.keep(x)
     grouped = views.reshape(x, (n, group, c // group, hw))
     w, b = (None if p is None else views.reshape(p, (1, group, c // group, 1)) for p in (weight, bias))
@@ -220,8 +217,7 @@ def _group_norm_backward(
     group: int,
     mask: Sequence[bool],
 ) -> tuple[LoopValue | None, ...]:
-    if not numel(x.shape):
-        raise Decline("empty operand")
+    decline_if(not numel(x.shape), "empty operand")
     ctx.keep(g), ctx.keep(x)
     shape = (n, group, c // group, hw)
     g4, x4 = views.reshape(g, shape), views.reshape(x, shape)
@@ -249,8 +245,7 @@ def _batch_norm_train(
     """(y, mean, 1/std, sum of squared differences), the last three (C,) in the compute type."""
     rank = len(x.shape)
     dims = [0, *range(2, rank)]
-    if not numel(x.shape[d] for d in dims) or rank < 2:
-        raise Decline("empty batch")
+    decline_if(not numel(x.shape[d] for d in dims) or rank < 2, "empty batch")
     w, b = (None if p is None else _channel(p, rank) for p in (weight, bias))
     y, mean, rstd, squares = _normalised(ctx, x, dims, w, b, eps, dtype)
     c = (x.shape[1],)
@@ -270,8 +265,7 @@ def _batch_norm_eval(
     rank = len(x.shape)
     c = (x.shape[1],)
     compute = COMPUTE_TYPE[dtype]
-    if not numel(x.shape):
-        raise Decline("empty batch")
+    decline_if(not numel(x.shape), "empty batch")
     w, b = (None if p is None else _channel(p, rank) for p in (weight, bias))
     root = functools.partial(_root, eps=eps)
     if (
@@ -384,8 +378,7 @@ def _batch_norm_backward(
     dims = [0, *range(2, rank)]
     compute = COMPUTE_TYPE[x.dtype]
     n = numel(x.shape[d] for d in dims)
-    if not numel(x.shape):
-        raise Decline("empty batch")
+    decline_if(not numel(x.shape), "empty batch")
     if not train:
         if running_mean is None or running_var is None:
             raise Decline("no statistics")

@@ -16,7 +16,7 @@ from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
-from .lowering import Decline, LoopBuilder, Scalar, lowering, lowerings
+from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, lowerings
 from .value import LoopValue
 
 aten = torch.ops.aten
@@ -88,8 +88,7 @@ def promoted(*args: LoopValue | Scalar) -> torch.dtype:
 
 def need_wide_int(ctx: LoopBuilder) -> None:
     """Narrow integers wrap after each operation; most ops on them are left to aten."""
-    if ctx.spec.dtype in (torch.int8, torch.uint8, torch.int16):
-        raise Decline("narrow integers")
+    decline_if(ctx.spec.dtype in (torch.int8, torch.uint8, torch.int16), "narrow integers")
 
 
 # -- rows ----------------------------------------------------------------------------------------------------
@@ -99,8 +98,7 @@ def unary(target: Any, fn: str | Callable[[Expr], Expr]) -> None:
 
     def rule(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
         if not ctx.spec.dtype.is_floating_point:
-            if not callable(fn) or ctx.spec.dtype is BOOL:
-                raise Decline("integer operand")
+            decline_if(not callable(fn) or ctx.spec.dtype is BOOL, "integer operand")
         return ctx.pointwise(expression, x)
 
     lowerings.add(target, rule)
@@ -169,8 +167,7 @@ def jumping(ctx: LoopBuilder, fn: Callable[..., Expr], *inputs: LoopValue | Scal
 
 def _jump(target: Any, fn: Callable[[Expr], Expr]) -> None:
     def rule(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-        if not ctx.spec.dtype.is_floating_point:
-            raise Decline("integer operand")
+        decline_if(not ctx.spec.dtype.is_floating_point, "integer operand")
         return jumping(ctx, fn, x)
 
     lowerings.add(target, rule)
@@ -192,10 +189,8 @@ def binary(
     """Rule for a two-operand op whose result type is its compute type."""
 
     def rule(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
-        if floats_only and not ctx.spec.dtype.is_floating_point:
-            raise Decline("integer operands")
-        if ctx.spec.dtype is BOOL:
-            raise Decline("bool arithmetic")
+        decline_if(floats_only and not ctx.spec.dtype.is_floating_point, "integer operands")
+        decline_if(ctx.spec.dtype is BOOL, "bool arithmetic")
         return jumping(ctx, fn, x, y) if jumps else ctx.pointwise(fn, x, y)
 
     lowerings.add(target, rule)
@@ -319,8 +314,7 @@ def _pow_scalar(ctx: LoopBuilder, x: LoopValue, exponent: Scalar) -> LoopValue:
 
 @lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def _pow(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
-    if not ctx.spec.dtype.is_floating_point:
-        raise Decline("integer power")
+    decline_if(not ctx.spec.dtype.is_floating_point, "integer power")
     dtype = ctx.spec.dtype  # a rounded exponent decides whether a negative base has a power, and its sign
     base = (lambda a: a) if isinstance(x, LoopValue) else (lambda a: round_to(a, dtype))
     return ctx.pointwise(lambda a, b: op("pow", base(a), round_to(b, dtype)), x, y)
@@ -366,8 +360,7 @@ for _name in ("and", "or", "xor"):
 
 @lowering(aten.isinf.default)
 def _isinf(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-    if not x.dtype.is_floating_point:
-        raise Decline("integer operand")
+    decline_if(not x.dtype.is_floating_point, "integer operand")
     return ctx.pointwise(
         lambda a: compare("eq", op("abs", a), like(float("inf"), a)), x, compute=COMPUTE_TYPE[x.dtype]
     )

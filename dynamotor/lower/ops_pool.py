@@ -18,7 +18,7 @@ from ..graph.sizes import Dim
 from . import value as views
 from .index import Index
 from .ir import COMPUTE_TYPE, I32, I64, Expr, cast, compare, const, index_value, masked, op, select
-from .lowering import Decline, LoopBuilder, lowering
+from .lowering import Decline, LoopBuilder, decline_if, lowering
 from .ops_pointwise import add
 from .ops_reduce import total, wide
 from .value import LoopValue
@@ -84,12 +84,13 @@ def _windows(
     ctx: LoopBuilder, x: LoopValue, out: Sequence[Dim], kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[PoolWindow]:
     """One for each of the two last dimensions."""
-    if not (ctx.on_gpu or ON_CPU):
-        raise Decline("pooling on a CPU")
+    decline_if(not (ctx.on_gpu or ON_CPU), "pooling on a CPU")
     kernel, padding, dilation = _pair(kernel), _pair(padding), _pair(dilation)
     stride = _pair(stride) if stride not in ((), []) else kernel
-    if kernel[0] * kernel[1] > MAX_WINDOW or not x.dtype.is_floating_point or 0 in x.shape or 0 in out:
-        raise Decline("a large window, integers or an empty operand")
+    decline_if(
+        kernel[0] * kernel[1] > MAX_WINDOW or not x.dtype.is_floating_point or 0 in x.shape or 0 in out,
+        "a large window, integers or an empty operand",
+    )
     return [
         PoolWindow(kernel[d], stride[d], padding[d], dilation[d], x.shape[d - 2], out[d - 2]) for d in (0, 1)
     ]
@@ -268,10 +269,11 @@ def _avg_pool_backward(
 def _whole_windows(x: LoopValue, out: Sequence[Dim]) -> tuple[int, int]:
     """The window when the sizes of the result divide those of the operand."""
     sizes = x.shape[-2:]
-    if not x.dtype.is_floating_point or any(
-        n == 0 or m == 0 or n % m for n, m in zip(sizes, out[-2:], strict=True)
-    ):
-        raise Decline("windows of several sizes")
+    decline_if(
+        not x.dtype.is_floating_point
+        or any(n == 0 or m == 0 or n % m for n, m in zip(sizes, out[-2:], strict=True)),
+        "windows of several sizes",
+    )
     return sizes[0] // out[-2], sizes[1] // out[-1]
 
 

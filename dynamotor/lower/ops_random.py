@@ -14,15 +14,14 @@ from ..graph.sizes import Dim
 from ..graph.spec import contiguous_stride
 from .index import ZERO, flatten
 from .ir import F32, make
-from .lowering import Decline, LoopBuilder, lowering
+from .lowering import LoopBuilder, decline_if, lowering
 from .value import LoopValue
 
 
 @lowering(torch.ops.dynamotor.rand.default)
 def _rand(ctx: LoopBuilder, seed: LoopValue, stream: int, size: Sequence[Dim], **_: Any) -> LoopValue:
     """A uniform float32 in [0, 1) for each element, row-major."""
-    if ctx.spec.dtype is not F32:
-        raise Decline("rand of another dtype")
+    decline_if(ctx.spec.dtype is not F32, "rand of another dtype")
     strides = contiguous_stride(ctx.spec.shape)
     key = seed.at((ZERO,))
     return ctx.generate(lambda index: make("rand", (key, int(stream), flatten(index, strides)), F32))

@@ -28,7 +28,7 @@ from .ir import (
     select,
     walk,
 )
-from .lowering import Decline, LoopBuilder, Scalar, lowering, picked_element
+from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, picked_element
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, share, sub
 from .value import LoopValue
@@ -119,8 +119,7 @@ def _prod(
 
 def _extreme(kind: ReduceKind) -> Any:
     def rule(ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False) -> LoopValue:
-        if x.dtype is BOOL or not numel(x.shape):
-            raise Decline("bool or empty operand")
+        decline_if(x.dtype is BOOL or not numel(x.shape), "bool or empty operand")
         return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim)
 
     return rule
@@ -137,8 +136,7 @@ def _held(dtype: torch.dtype) -> Callable[[Expr], Expr]:
 
 def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
     def rule(ctx: LoopBuilder, x: LoopValue, dim: int, keepdim: bool = False) -> tuple[LoopValue, LoopValue]:
-        if x.dtype is BOOL or not x.shape or not numel(x.shape):
-            raise Decline("bool, 0-d or empty operand")
+        decline_if(x.dtype is BOOL or not x.shape or not numel(x.shape), "bool, 0-d or empty operand")
         ctx.keep(x)
         return (
             ctx.reduce(kind, x, [dim], keepdim=keepdim),
@@ -156,8 +154,7 @@ lowering(aten.min.dim)(_extreme_with_position("min", "argmin"))
 
 def _position(kind: ReduceKind) -> Any:
     def rule(ctx: LoopBuilder, x: LoopValue, dim: int | None = None, keepdim: bool = False) -> LoopValue:
-        if x.dtype is BOOL or not x.shape or not numel(x.shape):
-            raise Decline("bool, 0-d or empty operand")
+        decline_if(x.dtype is BOOL or not x.shape or not numel(x.shape), "bool, 0-d or empty operand")
         if dim is None:
             flat = views.reshape(x, (numel(x.shape),))
             flat = ctx.reduce(kind, flat, [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
@@ -175,8 +172,7 @@ lowering(aten.argmin.default)(_position("argmin"))
 
 def _quantifier(kind: ReduceKind) -> Any:
     def rule(ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False) -> LoopValue:
-        if ctx.spec.dtype is not BOOL:
-            raise Decline("uint8 result")
+        decline_if(ctx.spec.dtype is not BOOL, "uint8 result")
         return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
 
     return rule
@@ -203,8 +199,7 @@ def moments(ctx: LoopBuilder, x: LoopValue, dims: Sequence[int]) -> tuple[LoopVa
 def _variance(
     ctx: LoopBuilder, x: LoopValue, dim: Any, correction: Scalar | None, root: bool, spec: Any
 ) -> tuple[LoopValue, LoopValue]:
-    if not x.dtype.is_floating_point:
-        raise Decline("complex operand")
+    decline_if(not x.dtype.is_floating_point, "complex operand")
     dims = all_dims(x, dim)
     n = count(x, dims) - (1 if correction is None else correction)
     mean, ss = moments(ctx, x, dims)
@@ -224,8 +219,7 @@ def _variance(
 def _row_max(ctx: LoopBuilder, x: LoopValue, dim: int) -> tuple[torch.dtype, LoopValue]:
     """The type that a softmax computes in, and its rows' maxima."""
     compute = wide(ctx.spec.dtype)
-    if not x.shape or not numel(x.shape):
-        raise Decline("0-d or empty operand")
+    decline_if(not x.shape or not numel(x.shape), "0-d or empty operand")
     ctx.keep(x)
     return compute, ctx.reduce("max", x, [dim], keepdim=True, dtype=compute)
 
@@ -233,11 +227,22 @@ def _row_max(ctx: LoopBuilder, x: LoopValue, dim: int) -> tuple[torch.dtype, Loo
 @lowering(aten._softmax.default)
 def _softmax(ctx: LoopBuilder, x: LoopValue, dim: int, half_to_float: bool) -> LoopValue:
     compute, top = _row_max(ctx, x, dim)
-    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
+    return _shares(ctx, x, top, dim, compute, lambda s: div(like(1, s), s))
+
+
+def _shares(
+    ctx: LoopBuilder,
+    x: LoopValue,
+    low: LoopValue,
+    dim: int,
+    compute: torch.dtype,
+    inverse: Callable[[Expr], Expr],
+) -> LoopValue:
+    """exp(x - low) times what `inverse` gives for its sum."""
+    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, low, shape=x.shape, dtype=compute)
     ctx.realize(e)
     s = total(ctx, e, [dim], True, compute)
-    inverse = ctx.pointwise(lambda s: div(like(1, s), s), s, shape=s.shape, dtype=compute)
-    return ctx.pointwise(mul, e, inverse, compute=compute)
+    return ctx.pointwise(mul, e, ctx.pointwise(inverse, s, shape=s.shape, dtype=compute), compute=compute)
 
 
 @lowering(aten._safe_softmax.default)
@@ -252,13 +257,9 @@ def _safe_softmax(ctx: LoopBuilder, x: LoopValue, dim: int, dtype: torch.dtype |
         shape=top.shape,
         dtype=compute,
     )
-    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, low, shape=x.shape, dtype=compute)
-    ctx.realize(e)
-    s = total(ctx, e, [dim], True, compute)
-    inverse = ctx.pointwise(
-        lambda s: select(compare("eq", s, like(0, s)), s, div(like(1, s), s)), s, shape=s.shape, dtype=compute
+    return _shares(
+        ctx, x, low, dim, compute, lambda s: select(compare("eq", s, like(0, s)), s, div(like(1, s), s))
     )
-    return ctx.pointwise(mul, e, inverse, compute=compute)
 
 
 @lowering(aten._log_softmax.default)
@@ -272,8 +273,9 @@ def _log_softmax(ctx: LoopBuilder, x: LoopValue, dim: int, half_to_float: bool) 
 
 @lowering(aten.logsumexp.default)
 def _logsumexp(ctx: LoopBuilder, x: LoopValue, dim: Any, keepdim: bool = False) -> LoopValue:
-    if not x.dtype.is_floating_point or not x.shape or not numel(x.shape):
-        raise Decline("integer, 0-d or empty operand")
+    decline_if(
+        not x.dtype.is_floating_point or not x.shape or not numel(x.shape), "integer, 0-d or empty operand"
+    )
     compute = wide(ctx.spec.dtype)
     dims = all_dims(x, dim)
     ctx.keep(x)
@@ -340,8 +342,7 @@ def _nll_loss(
         return select(used, op("neg", cast(x.at((index[0], at)), compute)), const(0, compute))
 
     loss = ctx.generate(picked, (rows,), compute)
-    if not any(e.op == "wrap_index" for e in walk(ctx.probe(loss))):
-        raise Decline("nothing depends on the classes")
+    decline_if(not any(e.op == "wrap_index" for e in walk(ctx.probe(loss))), "nothing depends on the classes")
     used = LoopValue(
         (rows,),
         compute,

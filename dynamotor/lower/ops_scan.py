@@ -9,7 +9,7 @@ import torch
 from ..graph.spec import TensorSpec, numel
 from .index import Index
 from .ir import BOOL, COMPUTE_TYPE, F32, F64, Expr, LoopNode, ScanKind, cast
-from .lowering import Decline, LoopBuilder, lowering
+from .lowering import LoopBuilder, decline_if, lowering
 from .program import BufRef
 from .value import LoopValue, is_dense
 
@@ -25,13 +25,15 @@ def scan(
 ) -> LoopValue:
     """The running `kind` of x along a dimension, gathered in `compute`."""
     dim %= max(len(x.shape), 1)
-    if spec.dtype is BOOL or x.dtype is BOOL and kind not in ("sum", "prod"):
-        raise Decline("bool operand or result")
+    decline_if(
+        spec.dtype is BOOL or x.dtype is BOOL and kind not in ("sum", "prod"), "bool operand or result"
+    )
     if not x.shape or x.shape[dim] < 2 or not numel(x.shape):
         position = kind.startswith("arg")
         return ctx.pointwise(lambda e: e, 0 if position else x, shape=x.shape, dtype=spec.dtype)
-    if ctx.on_gpu and x.shape[dim] > LONG_ROW and numel(x.shape) < FEW_ROWS * x.shape[dim]:
-        raise Decline("few long rows")
+    decline_if(
+        ctx.on_gpu and x.shape[dim] > LONG_ROW and numel(x.shape) < FEW_ROWS * x.shape[dim], "few long rows"
+    )
 
     def body(index: tuple[Index, ...]) -> Expr:
         return cast(x.at(index), compute)
@@ -64,8 +66,7 @@ lowering(aten.cumprod.default)(_running("prod"))
 
 @lowering(aten.logcumsumexp.default)
 def _logcumsumexp(ctx: LoopBuilder, x: LoopValue, dim: int) -> LoopValue:
-    if not x.dtype.is_floating_point:
-        raise Decline("complex operand")
+    decline_if(not x.dtype.is_floating_point, "complex operand")
     return scan(ctx, "logaddexp", x, dim, ctx.spec, _gathered_in(ctx, x.dtype))
 
 

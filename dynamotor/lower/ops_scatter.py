@@ -16,7 +16,7 @@ import torch
 from ..graph.spec import HALVES, contiguous_stride, numel
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
-from .lowering import Decline, LoopBuilder, Scalar, lowering
+from .lowering import LoopBuilder, Scalar, decline_if, lowering
 from .ops_index import INTEGERS, Places, advanced, loaded_index
 from .program import BufRef
 from .value import LoopValue, expand, is_dense
@@ -31,10 +31,13 @@ def scatter(
     in float32.
     """
     spec = ctx.spec
-    if ctx.on_gpu and torch.are_deterministic_algorithms_enabled():
-        raise Decline("a deterministic algorithm is wanted")
-    if add and (spec.dtype is BOOL or (ctx.on_gpu and _summed_in(spec.dtype) not in _ATOMIC)):
-        raise Decline("sums of this dtype")
+    decline_if(
+        ctx.on_gpu and torch.are_deterministic_algorithms_enabled(), "a deterministic algorithm is wanted"
+    )
+    decline_if(
+        add and (spec.dtype is BOOL or (ctx.on_gpu and _summed_in(spec.dtype) not in _ATOMIC)),
+        "sums of this dtype",
+    )
     if not numel(source.shape):
         return ctx.pointwise(lambda e: e, base)
     memory = _summed_in(spec.dtype) if add else spec.dtype
@@ -76,8 +79,10 @@ def _along(
     ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue, add: bool
 ) -> LoopValue:
     """Element `i` of source goes where index says along `dim`, and stays where it is along the others."""
-    if not x.shape or len(index.shape) != len(x.shape) or not x.shape[dim] or index.dtype not in INTEGERS:
-        raise Decline("0-d or empty operand")
+    decline_if(
+        not x.shape or len(index.shape) != len(x.shape) or not x.shape[dim] or index.dtype not in INTEGERS,
+        "0-d or empty operand",
+    )
     dim %= len(x.shape)
     ctx.keep(index)
     ctx.keep_if_heavy(source)
@@ -115,8 +120,7 @@ def _scatter_reduce(
     *,
     include_self: bool = True,
 ) -> LoopValue:
-    if reduce != "sum" or not include_self:
-        raise Decline("a reduction that is no plain sum")
+    decline_if(reduce != "sum" or not include_self, "a reduction that is no plain sum")
     return _along(ctx, x, dim, index, source, True)
 
 
@@ -124,15 +128,16 @@ def _scatter_reduce(
 def _scatter_with(
     ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue, *, reduce: str
 ) -> LoopValue:
-    if reduce != "add":
-        raise Decline("a product")
+    decline_if(reduce != "add", "a product")
     return _along(ctx, x, dim, index, source, True)
 
 
 def _slices(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, wrap: bool) -> Places:
     """Where the elements of a source go whose slices along `dim` are put at the positions in `index`."""
-    if not x.shape or not x.shape[dim] or index.dtype not in INTEGERS or len(index.shape) > 1:
-        raise Decline("0-d or empty operand")
+    decline_if(
+        not x.shape or not x.shape[dim] or index.dtype not in INTEGERS or len(index.shape) > 1,
+        "0-d or empty operand",
+    )
     dim %= len(x.shape)
     ctx.keep(index)
     size = x.shape[dim]
@@ -147,8 +152,7 @@ def _slices(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, wrap: bo
 @lowering(aten.index_copy.default)
 def _index_copy(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue) -> LoopValue:
     places = _slices(ctx, x, dim, index, wrap=False)
-    if len(source.shape) != len(x.shape):
-        raise Decline("a source of another rank")
+    decline_if(len(source.shape) != len(x.shape), "a source of another rank")
     ctx.keep_if_heavy(source)
     return scatter(ctx, x, source, places)
 

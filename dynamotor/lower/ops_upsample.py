@@ -11,7 +11,7 @@ from ..graph.sizes import Dim, is_symbolic, numbers
 from ..graph.spec import numel
 from .index import Index, Loaded
 from .ir import COMPUTE_TYPE, F32, F64, I32, Expr, cast, const, index_value, op
-from .lowering import Decline, LoopBuilder, lowering
+from .lowering import LoopBuilder, decline_if, lowering
 from .ops_reduce import wide
 from .value import LoopValue
 
@@ -33,10 +33,11 @@ def _nearest_is_division(size: int, out: int, scale: float | None) -> bool:
 
 
 def _check(x: LoopValue, sizes: Sequence[Dim], out: Sequence[Dim], scales: Sequence[float | None]) -> None:
-    if is_symbolic((*sizes, *out)):
-        raise Decline("sizes that differ between calls")
-    if not numel(x.shape) or not all(map(_nearest_is_division, numbers(sizes), numbers(out), scales)):
-        raise Decline("positions that are no plain division")
+    decline_if(is_symbolic((*sizes, *out)), "sizes that differ between calls")
+    decline_if(
+        not numel(x.shape) or not all(map(_nearest_is_division, numbers(sizes), numbers(out), scales)),
+        "positions that are no plain division",
+    )
 
 
 @lowering(aten.upsample_nearest2d.default)
@@ -65,8 +66,9 @@ def _nearest_backward(
     """Each element was copied to a block: the sum over it."""
     (h, w), (out_h, out_w) = size[-2:], out
     _check(grad, (h, w), (out_h, out_w), (scale_h, scale_w))
-    if out_h % h or out_w % w or out_h * out_w > MAX_COPIES * h * w:
-        raise Decline("blocks of several sizes, or large ones")
+    decline_if(
+        out_h % h or out_w % w or out_h * out_w > MAX_COPIES * h * w, "blocks of several sizes, or large ones"
+    )
     high, across = out_h // h, out_w // w
     compute, dtype = wide(grad.dtype), ctx.spec.dtype
     ctx.keep(grad)
@@ -112,8 +114,10 @@ def _bilinear(
     scale_h: float | None = None,
     scale_w: float | None = None,
 ) -> LoopValue:
-    if not (ctx.on_gpu or ON_CPU) or not x.dtype.is_floating_point or not numel(x.shape):
-        raise Decline("bilinear upsampling on a CPU, of integers or of nothing")
+    decline_if(
+        not (ctx.on_gpu or ON_CPU) or not x.dtype.is_floating_point or not numel(x.shape),
+        "bilinear upsampling on a CPU, of integers or of nothing",
+    )
     (h, w), (out_h, out_w) = x.shape[-2:], out
     compute, dtype = wide(x.dtype), ctx.spec.dtype
     ctx.keep(x)

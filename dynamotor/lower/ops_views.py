@@ -16,7 +16,7 @@ from . import value as views
 from .extern import OwnStorage
 from .index import Index, Var, flatten, is_one, is_zero
 from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, round_to, select
-from .lowering import Decline, LoopBuilder, Scalar, lowering
+from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering
 from .ops_pointwise import held
 from .program import BufRef
 from .value import LoopValue
@@ -126,8 +126,7 @@ def _unbind(ctx: LoopBuilder, x: LoopValue, dim: int = 0) -> tuple[LoopValue, ..
 
 @lowering(aten.roll.default)
 def _roll(ctx: LoopBuilder, x: LoopValue, shifts: Sequence[int], dims: Sequence[int] = ()) -> LoopValue:
-    if not dims:
-        raise Decline("roll of the flattened tensor")
+    decline_if(not dims, "roll of the flattened tensor")
     for shift, dim in zip(
         shifts if isinstance(shifts, (list, tuple)) else [shifts],
         dims if isinstance(dims, (list, tuple)) else [dims],
@@ -135,8 +134,10 @@ def _roll(ctx: LoopBuilder, x: LoopValue, shifts: Sequence[int], dims: Sequence[
     ):
         dim = _dim(x, dim)
         n = x.shape[dim]
-        if type(n) is Size and not known(">=", n - abs(shift)):
-            raise Decline("a shift that may be longer than the dimension")
+        decline_if(
+            type(n) is Size and not known(">=", n - abs(shift)),
+            "a shift that may be longer than the dimension",
+        )
         shift = _counted(shift, n) if type(n) is Size else shift % n if n else 0
         if not is_zero(shift):
             cut = n - shift
@@ -173,8 +174,7 @@ def _diagonal(ctx: LoopBuilder, x: LoopValue, offset: int = 0, dim1: int = 0, di
 
 @lowering(aten.unfold.default)
 def _unfold(ctx: LoopBuilder, x: LoopValue, dim: int, size: int, step: int) -> LoopValue:
-    if not x.shape:
-        raise Decline("0-d operand")
+    decline_if(not x.shape, "0-d operand")
     dim = _dim(x, dim)
     shape = ctx.spec.shape
     return LoopValue.view(
@@ -264,12 +264,10 @@ def _less(i: Index, n: Dim) -> Expr:
 @lowering(aten.cat.default)
 def _cat(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValue:
     parts = [p for p in parts if not equal(p.shape, (0,))]
-    if not parts:
-        raise Decline("nothing to join")
+    decline_if(not parts, "nothing to join")
     dim = _dim(parts[0], dim)
     parts = [p for p in parts if not is_zero(p.shape[dim])]
-    if not parts:
-        raise Decline("nothing to join")
+    decline_if(not parts, "nothing to join")
     parts = [_cast(ctx, p) for p in parts]
     unaligned = dim == len(parts[0].shape) - 1 and not all(divides(16, p.shape[dim]) for p in parts[:-1])
     if len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu):  # a vector of a CPU lies in one part
@@ -320,8 +318,7 @@ def _inside(x: LoopValue, index: tuple[Index, ...]) -> Expr:
 @lowering(aten.stack.default)
 def _stack(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValue:
     dim %= len(parts[0].shape) + 1
-    if len(parts) > (MAX_PARTS if ctx.on_gpu else 4):
-        raise Decline("many parts")
+    decline_if(len(parts) > (MAX_PARTS if ctx.on_gpu else 4), "many parts")
     return _nested(ctx, [_unsqueeze_at(_cast(ctx, p), dim) for p in parts], dim)
 
 
@@ -369,13 +366,13 @@ def _slice_scatter(
     end: Dim | None = None,
     step: int = 1,
 ) -> LoopValue:
-    if not ctx.spec.is_symbolic and sees_twice(ctx.spec):
-        raise Decline("elements that share memory are written together")
+    decline_if(
+        not ctx.spec.is_symbolic and sees_twice(ctx.spec), "elements that share memory are written together"
+    )
     dim, source = _dim(x, dim), _cast(ctx, source)
     first = _first(start, x.shape[dim])
     length = source.shape[dim]
-    if step != 1:
-        raise Decline("a step")
+    decline_if(step != 1, "a step")
     if 0 in source.shape:
         return ctx.generate(x.at)
 
@@ -403,8 +400,7 @@ def _slice_backward(
 
 @lowering(aten.repeat.default)
 def _repeat(ctx: LoopBuilder, x: LoopValue, repeats: Sequence[Dim]) -> LoopValue:
-    if any(map(is_zero, x.shape)):
-        raise Decline("empty operand")
+    decline_if(any(map(is_zero, x.shape)), "empty operand")
     lead = len(repeats) - len(x.shape)
 
     def body(index: tuple[Index, ...]) -> Expr:
@@ -415,8 +411,7 @@ def _repeat(ctx: LoopBuilder, x: LoopValue, repeats: Sequence[Dim]) -> LoopValue
 
 # -- factories -----------------------------------------------------------------------------------------------
 def _constant_value(spec: TensorSpec, number: Scalar) -> LoopValue:
-    if spec.dtype not in COMPUTE_TYPE:
-        raise Decline("dtype")
+    decline_if(spec.dtype not in COMPUTE_TYPE, "dtype")
     e = round_to(const(number, COMPUTE_TYPE[spec.dtype]), spec.dtype)
     return LoopValue(spec.shape, spec.dtype, lambda index: e)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ..autograd.aot import CompileGraph, _compile
+from ..autograd.aot import CompileGraph, compile_verified
 from ..autograd.extract import extract
 from ..autograd.recipe import Recipe
 from ..autograd.runtime import rebuilder
@@ -93,7 +93,7 @@ def build_step(
     info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
     room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
     return StepProgram(
-        compiled=_compile(main, info, compile_graph),
+        compiled=compile_verified(main, info, compile_graph),
         n_values=len(ends.values),
         rebuild=rebuilder(Recipe(len(inputs), (), {}, tuple(traced.plans), len(ends.values), (), ())),
         parameters=tuple(k for k, _ in traced.parameters),
@@ -146,7 +146,7 @@ def _simplified(traced: Traced) -> _Ends:
     )
     run_passes(graph_module(graph, "Step"), PASSES, stage="joint")
     output = next(iter(reversed(graph.nodes)))
-    values, contents, grads, numbers, sides, (found,) = output.args[0]  # type: ignore[misc]  # as it was put in
+    values, contents, grads, numbers, sides, (found,) = output.args[0]  # as it was put in
     questions = [(Question(q.kind, *sides[2 * k : 2 * k + 2]), answer) for k, (q, answer) in enumerate(asked)]
     new = dict(zip(places, contents, strict=True))
     return _Ends(output, values, new, grads, list(zip(paths, numbers, strict=True)), questions, found)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..autograd.aot import _memory_groups
+from ..autograd.aot import memory_groups
 from ..autograd.functional import read
-from ..autograd.joint import OutputPlan, _check_inputs, _no_autocast, _plan_outputs, _run
+from ..autograd.joint import OutputPlan, check_inputs, no_autocast, plan_outputs, run_torch_graph
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
@@ -180,7 +180,7 @@ class Shadows:
         try:
             yield
         finally:
-            self.groups, self.state = optimizer.param_groups, optimizer.state  # type: ignore[assignment]
+            self.groups, self.state = optimizer.param_groups, optimizer.state
             after = dict(vars(optimizer))
             vars(optimizer).clear()
             vars(optimizer).update(before)
@@ -263,80 +263,151 @@ def trace_step(
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """
-    recorder = StepRecorder()
-    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    graded = [t.requires_grad for t in examples]
-    if any(needs and not t.is_leaf for needs, t in zip(graded, examples)):
-        raise NotWhole("DM502", "the batch has a history: its gradient flows on outside of the step")
-    feed = [
-        recorder.input(name, TensorSpec.of(t), needs)
-        for name, t, needs in zip(names, examples, graded, strict=True)
-    ]
-    placeholders = list(recorder.graph.nodes)[: len(feed)]
-    aliases = {i: tensor.note for i, tensor in enumerate(feed)}
-    held_grads = {
-        i: recorder.input("grad", TensorSpec.of(grad)) for i in held if (grad := examples[i].grad) is not None
-    }
-    scaled = None if scale is None else recorder.input("scale", TensorSpec.of(scale))
-    shadows = Shadows(
-        recorder, optimizer, {id(t): feed[i] for i, t in enumerate(examples)}, scale is not None
-    )
-    leaves = shadows.leaves
-    for i, tensor in held_grads.items():
-        leaves.tensors["grad", i] = tensor.note.node
-    if scaled is not None:
-        leaves.tensors["scale",] = scaled.note.node
-    with recording(recorder), preserved_modes():
-        results = _run(gm, recorder, feed)
+    trace = _StepTrace(gm, examples, optimizer, scale, held)
+    with recording(trace.recorder), preserved_modes():
+        results = trace.forward(gm, examples)
+        trace.backward(results[loss_at], accumulate)
+    trace.reduce(rewriter)
+    trace.update(optimizer, clip)
+    return trace.finish(results, keep_grads)
+
+
+class _StepTrace:
+    """The phases of the trace of a step. `grads`: by input, of those that have one; `mine`: those of the
+    optimizer's among them.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        examples: Sequence[torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        scale: torch.Tensor | None,
+        held: Sequence[int],
+    ) -> None:
+        self.recorder = recorder = StepRecorder()
+        names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+        self.graded = [t.requires_grad for t in examples]
+        if any(needs and not t.is_leaf for needs, t in zip(self.graded, examples)):
+            raise NotWhole("DM502", "the batch has a history: its gradient flows on outside of the step")
+        self.feed = [
+            recorder.input(name, TensorSpec.of(t), needs)
+            for name, t, needs in zip(names, examples, self.graded, strict=True)
+        ]
+        self.placeholders = list(recorder.graph.nodes)
+        self.held = {
+            i: recorder.input("grad", TensorSpec.of(grad))
+            for i in held
+            if (grad := examples[i].grad) is not None
+        }
+        self.scaled = None if scale is None else recorder.input("scale", TensorSpec.of(scale))
+        known = {id(t): tensor for t, tensor in zip(examples, self.feed)}
+        self.shadows = Shadows(recorder, optimizer, known, scale is not None)
+        tensors = self.shadows.leaves.tensors
+        tensors.update({("grad", i): tensor.note.node for i, tensor in self.held.items()})
+        if self.scaled is not None:
+            tensors["scale",] = self.scaled.note.node
+        self.averages: dict[int, ShapeTensor] = {}
+        self.found: ShapeTensor | None = None
+
+    def forward(self, gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Sequence[Any]:
+        """The captured graph's results."""
+        results = run_torch_graph(gm, self.recorder, self.feed)
         torch.clear_autocast_cache()
-        groups = _memory_groups(examples)
-        _check_inputs(dict(enumerate(feed)), aliases, graded, groups)
-        loss = results[loss_at]
+        inputs = dict(enumerate(self.feed))
+        aliases = {i: tensor.note for i, tensor in inputs.items()}
+        check_inputs(inputs, aliases, self.graded, memory_groups(examples))
+        return results
+
+    def backward(self, loss: Any, accumulate: int) -> None:
+        """The gradients of a loss, of which `accumulate` are added up."""
         if loss.dim() or not loss.requires_grad or not loss.is_floating_point():
             raise NotWhole("DM502", "the loss is not one floating number with a gradient")
-        recorder.stage, recorder.where = "backward", None
-        with _no_autocast():
+        self.recorder.stage, self.recorder.where = "backward", None
+        with no_autocast():
             root = loss if accumulate == 1 else loss / accumulate
-            root = root if scaled is None else root * scaled.to(root.dtype)
-            grads = _gradients(recorder, root, feed, graded)
-    averages = {} if rewriter is None else _averages(recorder, rewriter, grads, graded)
-    for i, grad in grads.items():
-        grads[i] = averages[i] if i in averages else _sum_with(recorder, grad, held_grads.get(i))
-    for i in held_grads:
-        grads.setdefault(i, held_grads[i])
-    found, recorder.updates = None, True
-    owned = {id(shadow) for shadow in shadows.parameters}
-    with recording(recorder), torch.no_grad(), _no_autocast():
-        mine = {i: grad for i, grad in grads.items() if id(feed[i]) in owned}
-        if scaled is not None:
-            found = _unscale(mine, scaled)
-        versions = {id(s): s.note.memory.version for s in shadows.parameters}
-        for i, grad in mine.items():
-            feed[i].grad = grad
-        with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step):
-            if clip is not None:
-                clip(list(dict.fromkeys(shadows.parameters)))
-            optimizer.step()
-        if any(feed[i].grad is not grad for i, grad in mine.items()):
-            raise NotWhole("DM505", "optimizer.step() replaces gradients")
-        if any(feed[i].note.memory.version == versions[id(feed[i])] for i in mine):
-            raise NotWhole("DM505", "optimizer.step() leaves a parameter with a gradient as it is")
-    written, numbers = shadows.results()
-    return _finish(
-        recorder,
-        feed,
-        placeholders,
-        shadows,
-        results,
-        grads,
-        mine,
-        found,
-        written,
-        numbers,
-        versions,
-        keep_grads,
-        averages,
-    )
+            root = root if self.scaled is None else root * self.scaled.to(root.dtype)
+            self.grads = _gradients(self.recorder, root, self.feed, self.graded)
+
+    def reduce(self, rewriter: BackwardRewriter | None) -> None:
+        """Averages over ranks, and what `.grad` holds already."""
+        if rewriter is not None:
+            self.averages = _averages(self.recorder, rewriter, self.grads, self.graded)
+        sums = {
+            i: self.averages[i] if i in self.averages else _sum_with(self.recorder, grad, self.held.get(i))
+            for i, grad in self.grads.items()
+        }
+        self.grads = sums | {i: grad for i, grad in self.held.items() if i not in sums}
+
+    def update(self, optimizer: torch.optim.Optimizer, clip: Callable[[list[Any]], Any] | None) -> None:
+        """What is done to the gradients of the optimizer's parameters, and `optimizer.step()`."""
+        feed, shadows = self.feed, self.shadows
+        owned = {id(shadow) for shadow in shadows.parameters}
+        self.mine = {i: grad for i, grad in self.grads.items() if id(feed[i]) in owned}
+        self.recorder.updates = True
+        with recording(self.recorder), torch.no_grad(), no_autocast():
+            if self.scaled is not None:
+                self.found = _unscale(self.mine, self.scaled)
+            self.versions = {id(s): s.note.memory.version for s in shadows.parameters}
+            for i, grad in self.mine.items():
+                feed[i].grad = grad
+            with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step):
+                if clip is not None:
+                    clip(list(dict.fromkeys(shadows.parameters)))
+                optimizer.step()
+            if any(feed[i].grad is not grad for i, grad in self.mine.items()):
+                raise NotWhole("DM505", "optimizer.step() replaces gradients")
+            if any(feed[i].note.memory.version == self.versions[id(feed[i])] for i in self.mine):
+                raise NotWhole("DM505", "optimizer.step() leaves a parameter with a gradient as it is")
+
+    def finish(self, results: Sequence[Any], keep_grads: bool) -> Traced:
+        """The trace, with the new contents of all that was written."""
+        recorder, shadows = self.recorder, self.shadows
+        written, numbers = shadows.results()
+        contents, skipped = self._contents(written)
+        recorder.updates = False
+        with recording(recorder):
+            detached = [r.detach() if type(r) is ShapeTensor else r for r in results]
+        plans, sources = plan_outputs(detached, dict(enumerate(self.feed)))
+        return Traced(
+            recorder=recorder,
+            placeholders=self.placeholders,
+            parameters=shadows.made,
+            leaves=shadows.leaves,
+            values=[read(alias, recorder.emit) for alias, _ in sources],
+            plans=plans,
+            contents=contents,
+            grads={i: recorder.node_of(g) for i, g in self.grads.items() if keep_grads or i not in self.mine},
+            numbers={path: self._number(value) for path, value in numbers.items()},
+            owned=frozenset({*self.mine, *self.averages}),
+            found=None if self.found is None else recorder.node_of(self.found),
+            skipped=skipped,
+        )
+
+    def _contents(self, written: dict[fx.Node, ShapeTensor]) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
+        """New values by placeholder; and which of them a step that overflowed leaves as they were."""
+        contents: dict[fx.Node, fx.Node] = {}
+        skipped: set[fx.Node] = set()
+        shadows = self.shadows
+        state = set(shadows.leaves.tensors.values()) | {node for _, node in shadows.made}
+        seen = {id(tensor): tensor for tensor in [*self.feed, *shadows.of.values()]}
+        with recording(self.recorder), torch.no_grad():
+            for tensor in seen.values():
+                memory = tensor.note.memory
+                place, new = memory.input, written.get(memory.input)
+                if new is None and memory.version == 0:
+                    continue
+                contents[place] = self.recorder.node_of(tensor if new is None else tensor.copy_(new))
+                if place in state or memory.version > self.versions.get(id(tensor), memory.version):
+                    skipped.add(place)
+        return contents, skipped
+
+    def _number(self, value: Any) -> fx.Node:
+        node = node_behind(value)
+        if isinstance(node, fx.Node):
+            return node
+        options = {"dtype": torch.float64, "device": torch.device("cpu")}
+        return self.recorder.emit(aten.full.default, ([], float(node)), options)
 
 
 def _gradients(
@@ -388,69 +459,3 @@ def _unscale(grads: dict[int, ShapeTensor], scale: ShapeTensor) -> ShapeTensor:
     if not isinstance(overflow, ShapeTensor):
         raise NotWhole("DM502", "no parameter of the optimizer has a gradient")
     return overflow
-
-
-def _finish(
-    recorder: StepRecorder,
-    feed: list[ShapeTensor],
-    placeholders: list[fx.Node],
-    shadows: Shadows,
-    results: Sequence[Any],
-    grads: dict[int, ShapeTensor],
-    mine: dict[int, ShapeTensor],
-    found: ShapeTensor | None,
-    written: dict[fx.Node, ShapeTensor],
-    numbers: dict[Path, Any],
-    versions: dict[int, int],
-    keep_grads: bool,
-    averages: dict[int, ShapeTensor],
-) -> Traced:
-    """Read the new contents of everything that was written; a step that overflowed keeps the old ones."""
-    contents: dict[fx.Node, fx.Node] = {}
-    skipped: set[fx.Node] = set()
-    seen: dict[int, ShapeTensor] = {}
-    for tensor in [*feed, *shadows.of.values()]:
-        seen.setdefault(id(tensor), tensor)
-    state = set(shadows.leaves.tensors.values()) | {node for _, node in shadows.made}
-    with recording(recorder), torch.no_grad():
-        for tensor in seen.values():
-            place = tensor.note.memory.input
-            new = written.get(place)
-            if new is None and tensor.note.memory.version == 0:
-                continue
-            node = recorder.node_of(tensor if new is None else tensor.copy_(new))
-            updated = place in state or tensor.note.memory.version > versions.get(
-                id(tensor), tensor.note.memory.version
-            )
-            contents[place] = node
-            if updated:
-                skipped.add(place)
-    recorder.updates = False
-    with recording(recorder):
-        detached = [r.detach() if type(r) is ShapeTensor else r for r in results]
-    plans, sources = _plan_outputs(detached, dict(enumerate(feed)))
-    values = [read(alias, recorder.emit) for alias, _ in sources]
-    keep = {i: recorder.node_of(grad) for i, grad in grads.items() if keep_grads or i not in mine}
-    new_numbers = {}
-    for path, value in numbers.items():
-        node = node_behind(value)
-        if not isinstance(node, fx.Node):
-            node = recorder.emit(
-                aten.full.default, ([], float(node)), {"dtype": torch.float64, "device": torch.device("cpu")}
-            )
-        new_numbers[path] = node
-    overflow = None if found is None else recorder.node_of(found)
-    return Traced(
-        recorder,
-        placeholders,
-        shadows.made,
-        shadows.leaves,
-        values,
-        plans,
-        contents,
-        new_numbers,
-        keep,
-        frozenset({*mine, *averages}),
-        overflow,
-        skipped,
-    )

@@ -16,24 +16,26 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-_KEY = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))  # the enum has no name for it
+# The enum has no name for it; None is for a name that there is not.
+_KEY = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))  # type: ignore[arg-type]
 
 LOWER = (
-    "_convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc "
-    "conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm "
-    "mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell "
-    "rnn_relu_cell scaled_dot_product_attention "
+    "_convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding "
+    "conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv "
+    "addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
+    "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention "
 )
 
 FLOAT32 = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor "
-    "pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim "
-    "cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss "
-    "smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
-    "multi_margin_loss binary_cross_entropy binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
-    "norm.Scalar norm.ScalarOpt_dim upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
-    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_bilinear2d "
-    "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa "
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
+    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim "
+    "nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss "
+    "nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
+    "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy "
+    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp norm.Scalar norm.ScalarOpt_dim "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_bilinear2d _upsample_bilinear2d_aa "
+    "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa "
 )
 
 FLOAT32_RESULT = (
@@ -66,7 +68,7 @@ def _cast_all(op: Callable, dtype: torch.dtype, args: tuple, kwargs: dict[str, A
     return op(*[_cast(a, dtype) for a in args], **{name: _cast(a, dtype) for name, a in kwargs.items()})
 
 
-def _float32_result(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _float32_result(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Ask for float32 by the op's own `dtype` argument, unless the caller gave one."""
     names = [a.name for a in op._schema.arguments]
     given = kwargs.get("dtype") is not None or (

@@ -38,7 +38,7 @@ from . import (
 from .checks import raise_failed
 from .dtypes import PRECISION_SETTINGS, precision_settings
 from .ir import Cut, Lane, Meta, Node, lock
-from .layout import preserved
+from .layout import Stride, preserved
 from .partition import Piece, Recording, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
 
@@ -48,20 +48,20 @@ Compiled = Callable[..., Any]
 wrap_rule(XLATensor)(wrap_tensor)
 
 
-def trace_once(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+def trace_once(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) -> Compiled:
     """Backend "xla": forward and backward graphs as XLA executables, recorded once."""
     pad = config.pad  # a backward is compiled outside of what holds now
     return _compile(gm, example_inputs, functools.partial(compile_padded, pad=pad) if pad else compile_once)
 
 
-def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) -> Compiled:
     """Backend "xla_trace_everytime": the same graphs, recorded on the lazy device at each call and flushed at
     its end.
     """
     return _compile(gm, example_inputs, compile_everytime)
 
 
-def trivial(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+def trivial(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) -> Compiled:
     """Backend "torchxla_trivial": the captured operations on the lazy device, which runs them at the
     program's barriers.
     """
@@ -69,7 +69,7 @@ def trivial(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) ->
 
 
 def _compile(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: Callable
+    gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor], compile_graph: Callable
 ) -> Compiled:
     static = gm.meta.get("static_inputs", frozenset())
     return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static)
@@ -121,10 +121,10 @@ class Result:
 
     index: int
     meta: Meta
-    stride: tuple[int, ...] | None
+    stride: Stride
     device: torch.device
 
-    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor]) -> Node:
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[XLATensor]) -> Node:
         return Node(None, (), self.meta, devices.lane_of(self.device), results[self.index])
 
     def how(self) -> Any:
@@ -138,9 +138,9 @@ class Input:
     """A graph's output: the call's index-th argument, or a new tensor with its value."""
 
     index: int
-    stride: tuple[int, ...] | None = None
+    stride: Stride = None
 
-    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor]) -> Node:
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[XLATensor]) -> Node:
         return value(inputs[self.index]._alias)
 
     def how(self) -> Any:
@@ -153,7 +153,7 @@ class Plain:
 
     value: Any
 
-    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor]) -> Node:
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[XLATensor]) -> Node:
         return value(self.value._alias)
 
     def how(self) -> Any:
@@ -198,7 +198,7 @@ class Program(_C.XlaCall):
         argument = {node: index for index, node in enumerate(first) if node is not None}
         positions: dict[int, int] = {}
 
-        def plan(node: Node, stride: tuple[int, ...] | None = None) -> Any:
+        def plan(node: Node, stride: Stride = None) -> Any:
             if node in argument:
                 return Input(argument[node], stride)
             if node.data is not None:
@@ -231,7 +231,7 @@ class Program(_C.XlaCall):
             return transfer.data_of(tensor, "bridge")
         return transfer.upload(tensor, devices.jax_device(self.device))
 
-    def complete(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
+    def complete(self, arrays: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
         """Add the keys of the draws, and copy what would be donated though somebody else holds it, or pending
         operations read it.
         """
@@ -244,14 +244,14 @@ class Program(_C.XlaCall):
             if leaf.owners != 1 or leaf.epoch == epoch:
                 arrays[position] = jax.numpy.copy(arrays[position])
 
-    def compile(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
+    def compile(self, arrays: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
         """Compile it under PyTorch's present settings."""
         settings = precision_settings()
         self.executable = execute.compile_graph(self.graph, arrays)
         self.set_start(self.executable.start, settings)
         emit("xla.program", program=self, inputs=inputs)
 
-    def finish(self, results: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
+    def finish(self, results: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
         """Raise what the graph found wrong, and write what it wrote."""
         if self.checks:
             raise_failed(self.checks, [results[index] for index in self.checked])

@@ -42,7 +42,9 @@ def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence
 
     Types that only some CPU kernels have (float16, bfloat16, ...) are the device's own affair.
     """
-    key = (func, tuple([(meta.dtype, len(meta.shape)) for meta in inputs]), str(kwargs.get("dtype")))
+    # Where there is nothing, a kernel takes types that it has no loop for.
+    shown = tuple([(meta.dtype, len(meta.shape), 0 in meta.shape) for meta in inputs])
+    key = (func, shown, str(kwargs.get("dtype")))
     if key in _accepted:
         return
     kinds = {meta.dtype for meta in inputs}
@@ -75,7 +77,7 @@ class Check(NamedTuple):
     """A pending value that is nothing but zeros where all is well, and the error that it is of else."""
 
     bad: Alias
-    error: Callable[[np.ndarray], XlaError]
+    error: XlaError | Callable[[np.ndarray], XlaError]  # or what makes it of the value
 
 
 class Unsolvable(XlaError, torch.linalg.LinAlgError):
@@ -91,14 +93,14 @@ def check_values(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
     rule = values.get(func) if config.xla_debug else None
     for bad, what in rule(*args, **(kwargs or {})) if rule is not None else ():
         error = XlaError("DM676", what, why="found by config.xla_debug", where=metrics.user_line())
-        bad.lane.checks.append(Check(new_root(bad), lambda found, error=error: error))
+        bad.lane.checks.append(Check(new_root(bad), error))
 
 
 def raise_failed(checks: Sequence[Check], results: Sequence[Any]) -> None:
     """The error of the first check that came out wrong. `results`: their values."""
     for check, bad in zip(checks, results):
         if (found := np.asarray(bad)).any():
-            raise check.error(found)
+            raise check.error if isinstance(check.error, XlaError) else check.error(found)
 
 
 def check_solvers(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:

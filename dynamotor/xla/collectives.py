@@ -256,7 +256,8 @@ def all_reduce_bucketized_gradients(
 ) -> None:
     """All-reduce gradients in place, in buckets of at most `bucket_cap_mb` MB (0: all at once): less memory
     at a time, earlier starts."""
-    limit, bucket, filled = bucket_cap_mb * 1024 * 1024, [], 0
+    bucket: list[torch.Tensor] = []
+    limit, filled = bucket_cap_mb * 1024 * 1024, 0
     for gradient in gradients:
         size = gradient.numel() * gradient.element_size()
         if bucket and limit and filled + size > limit:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .lowering import aten, decomposition
@@ -63,7 +65,7 @@ def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduct
 def install() -> torch.library.Library:
     """Register the rows for tensors with and without autograd. The kernels live as long as the result."""
     library = torch.library.Library("aten", "IMPL")
-    rules = {
+    rules: dict[torch._ops.OpOverload, Callable] = {
         aten.scaled_dot_product_attention.default: _attention,
         aten.dropout.default: _dropout,
         aten.ctc_loss.Tensor: _ctc_loss,

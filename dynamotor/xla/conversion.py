@@ -34,7 +34,7 @@ def mark(source: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         _conversions += 1
         if _swappable(source):
             made = made if is_xla(made) else torch.nn.Parameter(made, requires_grad=False)
-            made.__tensor_flatten__ = made.__tensor_unflatten__ = _whole  # type: ignore[attr-defined]
+            made.__tensor_flatten__ = made.__tensor_unflatten__ = _whole  # type: ignore[union-attr]
     return made
 
 
@@ -65,7 +65,8 @@ def _swappable(tensor: torch.Tensor) -> bool:
         return True
     warn_once(
         "xla.new_parameter",
-        "a parameter that moves between the CPU and xla becomes another Python object: ties and optimizers made before do not "
+        "a parameter that moves between the CPU and xla becomes another Python object: ties and optimizers "
+        "made before do not "
         "see it, because "
         + (
             "weak references to it exist"

@@ -118,7 +118,7 @@ def serve(host: str, replicas: int, silence: float) -> None:
     replicas are gone.
     """
     # jax's public `initialize` would start the service inside replica 0.
-    from jaxlib import _jax  # type: ignore[attr-defined]
+    from jaxlib import _jax
 
     with socket.socket() as probe:
         probe.bind((host, 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,14 +59,18 @@ struct XlaGenerator final : c10::GeneratorImpl {
   }
 };
 struct XlaHooks final : at::XLAHooksInterface {
-  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return at::make_generator<XlaGenerator>(index); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return at::make_generator<XlaGenerator>(index);
+  }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
 };
 int64_t count = 1, current = 0;
 struct XlaGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XLA> {
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(count); }
   // What "xla" without an index means: `x.to("xla")` is `x` where x lies there.
-  c10::Device getDevice() const override { return {c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(current)}; }
+  c10::Device getDevice() const override {
+    return {c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(current)};
+  }
 };
 }
 namespace c10::impl { C10_REGISTER_GUARD_IMPL(XLA, XlaGuard) }
@@ -80,7 +84,7 @@ extern "C" void set_current_device(int64_t index) { current = index; }
 _XLA_SLOT, _PRIVATE_SLOT, _SLOTS = 9, 20, 22  # c10::DeviceType values
 
 
-class _PythonGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+class _PythonGuard(torch._C._acc.DeviceGuard):
     """PyTorch's Python device guard, said to be XLA's: used where there is no C++ compiler."""
 
     def type_(self) -> Any:
@@ -119,7 +123,7 @@ def _install_python_guard(folder: Path) -> Any:
     )
     before = list(table)
     guard = _PythonGuard()
-    torch._C._acc.register_python_privateuseone_device_guard(guard)  # type: ignore[attr-defined]
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
     changed = [i for i in range(_SLOTS) if table[i] != before[i]]
     require(
         changed == [_PRIVATE_SLOT],
@@ -175,7 +179,8 @@ def jax_device(device: Any) -> jax.Device:
         "DM607",
         f"there is no device xla:{index}",
         why=f"jax has {len(found)} {platform()} device(s) in this process",
-        cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N",
+        cure="use a lower index; CPU devices are added with "
+        "XLA_FLAGS=--xla_force_host_platform_device_count=N",
     )
 
 
@@ -295,7 +300,7 @@ def install(**functions: Any) -> None:
     if _installed:
         return
     require(
-        not hasattr(torch, "_XLAC") and "_XLAC" not in os.sys.modules,
+        not hasattr(torch, "_XLAC") and "_XLAC" not in sys.modules,
         "DM608",
         "torch_xla is already loaded in this process",
         cure="use either torch_xla or dynamotor.xla, not both",

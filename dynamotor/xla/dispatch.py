@@ -24,7 +24,19 @@ from .checks import values as value_checks
 from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
 from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration
-from .tensor import Alias, Handler, XLATensor, check_views, inverses, new_root, value, wrap, wrap_view, write
+from .tensor import (
+    Alias,
+    Handler,
+    XLATensor,
+    check_views,
+    inverses,
+    new_root,
+    node_of,
+    value,
+    wrap,
+    wrap_view,
+    write,
+)
 
 specials: Registry[Any, Handler] = Registry("special handler")
 # Arguments that mean nothing on a device with opaque memory.
@@ -236,7 +248,8 @@ def _check_in_place(node: Node, alias: Alias) -> None:
     torch._check(
         node.meta.shape == alias.meta.shape,
         lambda: (
-            f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape {list(node.meta.shape)}"
+            f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape "
+            f"{list(node.meta.shape)}"
         ),
     )
     if not torch.can_cast(node.meta.dtype, alias.meta.dtype):
@@ -297,7 +310,7 @@ def make(func: Any, args: tuple, kwargs: dict[str, Any], lane: Any) -> XLATensor
         return wrap(new_root(transfer.from_cpu(func(*args, **kwargs, device=torch.device("cpu")), lane)))
 
 
-def set_out(out: torch.Tensor, result: torch.Tensor) -> None:
+def set_out(out: torch.Tensor, result: XLATensor) -> None:
     """Write a result to an `out=` tensor; another shape replaces the tensor's memory, as resizing does."""
     if type(out) is not XLATensor:
         out.copy_(result)
@@ -307,7 +320,7 @@ def set_out(out: torch.Tensor, result: torch.Tensor) -> None:
         lambda: f"result type {result.dtype} can't be cast to the desired output type {out.dtype}",
     )
     if out.shape == result.shape:
-        write(out._alias, value(result._alias))
+        write(out._alias, node_of(result))
     else:
         out.data = result.to(out.dtype)
 

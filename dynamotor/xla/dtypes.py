@@ -1,5 +1,5 @@
-"""Which XLA type holds a torch dtype, and what several families of lowerings share: float32 inside low-precision
-ops, precision of products, sizes per dimension.
+"""Which XLA type holds a torch dtype, and what several families of lowerings share: float32 inside
+low-precision ops, precision of products, sizes per dimension.
 
 `XLA_USE_BF16=1` keeps torch.float and torch.double as bfloat16 on the device, `XLA_DOWNCAST_BF16=1` keeps
 torch.float as bfloat16 and torch.double as float32; tensors report their torch dtype either way.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,10 @@ def convert(x: jax.Array, dtype: Any) -> jax.Array:
 # -- precision -----------------------------------------------------------------------------------------------
 
 
-def wide(x: jax.Array | None) -> jax.Array | None:
+Maybe = TypeVar("Maybe", jax.Array, jax.Array | None)
+
+
+def wide(x: Maybe) -> Maybe:
     """float16, bfloat16 and float8 as float32, others (None too) as they are: aten computes these in float32
     and rounds once.
     """

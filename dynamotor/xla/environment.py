@@ -34,15 +34,14 @@ def platforms(device: str) -> str:
     """jax's platform list for a value of PJRT_DEVICE. DM658 for a value that is none of CPU, CUDA, GPU,
     TPU.
     """
-    found = PLATFORMS.get(device.upper())
     require(
-        found is not None,
+        device.upper() in PLATFORMS,
         "DM658",
         f"PJRT_DEVICE={device} is not known",
         why="a device type is one of " + ", ".join(PLATFORMS),
         cure="set PJRT_DEVICE to one of them, or unset it to let jax choose",
     )
-    return found
+    return PLATFORMS[device.upper()]
 
 
 def apply() -> None:
@@ -60,7 +59,8 @@ def apply() -> None:
     ignored = sorted(name for name in os.environ if name.startswith("XRT_"))
     if ignored:
         warnings.warn(
-            f"{', '.join(ignored)}: variables of the XRT runtime have no effect; PJRT_DEVICE=CPU|CUDA|TPU selects the device",
+            f"{', '.join(ignored)}: variables of the XRT runtime have no effect; PJRT_DEVICE=CPU|CUDA|TPU "
+            "selects the device",
             stacklevel=2,
         )
 

@@ -114,8 +114,8 @@ def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:
     n_leaves = len(graph.leaves)
 
     def program(*inputs: Any) -> list[jax.Array]:
-        scalars = inputs[n_leaves] if graph.scalars else None
-        keys = inputs[-1] if graph.draws else None
+        scalars = inputs[n_leaves] if graph.scalars else ()
+        keys = inputs[-1] if graph.draws else ()
         env: dict[int, Any] = {-i - 1: array for i, array in enumerate(inputs[:n_leaves])}
         for position, step in graph.steps.items():
             values = [env[p] for p in step.inputs]
@@ -193,7 +193,9 @@ def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
 # XLA:CPU may hand products and sums to a kernel library. Products gain from it; a sum is slower there, and
 # rounded differently according to what comes before it in the same program, so that a forward pass alone
 # would differ from one with its backward.
-_cpu_options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+_cpu_options: dict[str, str | bool] = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+}
 
 
 def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], list[jax.Array]]:

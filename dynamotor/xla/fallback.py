@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..base.config import config
 from ..base.events import counters, emit
+from ..base.typed import MaybeNone
 from . import layout, metrics, rng, transfer
 from .errors import require
 from .ir import Cut, Lane
-from .tensor import XLATensor, check_views, new_root, wrap, write
+from .tensor import XLATensor, check_views, is_xla, new_root, wrap, write
 
 
 def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
@@ -27,7 +28,8 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
     XlaError DM610 under `config.xla_strict`; Cut in a graph that is being recorded for the bridge.
     """
     kwargs = kwargs or {}
-    lane = next((leaf._alias.lane for leaf in tree_leaves((args, kwargs)) if type(leaf) is XLATensor), None)
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if is_xla(leaf))
+    lane: Lane | MaybeNone = next((leaf._alias.lane for leaf in tensors), None)
     name = count(func, reason, lane)
     cause = f"fallback {name}"
 
@@ -66,7 +68,8 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
         "DM610",
         f"{func} cannot run on the XLA device",
         why=reason,
-        cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict",
+        cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset "
+        "config.xla_strict",
     )
     metrics.counter(name)
     counters["fallback"]["xla." + name] += 1
@@ -74,7 +77,7 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
     return name
 
 
-def writes(func: Any) -> list[int | str]:
+def writes(func: Any) -> list[Any]:
     """Which arguments an op writes: positions, and names of those that are given by name."""
     arguments = enumerate(func._schema.arguments)
     return [a.name if a.kwarg_only else i for i, a in arguments if a.alias_info and a.alias_info.is_write]

@@ -1,5 +1,5 @@
-"""Makes `import torch_xla...` mean `dynamotor.xla...`, so that programs written for torch_xla run unchanged, and
-modules that can be called: `torch_xla.sync()` is a function whose name a module has too.
+"""Makes `import torch_xla...` mean `dynamotor.xla...`, so that programs written for torch_xla run unchanged,
+and modules that can be called: `torch_xla.sync()` is a function whose name a module has too.
 
 >>> import dynamotor.xla
 >>> dynamotor.xla.install_as_torch_xla()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
 from ..base.errors import XlaError
 from ..base.log import warn_once
+from ..base.typed import MaybeNone
 from ..graph.shapes import UnsupportedOp, infer_spec
 from ..graph.sizes import DataDependent
 from ..graph.spec import CPU, TensorSpec
@@ -83,6 +84,7 @@ class Instruction:
         "tree",
     )
     all: list[Instruction] = []
+    rule: Lowering | MaybeNone  # None where the op is refused
 
     def __init__(
         self,
@@ -137,11 +139,12 @@ class Node:
     multi-result instruction it is."""
 
     __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item", "owners")
+    instruction: Instruction | MaybeNone  # None for a leaf
 
     def __init__(
         self,
         instruction: Instruction | None,
-        inputs: tuple[Node, ...],
+        inputs: Sequence[Node],
         meta: Any,
         lane: Lane,
         data: Any = None,
@@ -150,7 +153,9 @@ class Node:
         self.epoch = -1
         self.position = 0
         self.item = -1
-        self.owners = 0  # roots that ever held this value, less those that were overwritten; more than one forbids donating it
+        # Roots that ever held this value, less those that were overwritten: more than one, and it is not
+        # donated.
+        self.owners = 0
 
     @property
     def spec(self) -> Spec:
@@ -184,8 +189,8 @@ class Lane:
         self.recording = recording  # the bridge's: it has leaves without data, and nothing may be read of it
         self.epoch = 0
         # The random state that the recording began with, and the one after its last draw (device.using_lane).
-        self.before: int | None = None
-        self.after: int | None = None
+        self.before: int | MaybeNone = None
+        self.after: int | MaybeNone = None
         self.clear()
 
     def clear(self) -> None:
@@ -241,7 +246,10 @@ _LITERALS = frozenset((0.0, 1.0, -1.0, 2.0, 0.5, _INFINITE, -_INFINITE))
 
 
 def record(
-    func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | None = None, lane: Lane | None = None
+    func: torch._ops.OpOverload,
+    args: tuple,
+    kwargs: dict[str, Any] | None = None,
+    lane: Lane | MaybeNone = None,
 ) -> Node:
     """Record one functional op on nodes and constants; returns its node (`unpack` gives the items of
     multi-result ops).
@@ -507,7 +515,7 @@ def _try_lowering(instruction: Instruction) -> tuple[Any, str | None]:
         return None, str(refusal)
     except Refusal as error:
         raise error.args[0] from None
-    except Exception as error:  # noqa: BLE001 - a rule that does not accept an argument: the CPU kernel does, and the reason is counted
+    except Exception as error:  # a rule that does not take an argument: aten does, and this is counted
         if instruction.rule.collective:
             return None, None  # its axis exists only inside the replicated program
         return None, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -1,5 +1,6 @@
 """jax functions as differentiable operations on xla tensors: recorded like any op, with the gradients that
-jax gives. The loop op behind `scan`: its body is a traced function, compiled once however many iterations there are.
+jax gives. The loop op behind `scan`: its body is a traced function, compiled once however many iterations
+there are.
 
 >>> call_jax(lambda x, y: jnp.hypot(x, y), (a, b))
 """
@@ -134,8 +135,8 @@ class _Differentiable(torch.autograd.Function):
 
 torch.library.define(
     "dynamotor_xla::scan",
-    "(Tensor[] init, Tensor[] xs, Tensor[] captured, Tensor? scalars, Tensor? seeds, int length, int body, bool reverse,"
-    " bool keep_carries) -> Tensor[]",
+    "(Tensor[] init, Tensor[] xs, Tensor[] captured, Tensor? scalars, Tensor? seeds, int length, int body, "
+    "bool reverse, bool keep_carries) -> Tensor[]",
 )
 
 bodies: list[Subgraph] = []

@@ -16,18 +16,19 @@ import torch
 
 from ..graph.layout import preserved_stride
 from ..graph.shapes import infer_spec
-from ..graph.spec import CPU, TensorSpec, contiguous_stride
+from ..graph.sizes import Dim, Dims, contiguous_stride
+from ..graph.spec import CPU, TensorSpec
 from .ir import UNKNOWN, Instruction
 from .tensor import Alias, XLATensor
 
-Stride = tuple[int, ...] | None
+Stride = Dims | None
 Strides = Any  # Stride, or for several results a list of them
 
 _results: dict[tuple, Strides] = {}
 _views: dict[tuple, tuple[Stride, int]] = {}
 
 
-def spec_of(alias: Alias, offset: int = 0) -> TensorSpec:
+def spec_of(alias: Alias, offset: Dim = 0) -> TensorSpec:
     """An alias as the CPU would describe it."""
     shape = alias.meta.shape
     return TensorSpec(shape, alias.stride or contiguous_stride(shape), alias.meta.dtype, CPU, offset)
@@ -112,7 +113,7 @@ def of_op(func: Any, args: tuple, kwargs: dict[str, Any]) -> Strides:
     """The strides of what a CPU kernel gives, UNKNOWN where nobody can tell."""
     try:
         result = infer_spec(func, specs_in(args), {name: specs_in(value) for name, value in kwargs.items()})
-    except Exception:  # noqa: BLE001 - the op itself was accepted: only how the CPU would lay its result out is not known
+    except RuntimeError:  # no shape rule, or one that asks for data: how a CPU would lay this out is unknown
         return UNKNOWN
     if type(result) is not tuple:
         return short(result)

@@ -109,7 +109,7 @@ def random_op(*targets: Target, out: bool = False) -> Callable[[Callable], Calla
 
 
 def rows(register: Callable[..., Callable], table: dict[Any, Callable]) -> None:
-    """A table of rules of one line: `register(target)(rule)` for each row, whose key is a target or several."""
+    """A table of rules of one line: `register(target)(rule)` for each row; its key is a target or several."""
     for targets, rule in table.items():
         register(*(targets if isinstance(targets, tuple) else (targets,)))(rule)
 

@@ -35,9 +35,9 @@ def _resized(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 # Schema -> the shapes of the results.
 for _schema, _meta in {
-    "all_reduce(Tensor[] inputs, str reduce, float scale, int[] groups, int share) -> Tensor[]": lambda xs, *_: [
-        torch.empty_like(x) for x in xs
-    ],
+    "all_reduce(Tensor[] inputs, str reduce, float scale, int[] groups, int share) -> Tensor[]": (
+        lambda xs, *_: [torch.empty_like(x) for x in xs]
+    ),
     "all_gather(Tensor input, int dim, int[] groups, int share) -> Tensor": lambda x, dim, _, share: _resized(
         x, dim, x.shape[dim] * share
     ),
@@ -59,7 +59,7 @@ for _schema, _meta in {
 
 
 def _collective(target: Any, alone: Callable[..., Any], lift: bool = False) -> Callable[[Callable], Any]:
-    """Register a lowering; `alone`: what the collective is in a world of one, where the axis does not exist."""
+    """Register a lowering; `alone`: what the collective is in a world of one, where there is no axis."""
     return lambda rule: op(target, lift=lift, collective=True)(
         lambda *args: alone(*args) if replication.size() == 1 else rule(*args)
     )
@@ -79,8 +79,8 @@ def _scaled(x: jax.Array, scale: Any) -> jax.Array:
 
 _GATHERED: dict[str, Callable[[jax.Array], jax.Array]] = {
     "mul": lambda xs: jnp.prod(xs, 0, dtype=xs.dtype),
-    "and": lambda xs: jnp.bitwise_and.reduce(xs, 0),
-    "or": lambda xs: jnp.bitwise_or.reduce(xs, 0),
+    "and": lambda xs: jnp.bitwise_and.reduce(xs, axis=0),
+    "or": lambda xs: jnp.bitwise_or.reduce(xs, axis=0),
 }
 
 

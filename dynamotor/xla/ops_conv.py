@@ -92,7 +92,9 @@ def _out_size(size: tuple[int, ...], kernel: tuple[int, ...], window: Window) ->
 _MANY_CHANNELS, _FEW_POSITIONS = 16, 64
 
 
-def _wants_offsets(x_shape: tuple[int, ...], weight: jax.Array, window: Window, gradient: bool) -> bool:
+def _wants_offsets(
+    x_shape: tuple[int, ...], weight: jax.Array | jax.ShapeDtypeStruct, window: Window, gradient: bool
+) -> bool:
     """Whether products by offset beat XLA's own convolution; `gradient`: for the gradient of x (or the
     transposed form).
     """

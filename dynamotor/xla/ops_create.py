@@ -35,8 +35,9 @@ rows(
 
 
 @op(
-    aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero, aten._efficientzerotensor, aten.empty, aten.empty_like,
-    aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted, out=True,
+    aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero, aten._efficientzerotensor, aten.empty,
+    aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted,
+    out=True,
 )  # fmt: skip
 def _zeros(*args, dtype=None, out: Spec):
     """What `empty` leaves undefined is zero here."""
@@ -99,7 +100,7 @@ rows(
         (aten.ones, aten.ones_like, aten.new_ones): lambda *args, dtype=None, out: jnp.ones(
             out.shape, jax_dtype(out.dtype)
         ),
-        aten.eye: lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jnp.bool_),
+        aten.eye: lambda *args, dtype=None, out: jnp.eye(out.shape[0], out.shape[1], dtype=jnp.bool_),
         aten.range: lambda start, end, step=1, *, dtype=None, out: _arange(start, end, step, out=out),
         aten.linspace: lambda start, end, steps, *, dtype=None, out: _truncated(
             _spaced(start, end, steps, out), out

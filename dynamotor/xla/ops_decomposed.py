@@ -1,5 +1,5 @@
-"""Ops that PyTorch's own decompositions say as well as a rule would. Each is recorded as one op; what it consists
-of is traced, once for each kind of arguments, where it is lowered.
+"""Ops that PyTorch's own decompositions say as well as a rule would. Each is recorded as one op; what it
+consists of is traced, once for each kind of arguments, where it is lowered.
 
 >>> torch.nn.functional.layer_norm(x, [64])     # one recorded op: "xla::native_layer_norm"
 """
@@ -15,7 +15,7 @@ from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_flatten
 
 from ..base.errors import XlaError
-from .dtypes import torch_dtype
+from .dtypes import jax_dtype, torch_dtype
 from .ir import Meta
 from .lowering import Unsupported, aten, decomposition, decompositions, op
 from .promotion import is_array
@@ -28,7 +28,11 @@ _programs = Recent(1024)
 
 
 def parts_of(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-    """The rule: what the decomposition does, on arrays."""
+    """The rule: what the decomposition does, on arrays; where all results are empty, nothing."""
+    specs = out if type(out) is tuple else (out,)
+    if out is not None and all(spec is None or 0 in spec.shape for spec in specs):
+        nothing = [spec and jnp.zeros(spec.shape, jax_dtype(spec.dtype)) for spec in specs]
+        return nothing if type(out) is tuple else nothing[0]
     leaves, tree = tree_flatten((args, kwargs))
     metas = {i: Meta.of(x.shape, torch_dtype(x.dtype)) for i, x in enumerate(leaves) if is_array(x)}
     key = (func, tree, *[metas.get(i, (type(leaf), str(leaf))) for i, leaf in enumerate(leaves)])
@@ -90,4 +94,4 @@ for _target in (
 
 # What these decompositions are made of beside aten's ops.
 for _prim in (prims.broadcast_in_dim.default, prims.div.default, prims.sum.default, prims.var.default):
-    decomposition(_prim)(_prim.impl_aten)
+    decomposition(_prim)(_prim.impl_aten)  # type: ignore[attr-defined]  # set by torch._prims

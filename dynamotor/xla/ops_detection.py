@@ -17,7 +17,8 @@ from .transfer import download, upload
 
 torch.library.define(
     "dynamotor_xla::nms",
-    "(Tensor boxes, Tensor scores, Tensor score_threshold, Tensor iou_threshold, int output_size) -> (Tensor, Tensor)",
+    "(Tensor boxes, Tensor scores, Tensor score_threshold, Tensor iou_threshold, int output_size) -> "
+    "(Tensor, Tensor)",
 )
 
 

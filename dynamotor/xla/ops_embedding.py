@@ -151,8 +151,8 @@ def _embedding_bag_dense_backward(
 
 @op(aten._embedding_bag_backward)
 def _embedding_bag_backward(
-    grad, indices, offsets, offset2bag, bag_size, largest, num_weights, scale_grad_by_freq, mode, sparse, per_sample_weights,
-    padding_idx=-1,
+    grad, indices, offsets, offset2bag, bag_size, largest, num_weights, scale_grad_by_freq, mode, sparse,
+    per_sample_weights, padding_idx=-1,
 ):  # fmt: skip
     require(not sparse, "XLA has no sparse gradients")
     bag = _bag_of(offsets[: grad.shape[0]], indices.size)

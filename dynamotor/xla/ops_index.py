@@ -1,5 +1,5 @@
-"""Reading and writing by index: gather, index, index_put, take, masked ops, index_select/add/copy/fill; strided
-slices and sliding windows with their transposes.
+"""Reading and writing by index: gather, index, index_put, take, masked ops, index_select/add/copy/fill;
+strided slices and sliding windows with their transposes.
 
 >>> _gather(jnp.asarray([[1, 2], [3, 4]]), 1, jnp.asarray([[1], [0]]))
 Array([[2],
@@ -197,7 +197,7 @@ def add_at(x: jax.Array, places: Index, values: jax.Array, rules: dict[str, Any]
     return x.astype(dtype).at[places].add(values.astype(dtype), **rules).astype(x.dtype)
 
 
-def flat_places(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> jax.Array:
+def flat_places(size: Sequence[int], stride: Sequence[int], offset: int) -> jax.Array:
     """Flat positions of the elements of a strided view, int64, in the shape of the view."""
     steps = (lax.broadcasted_iota(jnp.int64, tuple(size), d) * s for d, s in enumerate(stride))
     return sum(steps, jnp.full(tuple(size), offset, jnp.int64))

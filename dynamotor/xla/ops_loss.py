@@ -1,5 +1,5 @@
-"""Losses and their gradients, CTC among them as loops over time, and the scale of losses that torch.amp keeps. `reduction` is 0
-(none), 1 (mean) or 2 (sum), as aten numbers them.
+"""Losses and their gradients, CTC among them as loops over time, and the scale of losses that torch.amp
+keeps. `reduction` is 0 (none), 1 (mean) or 2 (sum), as aten numbers them.
 
 >>> torch.nn.functional.cross_entropy(logits, target)  # _log_softmax and nll_loss_forward
 """

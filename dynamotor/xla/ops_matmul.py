@@ -1,5 +1,6 @@
-"""Matrix products. Low precision accumulates in float32 and rounds once; integers wrap as aten's do. Scaled dot
-product attention in aten's CPU form, which composites.py calls: (output, log of the sum of exponentials of each row).
+"""Matrix products. Low precision accumulates in float32 and rounds once; integers wrap as aten's do. Scaled
+dot product attention in aten's CPU form, which composites.py calls: (output, log of the sum of exponentials
+of each row).
 
 >>> torch.ops.aten.addmm.default(bias, x, weight.t())  # one dot and one add
 """

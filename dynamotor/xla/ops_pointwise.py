@@ -1,5 +1,5 @@
-"""Elementwise arithmetic, elementary functions, activations and their derivatives (with the same choice at the kinks
-as aten's), comparisons and choices.
+"""Elementwise arithmetic, elementary functions, activations and their derivatives (with the same choice at
+the kinks as aten's), comparisons and choices.
 
 A rule gets its tensors in the type of the result (`promotion.elementwise`), so that most are one row of a
 table.

@@ -10,9 +10,9 @@ and among NaN the last, as in aten's scan.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,13 +88,11 @@ def _max_along(
     x: jax.Array, index: jax.Array, axis: int, taps: _Taps, scale: int
 ) -> tuple[jax.Array, jax.Array]:
     """The maximum along an axis and where it was: `index` of that element + position * scale."""
-    best, where, seen = None, None, None
-    reads = zip(_reads(x, axis, taps), _reads(index, axis, taps), taps.positions, taps.valid)
-    for value, place, positions, valid in reads:
-        place = place + _row((positions * scale).astype(np.int32), axis)
-        if best is None:
-            best, where, seen = value, place, valid
-            continue
+    shifts = (_row((positions * scale).astype(np.int32), axis) for positions in taps.positions)
+    places = (place + shift for place, shift in zip(_reads(index, axis, taps), shifts))
+    reads = zip(_reads(x, axis, taps), places, taps.valid)
+    best, where, seen = next(reads)
+    for value, place, valid in reads:
         better = (value > best) | (value != value) | _row(~seen, axis)
         better = better & _row(valid, axis)
         best, where, seen = jnp.where(better, value, best), jnp.where(better, place, where), seen | valid
@@ -119,14 +117,8 @@ def _window_taps(x: jax.Array, spatial: int, kernel, stride, padding, dilation, 
     return [_regular(*row, ceil_mode) for row in rows]
 
 
-def _max_pool_with_indices(spatial: int, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
-    return _max_pool(x, _window_taps(x, spatial, kernel_size, stride, padding, dilation, ceil_mode))
-
-
-def _adaptive_max_pool(spatial: int, x, output_size):
-    return _max_pool(
-        x, [_adaptive(n, o) for n, o in zip(x.shape[-spatial:], per_dimension(output_size, spatial))]
-    )
+def _adaptive_taps(x: jax.Array, spatial: int, output_size) -> list[_Taps]:
+    return [_adaptive(n, o) for n, o in zip(x.shape[-spatial:], per_dimension(output_size, spatial))]
 
 
 def _to_indices(grad: jax.Array, shape: Sequence[int], indices: jax.Array, spatial: int) -> jax.Array:
@@ -162,7 +154,7 @@ def _sum_along(x: jax.Array, axis: int, taps: _Taps) -> jax.Array:
     places, count = taps.positions.shape
     if count == 1 and places == x.shape[axis] and taps.valid.all():
         return jnp.sum(x, axis=axis, keepdims=True)
-    total = 0
+    total: Any = 0
     for value, valid in zip(_reads(x, axis, taps), taps.valid):
         regular_or_full = taps.stride is not None or valid.all()
         total = total + (value if regular_or_full else jnp.where(_row(valid, axis), value, 0))
@@ -172,8 +164,8 @@ def _sum_along(x: jax.Array, axis: int, taps: _Taps) -> jax.Array:
 def _average(x: jax.Array, all_taps: Sequence[_Taps], divisor: np.ndarray | int) -> jax.Array:
     for back, taps in enumerate(reversed(all_taps), start=1):
         x = _sum_along(x, -back, taps)
-    divisor = jnp.broadcast_to(jnp.asarray(divisor, x.dtype), x.shape)
-    return x / divisor if is_float(x.dtype) else jax.lax.div(x, divisor)  # integers round to zero
+    count = jnp.broadcast_to(jnp.asarray(divisor, x.dtype), x.shape)
+    return x / count if is_float(x.dtype) else jax.lax.div(x, count)  # integers round to zero
 
 
 def _counts(all_taps: Sequence[_Taps], with_padding: bool) -> np.ndarray:
@@ -198,33 +190,38 @@ def _avg_pool(
     return _average(wide(x), all_taps, divisor_override or _counts(all_taps, count_include_pad))
 
 
-def _avg_pool_backward(spatial: int, grad, x, *window):
-    """The transpose of the pool, which is linear."""
-    like = jax.ShapeDtypeStruct(x.shape, wide(x).dtype)
-    return jax.linear_transpose(lambda v: _avg_pool(spatial, v, *window), like)(wide(grad))[0]
-
-
 def _adaptive_avg_pool(spatial: int, x, output_size):
-    all_taps = [_adaptive(n, o) for n, o in zip(x.shape[-spatial:], per_dimension(output_size, spatial))]
+    all_taps = _adaptive_taps(x, spatial, output_size)
     return _average(wide(x), all_taps, _counts(all_taps, False))
 
 
-def _adaptive_avg_pool_backward(spatial: int, grad, x):
-    like = jax.ShapeDtypeStruct(x.shape, wide(x).dtype)
-    return jax.linear_transpose(lambda v: _adaptive_avg_pool(spatial, v, grad.shape[-spatial:]), like)(
-        wide(grad)
-    )[0]
+def _backward_of(pool: Callable, grad: jax.Array, x: jax.Array) -> jax.Array:
+    """The transpose of a pool of averages, which is linear."""
+    return jax.linear_transpose(pool, jax.ShapeDtypeStruct(x.shape, wide(x).dtype))(wide(grad))[0]
 
 
-POOLS = {
-    "max_pool{}d_with_indices": _max_pool_with_indices,
+# By the op's name: rules that take the number of dimensions first.
+POOLS: dict[str, Callable] = {
+    "max_pool{}d_with_indices": (
+        lambda spatial, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False: _max_pool(
+            x, _window_taps(x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        )
+    ),
     "max_pool{}d_with_indices_backward": _backward_at_indices,
-    "adaptive_max_pool{}d": _adaptive_max_pool,
+    "adaptive_max_pool{}d": (
+        lambda spatial, x, output_size: _max_pool(x, _adaptive_taps(x, spatial, output_size))
+    ),
     "adaptive_max_pool{}d_backward": _backward_at_indices,
     "max_unpool{}d": _unpool,
     "avg_pool{}d": _avg_pool,
-    "avg_pool{}d_backward": _avg_pool_backward,
+    "avg_pool{}d_backward": (
+        lambda spatial, grad, x, *window: _backward_of(lambda v: _avg_pool(spatial, v, *window), grad, x)
+    ),
     "_adaptive_avg_pool{}d": _adaptive_avg_pool,
-    "_adaptive_avg_pool{}d_backward": _adaptive_avg_pool_backward,
+    "_adaptive_avg_pool{}d_backward": (
+        lambda spatial, grad, x: _backward_of(
+            lambda v: _adaptive_avg_pool(spatial, v, grad.shape[-spatial:]), grad, x
+        )
+    ),
 }
 rows(op, {getattr(aten, name.format(n)): partial(rule, n) for name, rule in POOLS.items() for n in (2, 3)})

@@ -30,7 +30,8 @@ def sort(x: jax.Array, dim: int, descending: bool = False) -> tuple[jax.Array, j
     dim %= x.ndim
     places = lax.broadcasted_iota(jnp.int64, x.shape, dim)
     if not descending:
-        return tuple(lax.sort((x, places), dimension=dim, is_stable=True, num_keys=1))
+        value, index = lax.sort((x, places), dimension=dim, is_stable=True, num_keys=1)
+        return value, index
     # Turned round before and after, equal values keep their order.
     turned = lax.sort((jnp.flip(x, dim), jnp.flip(places, dim)), dimension=dim, is_stable=True, num_keys=1)
     return jnp.flip(turned[0], dim), jnp.flip(turned[1], dim)

@@ -1,5 +1,5 @@
-"""Interpolation: nearest, linear, cubic and the antialiased filters, in one to three dimensions, and values at
-points of a grid, with their gradients.
+"""Interpolation: nearest, linear, cubic and the antialiased filters, in one to three dimensions, and values
+at points of a grid, with their gradients.
 
 Each dimension is a table of taps: output o is the sum over j of weights[j, o] * x[positions[j, o]]. The
 gradient is the transposed table, so that it gathers as well and nothing is scattered. Coordinates are
@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,14 +88,6 @@ def _cubic(size: int, count: int, align: bool, factor: float | None, dtype: np.d
     return _Taps(np.clip(low.astype(int)[None] + offsets, 0, size - 1), weights)
 
 
-def _hat(distance: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(distance), 0)
-
-
-def _lanczos(distance: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0)
-
-
 def _antialiased(
     size: int,
     count: int,
@@ -127,7 +119,7 @@ def _apply(x: jax.Array, axis: int, taps: _Taps) -> jax.Array:
     """Weighted reads along a negative axis."""
     if taps.weights is None:
         return _repeat_or_take(x, axis, taps.positions[0])
-    total = 0
+    total: Any = 0
     for positions, weights in zip(taps.positions, taps.weights):
         read = jnp.take(x, positions, axis=axis)
         weights = weights.reshape(weights.shape + (1,) * (-axis - 1)).astype(x.dtype)
@@ -158,9 +150,9 @@ def _transposed(taps: _Taps, size: int) -> _Taps:
     inputs, outputs, weights = inputs[order], outputs[order], weights[places, outputs][order]
     rank = np.arange(len(inputs)) - np.searchsorted(inputs, inputs)
     shape = (int(rank.max(initial=0)) + 1, size)
-    table = _Taps(np.zeros(shape, int), np.zeros(shape, weights.dtype))
-    table.positions[rank, inputs], table.weights[rank, inputs] = outputs, weights
-    return table
+    positions, shares = np.zeros(shape, int), np.zeros(shape, weights.dtype)
+    positions[rank, inputs], shares[rank, inputs] = outputs, weights
+    return _Taps(positions, shares)
 
 
 def _tables(
@@ -221,12 +213,20 @@ _INTERPOLATIONS: dict[str, tuple[_Table, int]] = {
     "upsample_bilinear2d": (_linear, 1),
     "upsample_trilinear3d": (_linear, 1),
     "upsample_bicubic2d": (_cubic, 1),
-    "_upsample_bilinear2d_aa": (partial(_antialiased, kernel=_hat, radius=1), 1),
+    "_upsample_bilinear2d_aa": (
+        partial(_antialiased, kernel=lambda d: np.maximum(1 - np.abs(d), 0), radius=1),
+        1,
+    ),
     "_upsample_bicubic2d_aa": (
         partial(_antialiased, kernel=partial(_cubic_kernel, a=_CUBIC_ANTIALIASED), radius=2),
         1,
     ),
-    "_upsample_lanczos2d_aa": (partial(_antialiased, kernel=_lanczos, radius=3), 1),  # new in torch 2.13
+    "_upsample_lanczos2d_aa": (
+        partial(
+            _antialiased, kernel=lambda d: np.where(np.abs(d) < 3, np.sinc(d) * np.sinc(d / 3), 0), radius=3
+        ),
+        1,
+    ),  # new in torch 2.13
 }
 for _name, (_make, _aligned) in _INTERPOLATIONS.items():
     if hasattr(aten, _name):
@@ -273,7 +273,8 @@ def _placed(at: jax.Array, size: int, padding: int, align: bool) -> jax.Array:
 def _read(x: jax.Array, places: list[jax.Array]) -> jax.Array:
     """x[n, :, *places[n]] for places of (N, *out): (N, C, *out), zero outside."""
     sizes = x.shape[2:]
-    inside, linear = True, 0
+    inside: Any = True
+    linear: Any = 0
     for place, size in zip(places, sizes):
         inside = inside & (place >= 0) & (place <= size - 1)
         linear = linear * size + jnp.clip(place, 0, size - 1).astype(jnp.int32)
@@ -315,9 +316,9 @@ def _sample(x: jax.Array, grid: jax.Array, mode: int, padding: int, align: bool)
             return _read(x, [jax.lax.stop_gradient(jnp.round(p)) for p in points])
         lows = [jax.lax.stop_gradient(jnp.floor(p)) for p in points]
         taps = [[(low, low + 1 - p), (low + 1, p - low)] for p, low in zip(points, lows)]
-    total = 0
+    total: Any = 0
     for corner in itertools.product(*taps):
-        weight = 1
+        weight: Any = 1
         for _, share in corner:
             weight = weight * share
         total = total + _read(x, [place for place, _ in corner]) * weight[:, None]

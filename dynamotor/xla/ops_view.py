@@ -158,7 +158,8 @@ def as_strided(
     dims = sorted((d for d in range(len(size)) if size[d] > 1 and stride[d] > 0), key=lambda d: -stride[d])
     if not nested([size[d] for d in dims], [stride[d] for d in dims]):
         return flat.at[flat_places(size, stride, offset)].get(**WITHIN)
-    block, lead = lax.slice_in_dim(flat, offset, flat.size), []
+    block = lax.slice_in_dim(flat, offset, flat.size)
+    lead: list[int] = []
     for d in dims:
         block = _fit(block, size[d] * stride[d]).reshape(*lead, size[d], stride[d])
         lead.append(size[d])

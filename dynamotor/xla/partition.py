@@ -19,7 +19,7 @@ from ..graph.spec import TensorSpec
 from . import device as devices
 from . import layout
 from .ir import Cut, Lane, Meta
-from .tensor import Alias, XLATensor, wrap
+from .tensor import Alias, XLATensor, is_xla, wrap
 
 
 @dataclass
@@ -64,22 +64,22 @@ class Recording:
         self.lane = Lane(device, recording=True)
         self.values: dict[torch.fx.Node, Any] = {}
         self.reasons: dict[torch.fx.Node, str] = {}
-        self.leaves: list[XLATensor | None] = []  # the inputs, by placeholder
+        self.leaves: list[Any] = []  # the inputs, by placeholder: tensors and numbers
         self.results: list[Any] = []
         self.first: list[Any] = []  # the leaf node of each placeholder (None for one that is not a tensor)
 
     def placeholder(self, node: torch.fx.Node) -> None:
         """Make the leaf of a placeholder (None for one that is not a tensor)."""
         val = node.meta.get("val")
-        self.values[node] = tensor = leaf(self.lane, val) if isinstance(val, TensorSpec) else val
-        self.leaves.append(tensor)
-        self.first.append(tensor._alias.node if isinstance(val, TensorSpec) else None)
+        self.values[node] = given = leaf(self.lane, val) if isinstance(val, TensorSpec) else val
+        self.leaves.append(given)
+        self.first.append(given._alias.node if is_xla(given) else None)
 
     def run(self, node: torch.fx.Node) -> None:
         """Record one node. Raises `Cut` when it cannot be recorded."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         with devices.using_lane(self.lane), torch.no_grad():
-            self.values[node] = node.target(*args, **kwargs)
+            self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # no method is called
 
 
 def record_graph(gm: torch.fx.GraphModule, device: torch.device) -> Recording:

@@ -155,7 +155,7 @@ class Peers:
         def work() -> None:
             try:
                 done.put((job(), None))
-            except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            except BaseException as error:  # handed to the thread that waits
                 done.put((None, error))
 
         self._on_waiter(work)

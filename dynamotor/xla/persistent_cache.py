@@ -87,7 +87,7 @@ def watch() -> None:
 
 def _damaged_entry(reason: str) -> XlaError:
     metrics.counter("PersistentCacheDamaged")
-    folder = Path(jax.config.jax_compilation_cache_dir or "")
+    folder = Path(jax.config.jax_compilation_cache_dir or "")  # type: ignore[attr-defined]  # made at run time
     removed = [entry.name for entry in folder.glob("*-cache") if _is_damaged(entry) and _remove(entry)]
     cure = "nothing: the program is compiled anew" + (
         f"; removed {', '.join(removed)}" if removed else "; remove the folder"

@@ -7,6 +7,7 @@ length.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -68,7 +69,7 @@ def _layer(
         w_hr = weights.pop() if projected else None
         w_ih, w_hh, b_ih, b_hh = weights if biases else (*weights, None, None)
 
-        def step(states: tuple, inputs: Any) -> tuple:
+        def step(states: tuple, inputs: Any) -> tuple[tuple, Any]:
             now, valid = inputs
             made = [new.astype(old.dtype) for new, old in zip(cell(now, states, w_hh, b_hh, w_hr), states)]
             if valid is not None:
@@ -108,7 +109,7 @@ def _run(
         for direction in range(directions):
             at = index * directions + direction
             key = (kind, direction == 1, len(states), mask is not None, has_biases, projected)
-            number = jax_call.number_of(key, lambda key=key: _layer(*key))
+            number = jax_call.number_of(key, partial(_layer, *key))
             masks = [] if mask is None else [mask]
             own = weights[at * count : (at + 1) * count]
             outputs, *last = jax_call.apply(number, [x, *[s[at] for s in states], *own, *masks])

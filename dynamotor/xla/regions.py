@@ -150,5 +150,6 @@ class _Region(contextlib.ContextDecorator):
                 "DM664",
                 f"{self.name} made more than {self.limit} different graphs",
                 why=self.graphs[-1],
-                cure="pad inputs to few shapes and keep changing numbers in tensors, or raise max_different_graphs",
+                cure="pad inputs to few shapes and keep changing numbers in tensors, or raise "
+                "max_different_graphs",
             )

@@ -303,7 +303,7 @@ def meet(
     tag = f"{tag}/{','.join(map(str, ranks))}"
     turn = world.serial[tag] = world.serial.get(tag, -1) + 1
     try:
-        world.store.set(f"meet/{tag}/{turn}/{me}", payload)
+        world.store.set(f"meet/{tag}/{turn}/{me}", payload)  # type: ignore[arg-type]  # bytes are taken, too
         keys = [f"meet/{tag}/{turn}/{other}" for other in ranks]
         payloads = [
             payload if other == me else _receive(world, key, other, tag, limit)

@@ -55,7 +55,7 @@ def set_state_all(seed: int) -> None:
 
 
 def _follow_manual_seed(seed_others: Callable[[int], None]) -> None:
-    """`torch.manual_seed` seeds every device, each to another state; PyTorch tells one other backend of it."""
+    """`torch.manual_seed` seeds every device, each to a state of its own; PyTorch tells one backend of it."""
 
     def seed_custom_device(seed: int) -> None:
         seed_others(seed)

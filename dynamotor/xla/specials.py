@@ -8,12 +8,15 @@ norm's hidden writes, results whose length is read at a sync while the data stay
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
+from ..autograd.functional import slices_of
 from ..base.config import config
 from ..graph.shapes import infer_spec
+from ..graph.spec import TensorSpec
 from . import dispatch, fallback, layout, metrics, sync, transfer
 from .checks import check_solvers
 from .conversion import mark
@@ -35,7 +38,6 @@ rows(
             aten.lift.default,
             aten._to_dense.default,
         ): lambda func, args, kwargs: wrap_view(args[0]._alias, args[0]),
-        aten._copy_from.default: lambda func, args, kwargs: _copy_(func, (args[1], args[0]), None),
         aten._linalg_check_errors.default: check_solvers,
         aten._local_scalar_dense.default: lambda func, args, kwargs: transfer.to_cpu(args[0], "item").item(),
         aten.is_pinned.default: lambda func, args, kwargs: False,
@@ -54,7 +56,7 @@ def _clone(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return wrap(new_root(value(alias), _copied(alias, (kwargs or {}).get("memory_format"))))
 
 
-def _copied(alias: Alias, memory_format: torch.memory_format | None) -> tuple[int, ...] | None:
+def _copied(alias: Alias, memory_format: torch.memory_format | None) -> layout.Stride:
     """The strides of a copy."""
     if memory_format is None or memory_format is torch.preserve_format:
         return layout.preserved(alias)
@@ -107,15 +109,14 @@ def _copy_(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
         node = transfer.from_cpu(host.to(target.dtype), lane)
     else:
         node = value(source._alias)
-    _check_broadcast(node, target)
+    if node.meta.shape != target.shape:
+        torch.empty(node.meta.shape, device="meta").expand(target.shape)  # raises aten's error
     write(target._alias, node)
     check_views(target._alias, args)
     return target
 
 
-def _check_broadcast(node: Node, target: torch.Tensor) -> None:
-    if node.meta.shape != target._alias.meta.shape:
-        torch.empty(node.meta.shape, device="meta").expand(target._alias.meta.shape)  # raises aten's error
+specials.register(aten._copy_from.default)(lambda func, args, kwargs: _copy_(func, (args[1], args[0]), None))
 
 
 @specials.register(aten.copy.default)
@@ -134,46 +135,19 @@ def _equal(func: Any, args: tuple, kwargs: Any) -> bool:
     return bool(torch.all(torch.eq(one, other)).item())
 
 
-@specials.register(aten.split.Tensor)
-def _split(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
-    tensor, size, dim = _with_dim(args, kwargs)
-    length = tensor.shape[dim]
-    if size == 0 and length == 0:
-        return [_slice(tensor, dim, 0, 0)]
-    return [_slice(tensor, dim, start, min(start + size, length)) for start in range(0, max(length, 1), size)]
+@specials.register(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
+def _views_at_once(func: Any, args: tuple, kwargs: Any) -> list[XLATensor]:
+    source, *given = args
+    steps = _steps(func, source.shape, *[tuple(arg) if type(arg) is list else arg for arg in given])
+    return [dispatch.view(one, (source, *where), None) for one, where in steps]
 
 
-@specials.register(aten.split_with_sizes.default)
-def _split_with_sizes(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
-    tensor, sizes, dim = _with_dim(args, kwargs)
-    torch._check(
-        sum(sizes) == tensor.shape[dim],
-        lambda: (
-            f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at dimension "
-            f"{dim}), but got split_sizes={list(sizes)}"
-        ),
-    )
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(_slice(tensor, dim, start, start + size))
-        start += size
-    return parts
-
-
-@specials.register(aten.unbind.int)
-def _unbind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
-    tensor = args[0]
-    dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
-    return [dispatch.view(aten.select.int, (tensor, dim, index), None) for index in range(tensor.shape[dim])]
-
-
-def _with_dim(args: tuple, kwargs: dict[str, Any] | None) -> tuple[Any, Any, int]:
-    dim = args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
-    return args[0], args[1], dim % max(args[0].dim(), 1)
-
-
-def _slice(tensor: XLATensor, dim: int, start: int, end: int) -> XLATensor:
-    return dispatch.view(aten.slice.Tensor, (tensor, dim, start, end), None)
+@functools.lru_cache(maxsize=4096)
+def _steps(func: Any, shape: torch.Size, *given: Any) -> list[tuple[Any, tuple]]:
+    """The views that an op makes at once. Which there are says the op itself, which refuses what it must."""
+    whole = torch.empty(shape, device="meta")
+    parts = tuple([TensorSpec.of(part) for part in func(whole, *given)])
+    return slices_of(func, TensorSpec.of(whole), given, {}, parts)
 
 
 @specials.register(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
@@ -200,12 +174,12 @@ def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
         return fallback.run_on_cpu(aten._native_batch_norm_legit.default, tuple(inputs), None, str(refused))
 
 
-def _normalised(inputs: list[Any], mean: torch.Tensor, variance: torch.Tensor) -> tuple:
+def _normalised(inputs: list[Any], mean: XLATensor, variance: XLATensor) -> tuple:
     """Batch norm in training: (output, saved mean, saved 1/deviation); the running statistics are written."""
     func = aten._native_batch_norm_legit_functional.default
     node = record(func, to_nodes(inputs))
     strides = layout.of_result(func, node.instruction, tuple(inputs), None) or [None] * 3
-    items = unpack(node)
+    items: list[Any] = unpack(node)
     for statistic, new in zip((mean, variance), items[3:]):
         write(statistic._alias, new)
     return tuple([wrap(new_root(item, stride)) for item, stride in zip(items[:3], strides)])
@@ -249,7 +223,8 @@ def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
             found.append(i)
         elif i.shape != x.shape[len(found) : len(found) + i.dim()]:
             raise IndexError(
-                f"The shape of the mask {list(i.shape)} does not match the shape of the tensor {list(x.shape)}"
+                f"The shape of the mask {list(i.shape)} does not match the shape of the tensor "
+                f"{list(x.shape)}"
             )
         else:
             found += i.nonzero().unbind(1)
@@ -304,7 +279,7 @@ def _pack_padded_sequence(
     rows, lengths, batch_first = bind(func, args, kwargs).values()
     rows = rows.transpose(0, 1) if batch_first else rows
     steps = [int((lengths.cpu() > step).sum()) for step in range(int(lengths[0]))]
-    packed = torch.cat([rows[step, :count] for step, count in enumerate(steps)])
+    packed: Any = torch.cat([rows[step, :count] for step, count in enumerate(steps)])
     return packed, torch.tensor(steps, dtype=torch.int64, device="cpu")
 
 

@@ -135,8 +135,9 @@ class StableHLOGraphModule:
         for function in self._bundle.functions:
             kept = ("name", "places", "outputs", "in_spec", "out_spec")
             meta = json.dumps({name: getattr(function, name) for name in kept}).encode()
+            parts: dict[str, Any] = {"bytecode": function.bytecode, "meta": meta}
             with _flatbuffers():
-                parts = {"bytecode": function.bytecode, "jax": function.exported.serialize(), "meta": meta}
+                parts["jax"] = function.exported.serialize()
             if options.include_human_readable_text:
                 parts["mlir"] = function.text.encode()
             for extension, content in parts.items():
@@ -173,14 +174,14 @@ class StableHLOGraphModule:
         return cls(StableHLOModelBundle(functions, state, constants))
 
     def _find(self, name: str | None) -> _Function:
-        function = self._functions.get(name or self._bundle.functions[0].name)
+        found = name or self._bundle.functions[0].name
         require(
-            function is not None,
+            found in self._functions,
             "DM672",
             f"the exported model has no function {name}",
             why=f"it has {', '.join(self._functions)}",
         )
-        return function
+        return self._functions[found]
 
 
 def exported_program_to_stablehlo(

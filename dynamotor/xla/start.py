@@ -54,9 +54,7 @@ def start() -> None:
         get_rng_state=lambda which="xla": rng.get_state_tensor(_index(which)),
         set_rng_state=lambda state, which="xla": rng.set_state_tensor(state, _index(which)),
         get_rng_state_all=lambda: [rng.get_state_tensor(index) for index in range(device.device_count())],
-        set_rng_state_all=lambda states: [
-            rng.set_state_tensor(state, index) for index, state in enumerate(states)
-        ],
+        set_rng_state_all=lambda states: [*map(rng.set_state_tensor, states, range(len(states)))],
         # One for each number that a device may have: how many there are is asked at the first use.
         default_generators=[
             SimpleNamespace(

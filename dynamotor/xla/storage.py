@@ -1,6 +1,6 @@
 """Ops that address a tensor's storage: `as_strided`, `empty_strided`, `resize_`. XLA tensors have none; a
-storage is the elements of the root of their views, in the order that its strides give. Ops that make tensors from
-nothing reach PyTorch's XLA dispatch key, where one boxed kernel records them.
+storage is the elements of the root of their views, in the order that its strides give. Ops that make tensors
+from nothing reach PyTorch's XLA dispatch key, where one boxed kernel records them.
 
 >>> torch.arange(6, device="xla").view(2, 3).t().as_strided((2,), (2,), 1)
 tensor([1, 3], device='xla:0')
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
@@ -23,7 +24,7 @@ from .errors import require
 from .ir import Lane, Node, lock, record
 from .lowering import aten, rows
 from .specials import to_device
-from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
+from .tensor import Alias, Overlap, XLATensor, new_root, node_of, value, wrap, write
 
 # Views whose elements are not those of what they view: they count in other units.
 _OTHER_UNITS = frozenset(
@@ -52,7 +53,8 @@ def storage_of(alias: Alias) -> Alias:
         why="what it views has holes between its elements",
         cure="use select, slice or view in the place of as_strided, or clone() the tensor first",
     )
-    order = sorted(range(len(alias.stride)), key=lambda d: (-alias.stride[d], alias.meta.shape[d]))
+    stride, shape = alias.stride, alias.meta.shape
+    order = sorted(range(len(stride)), key=lambda d: (-stride[d], shape[d]))
     node = record(aten.permute.default, (value(alias), order))
     return Alias(node, alias, aten.permute.default, (order,), None, None, alias.offset)
 
@@ -60,10 +62,11 @@ def storage_of(alias: Alias) -> Alias:
 def _write_through(alias: Alias, node: Node) -> None:
     """A part of an expanded (or unfolded) tensor is written where it lies."""
     spec = layout.spec_of(alias)
-    if _overlaps(spec):
+    if sees_twice(spec):
         raise Overlap(
             "DM611",
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location",
             why="the tensor was expanded or unfolded, and an in-place operation writes it",
             where=metrics.user_line(),
             cure="clone() the tensor before the operation",
@@ -71,16 +74,6 @@ def _write_through(alias: Alias, node: Node) -> None:
     memory = storage_of(alias)
     place = (list(spec.shape), list(spec.stride), alias.offset - memory.offset)
     write(memory, record(aten.as_strided_scatter.default, (value(memory), node, *place)))
-
-
-def _overlaps(spec: TensorSpec) -> bool:
-    """Whether two elements may share a place."""
-    reach = 0
-    for stride, size in sorted((st, sz) for st, sz in zip(spec.stride, spec.shape) if sz > 1):
-        if stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
 
 
 tensor.write_through = _write_through
@@ -126,8 +119,10 @@ def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | No
     torch._check(
         not spec.numel or (offset >= memory.offset and offset + spec.extent <= length),
         lambda: (
-            f"setStorage: sizes {size}, strides {stride}, storage offset {offset}, and itemsize {spec.dtype.itemsize} requiring "
-            f"a storage size of {(offset + spec.extent) * spec.dtype.itemsize} are out of bounds for storage of size "
+            f"setStorage: sizes {size}, strides {stride}, storage offset {offset}, and itemsize "
+            f"{spec.dtype.itemsize} requiring "
+            f"a storage size of {(offset + spec.extent) * spec.dtype.itemsize} are out of bounds for storage "
+            "of size "
             f"{length * spec.dtype.itemsize}"
         ),
     )
@@ -176,7 +171,7 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
         cure="resize its base, or clone() it first",
     )
     wanted = torch.Size(size).numel()
-    flat = wrap(new_root(value(storage_of(resized._alias)))).view(-1)
+    flat: Any = wrap(new_root(value(storage_of(resized._alias)))).view(-1)
     flat = (
         flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
     )
@@ -184,7 +179,7 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
         resized.data = flat.reshape(size).clone()
     else:
         stride = torch.empty(size, device="meta", memory_format=order).stride()
-        resized.data = wrap(new_root(value(flat.as_strided(size, stride)._alias), stride))
+        resized.data = wrap(new_root(node_of(flat.as_strided(size, stride)), stride))
     return resized
 
 

@@ -119,7 +119,8 @@ def trace(
             raise XlaError(
                 "DM669",
                 f"{name} needs a tensor's value while it is traced ({event.data['cause']})",
-                cure="keep values in tensors (torch.where instead of if); ops without a lowering cannot be used here",
+                cure="keep values in tensors (torch.where instead of if); ops without a lowering cannot be "
+                "used here",
                 where=event.data["line"],
             )
 
@@ -158,7 +159,8 @@ def trace_call(
     device: torch.device,
     name: str,
 ) -> tuple[Subgraph, TreeSpec]:
-    """`fn(*args, **kwargs)`, whose arguments are flattened, as `trace` traces it, and how its results are nested.
+    """`fn(*args, **kwargs)`, whose arguments are flattened, as `trace` traces it, and how its results are
+    nested.
 
     metas: what the tensors are, by their place among the leaves.
     """

@@ -15,17 +15,20 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
+from typing_extensions import TypeIs
 
 from ..base.registry import Registry
-from ..graph.spec import contiguous_stride
+from ..base.typed import MaybeNone
+from ..graph.sizes import Dim, Dims, contiguous_stride
 from .errors import require
 from .ir import Lane, Meta, Node, XlaError, lock, record
 
 aten = torch.ops.aten
-_make, _strided = torch.Tensor._make_wrapper_subclass, torch.strided
+# The stub says that it makes a Tensor.
+_make, _strided = cast(Any, torch.Tensor._make_wrapper_subclass), torch.strided
 
 
 class Alias:
@@ -48,6 +51,8 @@ class Alias:
         "viewed",
         "turned",
     )
+    root: Alias | MaybeNone  # None for a root
+    parent: Alias | MaybeNone  # None for a root
 
     def __init__(
         self,
@@ -56,15 +61,15 @@ class Alias:
         func: Any = None,
         args: tuple = (),
         kwargs: Any = None,
-        stride: tuple[int, ...] | None = None,
-        offset: int = 0,
+        stride: Dims | None = None,
+        offset: Dim = 0,
     ) -> None:
         self.node, self.meta, self.parent = node, node.meta, parent
         self.func, self.args, self.kwargs = func, args, kwargs
         self.stride, self.offset = stride, offset
         # None for a root: a reference to itself would keep it alive, and what is alive is computed.
         if parent is None:
-            self.root: Alias | None = None
+            self.root = None
             self.version = 0
             self.viewed = self.turned = False  # turned: what is a view or has some got a shape in place
             node.owners += 1
@@ -91,7 +96,7 @@ def value(alias: Alias) -> Node:
     return node
 
 
-def new_root(node: Node, stride: tuple[int, ...] | None = None) -> Alias:
+def new_root(node: Node, stride: Dims | None = None) -> Alias:
     """Memory of its own for a value; `stride` is what its tensors report (None: row-major)."""
     root = Alias(node, stride=stride)
     if node.data is None:
@@ -133,9 +138,11 @@ def write(alias: Alias, node: Node) -> None:
 
 
 def _write_back(alias: Alias, node: Node) -> None:
-    parent = alias.parent
     try:
-        write(parent, inverses[alias.func](value(parent), node, *alias.args, **(alias.kwargs or {})))
+        write(
+            alias.parent,
+            inverses[alias.func](value(alias.parent), node, *alias.args, **(alias.kwargs or {})),
+        )
     except Overlap:
         write_through(alias, node)
     alias.node, alias.version = node, alias.root.version
@@ -182,10 +189,11 @@ class XLATensor(torch.Tensor):
     """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2,
     device="xla")`, `.to("xla")`."""
 
+    _alias: Alias
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # the stub has an instance method
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = handlers.get(id(func))
@@ -202,7 +210,7 @@ class XLATensor(torch.Tensor):
         alias = self._alias
         return id(alias.root or alias)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # unnamed in the stub
         text = repr(self.detach().cpu())
         marks = f", device='{self.device}'"
         if self.grad_fn is not None:
@@ -219,7 +227,8 @@ class XLATensor(torch.Tensor):
         torch._check_type(
             bool(force),
             lambda: (
-                "can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+                "can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+                "host memory first."
             ),
         )
         return self.detach().cpu().numpy()
@@ -234,7 +243,7 @@ class XLATensor(torch.Tensor):
         """As PyTorch's own tensors: a parameter stays one, and attributes are kept."""
         state = _attributes(self)
         if isinstance(self, torch.nn.Parameter):
-            parts = (self.data, self.requires_grad, OrderedDict())
+            parts: tuple = (self.data, self.requires_grad, OrderedDict())
             if not state:
                 return torch._utils._rebuild_parameter, parts
             return torch._utils._rebuild_parameter_with_state, (*parts, state)
@@ -247,11 +256,11 @@ class XLATensor(torch.Tensor):
     def __dlpack__(self, **options: Any) -> Any:
         return self.detach().cpu().__dlpack__()
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[Any, int]:
         return (1, 0)
 
     @property
-    def data(self) -> XLATensor:  # type: ignore[override]
+    def data(self) -> XLATensor:
         return wrap(
             self._alias
         )  # not detach(): that shares the version counter, and writes to `data` are not autograd's business
@@ -267,10 +276,12 @@ class XLATensor(torch.Tensor):
         torch._check(
             self.is_leaf,
             lambda: (
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at "
+                "the moment."
             ),
         )
-        copied = memo[id(self)] = wrap(_copied(self._alias, memo)).requires_grad_(self.requires_grad)
+        copied: Any = wrap(_copied(self._alias, memo)).requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
         if isinstance(self, torch.nn.Parameter):  # PyTorch copies neither its gradient nor its attributes
             copied._is_param = True
             return copied
@@ -333,7 +344,7 @@ def wrap(alias: Alias) -> XLATensor:
     return tensor
 
 
-def maker(meta: Meta, stride: tuple[int, ...] | None, device: torch.device) -> Callable[[], XLATensor]:
+def maker(meta: Meta, stride: Dims | None, device: torch.device) -> Callable[[], XLATensor]:
     """Makes tensors of one kind, whose `_alias` the caller sets."""
     return functools.partial(_make, XLATensor, meta.shape, stride, None, None, meta.dtype, _strided, device)
 
@@ -348,7 +359,7 @@ def wrap_view(alias: Alias, base: torch.Tensor) -> XLATensor:
     return wrap(alias)
 
 
-def is_xla(value: Any) -> bool:
+def is_xla(value: Any) -> TypeIs[XLATensor]:
     """Whether a value is a tensor of this device."""
     return type(value) is XLATensor
 

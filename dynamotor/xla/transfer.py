@@ -104,9 +104,10 @@ def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
         replication.wait([data])
         with metrics.timing("TransferFromDeviceTime"):
             host, stride = download(data, tensor.dtype), layout.preserved(tensor._alias)
-        return (
-            host if stride is None else torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)
-        )
+        if stride is None:
+            return host
+        # No symbols are here.
+        return torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)  # type: ignore[arg-type]
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
 

@@ -9,76 +9,48 @@ from __future__ import annotations
 
 import math
 
+from ..autograd.functional import RESHAPED, SCATTERED_BY, UNDONE_BY, turned_back
 from .ir import Node, record
 from .lowering import aten, rows
 from .tensor import Overlap, inverses
 
+_UNDONE_BY = {
+    **UNDONE_BY,
+    aten.view_as_real.default: aten.view_as_complex.default,
+    aten.view_as_complex.default: aten.view_as_real.default,
+}
+_SCATTERED_BY = {**SCATTERED_BY, aten.as_strided.default: aten.as_strided_scatter.default}
+
 rows(
     inverses.register,
     {
-        (
-            aten.view.default,
-            aten._reshape_alias.default,
-            aten.unsqueeze.default,
-            aten.squeeze.default,
-            aten.squeeze.dim,
-            aten.squeeze.dims,
-        ): lambda base, new, *args: record(aten.view.default, (new, list(base.meta.shape))),
+        RESHAPED: lambda base, new, *args: record(aten.view.default, (new, list(base.meta.shape))),
         aten.alias.default: lambda base, new: new,
         aten.view.dtype: lambda base, new, dtype: record(aten.view.dtype, (new, base.meta.dtype)),
-        # What one op on the new value undoes, with the view's own arguments.
+        aten.permute.default: lambda base, new, dims: record(aten.permute.default, (new, turned_back(dims))),
         **{
             view: lambda base, new, *args, undo=undo: record(undo, (new, *args))
-            for view, undo in {
-                aten.t.default: aten.t.default,
-                aten.transpose.int: aten.transpose.int,
-                aten._conj.default: aten.conj_physical.default,
-                aten._neg_view.default: aten.neg.default,
-                aten.view_as_real.default: aten.view_as_complex.default,
-                aten.view_as_complex.default: aten.view_as_real.default,
-            }.items()
+            for view, undo in _UNDONE_BY.items()
         },
-        # What one op puts into the base, with the view's own arguments.
         **{
             view: lambda base, new, *args, put=put, **named: record(put, (base, new, *args), named)
-            for view, put in {
-                aten.select.int: aten.select_scatter.default,
-                aten.slice.Tensor: aten.slice_scatter.default,
-                aten.diagonal.default: aten.diagonal_scatter.default,
-                aten.as_strided.default: aten.as_strided_scatter.default,
-            }.items()
+            for view, put in _SCATTERED_BY.items()
         },
     },
 )
-
-
-@inverses.register(aten.permute.default)
-def _permute(base: Node, new: Node, dims: list[int]) -> Node:
-    order = [dim % len(dims) for dim in dims]
-    return record(aten.permute.default, (new, sorted(range(len(order)), key=order.__getitem__)))
 
 
 @inverses.register(aten.expand.default)
 def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -> Node:
     if math.prod(base.meta.shape) == math.prod(new.meta.shape):
         return record(aten.view.default, (new, list(base.meta.shape)))
-    raise Overlap(
-        "DM611",
-        "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
-        why="the tensor was expanded, and an in-place operation writes it",
-        cure="clone() the tensor before the operation",
-    )
+    raise Overlap("DM611", "the tensor was expanded")
 
 
 @inverses.register(aten.unfold.default)
 def _unfold(base: Node, new: Node, dim: int, size: int, step: int) -> Node:
     if step < size:
-        raise Overlap(
-            "DM611",
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
-            why="the windows of unfold overlap, and an in-place operation writes them",
-            cure="clone() the tensor before the operation",
-        )
+        raise Overlap("DM611", "the windows of unfold overlap")
     ones = record(aten.full_like.default, (new, 1.0))
     sizes = list(base.meta.shape)
     written = record(aten.unfold_backward.default, (ones, sizes, dim, size, step))

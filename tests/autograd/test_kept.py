@@ -185,15 +185,14 @@ def test_each_part_of_the_environment_is_part_of_the_key(part: int, monkeypatch:
     assert first_call(inference, x, w)[0] == "miss"
 
 
-def test_the_package_s_text_is_part_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for k in range(60):
-        (tmp_path / f"m{k}.py").write_text("a = 1\n")
-    monkeypatch.setattr(stored, "_PACKAGE", tmp_path)
-    before = stored._hash_of_package()
-    (tmp_path / "m5.py").write_text("a = 2\n")
-    assert stored._hash_of_package() != before
+@pytest.mark.parametrize("name", ["m5.py", "prelude.h", "table.json"])
+def test_the_package_s_text_is_part_of_the_environment(tmp_path: Path, name: str) -> None:
+    assert stored.hash_of_package() in stored.environment()
+    for file in [name, *(f"m{k}.py" for k in range(60))]:
+        (tmp_path / file).write_text("a = 1\n")
+    before = stored.hash_of_package(tmp_path)
+    (tmp_path / name).write_text("a = 2\n")
+    assert stored.hash_of_package(tmp_path) != before
 
 
 @torch.library.custom_op("kept::twice", mutates_args=())

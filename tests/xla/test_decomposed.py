@@ -242,3 +242,14 @@ def test_ops_that_are_decomposed_where_they_are_lowered(name, dtype):
     want.sum().backward()
     got.sum().backward()
     torch.testing.assert_close(b.grad.cpu(), a.grad, equal_nan=True, **close)
+
+
+@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32], ids=str)
+def test_a_kernel_of_floats_takes_integers_only_where_there_are_none(op, dtype):
+    nothing, some = torch.zeros(2, 0, dtype=dtype), torch.zeros(2, 3, dtype=dtype)
+    found = op(nothing.to("xla"), 1)
+    assert found.dtype is dtype and found.shape == nothing.shape
+    for device in ("cpu", "xla"):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            op(some.to(device), 1)

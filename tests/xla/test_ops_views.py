@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from dynamotor.xla import (  # noqa: E402, F401
     ops_scatter,
     ops_view,
 )
+from dynamotor.xla import start as _start  # noqa: E402, F401
 
 aten = torch.ops.aten
 VIEWS = [
@@ -200,3 +203,22 @@ def test_empty_pieces_join_with_anything() -> None:
         lambda: torch.cat([torch.zeros(0), torch.ones(2, 3), torch.ones(2, 1, dtype=torch.int64)], 1)
     ).right
     assert check(lambda: torch.cat([torch.zeros(0), torch.zeros(0)])).right
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.split(-1),
+        lambda x: x.split(0),
+        lambda x: x.split(3, 5),
+        lambda x: x.split([7, -1]),
+        lambda x: x.split([2, 3]),
+        lambda x: x.unbind(4),
+    ],
+)
+def test_views_that_come_at_once_are_refused_as_the_cpu_refuses_them(call: Callable) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as wanted:
+        call(torch.ones(6, 8))
+    with pytest.raises(wanted.type) as found:
+        call(torch.ones(6, 8, device="xla"))
+    assert str(found.value) == str(wanted.value)

@@ -32,7 +32,7 @@ def islice(iterable: Iterable[Any], *args: Any) -> Iterator[Any]:
 
 
 def tee(iterable: Iterable[Any], n: int = 2) -> tuple[Iterator[Any], ...]:
-    iterator, items = iter(iterable), []
+    iterator, items = iter(iterable), []  # type: ignore[var-annotated]
     return tuple([tee_branch(iterator, items) for _ in range(n)])
 
 

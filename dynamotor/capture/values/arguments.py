@@ -46,7 +46,7 @@ def refuse_misfits(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
     signature = _signature(fn)
     if signature is None:
         return
-    if type(signature) is tuple:
+    if isinstance(signature, tuple):
         fits = signature[0] <= len(args) and (len(args) <= signature[1])
     else:
         try:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.registry import Registry
+from ...base.typed import MaybeNone
 from ..breaks import OfTrace, unsupported
 from ..guards import IdIs
 
@@ -48,7 +49,7 @@ class Value:
     """
 
     __slots__ = ("source", "__weakref__")
-    source: Source | None
+    source: Source | MaybeNone
     kind: type  # the class of the object, unless `python_type` is written
     obj: Any = MISSING  # the outside object itself, where there is one
     takes_over = False  # calls of PyTorch go to its class (rules_overrides.py), or to that of an item

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...base.typed import MaybeNone
 from ..breaks import unsupported
 from ..guards import DictKeys, HasKey, IdIs, Length, MissingKey, SetEquals, TypeIs, is_constant, ordered_keys
 from ..polyfills import cursors
@@ -37,7 +38,7 @@ class SequenceValue(Value):
         items: Iterable[Value] | None,
         source: Any = None,
         obj: Any = MISSING,
-        trace: Trace | None = None,
+        trace: Trace | MaybeNone = None,
     ) -> None:
         self.source, self.obj, self.trace = source, obj, trace
         self._items = None if items is None else list(items)
@@ -48,7 +49,8 @@ class SequenceValue(Value):
         if self._items is None:
             wrap, source = self.trace.wrap, self.source
             self._items = [
-                wrap(SeqItem(source, i), item) for i, item in enumerate(self.kind.__iter__(self.obj))
+                wrap(SeqItem(source, i), item)
+                for i, item in enumerate(self.kind.__iter__(self.obj))  # type: ignore[attr-defined]
             ]
         return self._items
 
@@ -108,7 +110,7 @@ class SequenceValue(Value):
         contents = contents_of(other)
         if op in _ORDER:
             if contents is None and isinstance(other, Constant) and isinstance(other.value, self.kind):
-                contents = TupleValue([Constant(item) for item in other.value])  # a torch.Size
+                contents = TupleValue([Constant(item) for item in other.value])  # type: ignore[attr-defined]  # a torch.Size
             return (
                 self._compare(trace, op, contents)
                 if contents is not None and contents.python_type() is self.kind
@@ -169,7 +171,7 @@ class ListValue(SequenceValue):
         new = value.unpack(trace) if isinstance(index, slice) else value
         items = self.mutate(trace)
         try:
-            items[index] = new  # type: ignore[call-overload]
+            items[index] = new
         except (IndexError, TypeError, ValueError) as error:
             raise trace.error(type(error), str(error)) from None
 
@@ -284,7 +286,7 @@ class DictValue(Value):
         items: Iterable[tuple[Hashable, Value, Value]] | None,
         source: Any = None,
         obj: Any = MISSING,
-        trace: Trace | None = None,
+        trace: Trace | MaybeNone = None,
         trusted: bool = False,
         kind: type = dict,
     ) -> None:
@@ -644,7 +646,7 @@ class SetValue(Value):
         kind: type = set,
         source: Any = None,
         obj: Any = MISSING,
-        trace: Trace | None = None,
+        trace: Trace | MaybeNone = None,
         mirror: Any = None,
     ) -> None:
         self.source, self._table, self.kind, self.obj, self.trace, self.mirror = (
@@ -707,7 +709,7 @@ class SetValue(Value):
             return
         table = self.table
         if method == "add":
-            table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr]
+            table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr, arg-type]
         elif method == "discard":
             table.pop(_sought(trace, item), None)  # type: ignore[arg-type]
         elif method == "clear":

@@ -139,7 +139,7 @@ def _make_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     return AutocastValue(template, len(args) > 1 or "dtype" in kwargs)
 
 
-def _settings(trace: Trace, value: Value) -> tuple[str, torch.dtype, bool, bool]:
+def _settings(trace: Trace, value: Any) -> tuple[str, torch.dtype, bool, bool]:
     device, enabled, cache = [
         value.getattr(trace, n).as_constant() for n in ("device", "_enabled", "_cache_enabled")
     ]

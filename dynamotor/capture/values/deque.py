@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ...base.typed import MaybeNone
 from ..breaks import unsupported
 from ..guards import Length, TypeIs
 from ..source import Called, SeqItem
@@ -33,7 +34,7 @@ class DequeValue(ListValue):
         items: Iterable[Value] | None,
         source: Any = None,
         obj: Any = MISSING,
-        trace: Trace | None = None,
+        trace: Trace | MaybeNone = None,
         maxlen: int | None = None,
     ) -> None:
         super().__init__(items, source, obj, trace)

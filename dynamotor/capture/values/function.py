@@ -276,7 +276,8 @@ class FunctionValue(Value):
             raise trace.error(AttributeError, name)
         self.dict.remove(trace, name)
 
-    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    # `dict` is an attribute here.
+    def call(self, trace: Trace, args: list[Value], kwargs: Any) -> Value:
         by_code = code_rules.get(id(self.code))
         if by_code is not None:
             trace.tail = False

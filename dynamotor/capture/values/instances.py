@@ -8,6 +8,7 @@ import enum
 import operator
 import types
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...base.registry import register_all
@@ -183,7 +184,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
         plain = [a.base if isinstance(a, UserObject) and isinstance(a.base, Constant) else a for a in args]
         if any(p is not a for p, a in zip(plain, args)):
             return call_builtin(trace, fn, plain, kwargs)
-        of_two = isinstance(fn, types.WrapperDescriptorType) and "value" in (fn.__text_signature__ or "")
+        of_two = isinstance(fn, types.WrapperDescriptorType) and "value" in (fn.__text_signature__ or "")  # type: ignore[attr-defined]
         if of_two and (fn.__name__ in _COMPARISONS or fn.__objclass__ not in (str, bytes, tuple)):
             return Constant(NotImplemented)  # a sequence's `+` and `*` raise
     name = getattr(fn, "__qualname__", None) or repr(fn)
@@ -246,12 +247,12 @@ def _plain_mapping(trace: Trace, source: Value) -> bool:
 
 
 def inline_function(
-    trace: Trace, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+    trace: Trace, fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """Interpret a real Python function even if it has a call rule."""
     value = trace.make(fn)
     assert isinstance(value, FunctionValue)
-    return trace.inline(value, args, kwargs)  # type: ignore[attr-defined]
+    return trace.inline(value, args, kwargs)
 
 
 def make_tuple(trace: Trace, items: list[Value]) -> TupleValue:
@@ -329,7 +330,7 @@ for _base in (dict, list, tuple, set, int, float, str, bytes):
     _new_rule(_base)
 
 
-def _init_rule(base: type) -> None:
+def _init_rule(base: Any) -> None:
     @builtin_rule(base.__init__)
     def _init(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(args[0], UserObject) and args[0].obj is MISSING:
@@ -338,8 +339,8 @@ def _init_rule(base: type) -> None:
         raise unsupported("unsupported-call", f"{base.__name__}.__init__ of an existing object")
 
 
-for _base in (dict, list, set, OrderedDict, defaultdict):
-    _init_rule(_base)
+for _made in (dict, list, set, OrderedDict, defaultdict):
+    _init_rule(_made)
 
 
 @call_finder

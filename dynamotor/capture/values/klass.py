@@ -417,7 +417,7 @@ register_all(
         ),
         ((types.BuiltinFunctionType,), lambda trace, raw, name, instance, cls: trace.make(raw)),
         (
-            (type(namedtuple("_Pair", "a").a),),
+            (type(namedtuple("_Pair", "a").a),),  # type: ignore[attr-defined]
             lambda trace, raw, name, instance, cls: instance.base.items[raw.__reduce__()[1][0]],
         ),
     ),

@@ -37,7 +37,7 @@ SIZED = frozenset(
 )
 
 
-def sizes_as_numbers(trace: Trace, value: Value) -> Value:
+def sizes_as_numbers(trace: Trace, value: Any) -> Value:
     """A size, or a list of sizes, with numbers in the place of tensors whose data the trace knows."""
     if type(value) in (ListValue, TupleValue) and any(type(item) is TensorValue for item in value.items):
         return type(value)([sizes_as_numbers(trace, item) for item in value.items])

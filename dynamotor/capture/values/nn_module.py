@@ -208,7 +208,7 @@ def _slice_rule(cls: type) -> None:
         ]
         if cls is torch.nn.ModuleList:
             pairs = [(str(i), m) for i, (_, m) in enumerate(pairs)]
-        return _new_container(trace, cls, pairs)  # type: ignore[arg-type]
+        return _new_container(trace, cls, pairs)
 
 
 _slice_rule(torch.nn.ModuleList)

@@ -51,7 +51,7 @@ class FloatValue(Constant):
         return float
 
     @property
-    def value(self) -> float:  # type: ignore[override]
+    def value(self) -> float:
         """The number as it is at this call: the program is for this one alone."""
         self.trace.reader.guard(ConstEquals(self.root, self.now))
         return self.now if self.step is None else self.step(self.now)

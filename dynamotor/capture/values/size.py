@@ -51,7 +51,7 @@ class SizeValue(Constant):
         return int
 
     @property
-    def value(self) -> int:  # type: ignore[override]
+    def value(self) -> int:
         return int(self.expr)
 
     @property
@@ -124,7 +124,7 @@ class QuotientValue(Constant):
         return float
 
     @property
-    def value(self) -> float:  # type: ignore[override]
+    def value(self) -> float:
         return int(self.over) / self.by
 
     @property
@@ -180,7 +180,7 @@ class ConditionValue(Constant):
         return bool
 
     @property
-    def value(self) -> bool:  # type: ignore[override]
+    def value(self) -> bool:
         return self.condition.ask()
 
     @property
@@ -350,10 +350,10 @@ def _rounding(fn: Callable[..., Any]) -> Callable[[Trace, list[Value]], Value | 
 
 for _fn in (int, math.floor, math.ceil, math.trunc):
     size_rule(_fn)(_rounding(_fn))
-for _fn in FUNCTIONS:
-    if _fn is not abs:
-        size_rule(_fn)(
-            lambda trace, args, fn=_fn: (
+for _of_float in FUNCTIONS:
+    if _of_float is not abs:
+        size_rule(_of_float)(
+            lambda trace, args, fn=_of_float: (
                 args[0].apply(fn) if len(args) == 1 and type(args[0]) is FloatValue else None
             )
         )

@@ -700,7 +700,8 @@ _INPLACE_NAMES = frozenset(f"i{name}" for name in ("add", "sub", "mul", "truediv
 
 def _bind(trace: Trace, made: list[Size], result: Value) -> None:
     """Nodes for the sizes that a result was the first to have."""
-    for value in result.items if isinstance(result, SequenceValue) else [result]:
+    values: list[Any] = result.items if isinstance(result, SequenceValue) else [result]
+    for value in values:
         for dim, n in enumerate(value.example.spec.shape if type(value) is TensorValue else ()):
             if type(n) is Size and any(map(n.same, made)):
                 made = [symbol for symbol in made if not n.same(symbol)]

@@ -160,7 +160,7 @@ class HeldNumber(Constant):
         return self.kind
 
     @property
-    def value(self) -> Any:  # type: ignore[override]
+    def value(self) -> Any:
         raise unsupported(
             "data-dependent",
             f"a {self.kind.__name__} that was read from a tensor decides what the program does",
@@ -261,14 +261,11 @@ builtin_rule(torch.overrides.handle_torch_function)(
 def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tensor = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", Constant(-1))
-    known = (
-        isinstance(tensor, TensorValue)
-        and tensor.example.dtype is torch.int64
-        and isinstance(classes, Constant)
-    )
-    if known and type(classes.value) is int and classes.value == 0:  # type: ignore[union-attr]
+    known = isinstance(tensor, TensorValue) and tensor.example.dtype is torch.int64
+    count = classes.value if known and isinstance(classes, Constant) else None
+    if type(count) is int and count == 0:
         raise unsupported("unsupported-call", "one_hot without classes, which eager refuses")
-    if known and type(classes.value) is int and classes.value > 0:  # type: ignore[union-attr]
+    if type(count) is int and count > 0:
         return trace.call_python(tensors.one_hot, [tensor, classes])  # type: ignore[list-item]
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
 

@@ -153,9 +153,9 @@ class UserObject(Value):
         if self._dict is not None:
             for key, value in self._dict.load().values():
                 cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
-        for slot, value in self.slots.items():
-            if value is not None and not issubclass(cls, BaseException):
-                cg.statement(f"{cg.constant(object)}.__setattr__({name}, {slot!r}, {cg.emit(value)})")
+        for slot, kept in self.slots.items():
+            if kept is not None and not issubclass(cls, BaseException):
+                cg.statement(f"{cg.constant(object)}.__setattr__({name}, {slot!r}, {cg.emit(kept)})")
         return name
 
     def _new(self, cg: Codegen) -> str:

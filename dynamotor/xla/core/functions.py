@@ -30,7 +30,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         mean = all_reduce("sum", input.sum(dims), 1 / count)
         centred = input - mean.view(shape)
         variance = all_reduce("sum", centred.square().sum(dims), 1 / count)
-        if self.training and self.running_mean is not None and self.num_batches_tracked is not None:
+        if not (self.running_mean is None or self.running_var is None or self.num_batches_tracked is None):
             self.num_batches_tracked.add_(1)
             share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked
             unbiased = variance.detach() * (count / (count - 1))

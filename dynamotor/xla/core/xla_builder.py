@@ -78,7 +78,7 @@ class Op:
 
     def reduce(self, init_value: Op, computation: Callable[[Op, Op], Op], dimensions: Sequence[int]) -> Op:
         """Combine all elements along dimensions."""
-        combined = lambda a, b: _plain(computation(Op(a), Op(b)))  # noqa: E731
+        combined = lambda a, b: plain_value(computation(Op(a), Op(b)))  # noqa: E731
         return Op(lax.reduce(self.value, init_value.value, combined, tuple(dimensions)))
 
     def mkconditional(
@@ -86,7 +86,7 @@ class Op:
     ) -> Op:
         """`true_fn(*ops)` where this value is true, else `false_fn(*ops)`."""
         branches = [
-            lambda *values, fn=fn: _plain(fn(*map(Op, values), **kwargs)) for fn in (true_fn, false_fn)
+            lambda *values, fn=fn: plain_value(fn(*map(Op, values), **kwargs)) for fn in (true_fn, false_fn)
         ]
         return Op(lax.cond(self.value, *branches, *[op.value for op in ops]))
 
@@ -96,7 +96,8 @@ class Op:
     ) -> Op:
         """Values after `ops = body_fn(*ops)` was done while `condition_fn(*ops)` is true."""
         looped = [
-            lambda values, fn=fn: _plain(fn(*map(Op, values), **kwargs)) for fn in (condition_fn, body_fn)
+            lambda values, fn=fn: plain_value(fn(*map(Op, values), **kwargs))
+            for fn in (condition_fn, body_fn)
         ]
         return cls(lax.while_loop(looped[0], looped[1], tuple([op.value for op in ops])))
 
@@ -121,10 +122,10 @@ class Op:
         return cls(lax.broadcasted_iota(jax_dtype(shape.dtype), shape.sizes, iota_dimension))
 
 
-def _plain(result: Any) -> Any:
+def plain_value(result: Any) -> Any:
     """What jax functions give for what functions of `Op`s return."""
     return (
-        tuple(map(_plain, result))
+        tuple(map(plain_value, result))
         if isinstance(result, (list, tuple))
         else result.value
         if isinstance(result, Op)
@@ -217,7 +218,9 @@ _METHODS: dict[str, Callable[..., Any]] = {
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Op]:
     def method(self: Op, *args: Any, **kwargs: Any) -> Op:
         return Op(
-            function(self.value, *map(_plain, args), **{key: _plain(arg) for key, arg in kwargs.items()})
+            function(
+                self.value, *map(plain_value, args), **{key: plain_value(arg) for key, arg in kwargs.items()}
+            )
         )
 
     method.__name__ = name
@@ -238,7 +241,7 @@ class Computation:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, *arrays: Any) -> Any:
-        return _plain(self.function(*map(Op, arrays), **self.options))
+        return plain_value(self.function(*map(Op, arrays), **self.options))
 
 
 def create_computation(

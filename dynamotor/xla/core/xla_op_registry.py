@@ -1,6 +1,7 @@
 """Operations written as functions of values by XLA's names; see xla_builder.
 
->>> SLICE_AND_ADD = register("slice_and_add", lambda a, b, dimno=0: a.slice_in_dim(0, 1, dimno) + b.slice_in_dim(1, 2, dimno))
+>>> def slice_and_add(a, b, dimno=0): return a.slice_in_dim(0, 1, dimno) + b.slice_in_dim(1, 2, dimno)
+>>> SLICE_AND_ADD = register("slice_and_add", slice_and_add)
 >>> SLICE_AND_ADD(x, y, dimno=1)
 """
 
@@ -13,7 +14,7 @@ import torch
 
 from ..jax_call import call_jax
 from .xla_builder import Op as Value
-from .xla_builder import _plain
+from .xla_builder import plain_value
 
 
 class Op:
@@ -25,7 +26,7 @@ class Op:
         self.name = name
 
         def function(*arrays: Any, **kwargs: Any) -> Any:
-            return _plain(opfn(*map(Value, arrays), **kwargs))
+            return plain_value(opfn(*map(Value, arrays), **kwargs))
 
         self._function = function
 

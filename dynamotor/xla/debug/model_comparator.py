@@ -60,8 +60,7 @@ def compare(dir1: str, dir2: str, rtol: float = 1e-05, atol: float = 1e-08) -> s
         f"{name} is only in {dir1 if name in names[0] else dir2}\n" for name in sorted(names[0] ^ names[1])
     ]
     for name in sorted(names[0] & names[1]):
-        found = compare_tensors(
-            *[torch.load(Path(folder) / name) for folder in (dir1, dir2)], rtol=rtol, atol=atol
-        )
+        first, second = (torch.load(Path(folder) / name) for folder in (dir1, dir2))
+        found = compare_tensors(first, second, rtol, atol)
         lines += [f"{name}: {found}"] if found else []
     return "".join(lines)

@@ -135,7 +135,7 @@ class ParallelLoader:
             for batch, device in zip(self._loader, itertools.cycle(self.devices)):
                 if not self._host[device].put(batch):
                     break
-        except BaseException as caught:  # noqa: BLE001 - raised where the batches are taken
+        except BaseException as caught:  # raised where the batches are taken
             error = caught
         for channel in self._host.values():
             channel.end(error)
@@ -149,7 +149,7 @@ class ParallelLoader:
                 some, batch = self._host[device].get()
                 if not some or not self._ready[device].put(self._move(batch, target)):
                     break
-        except BaseException as caught:  # noqa: BLE001 - raised where the batches are taken
+        except BaseException as caught:  # raised where the batches are taken
             error = caught
         if error is not None or next(finished) == workers:
             self._ready[device].end(error)

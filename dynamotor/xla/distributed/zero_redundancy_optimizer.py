@@ -41,7 +41,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self.base_optimizer = optimizer_class(groups, **defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average the gradients, update this replica's parts, gather the parameters."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group, base in zip(self.param_groups, self.base_optimizer.param_groups):
@@ -59,11 +59,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             p.copy_(whole(part, p.shape))
         return loss
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """This replica's part of the state: save one for each replica."""
         return {**super().state_dict(), "base": self.base_optimizer.state_dict()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` of a replica of the same rank and number gave."""
         self.base_optimizer.load_state_dict(state_dict["base"])
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "base"})

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import torch
 
+from ..tensor import XLATensor
 from ..transfer import data_of
 
 
-def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], None]) -> None:
+def on_ready_callback(tensor: XLATensor, callback: Callable[[torch.Tensor], None]) -> None:
     """Call `callback(tensor)` on a thread when its value is there; what is pending is sent to the device
     first.
     """
@@ -26,7 +27,7 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], N
     threading.Thread(target=wait, name="xla callback").start()
 
 
-def on_ready_event(tensor: torch.Tensor) -> threading.Event:
+def on_ready_event(tensor: XLATensor) -> threading.Event:
     """An event that is set when the tensor's value is there."""
     event = threading.Event()
     on_ready_callback(tensor, lambda _: event.set())

@@ -4,7 +4,8 @@ On a TPU `flash_attention` is jax's Pallas kernel; elsewhere, and all others, ar
 operations.
 
 >>> out = flash_attention(q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5)
->>> plus = make_kernel_from_pallas(lambda x, y: pl.pallas_call(add, out_shape=x)(x, y), lambda x, y: [(x.shape, x.dtype)])
+>>> def plus(x, y): return pl.pallas_call(add, out_shape=x)(x, y)
+>>> plus = make_kernel_from_pallas(plus, lambda x, y: [(x.shape, x.dtype)])
 """
 
 from __future__ import annotations

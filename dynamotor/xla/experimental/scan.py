@@ -67,17 +67,17 @@ def _other_carry(before: Any, after: Any) -> XlaError:
 
 
 def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int) -> tuple[Any, Any]:
-    rows, spec = [], None
-    for i in range(length):
-        carry, y = fn(carry, tree_unflatten([x[i] for x in flat_xs], x_spec))
-        flat, spec = tree_flatten(y)
-        rows.append(flat)
     require(
-        spec is not None,
+        length > 0,
         "DM671",
         "scan got xs of length 0",
         why="the shape of its result is unknown without an iteration",
     )
+    rows: list[list[Any]] = []
+    for i in range(length):
+        carry, y = fn(carry, tree_unflatten([x[i] for x in flat_xs], x_spec))
+        flat, spec = tree_flatten(y)
+        rows.append(flat)
     return carry, tree_unflatten([torch.stack(column) for column in zip(*rows)], spec)
 
 

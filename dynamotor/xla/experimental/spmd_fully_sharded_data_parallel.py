@@ -44,7 +44,7 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        found = mesh or get_global_mesh()
+        found: Any = mesh or get_global_mesh()
         require(
             found is not None and "fsdp" in found.axis_names,
             "DM649",

@@ -48,10 +48,10 @@ class CachedDataset(torch.utils.data.Dataset):
         self._data_set, self._path, self._weights_only = data_set, path, weights_only
         if data_set is not None:
             meta = {
-                "count": len(data_set),
+                "count": len(data_set),  # type: ignore[arg-type]  # a Dataset need not have a length: its TypeError says so
                 "compress": compress,
                 "max_files_per_folder": max_files_per_folder,
-            }  # type: ignore[arg-type]
+            }
             self._write_metadata(meta)
         else:
             meta = self._read_metadata()

@@ -109,7 +109,8 @@ class TfRecordReader:
             "DM653",
             f"the TFRecord file {self._path} is damaged at byte {self._position}",
             why=why,
-            cure="fetch or write the file again; check `compression` (GZIP and ZLIB files must be named as such)",
+            cure="fetch or write the file again; check `compression` (GZIP and ZLIB files must be named as "
+            "such)",
         )
 
 

@@ -1,7 +1,8 @@
 """Small helpers for training scripts: synthetic data, containers that know how to reach the device,
 environment values.
 
->>> loader = SampleGenerator(data=(torch.zeros(32, 1, 28, 28), torch.zeros(32, dtype=torch.int64)), sample_count=100)
+>>> batch = torch.zeros(32, 1, 28, 28), torch.zeros(32, dtype=torch.int64)
+>>> loader = SampleGenerator(data=batch, sample_count=100)
 >>> for data, target in loader: ...
 """
 
@@ -121,7 +122,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else [value]
 
 
-def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], None]) -> None:
+def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> None:
     """Call `fn` on every object inside nested dicts, lists, tuples, sets and objects that `select_fn`
     picks.
     """
@@ -168,11 +169,11 @@ class _Rewriter:
         elif isinstance(value, DataWrapper):
             self._done[id(value)] = value.from_tensors([self.rewrite(t) for t in value.get_tensors()])
         elif isinstance(value, dict):
-            new = self._done[id(value)] = {} if type(value) is dict else value.copy()
+            self._done[id(value)] = new = {} if type(value) is dict else value.copy()
             new.update((k, self.rewrite(v)) for k, v in value.items())
         elif isinstance(value, list):
-            new = self._done[id(value)] = [] if type(value) is list else copy.copy(value)
-            new[:] = [self.rewrite(v) for v in value]
+            self._done[id(value)] = items = [] if type(value) is list else copy.copy(value)
+            items[:] = [self.rewrite(v) for v in value]
         elif isinstance(value, (tuple, set, frozenset)):
             items = [self.rewrite(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -153,5 +153,5 @@ def consolidate_sharded_model_checkpoints(
 
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
     """The same module; its forward pass is computed again in the backward pass instead of being kept."""
-    module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False)
     return module

@@ -136,7 +136,10 @@ class Mesh:
         return axis
 
     def __repr__(self) -> str:
-        return f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, axis_names={self.axis_names})"
+        return (
+            f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, "
+            f"axis_names={self.axis_names})"
+        )
 
 
 class HybridMesh(Mesh):
@@ -307,7 +310,7 @@ def visualize_sharding(sharding: str, **options: Any) -> None:
     jax.debug.visualize_sharding(shape, mesh.sharding(divided), **options)
 
 
-ShardingType = StrEnum("ShardingType", {name: name for name in ("REPLICATED", "TILED", "PARTIAL")})
+ShardingType = StrEnum("ShardingType", {"REPLICATED": "REPLICATED", "TILED": "TILED", "PARTIAL": "PARTIAL"})
 
 
 class ShardingSpec:
@@ -350,7 +353,7 @@ class XLAShardedTensor:
         _require(
             isinstance(t, XLATensor), f"{type(t).__name__} is not an XLA tensor", 'move it with .to("xla")'
         )
-        self.global_tensor = t
+        self.global_tensor: Any = t
 
     @property
     def _sharding(self) -> Any:

@@ -80,8 +80,8 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         name = read_item.dest_index.fqn
         self._left[name] -= 1
         if name in self._targets and not self._left[name]:
-            target = self._targets[name].detach()
-            sharding = data_of(target).sharding
+            target: Any = self._targets[name].detach()
+            sharding: Any = data_of(target).sharding
             lay_out(target.copy_(self.state_dict[name]), sharding)
 
 

@@ -1,0 +1,286 @@
+// The C++ text that every translation unit starts with; cpp_prelude.py takes the sections that a unit needs.
+//
+// No headers. `F16` is 16 floats, `I16` 16 ints (also masks: 0 or -1), `L8` 8 longs, `D8` 8 doubles; each
+// function works on a scalar and on a vector alike, so that one text serves the vector loop and its tail.
+
+// == types: what every file has
+// With instructions for halves of its own, GCC 12 takes a vector's way to half and back for no
+// rounding at all.
+#ifdef __AVX512FP16__
+#pragma GCC target("no-avx512fp16")
+#endif
+#define INL static inline __attribute__((always_inline))
+typedef long i64; typedef unsigned u32; typedef unsigned long u64; typedef unsigned char u8;
+typedef signed char i8; typedef short i16;
+typedef unsigned short bf16; typedef _Float16 f16;
+extern "C" { void* realloc(void*, unsigned long) noexcept; }
+template<class T> struct tr;
+template<> struct tr<float>{typedef int I; typedef float E; enum{n=1,wide=0};};
+template<> struct tr<double>{typedef i64 I; typedef double E; enum{n=1,wide=1};};
+template<> struct tr<int>{typedef int I; typedef int E; enum{n=1,wide=0};};
+template<> struct tr<i64>{typedef i64 I; typedef i64 E; enum{n=1,wide=1};};
+
+// == width: vectors of @ lanes
+typedef float F@ __attribute__((vector_size(@*4))); typedef int I@ __attribute__((vector_size(@*4)));
+typedef u32 U@ __attribute__((vector_size(@*4)));
+typedef double D@ __attribute__((vector_size(@*8))); typedef i64 L@ __attribute__((vector_size(@*8)));
+template<> struct tr<F@>{typedef I@ I; typedef float E; enum{n=@,wide=0};};
+template<> struct tr<D@>{typedef L@ I; typedef double E; enum{n=@,wide=1};};
+template<> struct tr<I@>{typedef I@ I; typedef int E; enum{n=@,wide=0};};
+template<> struct tr<L@>{typedef L@ I; typedef i64 E; enum{n=@,wide=1};};
+INL I@ narrow(L@ m){return __builtin_convertvector(m,I@);} INL I@ narrow(I@ m){return m;}
+INL L@ widen(I@ m){return __builtin_convertvector(m,L@);}
+INL F@ sel(I@ m,F@ a,F@ b){return m?a:b;} INL I@ sel(I@ m,I@ a,I@ b){return m?a:b;}
+INL D@ sel(I@ m,D@ a,D@ b){return widen(m)?a:b;} INL L@ sel(I@ m,L@ a,L@ b){return widen(m)?a:b;}
+
+// == core: loads, stores, choices, reductions
+INL int narrow(int m){return m;} INL int narrow(bool m){return -(int)m;}
+INL float sel(int m,float a,float b){return m?a:b;} INL int sel(int m,int a,int b){return m?a:b;}
+INL double sel(int m,double a,double b){return m?a:b;} INL i64 sel(int m,i64 a,i64 b){return m?a:b;}
+template<class T> INL T bc(typename tr<T>::E x){ if constexpr(tr<T>::n==1) return x; else return x-(T){}; }
+template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x;
+ else return __builtin_convertvector(x,T); }
+// A whole number has no -0: GCC (12 does) takes (float)(int)x for a truncation of x where traps do not
+// matter, unless it cannot see both.
+#if defined(__clang__)
+#define UNSEEN(x) (x)
+#elif __GNUC__>=12
+#define UNSEEN(x) __builtin_assoc_barrier(x)
+#else
+template<class T> INL T UNSEEN(T x){ asm("":"+m"(x)); return x; }
+#endif
+template<class T,class A> INL T whole(A x){ return UNSEEN(cvt<T>(x)); }
+template<class T,class A> INL T bits(A x){ return __builtin_bit_cast(T,x); }
+#define CMP(name,o) template<class T> INL auto name(T a,T b){ return narrow(a o b); }
+CMP(lt,<) CMP(le,<=) CMP(gt,>) CMP(ge,>=) CMP(eq,==) CMP(ne,!=)
+template<class T> INL T max_(T a,T b){
+#ifdef __AVX512F__
+ if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){
+ T m=(T)__builtin_ia32_maxps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
+#endif
+ return sel(gt(a,b)|ne(a,a),a,b); }
+template<class T> INL T min_(T a,T b){
+#ifdef __AVX512F__
+ if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){
+ T m=(T)__builtin_ia32_minps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
+#endif
+ return sel(lt(a,b)|ne(a,a),a,b); }
+template<class T> INL auto lane(T v,int i){ if constexpr(tr<T>::n==1) return v; else return v[i]; }
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+#define HALVES(v,N,f) \
+ if constexpr(N==16){ auto x=__builtin_shufflevector(v,v,0,1,2,3,4,5,6,7), \
+ y=__builtin_shufflevector(v,v,8,9,10,11,12,13,14,15); return f(f##_half(x,y)); } \
+ else if constexpr(N==8){ auto x=__builtin_shufflevector(v,v,0,1,2,3), \
+ y=__builtin_shufflevector(v,v,4,5,6,7); return f(f##_half(x,y)); } \
+ else if constexpr(N==4){ auto x=__builtin_shufflevector(v,v,0,1),y=__builtin_shufflevector(v,v,2,3); \
+ auto z=f##_half(x,y); return f##_pair(z[0],z[1]); } else
+#else
+#define HALVES(v,N,f)
+#endif
+// Reductions over the lanes, by halves. `x_half` joins two vectors and `x_pair` two numbers.
+#define ACROSS(name,half,pair) template<class V> INL V name##_half(V x,V y){ return half; } \
+ template<class E> INL E name##_pair(E x,E y){ return pair; } \
+ template<class T> INL auto name(T v){ enum{N=sizeof(T)/sizeof(v[0])}; HALVES(v,N,name) { auto s=v[0]; \
+ for(int i=1;i<N;i++) s=name##_pair(s,v[i]); return s; } } \
+ INL float name(float v){ return v; } INL double name(double v){ return v; } \
+ INL int name(int v){ return v; } INL i64 name(i64 v){ return v; }
+ACROSS(hsum,x+y,x+y) ACROSS(hprod,x*y,x*y)
+ACROSS(hmax,((x>y)|(x!=x))?x:y,(x>y||x!=x)?x:y) ACROSS(hmin,((x<y)|(x!=x))?x:y,(x<y||x!=x)?x:y)
+template<class T> INL int hor(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s|=lane(v,i); return s; }
+template<class T> INL int hand(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s&=lane(v,i); return s; }
+template<class T,int N> struct mem { typedef T V
+ __attribute__((vector_size(N*sizeof(T)),aligned(sizeof(T)),may_alias)); };
+template<class T> struct mem<T,1> { typedef T V __attribute__((may_alias)); };
+template<class T,class M> INL T ld(const M*p){ typedef typename mem<M,tr<T>::n>::V V;
+ if constexpr(__is_same(M,bf16)){ typedef typename tr<T>::I I; return bits<T>(cvt<I>(*(const V*)p)<<16); }
+ else if constexpr(__is_same(M,typename tr<T>::E)) return (T)*(const V*)p;
+ else return cvt<T>(*(const V*)p); }
+template<class T> INL T ldb(const u8*p){ return narrow(ne(ld<T,u8>(p),bc<T>(0))); }
+template<class I,class T> INL I rnbf(T x){ I b=bits<I>(x); I r=(b+0x7fff+((b>>16)&1))>>16;
+ return sel(ne(x,x),bc<I>(0x7fc0),r&0xffff); }
+template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typename mem<M,N>::V V;
+ typedef typename tr<T>::I I;
+ if constexpr(__is_same(M,bf16)){ if constexpr(N==1) *p=(bf16)rnbf<I,T>(x);
+ else *(V*)p=__builtin_convertvector(rnbf<I,T>(x),V); }
+ else if constexpr(N==1) *(V*)p=(M)x;
+ else if constexpr(__is_same(M,typename tr<T>::E)) *(V*)p=(V)x;
+ else *(V*)p=__builtin_convertvector(x,V); }
+template<class T> INL void stb(u8*p,T m){ st<u8>(p,m&1); }
+template<class T,class M> INL T ldg(const M*p,i64 s){ T r;
+ for(int i=0;i<tr<T>::n;i++) r[i]=ld<typename tr<T>::E,M>(p+i*s); return r; }
+template<class T> INL T ldbg(const u8*p,i64 s){ T r; for(int i=0;i<tr<T>::n;i++) r[i]=-(int)(p[i*s]!=0);
+ return r; }
+template<class M,class T> INL void stg(M*p,i64 s,T x){ for(int i=0;i<tr<T>::n;i++)
+ st<M>(p+i*s,(typename tr<T>::E)x[i]); }
+template<class T> INL void stbg(u8*p,i64 s,T x){ for(int i=0;i<tr<T>::n;i++) p[i*s]=x[i]&1; }
+template<class T> INL T iota(){ T r; if constexpr(tr<T>::n==1) r=0; else for(int i=0;i<tr<T>::n;i++) r[i]=i;
+ return r; }
+template<class T> INL T round_bf(T x){ typedef typename tr<T>::I I; return bits<T>(rnbf<I,T>(x)<<16); }
+template<class T> INL T round_h(T x){ if constexpr(tr<T>::n==1) return (T)(f16)x; else { T r;
+ for(int i=0;i<tr<T>::n;i++) r[i]=(float)(f16)x[i]; return r; } }
+template<class M,class T> INL T wrap_(T x){ if constexpr(tr<T>::n==1) return (T)(M)x; else { T r;
+ for(int i=0;i<tr<T>::n;i++) r[i]=(M)x[i]; return r; } }
+// A position in a dimension of n; one outside is told to the caller of this call (`outside`), and 0 is read
+// instead.
+INL i64 at(i64 i,i64 n,bool wrap,i64*outside){ if(wrap&&i<0)i+=n;
+ if((u64)i>=(u64)n){ __atomic_store_n(outside,1,0); i=0; } return i; }
+static __thread void* dm_room; static __thread i64 dm_room_size;
+static void* room(i64 bytes){ if(bytes>dm_room_size){ dm_room=realloc(dm_room,bytes+64); dm_room_size=bytes;
+ } return (void*)(((u64)dm_room+63)&~63ul); }
+
+// == sizes: what is known only at the call
+// `Size`s print in these functions. A row's scratch has room of its own in each thread.
+INL i64 floordiv(i64 a,i64 b){ i64 q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
+INL i64 mod(i64 a,i64 b){ i64 r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
+INL i64 min(i64 a,i64 b){ return a<b?a:b; }
+INL i64 max(i64 a,i64 b){ return a>b?a:b; }
+INL i64 up(i64 a,i64 b){ return (a+b-1)/b; }
+// Parts in which n rows with sums of `bytes` each are gone through: `least` where it pays, in 4 MB.
+static i64 parts(bool pays,i64 n,i64 least,i64 bytes){ i64 c=min(n,pays?least:1);
+ while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
+// Tasks 0 to n, in as many parts as threads where that pays. A part's numbers are copies, so no store can
+// change them.
+extern "C" { int omp_get_max_threads(); int omp_get_num_threads(); int omp_get_thread_num(); }
+template<class F> static __attribute__((noinline)) void part_(F f,i64 first,i64 last){ f(first,last); }
+template<class F> static void over(bool pays,i64 n,int threads,F f){ if(!pays){ part_(f,0,n); return; }
+#pragma omp parallel num_threads(threads?threads:omp_get_max_threads())
+ { const i64 t=omp_get_thread_num(),k=omp_get_num_threads(); part_(f,n*t/k,n*(t+1)/k); } }
+static __thread void* dm_row; static __thread i64 dm_row_size;
+static void* row_room(i64 bytes){ if(bytes>dm_row_size){ dm_row=realloc(dm_row,bytes+64); dm_row_size=bytes;
+ } return (void*)(((u64)dm_row+63)&~63ul); }
+
+// == math: elementwise functions
+#define LANE1(name,ff,fd) template<class T> INL T name(T x){ if constexpr(tr<T>::n==1){ \
+ if constexpr(tr<T>::wide) return fd(x); else return ff(x); } \
+ else { T r; for(int i=0;i<tr<T>::n;i++){ if constexpr(tr<T>::wide) r[i]=fd(x[i]); else r[i]=ff(x[i]); } \
+ return r; } }
+#define LANE2(name,ff,fd) template<class T> INL T name(T x,T y){ if constexpr(tr<T>::n==1){ \
+ if constexpr(tr<T>::wide) return fd(x,y); else return ff(x,y); } \
+ else { T r; for(int i=0;i<tr<T>::n;i++){ if constexpr(tr<T>::wide) r[i]=fd(x[i],y[i]); \
+ else r[i]=ff(x[i],y[i]); } return r; } }
+#define LIBM1(x) LANE1(x##_,__builtin_##x##f,__builtin_##x)
+#define LIBM2(x) LANE2(x##_,__builtin_##x##f,__builtin_##x)
+LIBM1(sqrt) LIBM1(exp2) LIBM1(expm1) LIBM1(log2) LIBM1(log10) LIBM1(log1p) LIBM1(sin) LIBM1(cos) LIBM1(tan)
+LIBM1(asin) LIBM1(acos) LIBM1(atan)
+LIBM1(sinh) LIBM1(cosh) LIBM1(asinh) LIBM1(acosh) LIBM1(atanh) LIBM1(erfc) LIBM1(floor) LIBM1(ceil)
+LIBM1(trunc) LIBM1(nearbyint) LIBM1(lgamma)
+LIBM2(pow) LIBM2(atan2) LIBM2(hypot) LIBM2(fmod) LIBM2(copysign)
+template<class T> INL T abs_(T x){ if constexpr(__is_same(typename tr<T>::E,float)) return
+ bits<T>(bits<typename tr<T>::I>(x)&0x7fffffff);
+ else if constexpr(__is_same(typename tr<T>::E,double)) return
+ bits<T>(bits<typename tr<T>::I>(x)&0x7fffffffffffffffl);
+ else return sel(lt(x,bc<T>(0)),-x,x); }
+// x between two bounds; NaN stays NaN.
+template<class T> INL T clamp_(T x,float low,float high){
+#ifdef __AVX512F__
+ if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){
+ x=(T)__builtin_ia32_maxps512_mask(bc<T>(low),x,x,(short)-1,4);
+ return (T)__builtin_ia32_minps512_mask(bc<T>(high),x,x,(short)-1,4); } else
+#endif
+ { x=sel(lt(x,bc<T>(low)),bc<T>(low),x); return sel(gt(x,bc<T>(high)),bc<T>(high),x); } }
+template<class T> INL T exp_(T x){ typedef typename tr<T>::I I;
+ if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_exp(x); else { T r;
+ for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_exp(x[i]); return r; } }
+#ifdef __AVX512F__
+ else if constexpr(tr<T>::n==16){ x=clamp_(x,-200.f,200.f);
+ T n=x*1.44269504f+12582912.f; n=n-12582912.f; T r=x-n*0.693359375f; r=r+n*2.12194440e-4f;
+ T p=r*1.3814539e-3f+8.3687454e-3f; p=p*r+4.1668389e-2f; p=p*r+1.6666521e-1f; p=p*r+4.9999994e-1f;
+ p=p*(r*r)+r+1.f;
+ return (T)__builtin_ia32_scalefps512_mask(p,n,p,(short)-1,4); }
+#endif
+ else { x=clamp_(x,-104.f,89.f);
+ T t=x*1.44269504f+12582912.f; T n=t-12582912.f; T r=x-n*0.693359375f; r=r+n*2.12194440e-4f;
+ T p=r*1.3814539e-3f+8.3687454e-3f; p=p*r+4.1668389e-2f; p=p*r+1.6666521e-1f; p=p*r+4.9999994e-1f;
+ p=p*(r*r)+r+1.f;
+ I e=bits<I>(t)-0x4b400000; I a=e>>1; return p*bits<T>((a+127)<<23)*bits<T>((e-a+127)<<23); } }
+template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
+ if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_log(x); else { T r;
+ for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_log(x[i]); return r; } }
+ else { auto tiny=lt(x,bc<T>(1.17549435e-38f)); T y=sel(tiny,x*8388608.f,x); I b=bits<I>(y);
+ I e=((b-0x3f3504f3)>>23); T m=bits<T>(b-(e<<23))-1.f;
+ T n=cvt<T>(e)-sel(tiny,bc<T>(23.f),bc<T>(0.f)); T z=m*m;
+ T p=m*7.0376836292e-2f-1.1514610310e-1f; p=p*m+1.1676998740e-1f; p=p*m-1.2420140846e-1f;
+ p=p*m+1.4249322787e-1f; p=p*m-1.6668057665e-1f;
+ p=p*m+2.0000714765e-1f; p=p*m-2.4999993993e-1f; p=p*m+3.3333331174e-1f; p=p*m*z; p=p+n*-2.12194440e-4f;
+ p=p-z*0.5f; T r=m+p+n*0.693359375f;
+ r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(0.f)),bc<T>(-__builtin_inff()),r);
+ return sel(lt(x,bc<T>(0.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
+template<class T> INL T erf_(T x){
+ if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_erf(x); else { T r;
+ for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_erf(x[i]); return r; } }
+ else { x=clamp_(x,-4.f,4.f); T z=x*x;
+ T p=z*0.00022905065861350646f+0.0034082910107109506f; p=p*z+0.050955695062380861f;
+ p=p*z+0.18520832239976145f; p=p*z+1.128379143519084f;
+ T q=z*-1.1791602954361697e-7f+0.000023547966471313185f; q=q*z+0.0010179625278914885f;
+ q=q*z+0.014070470171167667f; q=q*z+0.11098505178285362f;
+ q=q*z+0.49746925110067538f; q=q*z+1.f; return clamp_(x*p/q,-1.f,1.f); } }
+template<class T> INL T tanh_(T x){
+ if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_tanh(x); else { T r;
+ for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_tanh(x[i]); return r; } }
+ // m/(m+1), m = expm1(2|x|)/2: nothing cancels at either end. The shift leaves the exponent of 2^n alone.
+ else { typedef typename tr<T>::I I; T y=abs_(x); y=sel(gt(y,bc<T>(9.1f)),bc<T>(9.1f),y);
+ T t=y*2.88539008f+12583039.f; T n=t-12583039.f;
+ T r=y-n*0.3466796875f; r=r+n*1.06097220e-4f; T p=r*4.42065248e-02f+1.33899926e-01f; p=p*r+3.33347112e-01f;
+ p=p*r+6.66660840e-01f; p=p*r+9.99999880e-01f; p=p*(r*r)+r;
+ T two=bits<T>(bits<I>(t)<<23); T m=p*two+(two*0.5f-0.5f);
+ return bits<T>(bits<I>(m/(m+1))|(bits<I>(x)&(int)0x80000000)); } }
+template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
+template<class T> INL T rsqrt_(T x){ return 1/sqrt_(x); }
+template<class E> INL E floordiv1(E a,E b){ if(b==0) return a/b; E m=__builtin_fmod(a,b); E d=(a-m)/b;
+ if(m!=0&&(b<0)!=(m<0)) d-=1;
+ if(d!=0){ E f=__builtin_floor(d); if(d-f>(E)0.5) f+=1; return f; } return __builtin_copysign((E)0,a/b); }
+template<class E> INL E rem1(E a,E b){ E m=__builtin_fmod(a,b); if(m!=0&&(b<0)!=(m<0)) m+=b; return m; }
+LANE2(floordivf_,floordiv1<float>,floordiv1<double>) LANE2(remf_,rem1<float>,rem1<double>)
+template<class E> INL E logaddexp1(E a,E b){ E m=max_(a,b),d=min_(a,b);
+ return d!=m||m-m==0?m+log1p_(exp_(d-m)):m; }
+LANE2(logaddexp_,logaddexp1<float>,logaddexp1<double>)
+template<class E> INL E idiv1(E a,E b){ E q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
+template<class E> INL E irem1(E a,E b){ E r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
+template<class E> INL E itrunc1(E a,E b){ return a/b; }
+LANE2(floordivi_,idiv1<int>,idiv1<i64>) LANE2(remi_,irem1<int>,irem1<i64>)
+LANE2(truncdivi_,itrunc1<int>,itrunc1<i64>)
+
+// == keep: long sums in strips
+template<class T> INL void keep(T&total,T&lost,T&strip){ const T y=strip-lost,t=total+y;
+ lost=sel(eq(t-t,T{}),(t-total)-y,T{}); total=t; strip=T{}; }
+template<class T> static __attribute__((noinline)) void keep_all(float*strips,i64 n){ i64 i=0;
+ typedef typename mem<float,tr<T>::n>::V V;
+ for(;i+tr<T>::n<=n;i+=tr<T>::n){ T t=ld<T>(strips+n+i),l=ld<T>(strips+2*n+i),s=ld<T>(strips+i); keep(t,l,s);
+  st<float>(strips+i,s); st<float>(strips+n+i,t); st<float>(strips+2*n+i,l); }
+ for(;i<n;i++) keep(strips[n+i],strips[2*n+i],strips[i]); }
+
+// == random: Philox4x32-10, uniform numbers of linear indices, bit-equal to graph/prims.py
+#ifdef __AVX512F__
+#define PW 16
+#else
+#define PW 8
+#endif
+typedef u32 W8 __attribute__((vector_size(PW*4))); typedef u64 Q4 __attribute__((vector_size(PW*4)));
+typedef int J8 __attribute__((vector_size(PW*4)));
+typedef float X8 __attribute__((vector_size(PW*4),aligned(4),may_alias));
+INL void mulhilo(W8 a,u32 m,W8&hi,W8&lo){ Q4 ev=((Q4)a&0xffffffffUL)*(u64)m, od=((Q4)a>>32)*(u64)m;
+ lo=(W8)((ev&0xffffffffUL)|(od<<32)); hi=(W8)((ev>>32)|(od&0xffffffff00000000UL)); }
+INL void philox8(W8 c[4],u32 k0,u32 k1){ for(int r=0;r<10;r++){ W8 h0,l0,h1,l1;
+ mulhilo(c[0],0xD2511F53u,h0,l0); mulhilo(c[2],0xCD9E8D57u,h1,l1);
+ W8 n0=h1^c[1]^k0,n2=h0^c[3]^k1; c[0]=n0;c[1]=l1;c[2]=n2;c[3]=l0; k0+=0x9E3779B9u;k1+=0xBB67AE85u; } }
+INL X8 unit(W8 w){ return __builtin_convertvector((J8)(w>>8),X8)*5.9604644775390625e-8f; }
+#if PW==16
+#define PART(m) { W8 a=__builtin_shufflevector(c[0],c[1],4*m,16+4*m,0,0,4*m+1,17+4*m,0,0,4*m+2,18+4*m,0,0, \
+ 4*m+3,19+4*m,0,0); \
+ W8 b=__builtin_shufflevector(c[2],c[3],0,0,4*m,16+4*m,0,0,4*m+1,17+4*m,0,0,4*m+2,18+4*m,0,0,4*m+3,19+4*m); \
+ *(X8*)(o+PW*m)=unit(__builtin_shufflevector(a,b,0,1,18,19,4,5,22,23,8,9,26,27,12,13,30,31)); }
+#else
+#define PART(m) { W8 a=__builtin_shufflevector(c[0],c[1],2*m,8+2*m,0,0,2*m+1,9+2*m,0,0), \
+ b=__builtin_shufflevector(c[2],c[3],0,0,2*m,8+2*m,0,0,2*m+1,9+2*m); \
+ *(X8*)(o+PW*m)=unit(__builtin_shufflevector(a,b,0,1,10,11,4,5,14,15)); }
+#endif
+INL void philox_block(float*o,u32 block,u32 stream,i64 seed){ W8 n; for(int i=0;i<PW;i++) n[i]=i;
+ W8 c[4]={n+block,W8{},W8{}+stream,W8{}};
+ philox8(c,(u32)seed,(u32)(seed>>32)); PART(0) PART(1) PART(2) PART(3) }
+static __attribute__((noinline)) void philox_fill(float*o,i64 seed,u32 stream,i64 base,i64 n){
+ float t[4*PW]; i64 i=0,s=base&3;
+ if(s){ philox_block(t,base>>2,stream,seed); for(;i<n&&i<4*PW-s;i++) o[i]=t[s+i]; }
+ for(;i+4*PW<=n;i+=4*PW) philox_block(o+i,(base+i)>>2,stream,seed);
+ if(i<n){ philox_block(t,(base+i)>>2,stream,seed); for(int j=0;i<n;i++,j++) o[i]=t[j]; } }
+static __attribute__((noinline)) float philox_one(i64 seed,u32 stream,i64 i){ float t[4*PW];
+ philox_block(t,i>>2,stream,seed); return t[i&3]; }
