@@ -302,6 +302,34 @@ def _pad(x: TensorSpec, pad: Any, value: Any = 0) -> Shape:
     return tuple(shape)
 
 
+# Transforms of Fourier --------------------------------------------------------------------------------------
+def _transformed(x: TensorSpec, dims: Sequence[int], n: Any) -> Shape:
+    """The last of `dims` gets the size n. Kernels lay results out by the order of the argument's strides:
+    asking makes that order a guard.
+    """
+    for a, b in itertools.combinations(x.stride, 2):
+        bool(a >= b) and bool(b >= a)
+    last = dims[-1] % len(x.shape)
+    return (*x.shape[:last], n, *x.shape[last + 1 :])
+
+
+@symbolic_rule(aten._fft_c2c.default)
+def _complex_transform(x: TensorSpec, dims: Sequence[int], *args: Any) -> Shape:
+    return _transformed(x, dims, x.shape[dims[-1]]) if dims else x.shape
+
+
+@symbolic_rule(aten._fft_r2c.default)
+def _transform_of_reals(x: TensorSpec, dims: Sequence[int], norm: int, onesided: bool) -> Shape:
+    n = x.shape[dims[-1]]
+    return _transformed(x, dims, n // 2 + 1 if onesided else n)
+
+
+@symbolic_rule(aten._fft_c2r.default)
+def _transform_to_reals(x: TensorSpec, dims: Sequence[int], norm: int, n: Any) -> Shape:
+    require(x.shape[dims[-1]] == n // 2 + 1)
+    return _transformed(x, dims, n)
+
+
 # New tensors ------------------------------------------------------------------------------------------------
 @symbolic_rule(aten.arange.start, aten.arange.start_step)
 def _arange_from(start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Shape:

@@ -33,6 +33,9 @@ ROWS: list[tuple[str, Callable[..., torch.Tensor], str]] = [
     ("matrices", lambda x, a, b: torch.addbmm(x, a, b), "mn bmk bkn"),
     ("whole quotients", lambda x: x + (x.detach() * 9).long() // 2, "mk"),
     ("a vector", lambda x, a, b: torch.addmv(x, a, b), "m mk k"),
+    ("transforms", lambda x: torch.fft.fftn(x.transpose(0, 1), dim=(0, 2)).real, "bmn"),
+    ("half a transform", lambda x: torch.view_as_real(torch.fft.rfft(x, dim=1)), "bmk"),
+    ("transformed back", lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape[1:]), "bmn"),
     ("two vectors", lambda x, a, b: torch.addr(x, a, b), "mk m k"),
 ]
 
