@@ -332,7 +332,10 @@ class Size:
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash(("Size", frozenset(self.terms.items())))
+            # Python's -1 and -2 have one hash: tables would ask whether -n and -2*n are equal.
+            self._hash = hash(
+                ("Size", frozenset([(m, 2 * c if c > 0 else 1 - 2 * c) for m, c in self.terms.items()]))
+            )
         return self._hash
 
     def __repr__(self) -> str:
