@@ -9,8 +9,8 @@ else their sizes are specialised.
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -384,15 +384,31 @@ def _look(x: TensorSpec, shape: Sequence[Any], stride: Sequence[Any], offset: An
 
 @symbolic_rule(aten.view.default, aten._unsafe_view.default)
 def _view(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
-    free = [d for d, n in enumerate(shape) if type(n) is int and n == -1]
-    if free:
-        rest = functools.reduce(lambda a, b: a * b, [n for d, n in enumerate(shape) if d not in free], 1)
-        require(x.numel % rest == 0)
-        shape = [x.numel // rest if d in free else n for d, n in enumerate(shape)]
-    require(functools.reduce(lambda a, b: a * b, shape, 1) == x.numel)
+    shape = _without_free(x, shape)
     if x.is_contiguous:
         return _look(x, shape, contiguous_stride(shape))
     return _look(x, shape, _viewed_stride(x, shape))
+
+
+@symbolic_rule(aten.reshape.default)
+def _reshape(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
+    """Passes make these of views that another layout forbids."""
+    shape = _without_free(x, shape)
+    try:
+        return _view(x, shape)
+    except Unknown:
+        return TensorSpec.dense(tuple(shape), x.dtype, x.device)
+
+
+def _without_free(x: TensorSpec, shape: Sequence[Any]) -> Sequence[Any]:
+    """The shape with the size that is meant where it says -1."""
+    free = [d for d, n in enumerate(shape) if type(n) is int and n == -1]
+    if free:
+        rest = math.prod([n for d, n in enumerate(shape) if d not in free])
+        require(x.numel % rest == 0)
+        shape = [x.numel // rest if d in free else n for d, n in enumerate(shape)]
+    require(math.prod(shape) == x.numel)
+    return shape
 
 
 def _viewed_stride(x: TensorSpec, shape: Sequence[Any]) -> list[Any]:
