@@ -138,14 +138,14 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
 
 
 def _beyond_two(recompiles: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The most programs that one graph has, and for a third and later ones what the general ones before did
-    not serve (a reason for each program that was there).
+    """The most programs that one graph has, and for a third and later ones why a program before, a general
+    one if that is known, did not serve.
     """
     third = [reasons for reasons in recompiles if len(reasons) > 1]
-    lines = [[r for r in reasons if " asked at " in r] or reasons for reasons in third]
+    lines = [next((r for r in reasons if " asked at " in r), reasons[0]) for reasons in third]
     return {
         "programs_of_a_graph": 1 + max(map(len, recompiles), default=0),
-        "why_more_than_two": list(dict.fromkeys(line for each in lines for line in each)),
+        "why_more_than_two": list(dict.fromkeys(lines)),
     }
 
 
