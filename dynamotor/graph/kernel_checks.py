@@ -372,7 +372,7 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
                 if (
                     other is not written
                     and getattr(other, "memory", None) is written.memory
-                    and meet(spec, _spec(other))
+                    and (meet(spec, _spec(other)) or meet(written.spec, other.spec))  # asked, a guard
                 ):
                     raise UnsupportedOp("DM229", f"{func} writes into memory that another argument sees")
 

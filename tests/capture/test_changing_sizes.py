@@ -274,6 +274,19 @@ def test_sizes_of_a_parameter_beside_symbols() -> None:
     assert len(check(fn, tensors((2, 4, 9), (3, 4, 9), (5, 4, 9), (7, 4, 9))).entries) == 2
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_views_that_meet_at_some_sizes_are_written_as_eager_does(rows: bool) -> None:
+    """At three elements the parts share one: eager refuses rows, and reads of columns what it has written."""
+
+    def fn(x: Any) -> Any:
+        y = x.clone() if rows else x.t().clone(memory_format=torch.contiguous_format).t()
+        y[-2:] = y[:2]
+        return y
+
+    compiled = check(fn, tensors((8, 4), (9, 4), (3, 4), (7, 4), (2, 4), (4, 4)))
+    assert len(compiled.entries) == 3
+
+
 def test_the_batch_is_learnt_with_the_length() -> None:
     """The first two batches may be equally large by chance: that costs no third program."""
 
