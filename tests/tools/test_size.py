@@ -15,7 +15,7 @@ LIMITS = {
     "capture": 10_269,  # what made a number of a size that changed, checks with errors of their own (18); empty tables of hooks without values, fields of dataclasses without frames (35); tracebacks that were taken off, sys.exception (9); numbers of enums and subclasses (20), objects let go (25); iterators over dicts and sets that change (65), arguments that iterators refuse (15) and writes that eager may refuse (30), contents of subclasses of int and str, operators of odd pairs (55), iterators as eager has them (70), the line of an error behind a write (40); deques 80; tensors that the trace knows 60; functions that transforms and control flow are given: 250; hooks, settings, weak references: 70; __torch_function__: 190
     "codegen": 6_267,  # a planner with its tuning (20); whole numbers without -0 (2), long sums in strips (60), flex_attention (590), GPU programs on disk (70), small maps in one launch (170), variants of GPU kernels for sizes (230)
     "distributed": 1_130,  # buckets reduced and waited for in whole steps (52)
-    "graph": 3_935,  # transforms of Fourier (14), views that a layout forbids (11); padding to buckets (810); lines of graphs that raise (32), kernels that need not be asked (6); copies of expanded tensors (11); what is lazy (3); picks where nothing is (9); bounds of integers that change between calls (24), parts that are written, dimensions out of range (13); layouts of rolls (9), embedding bags (4); sizes as plain data (29); guards that are settled, unfold and choices with symbols (17); what a loop and the guards know of sizes, shapes of xla (25); control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120)
+    "graph": 4_219,  # transforms of Fourier (14), views that a layout forbids (11); padding to buckets (1,094: moves along padded dimensions 180, gradients of convolutions and statistics 104); lines of graphs that raise (32), kernels that need not be asked (6); copies of expanded tensors (11); what is lazy (3); picks where nothing is (9); bounds of integers that change between calls (24), parts that are written, dimensions out of range (13); layouts of rolls (9), embedding bags (4); sizes as plain data (29); guards that are settled, unfold and choices with symbols (17); what a loop and the guards know of sizes, shapes of xla (25); control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120)
     "lower": 5_062,  # the builder apart from walk, realisation and outputs (45), enums (15); annotations of locals are statements too; 60 write contents of inputs in place
     "runtime": 1_249,  # C++ laid out for readers (30)
     "step": 1_293,  # steps of DDP modules (56), optimizers around others, with counts of their own (8)
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 44_286
+        sum(size.rooms().values()) <= 44_570
     )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210, __torch_function__ 190, second derivatives 165
 
 
