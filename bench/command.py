@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="EARLIER.json",
-        help="with --xla: start from these rows; with --models '' only merge",
+        help="with --xla or --shapes: start from these rows; with --models '' only merge",
     )
     parser.add_argument(
         "--xla",

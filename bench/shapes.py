@@ -8,7 +8,9 @@ the programs that it had to compile). Then the loop runs again and again, in tur
 eager's time over the compiled one's. For our compiler, `of special` is the speed at a few of the sizes beside
 graphs that are compiled for each alone (`dynamic=False`).
 With `--seconds 0` nothing is timed again: results are compared and compiles counted, which a loaded machine
-may do (the model list, `--cases models --compilers dynamotor --seconds 0`).
+may do, and with `--no-warm` there is no second process. `--merge EARLIER.json` measures only what has no row
+there: the model list takes two hours (`--cases models --compilers dynamotor --seconds 0 --no-warm --merge
+docs/results/cpu-shapes-models.json --json docs/results/cpu-shapes-models.json`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import copy
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -111,7 +114,11 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
         row["left_to_eager"] = dict(counters["fallback"])
         row["specialised_by"] = dict(counters["specialised"])
         row["parts"], row["breaks"] = counters["frames"]["parts compiled"], sum(counters["break"].values())
-        row["recompiles"] = [event.data["reasons"] for event in events]
+        row["recompiles"] = [
+            [re.sub(r"\S*/site-packages/", "", reason) for reason in event.data["reasons"]]
+            for event in events
+        ]
+        row |= _beyond_two(row["recompiles"])
     if not seconds:
         return row
     rounds = turns(
@@ -128,6 +135,18 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
     if compiler == "ours" and case.single is not None:
         row["of_special"] = _of_special(case, call, seconds, finish)
     return row
+
+
+def _beyond_two(recompiles: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The most programs that one graph has, and for a third and later ones why a program before, a general
+    one if that is known, did not serve.
+    """
+    third = [reasons for reasons in recompiles if len(reasons) > 1]
+    lines = [next((r for r in reasons if " asked at " in r), reasons[0]) for reasons in third]
+    return {
+        "programs_of_a_graph": 1 + max(map(len, recompiles), default=0),
+        "why_more_than_two": list(dict.fromkeys(lines)),
+    }
 
 
 def _of_special(case: Case, call: Any, seconds: float, finish: Callable[[], object]) -> list[float]:
@@ -181,7 +200,7 @@ def _row(name: str, compiler: str, args: argparse.Namespace) -> dict[str, Any]:
             "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         }
         row: dict[str, Any] = {"case": name, "compiler": compiler}
-        for second, seconds in ((False, args.seconds), (True, 0.0)):
+        for second, seconds in ((False, args.seconds), (True, 0.0))[: 1 if args.no_warm else 2]:
             command = [sys.executable, "-m", __spec__.name, name, compiler, str(seconds), args.device]
             try:
                 done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=args.timeout)
@@ -195,6 +214,8 @@ def _row(name: str, compiler: str, args: argparse.Namespace) -> dict[str, Any]:
             if not second:
                 row = found
         worse = max(row["error"], found["error"])
+    if args.no_warm:
+        return row
     return {**row, "error": worse, "second_s": found["beyond_s"], "missed": found["missed"]}
 
 
@@ -209,7 +230,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['eager_s']:.2f}",
         f"{row['loop_s']:.2f}",
         f"{row['beyond_s']:.2f}",
-        f"{row['second_s']:.2f}",
+        f"{row['second_s']:.2f}" if "second_s" in row else "-",
         str(row["missed"]),
         str(row["compiles"]),
         f"{row['again']:.2f}" if "again" in row else "-",
@@ -225,11 +246,17 @@ def main(args: argparse.Namespace) -> int:
     compilers = [
         {"dynamotor": "ours", "inductor": "torch.compile"}.get(c, c) for c in args.compilers.split(",")
     ]
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [
+        row
+        for path in args.merge
+        for row in json.loads(Path(path).read_text())["rows"]
+        if "failed" not in row
+    ]
+    there = {(row["case"], row["compiler"]) for row in rows}
     print("  ".join(COLUMNS))
     for name in names:
         for compiler in compilers:
-            if compiler != "eager":  # every row has eager beside it
+            if compiler != "eager" and (name, compiler) not in there:  # every row has eager beside it
                 rows.append(_row(name, compiler, args))
                 print("  ".join(_cells(rows[-1])), flush=True)
                 _write(rows, args.json or "dynamotor-bench.json")

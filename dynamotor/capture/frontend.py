@@ -347,7 +347,11 @@ class Compiler:
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
             return False
-        reasons = [miss_reason(e, args, n_positional, kwnames) for e in dispatcher.entries]
+        reasons = [
+            miss_reason(e, args, n_positional, kwnames)
+            + e.info.data.sizes.why_number(first_failure(e.info.guards, args), args)
+            for e in dispatcher.entries
+        ]
         for e in dispatcher.entries:
             if e.n_positional == n_positional and e.kwnames == kwnames:
                 self.policy.learn(e.info.guards, args)

@@ -382,6 +382,21 @@ class TraceSizes:
             source: Assumption("==", self.env.lift(expr - expr.hint), where) for source, expr in found.items()
         }
 
+    def why_number(self, failed: Any, args: tuple[Any, ...]) -> str:
+        """Behind a failed guard's reason: what made a number of the size or integer that differs, if that is
+        known.
+        """
+        found = {**self.fixed, **self.specialised()}
+        if type(failed) not in (TensorMatch, ConstEquals):
+            return ""
+        try:
+            value = failed.source.fetch(args)
+        except Missing:
+            return ""
+        differ = _differing(failed, value) if type(failed) is TensorMatch else [failed.source]
+        asked = next((found[source] for source in differ if source in found), None)
+        return "" if asked is None else f" (a number there, asked at {asked.where})"
+
     def report(self) -> list[str]:
         """For people, a line each: the symbols, what equals them, what was assumed, and why other sizes are
         numbers.

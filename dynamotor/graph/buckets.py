@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ..base.events import counters, emit
-from . import padding_rules  # noqa: F401  (what ops make of padding)
+from . import padding_layers, padding_moves, padding_rules  # noqa: F401  (what ops make of padding)
 from .padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
 from .size_nodes import is_size
 from .sizes import Dim, Size
@@ -65,8 +65,6 @@ class Bucketed:
 
     def _why_not(self) -> str:
         """Why padding may do harm; empty where it does none."""
-        if any(_writes(node) for node in self.gm.graph.nodes):
-            return "the graph writes its inputs"
         try:
             Padder(self.gm, self.env.hints, True, self.device).write()
         except CannotPad as why:
@@ -118,10 +116,6 @@ class Bucketed:
             if self.env.admits(larger):
                 return tuple(larger.values())
         return tuple(of.values())
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _sizes_of(axes: Axes, of: Values) -> list[list[int]]:

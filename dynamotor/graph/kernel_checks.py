@@ -372,7 +372,8 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
                 if (
                     other is not written
                     and getattr(other, "memory", None) is written.memory
-                    and meet(spec, _spec(other))
+                    # asked of symbols too, the answer is a guard
+                    and (meet(spec, _spec(other)) or meet(written.spec, other.spec))  # type: ignore[attr-defined]
                 ):
                     raise UnsupportedOp("DM229", f"{func} writes into memory that another argument sees")
 

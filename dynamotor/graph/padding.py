@@ -22,6 +22,7 @@ from torch import fx
 
 from ..base.registry import Registry
 from .module import graph_module
+from .shapes import infer_spec, specs_in
 from .size_nodes import is_size
 from .sizes import Dim, Size, Symbol, settled
 from .spec import TensorSpec, contiguous_stride
@@ -77,6 +78,17 @@ def axis_of(size: Dim) -> Axis:
 def size_of(axis: Axis) -> Dim:
     """The number of elements that are meant."""
     return math.prod([f.size if type(f) is Run else f for f in axis])
+
+
+def row_of(size: Dim) -> Axis:
+    """The axis of elements that lie one behind the other, with all padding at the end."""
+    axis = axis_of(size)
+    return axis if at_end(axis) else (Run(settle(size)),)  # type: ignore[arg-type]
+
+
+def at_end(axis: Axis) -> bool:
+    """Whether all padding along an axis lies behind the elements."""
+    return all(type(f) is int for f in axis[1:])
 
 
 def is_padded(*axes: Axis) -> bool:
@@ -226,7 +238,7 @@ class Padder:
         inputs = [self.made[a] for a in node.all_input_nodes]
         touched = self.padded and (
             _holds_size(val)
-            or any(type(a) is int for a in inputs)
+            or any(type(a) is int or type(a) is tuple for a in inputs)
             or any(_any_run(self.axes[a]) for a in inputs if isinstance(a, fx.Node))
         )
         if not touched:
@@ -240,7 +252,7 @@ class Padder:
         if rule is None and isinstance(node.target, torch._ops.OpOverload) and _is_pointwise(node.target):
             rule = rules["pointwise"]
         if rule is None:
-            raise CannotPad(str(node.target))
+            raise CannotPad("the graph writes its inputs" if _writes(node) else str(node.target))
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: self.made[a])
         symbolic = _symbolic_arguments(node)
         new, axes = rule(Call(self, node, list(args), dict(kwargs), symbolic))
@@ -272,6 +284,25 @@ class Padder:
         shape = tuple(shape)
         node.meta["val"] = TensorSpec(shape, contiguous_stride(shape), dtype, self.device, 0)
         return node
+
+    def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node that the graph did not have, of which the shape rules know what it gives."""
+        node = self.graph.create_node("call_function", target, args, kwargs)
+        node.meta["val"] = infer_spec(target, specs_in(args), specs_in(kwargs))
+        return node
+
+    def compared(self, how: str, a: fx.Node, b: fx.Node | int) -> fx.Node:
+        """`a < b` and its like ("lt", ...)."""
+        return self.op(getattr(getattr(aten, how), "Tensor" if isinstance(b, fx.Node) else "Scalar"), a, b)
+
+    def places(self, n: int) -> fx.Node:
+        """The numbers 0 .. n - 1."""
+        return self.op(aten.arange.default, n, device=self.device, dtype=torch.int64)
+
+    def moved(self, x: fx.Node, d: int, places: fx.Node) -> fx.Node:
+        """The elements at these places along a dimension; what lies beyond it is padding, any element is."""
+        last = x.meta["val"].shape[d] - 1
+        return self.op(aten.index_select.default, x, d, self.op(aten.clamp.default, places, 0, last))
 
     def actual(self, run: Run) -> fx.Node:
         """A size as it is at the call: a tensor without dimensions."""
@@ -352,6 +383,10 @@ def _symbolic_arguments(node: fx.Node) -> frozenset[int]:
     return frozenset(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and is_size(a))
 
 
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def _is_pointwise(target: torch._ops.OpOverload) -> bool:
     return (
         torch.Tag.pointwise in target.tags
@@ -394,6 +429,20 @@ class Call:
         )
         new.meta = {**self.node.meta, "val": self.writer.number(self.node.meta["val"])}
         return new, axes
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by name, and the defaults of the others."""
+        schema = self.node.target._schema.arguments  # type: ignore[union-attr]
+        given = {a.name: value for a, value in zip(schema, self.args)}
+        return {a.name: a.default_value for a in schema} | given | self.kwargs
+
+    def size(self, name: str) -> Dim | None:
+        """An argument that may be a size, as it is at the call: an expression or a number."""
+        schema = self.node.target._schema.arguments  # type: ignore[union-attr]
+        given = {a.name: value for a, value in zip(schema, self.node.args)} | self.node.kwargs
+        value = given.get(name)
+        return settle(value.meta["val"] if isinstance(value, fx.Node) else value)  # type: ignore[arg-type]
 
     @property
     def shape(self) -> Sequence[Dim]:

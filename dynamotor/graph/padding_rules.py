@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base.config import config
 from ..base.registry import register_all
 from .nodes import operand, overload
 from .padding import (
@@ -25,9 +26,7 @@ from .padding import (
     is_padded,
     regrouped,
     rule,
-    same,
     settle,
-    size_of,
 )
 from .size_nodes import is_size
 from .sizes import Size
@@ -77,9 +76,19 @@ def _copy(call: Call) -> tuple[fx.Node, Any]:
     return call.emit(call.axes(0))
 
 
+@rule(aten.copy.default)
+def _written(call: Call) -> tuple[fx.Node, Any]:
+    if broadcast([call.axes(0), call.axes(1)]) != call.axes(0):
+        raise CannotPad("a write of what is padded elsewhere")
+    return call.emit(call.axes(0))
+
+
 @rule(operator.getitem)
 def _getitem(call: Call) -> tuple[fx.Node, Any]:
-    return call.emit(call.axes(0)[call.args[1]])
+    several, place = call.args
+    if isinstance(several, tuple):  # a rule gave one node for each result
+        return several[place], call.writer.axes[several[place]]
+    return call.emit(call.axes(0)[place])
 
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default)
@@ -135,111 +144,6 @@ def _untouched(call: Call, place: int, *dims: int) -> None:
     axes = call.axes(place)
     if is_padded(*[axes[d] for d in dims]):
         raise CannotPad(f"{call.node.target} along a padded dimension")
-
-
-@rule(aten.slice.Tensor)
-def _slice(call: Call) -> tuple[fx.Node, Any]:
-    """What begins at a fixed place keeps its padding at the end."""
-    axes = list(call.axes(0))
-    d, start, step = (
-        call.args[i] if len(call.args) > i else call.kwargs.get(name, default)
-        for i, name, default in ((1, "dim", 0), (2, "start", None), (4, "step", 1))
-    )
-    d = (d or 0) % len(axes)
-    if is_padded(axes[d]):
-        if len(axes[d]) != 1 or step != 1 or (start or 0) < 0 or 2 in call.symbolic:
-            raise CannotPad("a slice that does not begin at a fixed place of a padded dimension")
-        size = settle(call.shape[d])
-        axes[d] = (Run(size),) if type(size) is Size else (size,) if size != 1 else ()
-    else:
-        axes[d] = axis_of(call.shape[d])
-    return call.emit(tuple(axes))
-
-
-@rule(aten.select.int)
-def _select(call: Call) -> tuple[fx.Node, Any]:
-    """An element from the front lies where it lay; one from the end is taken where the padding begins."""
-    axes, (d, place) = list(call.axes(0)), call.args[1:3]
-    d = int(d) % len(axes)
-    axis = axes.pop(d)
-    symbolic = 2 in call.symbolic
-    if not is_padded(axis) or place >= 0 and len(axis) == 1 and not symbolic:
-        if symbolic:
-            raise CannotPad("an element at a place that is a size")
-        return call.emit(tuple(axes))
-    if len(axis) != 1 or type(axis[0]) is not Run:
-        raise CannotPad("an element of merged dimensions")
-    size = settle(operand(call.node, 2).meta["val"]) if symbolic else axis[0].size + place
-    if type(size) is not Size:
-        raise CannotPad("an element at a place that is a size")
-    writer, spec = call.writer, call.args[0].meta["val"]
-    at = writer.emit(aten.view.default, writer.actual(Run(size)), [1], dtype=torch.int64, shape=(1,))
-    shape = (*spec.shape[:d], 1, *spec.shape[d + 1 :])
-    row = writer.emit(aten.index_select.default, call.args[0], d, at, dtype=spec.dtype, shape=shape)
-    call.args = [row, d]
-    return call.emit(tuple(axes), aten.squeeze.dim)
-
-
-@rule(aten.select_scatter.default)
-def _select_scatter(call: Call) -> tuple[fx.Node, Any]:
-    axes, (d, place) = call.axes(0), call.args[2:4]
-    d = int(d) % len(axes)
-    rest = broadcast([axes[:d] + axes[d + 1 :], call.axes(1)])
-    found = (*rest[:d], axes[d], *rest[d:])
-    symbolic = 3 in call.symbolic
-    if not is_padded(axes[d]) or place >= 0 and len(axes[d]) == 1 and not symbolic:
-        if symbolic:
-            raise CannotPad("an element at a place that is a size")
-        return call.emit(found)
-    run = axes[d][0]
-    if len(axes[d]) != 1 or not isinstance(run, Run) or symbolic:
-        raise CannotPad("an element of merged dimensions")
-    size = run.size + place
-    if type(size) is not Size:
-        raise CannotPad("an element at a place that is a size")
-    writer, spec = call.writer, call.args[0].meta["val"]
-    n, rank = spec.shape[d], len(axes)
-    places = writer.emit(aten.arange.default, n, device=writer.device, dtype=torch.int64, shape=(n,))
-    here = writer.emit(aten.eq.Tensor, places, writer.actual(Run(size)), dtype=torch.bool, shape=(n,))
-    shape = [1] * d + [n] + [1] * (rank - 1 - d)
-    here = writer.emit(aten.view.default, here, shape, dtype=torch.bool, shape=shape)
-    row = (*spec.shape[:d], 1, *spec.shape[d + 1 :])
-    src = writer.emit(aten.unsqueeze.default, call.args[1], d, dtype=spec.dtype, shape=row)
-    call.args, call.kwargs = [here, src, call.args[0]], {}
-    return call.emit(found, aten.where.self)
-
-
-@rule(aten.slice_scatter.default)
-def _slice_scatter(call: Call) -> tuple[fx.Node, Any]:
-    """What is written from a fixed place to the end is written over the padding too."""
-    axes, src = call.axes(0), call.axes(1)
-    d, start, step = (
-        call.args[i] if len(call.args) > i else call.kwargs.get(name, default)
-        for i, name, default in ((2, "dim", 0), (3, "start", None), (5, "step", 1))
-    )
-    d = (d or 0) % len(axes)
-    if is_padded(axes[d]):
-        whole = settle(size_of(axes[d]) - (start or 0))
-        fixed = len(axes[d]) == 1 and step == 1 and (start or 0) >= 0 and 3 not in call.symbolic
-        if not fixed or not same(whole, settle(size_of(src[d]))):
-            raise CannotPad("a write that ends before the padding")
-    rest = broadcast([axes[:d] + axes[d + 1 :], src[:d] + src[d + 1 :]])
-    return call.emit((*rest[:d], axes[d], *rest[d:]))
-
-
-@rule(aten.cat.default)
-def _cat(call: Call) -> tuple[fx.Node, Any]:
-    parts = call.args[0]
-    d = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
-    all_axes = [list(call.writer.axes[part]) for part in parts]
-    d %= len(all_axes[0])
-    if any(is_padded(axes[d]) for axes in all_axes):
-        raise CannotPad("aten.cat along a padded dimension")
-    for axes in all_axes:
-        axes[d] = ()
-    found = list(broadcast([tuple(axes) for axes in all_axes]))
-    found[d] = axis_of(call.shape[d])
-    return call.emit(tuple(found))
 
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default)
@@ -315,18 +219,6 @@ register_all(
 def _addmm(call: Call) -> tuple[fx.Node, Any]:
     axes = _contract(call, 1, 2, 0 if call.node.target is aten.addmm.default else 1)
     return call.emit(broadcast([call.axes(0), axes]))
-
-
-@rule(aten.convolution.default)
-def _convolution(call: Call) -> tuple[fx.Node, Any]:
-    """Beyond an image a convolution sees zeros: where the padding is."""
-    x, w, transposed = call.axes(0), call.axes(1), call.args[6]
-    if is_padded(*w) or is_padded(x[1]) or transposed and is_padded(*x[2:]):
-        raise CannotPad("a convolution of padded channels, or a transposed one")
-    call.mask(0, range(2, len(x)))
-    sizes = [settle(n) for n in call.shape[2:]]
-    spatial = [(Run(n),) if type(n) is Size else axis_of(n) for n in sizes]
-    return call.emit((x[0], axis_of(call.shape[1]), *spatial))
 
 
 # Reductions
@@ -463,6 +355,24 @@ def _squares_backward(call: Call) -> tuple[fx.Node, Any]:
     return call.emit(axes, aten.div.Tensor)
 
 
+@rule(aten.sort.default, aten.sort.stable, aten.topk.default)
+def _sort(call: Call) -> tuple[fx.Node, Any]:
+    axes, named = list(call.axes(0)), call.named
+    d = named["dim"] % len(axes) if axes else 0
+    _untouched(call, 0, *range(len(axes))[d : d + 1])
+    if call.node.target is aten.topk.default and axes:
+        axes[d] = axis_of(call.node.meta["val"][0].shape[d])
+    return call.emit((tuple(axes), tuple(axes)))
+
+
+@rule(aten.native_dropout.default)
+def _dropout(call: Call) -> tuple[fx.Node, Any]:
+    """Each element by itself; another shape draws other numbers."""
+    if config.fallback_random:
+        raise CannotPad("random numbers that are to be those of each size")
+    return call.emit((call.axes(0), call.axes(0)))
+
+
 @rule(aten.cumsum.default, aten.cumprod.default)
 def _scan(call: Call) -> tuple[fx.Node, Any]:
     """What comes before the padding knows nothing of it."""
@@ -514,12 +424,6 @@ def _layer_norm_backward(call: Call) -> tuple[fx.Node, Any]:
     return call.emit(tuple([found if want else () for found, want in wanted]))
 
 
-@rule(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm(call: Call) -> tuple[fx.Node, Any]:
-    specs = call.node.meta["val"]
-    return call.emit((call.axes(0), *[tuple(map(axis_of, spec.shape)) for spec in specs[1:]]))
-
-
 @rule(aten.embedding.default)
 def _embedding(call: Call) -> tuple[fx.Node, Any]:
     weight, places = call.axes(0), call.axes(1)
@@ -534,27 +438,6 @@ def _embedding_backward(call: Call) -> tuple[fx.Node, Any]:
     call.mask(0, range(len(places)))
     call.mask(1, range(len(places)))
     return call.emit(tuple(map(axis_of, call.shape)))
-
-
-@rule(aten.gather.default)
-def _gather(call: Call) -> tuple[fx.Node, Any]:
-    x, places = call.axes(0), call.axes(2)
-    d = call.args[1] % len(x)
-    if len(x[d]) > 1 and is_padded(x[d]):
-        raise CannotPad("aten.gather along merged dimensions")
-    if any(a != b for n, (a, b) in enumerate(zip(x, places, strict=True)) if n != d):
-        raise CannotPad("aten.gather of a part")
-    call.mask(2, range(len(places)))
-    return call.emit(places)
-
-
-@rule(aten.index_select.default)
-def _index_select(call: Call) -> tuple[fx.Node, Any]:
-    x, d = call.axes(0), call.args[1] % len(call.axes(0))
-    if len(x[d]) > 1 and is_padded(x[d]):
-        raise CannotPad("aten.index_select along merged dimensions")
-    call.mask(2, [0])
-    return call.emit((*x[:d], *call.axes(2), *x[d + 1 :]))
 
 
 @rule(aten.nll_loss_forward.default)

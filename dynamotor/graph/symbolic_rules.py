@@ -9,8 +9,8 @@ else their sizes are specialised.
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -308,6 +308,34 @@ def _pad(x: TensorSpec, pad: Any, value: Any = 0) -> Shape:
     return tuple(shape)
 
 
+# Transforms of Fourier --------------------------------------------------------------------------------------
+def _transformed(x: TensorSpec, dims: Sequence[int], n: Any) -> Shape:
+    """The last of `dims` gets the size n. Kernels lay results out by the order of the argument's strides:
+    asking makes that order a guard.
+    """
+    for a, b in itertools.combinations(x.stride, 2):
+        bool(a >= b) and bool(b >= a)
+    last = dims[-1] % len(x.shape)
+    return (*x.shape[:last], n, *x.shape[last + 1 :])
+
+
+@symbolic_rule(aten._fft_c2c.default)
+def _complex_transform(x: TensorSpec, dims: Sequence[int], *args: Any) -> Shape:
+    return _transformed(x, dims, x.shape[dims[-1]]) if dims else x.shape
+
+
+@symbolic_rule(aten._fft_r2c.default)
+def _transform_of_reals(x: TensorSpec, dims: Sequence[int], norm: int, onesided: bool) -> Shape:
+    n = x.shape[dims[-1]]
+    return _transformed(x, dims, n // 2 + 1 if onesided else n)
+
+
+@symbolic_rule(aten._fft_c2r.default)
+def _transform_to_reals(x: TensorSpec, dims: Sequence[int], norm: int, n: Any) -> Shape:
+    require(x.shape[dims[-1]] == n // 2 + 1)
+    return _transformed(x, dims, n)
+
+
 # New tensors ------------------------------------------------------------------------------------------------
 @symbolic_rule(aten.arange.start, aten.arange.start_step)
 def _arange_from(start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Shape:
@@ -362,15 +390,31 @@ def _look(x: TensorSpec, shape: Sequence[Any], stride: Sequence[Any], offset: An
 
 @symbolic_rule(aten.view.default, aten._unsafe_view.default)
 def _view(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
-    free = [d for d, n in enumerate(shape) if type(n) is int and n == -1]
-    if free:
-        rest = functools.reduce(lambda a, b: a * b, [n for d, n in enumerate(shape) if d not in free], 1)
-        require(x.numel % rest == 0)
-        shape = [x.numel // rest if d in free else n for d, n in enumerate(shape)]
-    require(functools.reduce(lambda a, b: a * b, shape, 1) == x.numel)
+    shape = _without_free(x, shape)
     if x.is_contiguous:
         return _look(x, shape, contiguous_stride(shape))
     return _look(x, shape, _viewed_stride(x, shape))
+
+
+@symbolic_rule(aten.reshape.default)
+def _reshape(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
+    """Passes make these of views that another layout forbids."""
+    shape = _without_free(x, shape)
+    try:
+        return _view(x, shape)
+    except Unknown:
+        return TensorSpec.dense(tuple(shape), x.dtype, x.device)
+
+
+def _without_free(x: TensorSpec, shape: Sequence[Any]) -> Sequence[Any]:
+    """The shape with the size that is meant where it says -1."""
+    free = [d for d, n in enumerate(shape) if type(n) is int and n == -1]
+    if free:
+        rest = math.prod([n for d, n in enumerate(shape) if d not in free])
+        require(x.numel % rest == 0)
+        shape = [x.numel // rest if d in free else n for d, n in enumerate(shape)]
+    require(math.prod(shape) == x.numel)
+    return shape
 
 
 def _viewed_stride(x: TensorSpec, shape: Sequence[Any]) -> list[Any]:

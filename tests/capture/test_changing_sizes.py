@@ -253,6 +253,40 @@ def test_what_needs_the_number_is_specialised_and_explained() -> None:
     assert "s0 = x.shape[0], 8 at the capture, 2 <= s0" in report
 
 
+def test_a_recompile_says_what_made_a_number_of_the_size() -> None:
+    def fn(x: Any) -> Any:
+        return sum(x[i] for i in range(x.shape[0]))
+
+    with collect("recompile") as events:
+        check(fn, tensors((3, 9), (4, 9), (5, 9)))
+    first, second = [event.data["reasons"] for event in events]
+    assert first == ["x has shape[0] 4, was 3"]
+    (general,) = [reason for reason in second if "was 4" in reason]
+    assert "(a number there, asked at" in general and "for i in range(x.shape[0])" in general
+
+
+def test_sizes_of_a_parameter_beside_symbols() -> None:
+    w = torch.randn(4, 9)
+
+    def fn(x: Any) -> Any:
+        return w.expand((x.shape[0],) + w.shape) * x, (x.shape[0], 9) == w.shape, x.shape[:1] + w.shape
+
+    assert len(check(fn, tensors((2, 4, 9), (3, 4, 9), (5, 4, 9), (7, 4, 9))).entries) == 2
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_views_that_meet_at_some_sizes_are_written_as_eager_does(rows: bool) -> None:
+    """At three elements the parts share one: eager refuses rows, and reads of columns what it has written."""
+
+    def fn(x: Any) -> Any:
+        y = x.clone() if rows else x.t().clone(memory_format=torch.contiguous_format).t()
+        y[-2:] = y[:2]
+        return y
+
+    compiled = check(fn, tensors((8, 4), (9, 4), (3, 4), (7, 4), (2, 4), (4, 4)))
+    assert len(compiled.entries) == 3
+
+
 def test_the_batch_is_learnt_with_the_length() -> None:
     """The first two batches may be equally large by chance: that costs no third program."""
 

@@ -193,6 +193,29 @@ def test_what_a_check_says_is_proved() -> None:
         compiled(X, T(3))
 
 
+def test_a_check_with_an_error_of_its_own() -> None:
+    """As libraries write checks: the condition may be a function, a tensor or a bool."""
+
+    def demand(condition: Any, message: str) -> None:
+        condition = condition() if callable(condition) else condition
+        assert isinstance(condition, bool) and not isinstance(condition, torch.Tensor)
+        torch._check_with(ValueError, condition, lambda: message)
+
+    def checked(x: Any, n: Any) -> Any:
+        k = n.item()
+        demand(k >= 0, "too small")
+        demand(k < 6, "too large")
+        return x[: (k + 2) // 2].sum(0)
+
+    compiled = dynamotor.compile(checked, fullgraph=True)
+    for n in (4, 0, 5):
+        _same(checked(X, T(n)), compiled(X, T(n)))
+    for n, message in ((-1, "too small"), (6, "too large")):
+        with pytest.raises(ValueError, match=message):
+            compiled(X, T(n))
+    assert len(compiled.entries) == 1
+
+
 def test_numbers_for_all_sizes_break_as_before() -> None:
     compiled = dynamotor.compile(masked, dynamic=False)
     _same(masked(X, _first(2)), compiled(X, _first(2)))

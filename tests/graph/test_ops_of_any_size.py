@@ -10,6 +10,9 @@ import torch.nn.functional as F
 
 import dynamotor
 from dynamotor.base.events import counters
+from dynamotor.graph.shapes import infer_spec
+from dynamotor.graph.sizes import ShapeEnv, Size, evaluate
+from dynamotor.graph.spec import TensorSpec
 
 FIRST = {"b": 3, "c": 8, "h": 10, "w": 14, "k": 6, "m": 5, "n": 7}
 SECOND = {"b": 5, "c": 12, "h": 13, "w": 9, "k": 9, "m": 4, "n": 10}
@@ -33,6 +36,9 @@ ROWS: list[tuple[str, Callable[..., torch.Tensor], str]] = [
     ("matrices", lambda x, a, b: torch.addbmm(x, a, b), "mn bmk bkn"),
     ("whole quotients", lambda x: x + (x.detach() * 9).long() // 2, "mk"),
     ("a vector", lambda x, a, b: torch.addmv(x, a, b), "m mk k"),
+    ("transforms", lambda x: torch.fft.fftn(x.transpose(0, 1), dim=(0, 2)).real, "bmn"),
+    ("half a transform", lambda x: torch.view_as_real(torch.fft.rfft(x, dim=1)), "bmk"),
+    ("transformed back", lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape[1:]), "bmn"),
     ("two vectors", lambda x, a, b: torch.addr(x, a, b), "mk m k"),
 ]
 
@@ -54,3 +60,21 @@ def test_one_program(fn: Callable[..., torch.Tensor], shapes: str) -> None:
                 a.grad = None
         torch.testing.assert_close(found[1], found[0])
     assert counters["frames"]["captured"] == captured + 1 and not counters["specialised"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0)])
+def test_a_view_that_another_layout_forbids_is_a_copy_of_any_size(order: tuple[int, ...]) -> None:
+    """`aten.reshape` stands in graphs where layouts were assigned: a backward ran op by op at other sizes."""
+    env = ShapeEnv()
+    sizes = [env.symbol(n) for n in (3, 4, 6)]
+    x = torch.zeros(3, 4, 6).permute(order)
+    shape = tuple([sizes[d] for d in order])
+    stride = tuple([[sizes[1] * sizes[2], sizes[2], 1][d] for d in order])
+    spec = TensorSpec(shape, stride, x.dtype, x.device)
+    counters["specialised"].clear()
+    given: list[Size | int] = [shape[0], -1]
+    found = infer_spec(torch.ops.aten.reshape.default, (spec, given), {})
+    other = dict(zip(env.symbols, (5, 7, 8)))
+    want = torch.zeros(5, 7, 8).permute(order).reshape(evaluate(given, other))
+    assert env.admits(other) and not counters["specialised"]
+    assert evaluate((found.shape, found.stride), other) == (tuple(want.shape), want.stride())

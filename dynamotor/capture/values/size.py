@@ -263,6 +263,12 @@ _NUMBERS = (SizeValue, QuotientValue, FloatValue)
 
 def symbolic_binary(trace: Trace, op: Callable[..., Any], left: Value, right: Value) -> Value | None:
     """An operator of which one side is known and the other symbolic; None: go on in the ordinary way."""
+    if isinstance(left, SequenceValue) and isinstance(right, Constant) and type(right.value) is torch.Size:
+        return (
+            SizesValue(right.unpack(trace)).binary(trace, op, left, True)
+            if issubclass(left.python_type(), tuple)
+            else None
+        )
     if type(left) in _NUMBERS or not isinstance(left, Constant):
         return None
     if type(right) in _NUMBERS:
@@ -332,11 +338,16 @@ register_all(
 
 @size_rule(isinstance)
 def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
-    like = {SizeValue: 0, FloatValue: 0.0, QuotientValue: 0.0}.get(type(args[0]))
+    like = {SizeValue: 0, FloatValue: 0.0, QuotientValue: 0.0, ConditionValue: False}.get(type(args[0]))
     kinds = args[1]
     return (
         Constant(isinstance(like, kinds.as_constant())) if like is not None and kinds.is_constant() else None
     )
+
+
+@size_rule(callable)
+def _callable(trace: Trace, args: list[Value]) -> Value | None:
+    return Constant(False) if type(args[0]) in (*_NUMBERS, ConditionValue) else None
 
 
 def _rounding(fn: Callable[..., Any]) -> Callable[[Trace, list[Value]], Value | None]:
@@ -392,6 +403,12 @@ def _product(trace: Trace, args: list[Value]) -> Value | None:
 @size_rule(torch._check)
 def _check(trace: Trace, args: list[Value]) -> Value | None:
     return _demanded(trace, args[0].condition) if type(args[0]) is ConditionValue else None
+
+
+@size_rule(torch._check_with)
+def _check_with(trace: Trace, args: list[Value]) -> Value | None:
+    """The call is repeated in eager, which raises the error that is asked for."""
+    return _check(trace, args[1:])
 
 
 @size_rule(torch._check_is_size)
