@@ -112,7 +112,7 @@ def _method(descr: Any, name: str) -> CallRule:
     return rule
 
 
-_READ = ("item", "tolist", "__int__", "__float__")
+_READ = ("item", "tolist", "__int__", "__float__", "__bool__")
 _LONGEST_LIST = 32
 
 
@@ -133,6 +133,10 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
         shape, dtype = x.example.spec.shape, x.example.dtype
         if name == "tolist" and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_LIST:
             return ListValue([rule_of_item(trace, [part], {}) for part in x.unpack(trace)])
+        if name == "__bool__":
+            if any(type(n) is not int or n != 1 for n in shape):
+                return refuse(trace, args, kwargs)
+            return HeldNumber(trace, torch_call(trace, torch.ne, [x, Constant(0)], {}))  # type: ignore[arg-type]
         whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
         if {"__int__": whole, "__float__": dtype.is_floating_point}.get(name, not shape or name == "item"):
             if whole:
@@ -143,6 +147,10 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
 
     rule_of_item = rule if name == "item" else _reading("item", refuse)
     return rule
+
+
+_COMPARISONS = frozenset((operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne))
+_EXACT = 1 << 53  # whole numbers up to here are floats
 
 
 class HeldNumber(Constant):
@@ -159,6 +167,9 @@ class HeldNumber(Constant):
     def python_type(self) -> type:
         return self.kind
 
+    def is_constant(self) -> bool:
+        return False
+
     @property
     def value(self) -> Any:  # type: ignore[override]
         raise unsupported(
@@ -169,6 +180,16 @@ class HeldNumber(Constant):
 
     def truth(self, trace: Trace) -> bool:
         return self.value
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        """A comparison with a number is handed on too: as Python compares, with 64 bits."""
+        plain = type(other) is Constant and type(other.value) in (int, float, bool)
+        if op not in _COMPARISONS or not plain or abs(other.value) > _EXACT:  # type: ignore[attr-defined]
+            return super().binary(trace, op, other, reflected)
+        wide = torch_call(trace, "to", [self.tensor, Constant(torch.float64)], {})
+        return HeldNumber(trace, torch_call(trace, op, [other, wide] if reflected else [wide, other], {}))  # type: ignore[arg-type]
 
     def reconstruct(self, cg: Codegen) -> str:
         return f"{cg.emit(self.tensor)}.item()"
@@ -329,13 +350,6 @@ def _split(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return trace.call_python(tensors.split, [given["tensor"], sizes, given.get("dim", Constant(0))])
     target = "split" if isinstance(args[0] if args else None, TensorValue) else torch.split
     return torch_call(trace, target, args, kwargs)
-
-
-@builtin_rule(torch._assert)
-def _torch_assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if not trace.truth(args[0]):
-        raise trace.error(AssertionError, *args[1:])
-    return Constant(None)
 
 
 register_all(
