@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ..graph.sizes import Size
+from ..graph.sym_int import Condition
 from .bytecode import CodeInfo
 from .failed_graphs import acts_outside
 from .values.base import Value, builtin_rule
 from .values.constant import Constant
 from .values.known import known
+from .values.size import ConditionValue, demand
 from .values.tensor import TensorValue, function_name, tensor_values, torch_call, writes_inputs
 from .values.torch_function import HeldNumber
 
@@ -43,10 +46,18 @@ class Checks:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.failed: TensorValue | None = None
+        self.of_sizes = False  # of sizes that data decides, which nodes of their own test
 
     def passes(self, value: Value, truth: bool) -> bool:
         """Whether the trace goes on as if a value that only data knows had this truth."""
         trace = self.trace
+        if type(value) is ConditionValue:
+            asked = value.condition
+            if trace.sizes.in_body or not trace.sizes.policy.checks:
+                return False
+            demand(trace, Condition(asked.kind, asked.expr, asked.negated is truth))
+            self.of_sizes = True
+            return True
         tensor = value.tensor if type(value) is HeldNumber else value
         if (
             type(tensor) is not TensorValue
@@ -71,33 +82,46 @@ class Checks:
         """Whether a call can still run from its start when the graph has run, and the graph may run where a
         test fails: what a test keeps out ends the process on a GPU, or needs any amount of memory.
         """
-        if self.failed is None:
-            return True
         trace = self.trace
-        return not (
-            writes_inputs(trace)
-            or any(v.example.device.type != "cpu" for v in tensor_values(trace).values())
-            or any(acts_outside(node) or _is_unbounded(node) for node in trace.graph.graph.nodes)
+        nodes = trace.graph.graph.nodes
+        if (self.failed is not None or self.of_sizes) and (
+            writes_inputs(trace) or any(map(acts_outside, nodes))
+        ):
+            return False
+        return self.failed is None or not (
+            any(v.example.device.type != "cpu" for v in tensor_values(trace).values())
+            or any(_is_unbounded(trace, node) for node in nodes)
         )
 
 
-def _is_unbounded(node: fx.Node) -> bool:
+def _is_unbounded(trace: Trace, node: fx.Node) -> bool:
     """Whether data alone decides how large a result is."""
-    return "data_dependent" in node.meta and function_name(node.target) not in _BOUNDED
+    if "data_dependent" not in node.meta or function_name(node.target) in _BOUNDED:
+        return False
+    val = node.meta["val"]  # of a number that is read, whether it is a size
+    return type(val) is not Size or any(
+        type(n) is Size and n.symbols & val.symbols
+        for value in tensor_values(trace).values()
+        for n in value.example.spec.shape
+    )
 
 
 def checked(run: Callable[..., Any], place: int | None, draws: bool) -> Callable[..., Any]:
-    """A compiled graph that raises where its output at `place` says so, with the random state as it was."""
-    if place is None:
+    """A compiled graph that raises where its output at `place` says so; one that `draws` leaves the random state
+    as it was where it raises."""
+    if place is None and not draws:
         return run
 
     def run_checked(*tensors: Any) -> Any:
         state = torch.get_rng_state() if draws else None
-        outs = run(*tensors)
-        if outs[place]:
+        try:
+            outs = run(*tensors)
+            if place is not None and outs[place]:
+                raise CheckFailed
+        except Exception:
             if state is not None:
                 torch.set_rng_state(state)
-            raise CheckFailed
+            raise
         return outs
 
     return run_checked
@@ -116,7 +140,16 @@ def decided(frame: Frame, instr: Any, when: bool) -> bool | None:
 
 
 def _only_data_knows(trace: Trace, value: Value) -> bool:
+    if type(value) is ConditionValue:
+        return not (value.condition.sure(True) or value.condition.sure(False))
     return type(value) is HeldNumber or type(value) is TensorValue and known(trace, value) is None
+
+
+@builtin_rule(torch._check_with)
+def _check_with(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 3 and _only_data_knows(trace, args[1]) and trace.checks.passes(args[1], True):
+        return Constant(None)
+    return trace.inline_function(torch._check_with, args, kwargs)
 
 
 @builtin_rule(torch._assert)

@@ -126,7 +126,7 @@ class Captured:
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     replays: bool = False  # Python objects are written after the graph
     check: int | None = None  # the output that says whether a test of data failed
-    draws: bool = False  # the graph takes random numbers
+    draws: bool = False  # the graph takes random numbers, and tests data
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
@@ -690,7 +690,7 @@ def finish_trace(
         effects,
         bool(trace.effects),
         check,
-        trace.draws,
+        trace.draws and (check is not None or trace.checks.of_sizes),
         lines=lines,
     )
 

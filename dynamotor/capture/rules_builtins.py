@@ -265,7 +265,7 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(callable)
 def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], Constant):
+    if isinstance(args[0], Constant) and not args[0].symbolic and type(args[0]) is not HeldNumber:
         return Constant(callable(args[0].value))
     return Constant(trace.has_special(args[0], "__call__"))
 

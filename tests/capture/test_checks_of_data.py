@@ -141,6 +141,36 @@ def test_a_test_of_data_stays_in_the_one_graph(fn: Callable[..., Any], first: to
     assert counters["capture"]["graphs"] == 1 and not counters["breaks"]
 
 
+def counts(x: Any) -> Any:
+    n = (x > 0).sum().item()
+    if n == 0:
+        raise ValueError("nothing is left")
+    if n > 3:
+        raise KeyError(n)
+    torch._check_value(n != 2)
+    return x[x > 0] * n + torch.rand(())
+
+
+def test_numbers_that_data_decides_are_tested_in_the_graph() -> None:
+    compiled = dynamotor.compile(counts)
+    for x in (GOOD, BAD, -GOOD, BIG, torch.tensor([1.0, -1, -1, -1]), GOOD):
+        _same(_outcome(compiled, x), _outcome(counts, x))
+    assert counters["capture"]["graphs"] == 1 and not counters["breaks"]
+
+
+def test_a_count_is_not_tested_in_a_graph_that_writes() -> None:
+    def run(x: Any) -> Any:
+        n = (x > 0).sum().item()
+        if n == 0:
+            raise KeyError("mine")
+        return x.mul_(n)
+
+    compiled = dynamotor.compile(run)
+    assert torch.equal(compiled(GOOD.clone()), GOOD * 4)
+    with pytest.raises(KeyError, match="mine"):
+        compiled(-GOOD)
+
+
 def test_random_numbers_are_drawn_again_from_where_they_were() -> None:
     compiled = dynamotor.compile(draws)
     for x in (GOOD, BAD, BIG, GOOD):
