@@ -21,6 +21,7 @@ from ..guards import Ambient
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
+from .array import ArrayValue
 from .base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing, wrap_held
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
@@ -391,6 +392,8 @@ def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
 def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A tensor as another type or on another device, or a new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if type(data) is ArrayValue and not data.scalar:  # shares the memory where nothing else is asked for
+        data = torch_call(trace, "detach", [data.tensor(trace)], {})
     if isinstance(data, TensorValue):
         wanted = {
             name: v
@@ -409,6 +412,11 @@ def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Val
 def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if type(data) is ArrayValue and len(args) == 1 and kwargs.keys() <= {"dtype", "device"}:
+        copied = torch_call(
+            trace, "clone", [data.tensor(trace)], {"memory_format": Constant(torch.contiguous_format)}
+        )
+        return torch_call(trace, "to", [copied], kwargs) if kwargs else copied
     if data is None or _holds(data, lambda value: isinstance(value, TensorValue)):
         raise unsupported(
             "data-dependent",
