@@ -8,6 +8,7 @@ PyTorch where the two agree (values/array.py), and others break the graph.
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ except ImportError:  # PyTorch works without it
 
 from .breaks import Unsupported, unsupported
 from .guards import TypeIs
-from .values.array import ANY, BOOLS, FLOATS, WHOLE, ArrayValue, compute, operands_of, refused
+from .values.array import ANY, BOOLS, FLOATS, WHOLE, ArrayValue, compute, made, on_known, operands_of, refused
 from .values.base import CallRule, Value, builtin_rule, call_finder, wrap_held, wrap_rule
 from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import SequenceValue
@@ -73,7 +74,7 @@ def _find_numpy(fn: Any) -> CallRule | None:
         except Exception as error:
             raise trace.real_error(error) from None
         if isinstance(result, np.ndarray):
-            return _made(trace, result)
+            return made(trace, result)
         if not _is_plain(result):
             raise _refused(fn, f"it gives a {type(result).__name__}")
         return trace.fresh(result)
@@ -121,20 +122,12 @@ _UFUNCS: dict[str, tuple[Any, frozenset[torch.dtype]]] = {
 _MAKERS = (
     () if np is None else (np.zeros, np.ones, np.full, np.eye, np.arange, np.linspace, np.array, np.asarray)
 )
-_MOST = 1024  # numbers of an array that is made of plain ones
-
-
-def _made(trace: Trace, result: Any) -> Value:
-    """A new array of numbers that the trace knows."""
-    dtype = torch.from_numpy(result).dtype if result.dtype.kind in "fib" else None
-    if dtype not in ANY or result.size > _MOST:
-        raise refused(f"an array of {result.dtype} is made")
-    made = torch_call(trace, torch.tensor, [trace.fresh(result.tolist())], {"dtype": Constant(dtype)})
-    shaped = torch_call(trace, "reshape", [made, Constant(result.shape)], {})
-    return ArrayValue.of(shaped)
 
 
 def _of_arrays(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    found = on_known(trace, fn, args, kwargs)
+    if found is not None:
+        return found
     if isinstance(fn, np.ufunc) and fn.__name__ in _UFUNCS and len(args) == fn.nin and not kwargs:
         target, kinds = _UFUNCS[fn.__name__]
         if target in _BOTH_TENSORS and not all(type(a) is ArrayValue for a in args):
@@ -156,6 +149,9 @@ def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Valu
 
     def add(rule: Callable[..., Value]) -> Callable[..., Value]:
         def call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+            found = on_known(trace, getattr(np, name), args, kwargs)
+            if found is not None:
+                return found
             given = dict(zip(("a", *parameters), args))
             if (
                 len(args) > len(parameters) + 1
@@ -270,6 +266,26 @@ _joining("concatenate", torch.cat)
 _joining("stack", torch.stack)
 
 
+@call_finder
+def _find_method(fn: Any) -> CallRule | None:
+    """Methods of arrays without a rule of their own: on numbers that the trace knows, unless they write them."""
+    if not isinstance(fn, _METHODS) or np is None or fn.__objclass__ is not np.ndarray:
+        return None
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        writes = fn.__name__ in ("sort", "partition") or fn.__name__.startswith("__i")
+        known = bool(args) and type(args[0]) is ArrayValue and not writes
+        found = on_known(trace, fn, args, kwargs) if known else None
+        if found is None:
+            raise refused(f"ndarray.{fn.__name__}()", "there is no rule for it")
+        return found
+
+    return rule
+
+
+_METHODS = types.MethodDescriptorType, types.WrapperDescriptorType
+
+
 # Between arrays and tensors ---------------------------------------------------------------------------------
 @builtin_rule(torch.Tensor.numpy)
 def _numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -299,6 +315,12 @@ if np is not None:
         if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
             raise refused("item() of one of several numbers")
         return trace.call_method(args[0].tensor(trace), "item", [])
+
+    @builtin_rule(np.ndarray.tolist)
+    def _tolist(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
+            raise refused("tolist with unusual arguments")
+        return trace.call_method(args[0].tensor(trace), "tolist", [])
 
     @builtin_rule(np.ndarray.reshape, np.reshape)
     def _reshape(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -126,6 +126,25 @@ def test_what_pytorch_has_no_equal_of_is_numpys_own(number: int, a: Any) -> None
                 same(compiled(a, T), want)
 
 
+def of_plain_numbers(a: Any, t: Any) -> Any:
+    sizes = np.array(a.shape)
+    rest = (sizes % np.power(2, 2)) > 0
+    parts = (sizes // 2).tolist() + [int(n) for n in np.cumsum(sizes).tolist()]
+    if not rest.all() and sizes.argmax() == 1 and np.sort(sizes)[0] == 3:
+        sizes[0] = 5
+        view = sizes[1:]
+        sizes[1] = 7
+        return t * 2 + parts[1], sizes, view, sizes.sum(), parts, np.ones(2) / 0.5
+    return t
+
+
+def test_arrays_of_plain_numbers_are_known() -> None:
+    compiled = dynamotor.compile(of_plain_numbers)
+    for a in (F, F[:2]):
+        same(compiled(a, T), of_plain_numbers(a, T))
+    assert counters["capture"]["graphs"] == 2 and not counters["breaks"]
+
+
 def adds_in_place(a: Any, t: Any) -> Any:
     b = a
     b += 1

@@ -23,7 +23,8 @@ from ..guards import TypeIs
 from ..source import Called, Const
 from .base import MISSING, Value, wrap_rule
 from .constant import Constant
-from .containers import SliceValue
+from .containers import SequenceValue, SliceValue
+from .known import known
 from .size import SizeValue
 from .tensor import TensorValue, torch_call
 from .user_object import UserObject
@@ -134,15 +135,21 @@ class ArrayValue(UserObject):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         plain = _IN_PLACE.get(op, op)
+        operands: list[Value] = [other, self] if reflected else [self, other]
+        found = on_known(trace, plain, operands) if plain is op or self.scalar else None
+        if found is not None:
+            return found
         if plain not in _OPERATORS:
             raise refused(f"{op.__name__} of {self.describe()}")
         if op in _IN_PLACE and not self.scalar:
             compute(trace, op, [self, other], _OPERATORS[plain])
             return self
-        operands: list[Value] = [other, self] if reflected else [self, other]
         return compute(trace, plain, operands, _OPERATORS[plain])
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        found = on_known(trace, op, [self])
+        if found is not None:
+            return found
         if op not in _OPERATORS:
             raise refused(f"{op.__name__} of {self.describe()}")
         return compute(trace, op, [self], _OPERATORS[op])
@@ -157,6 +164,9 @@ class ArrayValue(UserObject):
         return self.tensor(trace).length(trace)
 
     def getitem(self, trace: Trace, key: Value) -> Value:
+        taken = on_known(trace, operator.getitem, [self, key])
+        if taken is not None:
+            return taken
         place, whole = self._place(trace, key)
         found = torch_call(trace, operator.getitem, [self.tensor(trace), place], {})
         assert isinstance(found, TensorValue)
@@ -188,6 +198,73 @@ class ArrayValue(UserObject):
 
 def _is_ellipsis(value: Value) -> bool:
     return isinstance(value, Constant) and value.value is Ellipsis
+
+
+# What writes its arguments, or asks where they lie: not for copies of them.
+_WRITING = """copyto put place putmask put_along_axis fill_diagonal fill resize setfield setflags byteswap __setitem__
+    __setstate__ shares_memory may_share_memory tofile dump"""
+_NOT_ON_COPIES = frozenset(_WRITING.split())
+_MOST = 1024  # numbers of an array that is made of plain ones
+
+
+def on_known(
+    trace: Trace, fn: Callable[..., Any], args: Sequence[Value], kwargs: dict[str, Value] | None = None
+) -> Value | None:
+    """What NumPy itself gives for arrays whose numbers the trace knows; None where it does not know them, or the
+    result shares their memory."""
+    name, named = getattr(fn, "__name__", ""), kwargs or {}
+    arrays: list[Any] = []
+    try:
+        real = [_real(trace, value, arrays) for value in args]
+        given = {key: _real(trace, value, arrays) for key, value in named.items()}
+    except LookupError:
+        return None
+    if not arrays or name in _NOT_ON_COPIES or name.startswith("save") or "out" in given:
+        return None
+    try:
+        with np.errstate(all="raise"):  # what is done then is a setting of NumPy's
+            result = fn(*real, **given)
+    except FloatingPointError:
+        return None
+    except Exception as error:
+        raise trace.real_error(error) from None
+    if isinstance(result, np.ndarray) and any(np.may_share_memory(result, array) for array in arrays):
+        return None
+    return made(trace, result) if isinstance(result, np.ndarray | np.generic | bool | int | float) else None
+
+
+def _real(trace: Trace, value: Value, arrays: list[Any]) -> Any:
+    """A value's object, a copy of an array; LookupError where it is not known."""
+    if type(value) is ArrayValue:
+        data = known(trace, value.tensor(trace)) if value._tensor is not None else None
+        if data is None:
+            raise LookupError
+        arrays.append(data.numpy().copy())
+        return arrays[-1][()] if value.scalar else arrays[-1]
+    if isinstance(value, SequenceValue) and value.kind in (list, tuple):
+        return value.kind([_real(trace, item, arrays) for item in value.items])
+    if value.symbolic or not value.is_constant() or not _is_data(value.as_constant()):
+        raise LookupError
+    return value.as_constant()
+
+
+def _is_data(obj: Any) -> bool:
+    if isinstance(obj, tuple | list):
+        return all(map(_is_data, obj))
+    if isinstance(obj, type):
+        return issubclass(obj, int | float | np.generic)
+    return obj is None or isinstance(obj, int | float | str | slice | np.generic | type(Ellipsis))
+
+
+def made(trace: Trace, result: Any) -> Value:
+    """A new array, or number, of which the trace knows all."""
+    if not isinstance(result, np.ndarray):
+        return trace.fresh(result)
+    dtype = torch.from_numpy(result).dtype if result.dtype.kind in "fib" else None
+    if dtype not in ANY or result.size > _MOST:
+        raise refused(f"an array of {result.dtype} is made")
+    numbers = torch_call(trace, torch.tensor, [trace.fresh(result.tolist())], {"dtype": Constant(dtype)})
+    return ArrayValue.of(torch_call(trace, "reshape", [numbers, Constant(result.shape)], {}))
 
 
 def compute(
