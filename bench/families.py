@@ -34,7 +34,6 @@ PHASES = ("infer", "train", "generate")
 _GLOBAL = "whether any attention is global is data; the rests of the frames it stands in are graphs"
 # Why a family takes more graphs than with torch.compile.
 REASONS: dict[str, str] = {
-    "FunnelForMaskedLM": "an attribute is None at the first call and 2 afterwards: a program for each",
     "IBertForMaskedLM": "ranges of quantisation are numbers of data",
     "LongformerForMaskedLM": _GLOBAL,
     "LEDForConditionalGeneration": _GLOBAL,

@@ -159,9 +159,10 @@ class HeldNumber(Constant):
     breaks the graph.
     """
 
-    __slots__ = ("tensor", "kind")
+    __slots__ = ("tensor", "kind", "read_at")
 
     def __init__(self, trace: Trace, tensor: TensorValue) -> None:
+        self.read_at = tuple([(frame, frame.step_at) for frame in trace.frames])
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
 
@@ -173,11 +174,13 @@ class HeldNumber(Constant):
 
     @property
     def value(self) -> Any:  # type: ignore[override]
-        raise unsupported(
+        stop = unsupported(
             "data-dependent",
             f"a {self.kind.__name__} that was read from a tensor decides what the program does",
             cure="keep the value in tensors (torch.where, masks)",
         )
+        stop.read_at = self.read_at if self.kind is bool else ()
+        raise stop
 
     def truth(self, trace: Trace) -> bool:
         return self.value
