@@ -88,10 +88,10 @@ class Checks:
             writes_inputs(trace) or any(map(acts_outside, nodes))
         ):
             return False
-        return self.failed is None or not (
-            any(v.example.device.type != "cpu" for v in tensor_values(trace).values())
-            or any(_is_unbounded(trace, node) for node in nodes)
-        )
+        elsewhere = any(v.example.device.type != "cpu" for v in tensor_values(trace).values())
+        if self.of_sizes and trace.draws and elsewhere:
+            return False  # only the CPU's random state is put back
+        return self.failed is None or not (elsewhere or any(_is_unbounded(trace, node) for node in nodes))
 
 
 def _is_unbounded(trace: Trace, node: fx.Node) -> bool:
