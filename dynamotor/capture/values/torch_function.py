@@ -160,6 +160,7 @@ class HeldNumber(Constant):
     """
 
     __slots__ = ("tensor", "kind", "read_at")
+    held = True
 
     def __init__(self, trace: Trace, tensor: TensorValue) -> None:
         self.read_at = tuple([(frame, frame.step_at) for frame in trace.frames])
@@ -168,9 +169,6 @@ class HeldNumber(Constant):
 
     def python_type(self) -> type:
         return self.kind
-
-    def is_constant(self) -> bool:
-        return False
 
     @property
     def value(self) -> Any:  # type: ignore[override]
