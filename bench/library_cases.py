@@ -287,11 +287,6 @@ KORNIA: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "geometry.conversions.axis_angle_to_rotation_matrix": ({}, ((5, 3),)),
 }
 
-KORNIA_REASONS = dict.fromkeys(
-    ("filters.gaussian_blur2d", "filters.unsharp_mask", "feature.gftt_response"),
-    "kornia checks sigma unless `torch.compiler.is_compiling()`, which is False here: the check runs, and breaks",
-) | {"enhance.equalize_clahe": "`torch._assert_async` breaks: whether it raises depends on data"}
-
 
 def _register_kornia() -> None:
     def program(path: str) -> Callable[[Way], Tensors]:
@@ -306,7 +301,7 @@ def _register_kornia() -> None:
         return run
 
     for path in KORNIA:
-        case(f"kornia: {path}", reason=KORNIA_REASONS.get(path, ""))(program(path))
+        case(f"kornia: {path}")(program(path))
 
 
 _register_kornia()

@@ -102,7 +102,7 @@ class Rehearsal:
         """From here on nothing may be changed."""
         trace = self.trace
         self.touched, self.n_effects = dict(trace.effects.touched), len(trace.effects.calls)
-        self.versions = versions(trace)
+        self.versions, self.failed = versions(trace), trace.checks.failed
 
     def check(self) -> None:
         """Refuse effects."""
@@ -110,6 +110,8 @@ class Rehearsal:
         changed = [v for v in trace.effects.touched if v not in self.touched and not _is_back(v)]
         if changed or len(trace.effects.calls) != self.n_effects:
             raise self.refused("it has side effects")
+        if trace.checks.failed is not self.failed:
+            raise self.refused("it raises where data says so")
         if any(value.example._version != version for value, version in self.versions):
             raise self.refused("it writes a tensor of outside in place")
 

@@ -89,6 +89,9 @@ class Unsupported(OfTrace):
         super().__init__(str(reason))
         self.reason = reason
         self.frames: tuple[Any, ...] = ()  # the inlined frames where it was raised
+        self.read_at: tuple[
+            Any, ...
+        ] = ()  # the frames and their steps where the number was read that is asked for
         self.whole = (
             False  # whether what was captured before cannot stand either, so that the call runs as it is
         )

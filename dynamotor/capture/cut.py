@@ -43,10 +43,14 @@ def cut_points(stop: Unsupported) -> list[tuple[int, int]]:
     points: list[tuple[int, int]] = []
     if stop.whole or stop.reason.kind == "finalizer":  # where references go is known to CPython alone
         return points
-    for depth, frame in enumerate(stop.frames):
+    places = [(frame, frame.step_at) for frame in stop.frames]
+    read = stop.read_at  # the rest of an outer frame takes what was read as a constant
+    if len(read) < len(places) and all(a is b for (a, _), (b, _) in zip(read, places)):
+        places = list(read) or places
+    for depth, (frame, step) in enumerate(places):
         if not frame.tail or frame.generator or why_not_resumable(frame.code) is not None:
             break
-        points.append((depth + 1, frame.step_at))
+        points.append((depth + 1, step))
     return points[::-1]
 
 

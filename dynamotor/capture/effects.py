@@ -109,8 +109,8 @@ class Effects:
         if any(version(value.example) != then for value, then in self.shown):
             raise unsupported(
                 "side-effect",
-                "a tensor that a message shows is written in place after it",
-                cure="make the text before the write",
+                "a tensor that a message shows, or a hook is put on, is written in place after it",
+                cure="make the text, or put the hook on, outside of the compiled function",
             )
         for value in self.touched:
             cg.replay(value)

@@ -50,6 +50,7 @@ from . import (
     torch_rules,
 )
 from .breaks import BreakReason, Stop, Unsupported
+from .checks import CheckFailed, checked
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
@@ -124,6 +125,8 @@ class Captured:
     steps: int = 0
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     replays: bool = False  # Python objects are written after the graph
+    check: int | None = None  # the output that says whether a test of data failed
+    draws: bool = False  # the graph takes random numbers, and tests data
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
@@ -314,6 +317,9 @@ class Compiler:
         had an effect already the error gets that line, and not where saved-tensor hooks count what runs (they
         raise to end a checkpoint's recomputation)."""
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if isinstance(error, CheckFailed):
+            counters["frames"]["check failed"] += 1
+            return self.eager(args, kwnames)
         if isinstance(error, InternalError):
             failures.note(entry.info.data.gm, entry.program.check(args), error)
         if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
@@ -332,6 +338,7 @@ class Compiler:
         """
         row = captured.sizes.row()
         guards = captured.guards if row is None else [*captured.guards, row]
+        run = checked(run, captured.check, captured.draws)
         entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
         entry.general = row is not None
         captured.sizes.close()
@@ -471,6 +478,8 @@ class Compiler:
             with preserved_modes():
                 result = self._run(trace, args, kwnames)
                 trace.check_generators()
+                if not trace.checks.stand():
+                    return self._without_checks(args, kwnames, fixed)
                 cg = Codegen(trace)
                 trace.effects.guard_aliases()
                 trace.effects.replay(cg)
@@ -491,6 +500,8 @@ class Compiler:
             )
             if more:
                 return self._trace(args, kwnames, {**fixed, **more})
+            if not trace.checks.stand():
+                return self._without_checks(args, kwnames, fixed)
             note_break(stop.reason)
             if self.strict:
                 raise stop.reason.error() from None
@@ -498,6 +509,11 @@ class Compiler:
         finally:
             self.symbols_made = self.symbols_made or bool(trace.sizes.env.symbols)
             trace.forget()
+
+    def _without_checks(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Any) -> Captured:
+        """A graph that writes its inputs does not run twice: the program's tests of data break it."""
+        self.policy.checks = False
+        return self._trace(args, kwnames, fixed)
 
     def _needed_as_numbers(
         self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...], kwnames: tuple[str, ...]
@@ -657,6 +673,8 @@ def finish_trace(
     trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None
 ) -> Captured:
     """Close the graph and the generated Python of a trace."""
+    failed = trace.checks.failed
+    check = None if failed is None else cg.place(failed.node)
     finish, code = cg.function(result)
     log("code", code)
     gm = trace.graph.module(cg.outputs) if trace.graph.n_calls else None
@@ -682,6 +700,8 @@ def finish_trace(
         trace.steps,
         effects,
         bool(trace.effects),
+        check,
+        trace.draws and (check is not None or trace.checks.of_sizes),
         lines=lines,
     )
 

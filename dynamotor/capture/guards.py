@@ -393,15 +393,15 @@ class MissingKey(Guard):
 
 
 @dataclass(frozen=True)
-class HasKey(MissingKey):
-    """A dict has this key, whatever is there, but nothing whose end runs code: a write replaces it."""
+class Replaceable(MissingKey):
+    """A dict has no such key, or anything there whose end runs no code: a write makes or replaces it."""
 
-    code = "has_key"
-    text = "{source} has no key {key} now, or a finalizer there"
+    code = "replaceable"
+    text = "{source} has a finalizer under the key {key} now"
 
     def check_value(self, value: Any) -> bool:
-        found = dict.__contains__(value, self.key) if isinstance(value, dict) else False
-        return found and not hasattr(type(dict.__getitem__(value, self.key)), "__del__")
+        found = dict.get(value, self.key) if isinstance(value, dict) else self
+        return found is not self and not hasattr(type(found), "__del__")
 
 
 @dataclass(frozen=True)
@@ -663,7 +663,7 @@ for _row in (
     Length,
     DictKeys,
     MissingKey,
-    HasKey,
+    Replaceable,
     MissingTypeAttr,
     MissingAttr,
     CellEmpty,

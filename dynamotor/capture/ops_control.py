@@ -8,6 +8,7 @@ from typing import Any
 
 from .breaks import unsupported
 from .bytecode import Instr
+from .checks import decided
 from .interpreter import Frame, GeneratorValue, opcode, replace
 from .protocol import ObjectIterator
 from .values.base import MISSING, Iterator, Raised, Value
@@ -73,7 +74,8 @@ def for_iter(frame: Frame, instr: Instr, target: int) -> None:
 def _jump_rule(when: str, holds: Callable[[Any, Value], bool]) -> None:
     @opcode(f"POP_JUMP_IF_{when}")
     def pop_jump(frame: Frame, instr: Instr, target: int) -> None:
-        if holds(frame.trace, frame.stack[-1]):
+        assumed = decided(frame, instr, when == "TRUE") if when in ("TRUE", "FALSE") else None
+        if holds(frame.trace, frame.stack[-1]) if assumed is None else assumed is (when == "TRUE"):
             frame.ip = target
         frame.stack.pop()
 

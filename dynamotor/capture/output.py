@@ -129,10 +129,14 @@ class Codegen:
 
     def output(self, node: Any) -> str:
         """The graph's output that a node is."""
+        return f"outs[{self.place(node)}]"
+
+    def place(self, node: Any) -> int:
+        """The number of the graph's output that a node is."""
         index = self._out_index.setdefault(node, len(self.outputs))
         if index == len(self.outputs):
             self.outputs.append(node)
-        return f"outs[{index}]"
+        return index
 
     def size(self, expr: Size) -> str:
         """An expression of a size: `repr` of one is Python over its symbols' names."""

@@ -22,9 +22,11 @@ from .source import Const, Missing, TypeAttr, lookup_type_attr
 from .trust import trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
+from .values.known import known
 from .values.number import FloatValue
 from .values.operators import COMPARE, INPLACE, UNARY, refusal, special_name
 from .values.size import QuotientValue, SizeValue, symbolic_binary
+from .values.tensor import TensorValue
 
 if TYPE_CHECKING:
     from .effects import Effects
@@ -386,8 +388,9 @@ class Protocol:
     def truth(self, value: Value) -> bool:
         """`bool(value)`."""
         tail, self.tail = getattr(self, "tail", False), False
+        data = known(self, value) if type(value) is TensorValue else None
         try:
-            return value.truth(self)
+            return value.truth(self) if data is None or data.numel() != 1 else bool(data)
         finally:
             self.tail = tail
 

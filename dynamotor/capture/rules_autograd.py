@@ -24,7 +24,7 @@ from .values.constant import Constant
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
 from .values.klass import ClassValue
-from .values.tensor import TensorValue, tensor_values, torch_call
+from .values.tensor import TensorValue, tensor_values, torch_call, version
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -186,6 +186,8 @@ def _parts(result: Value) -> list[Value]:
 def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """One node: PyTorch's engine runs it in the trial, in the recording and in an eager graph. All that it
     may reach must lie in the graph, and nobody may have hooked on to what lies at its border."""
+    if trace.effects.calls:
+        raise unsupported("autograd", "torch.autograd.grad is called", "a hook may be put on after the graph")
     for value in tensor_values(trace).values():
         if value.obj is MISSING or not value.example.requires_grad:
             continue
@@ -213,10 +215,26 @@ class HandleValue(Value):
     kind = RemovableHandle
 
 
+def _may_be_hooked_later(trace: Trace, tensor: Value) -> bool:
+    return (
+        isinstance(tensor, TensorValue)
+        and tensor.obj is not MISSING
+        and tensor.example.requires_grad
+        and not tensor.written
+        and not trace.sizes.in_body
+        and not trace.graph.recompute
+    )
+
+
 @builtin_rule(torch.Tensor.register_hook)
 def _register_hook(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A node that hooks the function's body on to the tensor; autograd calls it in the recording too."""
+    """A node that hooks the function's body on to the tensor; autograd calls it in the recording too. A tensor
+    from outside gets the program's own function after the graph, which hands the whole gradient to it."""
     tensor = args[0]
+    if len(args) == 2 and not kwargs and _may_be_hooked_later(trace, tensor):
+        trace.effects.shown.append((tensor, version(tensor.example)))  # type: ignore[arg-type, attr-defined]
+        trace.effects.calls.append((trace.make(torch.Tensor.register_hook), args, {}))
+        return HandleValue()
     if (  # an output that is a view of another one gets its gradient around the compiled graph
         len(args) != 2
         or kwargs

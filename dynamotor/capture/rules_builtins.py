@@ -50,6 +50,7 @@ from .values.iterators import (
 from .values.klass import ClassValue, SuperValue
 from .values.tensor import TensorValue
 from .values.text import text_of
+from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ register_all(
         ((list,), lambda trace, args, kwargs: ListValue(args[0].unpack(trace) if args else [])),
         ((set,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [])),
         ((frozenset,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [], frozenset)),
-        ((bool,), lambda trace, args, kwargs: Constant(trace.truth(args[0]) if args else False)),
+        ((bool,), lambda trace, args, kwargs: _bool(trace, args[0]) if args else Constant(False)),
         ((repr,), lambda trace, args, kwargs: text_of(trace, args[0], repr)),
         (
             (str.join,),
@@ -151,6 +152,13 @@ def _kinds(trace: Trace, kinds: Value) -> list[Value]:
         return [kind for part in kinds.unpack(trace) for kind in _kinds(trace, part)]
     kind = kinds.as_constant()
     return [trace.make(k) for k in kind.__args__] if isinstance(kind, types.UnionType) else [kinds]
+
+
+def _bool(trace: Trace, value: Value) -> Value:
+    """What a tensor of data answers is handed on, and looked at by who needs it."""
+    if type(value) is TensorValue and trace.sizes.takes_data:
+        return trace.call_special(value, "__bool__", [], {})
+    return value if type(value) is HeldNumber and value.kind is bool else Constant(trace.truth(value))
 
 
 def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
@@ -257,7 +265,7 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(callable)
 def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], Constant):
+    if isinstance(args[0], Constant) and not args[0].symbolic and type(args[0]) is not HeldNumber:
         return Constant(callable(args[0].value))
     return Constant(trace.has_special(args[0], "__call__"))
 

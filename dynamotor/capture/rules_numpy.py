@@ -1,11 +1,18 @@
-"""NumPy on plain numbers and shapes: ufuncs and functions that give a scalar run at trace time.
+"""NumPy in the traced program: on plain numbers and shapes it runs at trace time, functions of arrays are those of
+PyTorch where the two agree (values/array.py), and others break the graph.
 
->>> np.sqrt(2.0), np.prod(x.shape)      # constants of the trace; arrays break the graph
+>>> np.sqrt(2.0), np.prod(x.shape)              # constants of the trace
+>>> torch.from_numpy(np.sqrt(x.numpy()))        # a node
 """
 
 from __future__ import annotations
 
+import operator
+import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 try:
     import numpy as np
@@ -14,9 +21,12 @@ except ImportError:  # PyTorch works without it
 
 from .breaks import Unsupported, unsupported
 from .guards import TypeIs
-from .values.base import CallRule, Value, call_finder, wrap_held, wrap_rule
-from .values.constant import PURE_TYPES, Constant
+from .values.array import ANY, BOOLS, FLOATS, WHOLE, ArrayValue, compute, made, on_known, operands_of, refused
+from .values.base import CallRule, Value, builtin_rule, call_finder, wrap_held, wrap_rule
+from .values.constant import PURE_TYPES, Constant, is_none
+from .values.containers import SequenceValue, TupleValue
 from .values.klass import Builtin
+from .values.tensor import TensorValue, torch_call
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -47,11 +57,14 @@ def _is_plain(obj: Any) -> bool:
 
 @call_finder
 def _find_numpy(fn: Any) -> CallRule | None:
-    if type(fn) not in _CALLABLES and not (isinstance(fn, type) and fn in _SCALARS):
+    known = isinstance(fn, type) and fn in _SCALARS or any(fn is maker for maker in _MAKERS)
+    if type(fn) not in _CALLABLES and not known:
         return None
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         values = [*args, *kwargs.values()]
+        if any(type(v) is ArrayValue for value in values for v in (value, *_items(value))):
+            return _of_arrays(trace, fn, args, kwargs)
         plain = all(v.is_constant() for v in values) and _is_plain([v.as_constant() for v in values])
         if fn.__name__.startswith("save") or not plain:
             raise _refused(fn, "only plain numbers are computed at trace time")
@@ -60,6 +73,8 @@ def _find_numpy(fn: Any) -> CallRule | None:
             result = fn(*real, **named)
         except Exception as error:
             raise trace.real_error(error) from None
+        if isinstance(result, np.ndarray):
+            return made(trace, result)
         if not _is_plain(result):
             raise _refused(fn, f"it gives a {type(result).__name__}")
         return trace.fresh(result)
@@ -71,3 +86,258 @@ def _refused(fn: Any, cause: str) -> Unsupported:
     return unsupported(
         "unsupported-call", f"numpy.{fn.__name__} is called", cause, cure="use torch's function"
     )
+
+
+def _items(value: Value) -> list[Value]:
+    return value.items if isinstance(value, SequenceValue) else []
+
+
+# Functions of arrays ----------------------------------------------------------------------------------------
+# NumPy's name -> PyTorch's function, by the dtypes of which both give the same.
+_NUMBERS = FLOATS | WHOLE
+_SAME_NAME = """sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh floor ceil trunc square reciprocal
+    isnan isinf isfinite arctan2 hypot maximum minimum"""
+_LOGICAL = "logical_and logical_or logical_xor logical_not"
+_INVERSE = "sin cos tan sinh cosh tanh"
+_UFUNCS: dict[str, tuple[Any, frozenset[torch.dtype]]] = {
+    "add": (operator.add, _NUMBERS),
+    "subtract": (operator.sub, _NUMBERS),
+    "multiply": (operator.mul, _NUMBERS),
+    "negative": (operator.neg, _NUMBERS),
+    "absolute": (torch.abs, _NUMBERS),
+    "divide": (operator.truediv, FLOATS),
+    "power": (operator.pow, FLOATS),
+    "matmul": (operator.matmul, FLOATS),
+    "rint": (torch.round, FLOATS),
+    "less": (operator.lt, _NUMBERS),
+    "less_equal": (operator.le, _NUMBERS),
+    "greater": (operator.gt, _NUMBERS),
+    "greater_equal": (operator.ge, _NUMBERS),
+    "equal": (operator.eq, _NUMBERS),
+    "not_equal": (operator.ne, _NUMBERS),
+    **{name: (getattr(torch, name), FLOATS) for name in _SAME_NAME.split()},
+    **{name: (getattr(torch, name), BOOLS) for name in _LOGICAL.split()},
+    **{f"arc{name}": (getattr(torch, f"a{name}"), FLOATS) for name in _INVERSE.split()},
+}
+_MAKERS = (
+    () if np is None else (np.zeros, np.ones, np.full, np.eye, np.arange, np.linspace, np.array, np.asarray)
+)
+
+
+def _of_arrays(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    found = on_known(trace, fn, args, kwargs)
+    if found is not None:
+        return found
+    if isinstance(fn, np.ufunc) and fn.__name__ in _UFUNCS and len(args) == fn.nin and not kwargs:
+        target, kinds = _UFUNCS[fn.__name__]
+        if target in _BOTH_TENSORS and not all(type(a) is ArrayValue for a in args):
+            raise refused(f"{fn.__name__} of an array and a number")
+        return compute(trace, target, args, kinds)
+    rule = _FUNCTIONS.get(fn)
+    if rule is None:
+        raise refused(f"{fn.__name__} of arrays", "there is no rule for it")
+    return rule(trace, args, kwargs)
+
+
+_BOTH_TENSORS = frozenset((torch.maximum, torch.minimum, torch.arctan2, torch.hypot))
+_FUNCTIONS: dict[Any, CallRule] = {}
+
+
+def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Value]], Callable[..., Value]]:
+    """Register the rule of `numpy.<name>` and of the method of that name; what it is called with by other names
+    than `parameters` is left to NumPy. Rules get Values, None where nothing is given."""
+
+    def add(rule: Callable[..., Value]) -> Callable[..., Value]:
+        def call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+            found = on_known(trace, getattr(np, name), args, kwargs)
+            if found is not None:
+                return found
+            given = dict(zip(("a", *parameters), args))
+            if (
+                len(args) > len(parameters) + 1
+                or kwargs.keys() - set(parameters)
+                or given.keys() & kwargs.keys()
+            ):
+                raise refused(f"{name} with unusual arguments")
+            given |= {key: value for key, value in kwargs.items() if not is_none(value)}
+            return rule(trace, given["a"], *[given.get(key) for key in parameters])
+
+        if np is not None:
+            _FUNCTIONS[getattr(np, name)] = call
+            method = vars(np.ndarray).get(name)
+            if method is not None:
+                builtin_rule(method)(call)
+        return call
+
+    return add
+
+
+def _reduction(name: str, target: Any, kinds: frozenset[torch.dtype], *more: str) -> None:
+    @_array_function(name, "axis", *more, "keepdims")
+    def _reduce(trace: Trace, a: Value, axis: Value | None, *rest: Value | None) -> Value:
+        if type(a) is not ArrayValue or a.scalar:
+            raise refused(f"{name} of {a.describe()}")
+        example = a.tensor(trace).example
+        if any(type(n) is not int or not n for n in example.shape):
+            raise refused(f"{name} of no numbers, or of a number of them that changes")
+        keep = rest[-1] is not None and rest[-1].as_constant() is True
+        named = {} if len(rest) == 1 else {"correction": rest[0] or Constant(0)}
+        if axis is not None and not is_none(axis):
+            if not example.dim():
+                raise refused(f"{name} along an axis of a number")
+            named |= {"dim": axis, "keepdim": Constant(keep)}
+        elif keep:
+            raise refused(f"{name} with keepdims of all axes")
+        elif named:
+            named["dim"] = Constant(None)
+        return compute(trace, target, [a], kinds, named)
+
+
+_reduction("sum", torch.sum, ANY)
+_reduction("mean", torch.mean, FLOATS)
+_reduction("max", torch.amax, _NUMBERS)
+_reduction("min", torch.amin, _NUMBERS)
+_reduction("any", torch.any, BOOLS)
+_reduction("all", torch.all, BOOLS)
+_reduction("std", torch.std, FLOATS, "ddof")
+_reduction("var", torch.var, FLOATS, "ddof")
+
+
+def _viewed(trace: Trace, a: Value, method: str, *args: Value) -> Value:
+    if type(a) is not ArrayValue or a.scalar:
+        raise refused(f"{method} of {a.describe()}")
+    return ArrayValue.of(torch_call(trace, method, [a.tensor(trace), *args], {}))
+
+
+@_array_function("expand_dims", "axis")
+def _expand_dims(trace: Trace, a: Value, axis: Value | None) -> Value:
+    if axis is None or type(axis.as_constant()) is not int:
+        raise refused("expand_dims along several axes")
+    return _viewed(trace, a, "unsqueeze", axis)
+
+
+@_array_function("transpose", "axes")
+def _transpose(trace: Trace, a: Value, axes: Value | None) -> Value:
+    return a.getattr(trace, "T") if axes is None else _viewed(trace, a, "permute", axes)
+
+
+@_array_function("ravel")
+def _ravel(trace: Trace, a: Value) -> Value:
+    return _viewed(trace, a, "reshape", Constant(-1))
+
+
+@_array_function("copy")
+def _copy(trace: Trace, a: Value) -> Value:
+    return _viewed(trace, _viewed(trace, a, "clone"), "contiguous")
+
+
+@_array_function("where", "x", "y")
+def _where(trace: Trace, condition: Value, x: Value | None, y: Value | None) -> Value:
+    if x is None or y is None or type(condition) is not ArrayValue:
+        raise refused("where of a condition alone")
+    asked = operands_of(trace, [condition], BOOLS)
+    result = torch_call(trace, torch.where, [*asked, *operands_of(trace, [x, y], _NUMBERS)], {})
+    assert isinstance(result, TensorValue)
+    return ArrayValue.of(result)
+
+
+@_array_function("clip", "a_min", "a_max")
+def _clip(trace: Trace, a: Value, low: Value | None, high: Value | None) -> Value:
+    if low is None or high is None or type(low) is not Constant or type(high) is not Constant:
+        raise refused("clip by anything but two numbers")
+    return compute(trace, torch.clamp, [a, low, high], FLOATS)
+
+
+def _joining(name: str, target: Any) -> None:
+    @_array_function(name, "axis")
+    def _join(trace: Trace, arrays: Value, axis: Value | None) -> Value:
+        items = arrays.items if isinstance(arrays, SequenceValue) else []
+        parts = [a.tensor(trace) for a in items if type(a) is ArrayValue]
+        if not items or len(parts) != len(items):
+            raise refused(f"{name} of anything but a list of arrays")
+        operands_of(trace, items, ANY)  # of one dtype
+        result = torch_call(trace, target, [TupleValue(parts), axis or Constant(0)], {})
+        assert isinstance(result, TensorValue)
+        return ArrayValue.of(result)
+
+
+_joining("concatenate", torch.cat)
+_joining("stack", torch.stack)
+
+
+@call_finder
+def _find_method(fn: Any) -> CallRule | None:
+    """Methods of arrays without a rule of their own: on numbers that the trace knows, unless they write them."""
+    if not isinstance(fn, _METHODS) or np is None or fn.__objclass__ is not np.ndarray:
+        return None
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        writes = fn.__name__ in ("sort", "partition") or fn.__name__.startswith("__i")
+        known = bool(args) and type(args[0]) is ArrayValue and not writes
+        found = on_known(trace, fn, args, kwargs) if known else None
+        if found is None:
+            raise refused(f"ndarray.{fn.__name__}()", "there is no rule for it")
+        return found
+
+    return rule
+
+
+_METHODS = types.MethodDescriptorType, types.WrapperDescriptorType
+
+
+# Between arrays and tensors ---------------------------------------------------------------------------------
+@builtin_rule(torch.Tensor.numpy)
+def _numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    tensor = args[0]
+    plain = type(tensor) is TensorValue and len(args) == 1 and not kwargs and np is not None
+    example = tensor.example if plain else None  # type: ignore[attr-defined]
+    if example is None or example.requires_grad or example.device.type != "cpu" or example.dtype not in ANY:
+        raise unsupported(
+            "data-dependent", "Tensor.numpy is called", "it hands the tensor's data to Python",
+            "call it outside the compiled function",
+        )  # fmt: skip
+    return ArrayValue.of(tensor)
+
+
+@builtin_rule(torch.from_numpy)
+def _from_numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    array = args[0] if len(args) == 1 and not kwargs else None
+    if type(array) is not ArrayValue or array.scalar:
+        raise unsupported("unsupported-call", "torch.from_numpy() of anything but an array")
+    return torch_call(trace, "detach", [array.tensor(trace)], {})
+
+
+if np is not None:
+
+    @builtin_rule(np.ndarray.item)
+    def _item(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
+            raise refused("item() of one of several numbers")
+        return trace.call_method(args[0].tensor(trace), "item", [])
+
+    @builtin_rule(np.ndarray.tolist)
+    def _tolist(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
+            raise refused("tolist with unusual arguments")
+        return trace.call_method(args[0].tensor(trace), "tolist", [])
+
+    @builtin_rule(np.ndarray.reshape, np.reshape)
+    def _reshape(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if kwargs or not args or len(args) < 2:
+            raise refused("reshape with unusual arguments")
+        return _viewed(trace, args[0], "reshape", *args[1:])
+
+    @builtin_rule(np.ndarray.astype)
+    def _astype(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        array, dtype = (*args, None, None)[:2]
+        if kwargs or len(args) != 2 or type(array) is not ArrayValue or array.scalar:
+            raise refused("astype with unusual arguments")
+        try:
+            wanted = torch.from_numpy(np.empty(0, dtype=dtype.as_constant())).dtype  # type: ignore[union-attr]
+        except TypeError:
+            raise refused("astype to a type that tensors lack") from None
+        had = array.tensor(trace).example.dtype
+        if wanted not in ANY or (had in FLOATS and wanted not in FLOATS):
+            raise refused(f"astype from {had} to {wanted}")
+        to = torch_call(trace, "to", [array.tensor(trace), Constant(wanted)], {"copy": Constant(True)})
+        return ArrayValue.of(to)

@@ -67,6 +67,7 @@ class SizePolicy:
         default_factory=dict
     )  # the numbers of each entry, by the id of its guards
     refused: str = ""
+    checks: bool = True  # tests of data that only raise are put off until the graph has run
 
     def takes(self, device: str, of_data: bool = False) -> bool:
         """Whether sizes of a device's tensors may be symbols."""

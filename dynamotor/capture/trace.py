@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from ..base.errors import UserLine
 from .breaks import OfTrace, unsupported
+from .checks import Checks
 from .effects import Effects
 from .graph_builder import GraphBuilder
 from .guards import ConstEquals
@@ -65,6 +66,8 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)
         self.effects = Effects(self)
+        self.checks = Checks(self)
+        self.draws = False  # a call takes random numbers
         self.plain_calls = 0  # open regions in which no `__torch_function__` is asked
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
         self.reader.guard(

@@ -88,10 +88,11 @@ static bool lacks_attribute(PyObject *value, PyObject *name) {
     return missing;
 }
 
-/* Whether a dict has the key, and what lies there ends without a finalizer. */
-static bool has_silent_item(PyObject *dict, PyObject *key) {
-    PyObject *found = PyDict_Check(dict) ? PyDict_GetItemWithError(dict, key) : NULL;
-    return found != NULL && Py_TYPE(found)->tp_finalize == NULL && Py_TYPE(found)->tp_del == NULL;
+/* Whether what a dict may have under a key ends without a finalizer. */
+static bool is_replaceable(PyObject *dict, PyObject *key) {
+    if (!PyDict_Check(dict)) return false;
+    PyObject *found = PyDict_GetItemWithError(dict, key);
+    return found == NULL || (Py_TYPE(found)->tp_finalize == NULL && Py_TYPE(found)->tp_del == NULL);
 }
 
 static bool cell_is_empty(PyObject *value, Py_ssize_t index) {
@@ -120,7 +121,7 @@ bool check_holds(const Check *check, PyObject *value) {
     case CHECK_LENGTH: holds = raw_length(value) == check->number; break;
     case CHECK_DICT_KEYS: holds = has_keys(value, check->data); break;
     case CHECK_MISSING_KEY: holds = PyDict_Check(value) && PyDict_Contains(value, check->data) == 0; break;
-    case CHECK_HAS_KEY: holds = has_silent_item(value, check->data); break;
+    case CHECK_REPLACEABLE: holds = is_replaceable(value, check->data); break;
     case CHECK_MISSING_TYPE_ATTR: holds = PyType_Check(value) && _PyType_Lookup((PyTypeObject *)value, check->data) == NULL; break;
     case CHECK_MISSING_ATTR: holds = lacks_attribute(value, check->data); break;
     case CHECK_CELL_EMPTY: holds = cell_is_empty(value, check->number); break;

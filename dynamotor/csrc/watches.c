@@ -58,7 +58,7 @@ static void watch_check(GuardProgram *program, int node, int index, PyObject *va
     case CHECK_TYPE_IS: watch_class(program, node, value); return;
     case CHECK_TENSOR_MATCH: add(program, WATCH_TENSOR, index, value, 0); return;
     case CHECK_MISSING_KEY:
-    case CHECK_HAS_KEY: watch_dict(program, node, value, watched); return;
+    case CHECK_REPLACEABLE: watch_dict(program, node, value, watched); return;
     case CHECK_MISSING_TYPE_ATTR:
     case CHECK_MRO_IS: watch_type(program, node, value, watched); return;
     case CHECK_CONST_EQUALS:

@@ -536,17 +536,29 @@ def _multilabel_margin_loss(
     return TensorSpec.dense(shape, x.dtype, x.device), TensorSpec.dense(target.shape, x.dtype, x.device)
 
 
-@shape_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+@shape_rule(aten._embedding_bag.default)
 def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
     """The bookkeeping follows the kernel that is taken: a CPU's runs, with one row of the weight, zeros.
-    Sparse gradients and `include_last_offset` are left to eager.
+    Sparse gradients are left to eager.
     """
+    return _bags(aten._embedding_bag.default, args, kwargs)
+
+
+@shape_rule(aten._embedding_bag_forward_only.default)
+def _embedding_bag_forward_only(*args: Any, **kwargs: Any) -> Any:
+    return _bags(aten._embedding_bag_forward_only.default, args, kwargs)
+
+
+def _bags(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    last = any(args[7:8])
     if (
         kwargs
         or args[0].device != CPU
         or 0 in args[0].shape + args[2].shape
         or has_symbols(args)
-        or any(args[5:6] + args[7:8])
+        or any(args[5:6])
+        or last
+        and args[2].shape == (1,)  # no bags
     ):
         raise UnsupportedOp(
             "DM243",
@@ -555,7 +567,7 @@ def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
         )
     specs = (replace(args[0], shape=(1, *args[0].shape[1:])), *args[1:])
     zeros = [s.empty().zero_() if type(s) is TensorSpec else s for s in specs]
-    return tuple(map(TensorSpec.of, aten._embedding_bag_forward_only.default(*zeros)))
+    return tuple(map(TensorSpec.of, op(*zeros)))
 
 
 @shape_rule(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -72,6 +74,27 @@ def on_an_argument(x):
     return x.sin(), x
 
 
+def on_an_argument_before_it_is_used(x):
+    y = x.exp()
+    x.register_hook(lambda g: g * y.detach())
+    z = (x * y).cos()
+    x.register_hook(lambda g: g + 1)
+    return z, y
+
+
+def on_an_argument_that_is_written(x):
+    z = x * 2
+    x.register_hook(lambda g: g * 3)
+    with torch.no_grad():
+        x.mul_(2)
+    return z, x * 1
+
+
+def on_an_argument_of_a_gradient(x):
+    x.register_hook(lambda g: g * 3)
+    return torch.autograd.grad((x * x).sum(), x, create_graph=True)[0], x * 1
+
+
 def of_a_wrong_shape(x):
     y = x * 2
     y.register_hook(lambda g: g[0])
@@ -92,7 +115,16 @@ def taken_away(x):
     return z, y
 
 
-SINGLE = {scaled, squared_and_returned, looked_at, written_after, two, around_an_op_that_eager_runs}
+SINGLE = {
+    scaled,
+    squared_and_returned,
+    looked_at,
+    written_after,
+    two,
+    around_an_op_that_eager_runs,
+    on_an_argument,
+    on_an_argument_before_it_is_used,
+}
 
 
 def gradients(function, used):
@@ -119,6 +151,9 @@ def gradients(function, used):
         on_a_view_of_an_argument,
         around_an_op_that_eager_runs,
         on_an_argument,
+        on_an_argument_before_it_is_used,
+        on_an_argument_that_is_written,
+        on_an_argument_of_a_gradient,
         of_a_wrong_shape,
         written_gradient,
         taken_away,
@@ -164,3 +199,32 @@ def test_the_mode_is_left_as_it_was():
     compiled = dynamotor.compile(function, backend="eager")
     compiled(torch.ones(3, requires_grad=True))
     assert torch.is_grad_enabled()
+
+
+def test_a_hook_on_a_parameter_is_put_on_at_each_call():
+    dynamotor.reset()
+    counters.clear()
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.seen = torch.nn.Linear(3, 3), []
+
+        def forward(self, x):
+            self.linear.weight.register_hook(self.note)
+            return self.linear(x.tanh())
+
+        def note(self, grad):
+            self.seen.append(float(grad.sum()))
+            return grad * 2
+
+    torch.manual_seed(0)
+    eager = Net()
+    mine = copy.deepcopy(eager)
+    compiled, x = dynamotor.compile(mine), torch.randn(2, 3)
+    for _ in range(3):
+        for call in (eager, compiled):
+            call(x).sum().backward()
+    assert len(eager.seen) == 6 and mine.seen == pytest.approx(eager.seen)
+    torch.testing.assert_close(mine.linear.weight.grad, eager.linear.weight.grad)
+    assert counters["capture"]["graphs"] == 1 and not counters["breaks"]

@@ -282,3 +282,32 @@ def test_what_a_gpu_gives_lies_as_the_rules_say() -> None:
         for row_major in (True, False):
             (found,) = _turned([given], {0: row_major})
             assert torch.equal(found, given) and found.is_contiguous() is row_major
+
+
+def test_a_bool_that_an_inner_frame_looks_at_breaks_where_it_was_read() -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Any, flag: bool) -> Any:
+            y = x.sin()
+            return (y * 2 if flag else y - 1).cos()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Layer(), Layer()])
+
+        def forward(self, x: Any) -> Any:
+            x = x + 1
+            flag = (x > 0).any().item()
+            for layer in self.layers:
+                x = layer(x, flag)
+            return x, flag
+
+    net = Net()
+    compiled = dynamotor.compile(net)
+    for x in (X, X - 10, X, X - 10):
+        got, want = compiled(x), net(x)
+        torch.testing.assert_close(got[0], want[0])
+        assert got[1] is want[1]
+    assert (
+        counters["capture"]["graphs"] == 3 and sum(counters["breaks"].values()) == 1
+    )  # before it, and two behind

@@ -368,6 +368,26 @@ def test_bags_of_embeddings_are_one_graph_and_have_eagers_gradients(mode, paddin
         assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_bags_may_end_with_the_last_offset(mode, weighed):
+    def fn(rows, table, offsets, weights):
+        return F.embedding_bag(
+            rows, table, offsets, mode=mode, include_last_offset=True, per_sample_weights=weights
+        )
+
+    compiled = dynamotor.compile(fn, fullgraph=True)
+    table = x(10, 4, dtype=torch.float32, grad=True)
+    weights = x(6, dtype=torch.float32, grad=True) if weighed and mode == "sum" else None
+    for offsets in ([0, 2, 2, 6], [0, 6], [0, 0, 6]):
+        args = torch.tensor([1, 9, 3, 3, 0, 2]), table, torch.tensor(offsets), weights
+        ours, expected = compiled(*args), fn(*args)
+        torch.testing.assert_close(ours, expected)
+        wanted = [t for t in (table, weights) if t is not None]
+        for mine, theirs in zip(*(torch.autograd.grad(o.sin().sum(), wanted) for o in (ours, expected))):
+            torch.testing.assert_close(mine, theirs)
+
+
 def test_random_functions_keep_eagers_order():
     def fn(a):
         b = F.dropout(a, 0.5)

@@ -16,7 +16,17 @@ import torch
 
 from ...base.typed import MaybeNone
 from ..breaks import unsupported
-from ..guards import DictKeys, HasKey, IdIs, Length, MissingKey, SetEquals, TypeIs, is_constant, ordered_keys
+from ..guards import (
+    DictKeys,
+    IdIs,
+    Length,
+    MissingKey,
+    Replaceable,
+    SetEquals,
+    TypeIs,
+    is_constant,
+    ordered_keys,
+)
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Iterator, ObjectKey, Value, makers, wrap_rule
@@ -379,18 +389,19 @@ class DictValue(Value):
         """`dict.__setitem__`."""
         if self.obj is not MISSING:
             trace.effects.touch(self, self._held(hash_key))
-            self._has(hash_key)  # whether the key is new decides its place in the order
+            self._may_replace(hash_key)
             self.changed[hash_key] = None
         old = self.table.get(hash_key)
         self.table[hash_key] = (key if old is None else old[0], value)
 
-    def _has(self, key: Hashable) -> None:
-        """Guard that a key is there, or not, without a look at what is there."""
-        unknown = not (self.complete or key in self.table or key in self.changed)
-        if unknown and type(key) in _OWN_KEYS and not self.trusted and dict.__contains__(self.obj, key):
-            self.trace.reader.guard(HasKey(self.source, key))
-        else:
+    def _may_replace(self, key: Hashable) -> None:
+        """A write needs not know whether the key is there: who asks for the keys and their order (`load`)
+        guards them."""
+        known = self.complete or key in self.table or key in self.changed or key in self.absent
+        if known or self.trusted or type(key) not in _OWN_KEYS:
             self.lookup(key)
+        else:
+            self.trace.reader.guard(Replaceable(self.source, key))
 
     def _held(self, key: Hashable) -> tuple[Any, ...]:
         """The real object under a key, if any."""
@@ -400,6 +411,13 @@ class DictValue(Value):
     def remove(self, trace: Trace, hash_key: Hashable) -> None:
         """`dict.__delitem__` of a key that is there."""
         if self.obj is not MISSING:
+            if hash_key in self.changed and not self.complete and not self.trusted:
+                trace.reader.ask(
+                    self.source,
+                    self.obj,
+                    f"having the key {hash_key!r}",
+                    lambda d: dict.__contains__(d, hash_key),
+                )
             self.changed[hash_key] = self.removed[hash_key] = None
             trace.effects.touch(self, self._held(hash_key))
         del self.table[hash_key]

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import __future__ as future
 from torch.nn.modules import module as torch_module
 
 from ..breaks import unsupported
@@ -219,6 +220,9 @@ _slice_rule(torch.nn.Sequential)
 def _refuse(name: str) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
+            wanted = _conversion(name, args[1:], kwargs)
+            if wanted is not None and _is_converted(trace, args[0], *wanted):
+                return args[0]
             raise unsupported(
                 "unsupported-mutation",
                 f"Module.{name}() is called",
@@ -227,6 +231,68 @@ def _refuse(name: str) -> CallRule:
         return trace.inline_function(getattr(Module, name), args, kwargs)
 
     return rule
+
+
+_DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "cpu": None,
+}
+
+
+def _conversion(name: str, args: list[Value], kwargs: dict[str, Value]) -> tuple[Any, Any] | None:
+    """The device and dtype (None: as they are) to which a method brings a module; None where that is not
+    plain."""
+    if name in _DTYPES and not args and not kwargs:
+        return torch.device("cpu") if name == "cpu" else None, _DTYPES[name]
+    if name != "to" or not all(a.is_constant() for a in (*args, *kwargs.values())):
+        return None
+    try:
+        device, dtype, _, layout = torch._C._nn._parse_to(  # type: ignore[attr-defined]
+            *[a.as_constant() for a in args], **{key: a.as_constant() for key, a in kwargs.items()}
+        )
+    except Exception:  # eager raises it
+        return None
+    plain = layout is None and (dtype is None or dtype.is_floating_point)
+    where_it_is = device is None or device.type == "cpu" or device.index is not None
+    return (device, dtype) if plain and where_it_is else None
+
+
+def _is_converted(trace: Trace, module: NNModuleValue, device: Any, dtype: Any) -> bool:
+    """Whether a module's tensors are there already, so that bringing them there changes nothing."""
+    for setting in (
+        future.get_swap_module_params_on_conversion,
+        future.get_overwrite_module_params_on_conversion,
+    ):
+        if trace.reader.ask(Const(setting, setting.__name__), setting, "the setting", lambda ask: ask()):
+            return False
+    own = any(
+        trace.type_attr(module.cls, name) is not getattr(Module, name) or module.instance_attr(trace, name)
+        for name in ("_apply", "children", "named_children")
+    )
+    if own or module.obj is MISSING:
+        return False
+    tensors = [v for t in ("_parameters", "_buffers") for _, v in module.table(trace, t).load().values()]
+    for value in tensors:
+        if is_none(value):
+            continue
+        if type(value) is not TensorValue or value.obj is MISSING or value.example.is_complex():
+            return False
+        example = value.example
+        wanted = dtype if example.is_floating_point() else None
+        if wanted not in (None, example.dtype) or device not in (None, example.device):
+            return False
+        if not trace.reader.ask(value.source, value.obj, "its gradient's type", _gradient_is_alike):
+            return False
+    inside = [v for _, v in module.table(trace, "_modules").load().values() if not is_none(v)]
+    return all(isinstance(m, NNModuleValue) and _is_converted(trace, m, device, dtype) for m in inside)
+
+
+def _gradient_is_alike(tensor: torch.Tensor) -> bool:
+    grad = tensor.grad if tensor.is_leaf else None
+    return grad is None or (grad.dtype, grad.device) == (tensor.dtype, tensor.device)
 
 
 _REFUSED = (

@@ -402,7 +402,7 @@ def _product(trace: Trace, args: list[Value]) -> Value | None:
 
 @size_rule(torch._check)
 def _check(trace: Trace, args: list[Value]) -> Value | None:
-    return _demanded(trace, args[0].condition) if type(args[0]) is ConditionValue else None
+    return demand(trace, args[0].condition) if type(args[0]) is ConditionValue else None
 
 
 @size_rule(torch._check_with)
@@ -415,10 +415,10 @@ def _check_with(trace: Trace, args: list[Value]) -> Value | None:
 def _check_is_size(trace: Trace, args: list[Value]) -> Value | None:
     if type(args[0]) is not SizeValue or not is_unbacked(args[0].expr):
         return None
-    return _demanded(trace, Condition(">=", args[0].expr))
+    return demand(trace, Condition(">=", args[0].expr))
 
 
-def _demanded(trace: Trace, condition: Condition) -> Value:
+def demand(trace: Trace, condition: Condition) -> Value:
     """A node that raises where it does not hold; what follows relies on it."""
     if not condition.sure(True):
         node = trace.sizes.node(trace.graph, trace.sizes.used(condition.expr))

@@ -21,6 +21,7 @@ from ..guards import Ambient
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
+from .array import ArrayValue
 from .base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing, wrap_held
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
@@ -112,7 +113,7 @@ def _method(descr: Any, name: str) -> CallRule:
     return rule
 
 
-_READ = ("item", "tolist", "__int__", "__float__")
+_READ = ("item", "tolist", "__int__", "__float__", "__bool__")
 _LONGEST_LIST = 32
 
 
@@ -133,6 +134,10 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
         shape, dtype = x.example.spec.shape, x.example.dtype
         if name == "tolist" and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_LIST:
             return ListValue([rule_of_item(trace, [part], {}) for part in x.unpack(trace)])
+        if name == "__bool__":
+            if any(type(n) is not int or n != 1 for n in shape):
+                return refuse(trace, args, kwargs)
+            return HeldNumber(trace, torch_call(trace, torch.ne, [x, Constant(0)], {}))  # type: ignore[arg-type]
         whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
         if {"__int__": whole, "__float__": dtype.is_floating_point}.get(name, not shape or name == "item"):
             if whole:
@@ -145,14 +150,20 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
     return rule
 
 
+_COMPARISONS = frozenset((operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne))
+_EXACT = 1 << 53  # whole numbers up to here are floats
+
+
 class HeldNumber(Constant):
     """A float or bool of a tensor: it is handed on, read from an output of the graph, and who looks at it
     breaks the graph.
     """
 
-    __slots__ = ("tensor", "kind")
+    __slots__ = ("tensor", "kind", "read_at")
+    held = True
 
     def __init__(self, trace: Trace, tensor: TensorValue) -> None:
+        self.read_at = tuple([(frame, frame.step_at) for frame in trace.frames])
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
 
@@ -161,14 +172,26 @@ class HeldNumber(Constant):
 
     @property
     def value(self) -> Any:
-        raise unsupported(
+        stop = unsupported(
             "data-dependent",
             f"a {self.kind.__name__} that was read from a tensor decides what the program does",
             cure="keep the value in tensors (torch.where, masks)",
         )
+        stop.read_at = self.read_at if self.kind is bool else ()
+        raise stop
 
     def truth(self, trace: Trace) -> bool:
         return self.value
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        """A comparison with a number is handed on too: as Python compares, with 64 bits."""
+        plain = type(other) is Constant and type(other.value) in (int, float, bool)
+        if op not in _COMPARISONS or not plain or abs(other.value) > _EXACT:  # type: ignore[attr-defined]
+            return super().binary(trace, op, other, reflected)
+        wide = torch_call(trace, "to", [self.tensor, Constant(torch.float64)], {})
+        return HeldNumber(trace, torch_call(trace, op, [other, wide] if reflected else [wide, other], {}))  # type: ignore[arg-type]
 
     def reconstruct(self, cg: Codegen) -> str:
         return f"{cg.emit(self.tensor)}.item()"
@@ -328,13 +351,6 @@ def _split(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return torch_call(trace, target, args, kwargs)
 
 
-@builtin_rule(torch._assert)
-def _torch_assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if not trace.truth(args[0]):
-        raise trace.error(AssertionError, *args[1:])
-    return Constant(None)
-
-
 register_all(
     builtin_rule,
     (
@@ -374,6 +390,8 @@ def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
 def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A tensor as another type or on another device, or a new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if type(data) is ArrayValue and not data.scalar:  # shares the memory where nothing else is asked for
+        data = torch_call(trace, "detach", [data.tensor(trace)], {})
     if isinstance(data, TensorValue):
         wanted = {
             name: v
@@ -392,6 +410,11 @@ def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Val
 def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if type(data) is ArrayValue and len(args) == 1 and kwargs.keys() <= {"dtype", "device"}:
+        copied = torch_call(
+            trace, "clone", [data.tensor(trace)], {"memory_format": Constant(torch.contiguous_format)}
+        )
+        return torch_call(trace, "to", [copied], kwargs) if kwargs else copied
     if data is None or _holds(data, lambda value: isinstance(value, TensorValue)):
         raise unsupported(
             "data-dependent",

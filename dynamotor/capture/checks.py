@@ -1,0 +1,192 @@
+"""Tests of data that only raise (`if (sigma <= 0).any(): raise ...`, an `assert`, what distributions ask of their
+arguments): the trace goes on as if they passed, the graph's last output says whether one failed, and a call where
+one did runs in eager from its start.
+
+>>> trace.checks.passes(value, False)     # the program raises where the tensor is true
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ..graph.sizes import Size
+from ..graph.sym_int import Condition
+from .bytecode import CodeInfo
+from .failed_graphs import acts_outside
+from .values.base import Value, builtin_rule
+from .values.constant import Constant
+from .values.known import known
+from .values.size import ConditionValue, demand
+from .values.tensor import TensorValue, function_name, tensor_values, torch_call, writes_inputs
+from .values.torch_function import HeldNumber
+
+if TYPE_CHECKING:
+    from .interpreter import Frame
+    from .trace import Trace
+
+_BOUNDED = frozenset(
+    ("nonzero", "where", "getitem", "index", "masked_select", "unique", "unique_consecutive")
+)
+_LONGEST_RAISE = 200  # instructions
+_JUMPS = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False}
+
+
+class CheckFailed(Exception):
+    """A test of data did not pass: the call is to be run in eager, which raises what the user wrote."""
+
+
+class Checks:
+    """The tests that a trace has put off. `failed`: whether one of them did not pass, a tensor of the graph."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.failed: TensorValue | None = None
+        self.of_sizes = False  # of sizes that data decides, which nodes of their own test
+
+    def passes(self, value: Value, truth: bool) -> bool:
+        """Whether the trace goes on as if a value that only data knows had this truth."""
+        trace = self.trace
+        if type(value) is ConditionValue:
+            asked = value.condition
+            if trace.sizes.in_body or not trace.sizes.policy.checks:
+                return False
+            demand(trace, Condition(asked.kind, asked.expr, asked.negated is truth))
+            self.of_sizes = True
+            return True
+        tensor = value.tensor if type(value) is HeldNumber else value
+        if (
+            type(tensor) is not TensorValue
+            or trace.sizes.in_body
+            or not trace.sizes.policy.checks
+            or tensor.example.device.type != "cpu"
+            or any(type(n) is not int or n != 1 for n in tensor.example.spec.shape)
+        ):
+            return False
+        tensor = torch_call(trace, "reshape", [tensor, Constant(())], {})
+        failed: Any = (
+            torch_call(trace, torch.logical_not, [tensor], {})
+            if truth
+            else torch_call(trace, torch.ne, [tensor, Constant(0)], {})
+        )
+        if self.failed is not None:
+            failed = torch_call(trace, torch.logical_or, [self.failed, failed], {})
+        self.failed = failed
+        return True
+
+    def stand(self) -> bool:
+        """Whether a call can still run from its start when the graph has run, and the graph may run where a
+        test fails: what a test keeps out ends the process on a GPU, or needs any amount of memory.
+        """
+        trace = self.trace
+        nodes = trace.graph.graph.nodes
+        if (self.failed is not None or self.of_sizes) and (
+            writes_inputs(trace) or any(map(acts_outside, nodes))
+        ):
+            return False
+        elsewhere = any(v.example.device.type != "cpu" for v in tensor_values(trace).values())
+        if self.of_sizes and trace.draws and elsewhere:
+            return False  # only the CPU's random state is put back
+        return self.failed is None or not (elsewhere or any(_is_unbounded(trace, node) for node in nodes))
+
+
+def _is_unbounded(trace: Trace, node: fx.Node) -> bool:
+    """Whether data alone decides how large a result is."""
+    if "data_dependent" not in node.meta or function_name(node.target) in _BOUNDED:
+        return False
+    val = node.meta["val"]  # of a number that is read, whether it is a size
+    return type(val) is not Size or any(
+        type(n) is Size and n.symbols & val.symbols
+        for value in tensor_values(trace).values()
+        for n in value.example.spec.shape
+    )
+
+
+def checked(run: Callable[..., Any], place: int | None, draws: bool) -> Callable[..., Any]:
+    """A compiled graph that raises where its output at `place` says so; one that `draws` leaves the random state
+    as it was where it raises."""
+    if place is None and not draws:
+        return run
+
+    def run_checked(*tensors: Any) -> Any:
+        state = torch.get_rng_state() if draws else None
+        try:
+            outs = run(*tensors)
+            if place is not None and outs[place]:
+                raise CheckFailed
+        except Exception:
+            if state is not None:
+                torch.set_rng_state(state)
+            raise
+        return outs
+
+    return run_checked
+
+
+def decided(frame: Frame, instr: Any, when: bool) -> bool | None:
+    """The truth that a jump's value is taken to have, since the program only raises where it has the other one;
+    None where that is not so.
+    """
+    value = frame.stack[-1]
+    if _only_data_knows(frame.trace, value):
+        for truth, offset in ((when, instr.target), (not when, instr.end)):
+            if _only_raises(frame, offset):
+                return not truth if frame.trace.checks.passes(value, not truth) else None
+    return None
+
+
+def _only_data_knows(trace: Trace, value: Value) -> bool:
+    if type(value) is ConditionValue:
+        return not (value.condition.sure(True) or value.condition.sure(False))
+    return type(value) is HeldNumber or type(value) is TensorValue and known(trace, value) is None
+
+
+@builtin_rule(torch._check_with)
+def _check_with(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 3 and _only_data_knows(trace, args[1]) and trace.checks.passes(args[1], True):
+        return Constant(None)
+    return trace.inline_function(torch._check_with, args, kwargs)
+
+
+@builtin_rule(torch._assert)
+def _assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    put_off = _only_data_knows(trace, args[0]) and trace.checks.passes(args[0], True)
+    if not put_off and not trace.truth(args[0]):
+        raise trace.error(AssertionError, *args[1:])
+    return Constant(None)
+
+
+@builtin_rule(torch._assert_async)
+def _assert_async(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if kwargs or not trace.checks.passes(args[0], True):
+        return torch_call(trace, torch._assert_async, args, kwargs)
+    return Constant(None)
+
+
+def _only_raises(frame: Frame, offset: int) -> bool:
+    """Whether nothing follows but the making of an exception. A guess: what is taken to pass is checked."""
+    info: CodeInfo = frame.info
+    todo, seen = [offset], set[int]()
+    while todo:
+        at = todo.pop()
+        instr = info.at(at)
+        if at in seen or instr.op in ("RAISE_VARARGS", "RERAISE"):
+            continue
+        seen.add(at)
+        known = frame.fast[instr.arg] if instr.op == "LOAD_FAST" else None
+        if type(known) is Constant and type(known.value) is bool:  # `if raises: raise ...`
+            jump = info.at(instr.end)
+            if jump.op in _JUMPS:
+                todo.append(jump.target if known.value is _JUMPS[jump.op] else jump.end)  # type: ignore[arg-type]
+                continue
+        if instr.op.startswith(("RETURN", "YIELD")) or len(seen) > _LONGEST_RAISE:
+            return False
+        follows = [instr.end] if instr.op != "JUMP" else []
+        if instr.target is not None:
+            follows.append(instr.target)
+        todo += follows
+    return True

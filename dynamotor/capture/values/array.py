@@ -1,0 +1,331 @@
+"""NumPy arrays in a trace: a tensor on the CPU that shares the array's memory, and the operators and indices that
+NumPy and PyTorch agree on.
+
+>>> value = ArrayValue.of(trace.wrap(source, tensor))     # x.numpy()
+>>> value.binary(trace, operator.mul, Constant(2.0))      # a node on the tensor, an array again
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+try:
+    import numpy as np
+except ImportError:  # PyTorch works without it
+    np = None  # type: ignore[assignment]
+
+from ..breaks import Unsupported, unsupported
+from ..guards import TypeIs
+from ..source import Called, Const
+from .base import MISSING, Value, wrap_rule
+from .constant import Constant
+from .containers import SequenceValue, SliceValue
+from .known import known
+from .size import SizeValue
+from .tensor import TensorValue, torch_call
+from .user_object import UserObject
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+FLOATS = frozenset((torch.float32, torch.float64))
+WHOLE = frozenset((torch.int32, torch.int64))
+BOOLS = frozenset((torch.bool,))
+_ARITHMETIC = FLOATS | WHOLE
+ANY = _ARITHMETIC | BOOLS
+
+# What an operator computes, and of which dtypes it gives the same in both libraries.
+_OPERATORS: dict[Callable[..., Any], frozenset[torch.dtype]] = {
+    **dict.fromkeys((operator.add, operator.sub, operator.mul, operator.neg), _ARITHMETIC),
+    **dict.fromkeys((operator.truediv, operator.pow, operator.matmul), FLOATS),
+    **dict.fromkeys((operator.and_, operator.or_, operator.xor, operator.invert), BOOLS),
+    **dict.fromkeys(
+        (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne), _ARITHMETIC
+    ),
+}
+_IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+
+
+_PLACES = (int, slice, type(None))
+
+
+def shared(array: Any) -> torch.Tensor:
+    """The tensor over an array's memory; TypeError (the source leads nowhere) where there is none."""
+    if type(array) is not np.ndarray or not array.flags.writeable:
+        raise TypeError("no array that may be written")
+    try:
+        return torch.from_numpy(array)
+    except ValueError as error:
+        raise TypeError(str(error)) from None
+
+
+class ArrayValue(UserObject):
+    """A NumPy array, from outside or over a tensor of the trace; `scalar`: NumPy gives the number itself."""
+
+    __slots__ = ("_tensor", "scalar")
+
+    def __init__(self, source: Any = None, obj: Any = MISSING) -> None:
+        super().__init__(np.ndarray, source, obj)
+        self._tensor: TensorValue | None = None
+        self.scalar = False
+
+    @staticmethod
+    def of(tensor: Value, scalar: bool = False) -> ArrayValue:
+        """The array over a tensor of the trace."""
+        assert isinstance(tensor, TensorValue)
+        array = ArrayValue()
+        array._tensor, array.scalar = tensor, scalar
+        if scalar:
+            array.cls = type(torch.zeros((), dtype=tensor.example.dtype).numpy()[()])
+        return array
+
+    def tensor(self, trace: Trace) -> TensorValue:
+        """The tensor over its memory."""
+        if self._tensor is None:
+            try:
+                real = shared(self.obj)
+            except TypeError as error:
+                raise unsupported("unsupported-value", "an array that is no tensor", str(error)) from None
+            found = trace.wrap(Called(self.source, shared), real)
+            assert isinstance(found, TensorValue)
+            self._tensor = found
+        return self._tensor
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return cg.new_object(self, f"{cg.emit(self._tensor)}.numpy(){'[()]' * self.scalar}")  # type: ignore[arg-type]
+
+    def describe(self) -> str:
+        return "a NumPy array"
+
+    # Attributes ---------------------------------------------------------------------------------------------
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name in ("shape", "ndim", "size", "T", "dtype"):
+            tensor = self.tensor(trace)
+            if name == "T":
+                order = tuple(reversed(range(tensor.example.dim())))
+                return ArrayValue.of(torch_call(trace, "permute", [tensor, Constant(order)], {}), self.scalar)
+            if name == "dtype":
+                return trace.make(torch.empty(0, dtype=tensor.example.dtype).numpy().dtype)
+            return (
+                torch_call(trace, "numel", [tensor], {})
+                if name == "size"
+                else self._sizes(trace, tensor, name)
+            )
+        if self.scalar and name == "item":
+            return trace.bind(np.ndarray.item, name, self, np.ndarray)
+        return super().getattr(trace, name)
+
+    @staticmethod
+    def _sizes(trace: Trace, tensor: TensorValue, name: str) -> Value:
+        found = tensor.getattr(trace, name)
+        return found if name == "ndim" else trace.make_tuple(found.unpack(trace))
+
+    # Operators ----------------------------------------------------------------------------------------------
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        plain = _IN_PLACE.get(op, op)
+        operands: list[Value] = [other, self] if reflected else [self, other]
+        found = on_known(trace, plain, operands) if plain is op or self.scalar else None
+        if found is not None:
+            return found
+        if plain not in _OPERATORS:
+            raise refused(f"{op.__name__} of {self.describe()}")
+        if op in _IN_PLACE and not self.scalar:
+            compute(trace, op, [self, other], _OPERATORS[plain])
+            return self
+        return compute(trace, plain, operands, _OPERATORS[plain])
+
+    def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        found = on_known(trace, op, [self])
+        if found is not None:
+            return found
+        if op not in _OPERATORS:
+            raise refused(f"{op.__name__} of {self.describe()}")
+        return compute(trace, op, [self], _OPERATORS[op])
+
+    def truth(self, trace: Trace) -> bool:
+        return trace.truth(self.tensor(trace))
+
+    # Container protocol -------------------------------------------------------------------------------------
+    def length(self, trace: Trace) -> Value:
+        if self.scalar or not self.tensor(trace).example.dim():
+            raise refused("len() of a number")
+        return self.tensor(trace).length(trace)
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        taken = on_known(trace, operator.getitem, [self, key])
+        if taken is not None:
+            return taken
+        place, whole = self._place(trace, key)
+        found = torch_call(trace, operator.getitem, [self.tensor(trace), place], {})
+        assert isinstance(found, TensorValue)
+        if whole and not found.example.dim():  # NumPy takes the number out
+            return ArrayValue.of(torch_call(trace, "clone", [found], {}), True)
+        return ArrayValue.of(found)
+
+    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        tensor = self.tensor(trace)
+        place, _ = self._place(trace, key)
+        operand = operands_of(trace, [self, value], ANY)[1]
+        if self.scalar:
+            raise refused("an index into a number")
+        torch_call(trace, operator.setitem, [tensor, place, operand], {})
+
+    def _place(self, trace: Trace, key: Value) -> tuple[Value, bool]:
+        """An index for the tensor, and whether it is of plain numbers, slices and None."""
+        if type(key) is ArrayValue and not key.scalar and not self.scalar:
+            tensor = key.tensor(trace)
+            if tensor.example.dtype in (torch.bool, torch.int64) and tensor.example.dim():
+                return tensor, False
+        parts = key.unpack(trace) if key.python_type() is tuple else [key]
+        for part in parts:
+            number = type(part) is SizeValue or type(part) is Constant and type(part.value) in _PLACES
+            if self.scalar or not (number or isinstance(part, SliceValue) or _is_ellipsis(part)):
+                raise refused("an index", "it is no number, slice or array of positions")
+        return key, not any(map(_is_ellipsis, parts))
+
+
+def _is_ellipsis(value: Value) -> bool:
+    return isinstance(value, Constant) and value.value is Ellipsis
+
+
+# What writes its arguments, or asks where they lie: not for copies of them.
+_WRITING = """copyto put place putmask put_along_axis fill_diagonal fill resize setfield setflags byteswap __setitem__
+    __setstate__ shares_memory may_share_memory tofile dump"""
+_NOT_ON_COPIES = frozenset(_WRITING.split())
+_MOST = 1024  # numbers of an array that is made of plain ones
+
+
+def on_known(
+    trace: Trace, fn: Callable[..., Any], args: Sequence[Value], kwargs: dict[str, Value] | None = None
+) -> Value | None:
+    """What NumPy itself gives for arrays whose numbers the trace knows; None where it does not know them, or the
+    result shares their memory."""
+    name, named = getattr(fn, "__name__", ""), kwargs or {}
+    arrays: list[Any] = []
+    try:
+        real = [_real(trace, value, arrays) for value in args]
+        given = {key: _real(trace, value, arrays) for key, value in named.items()}
+    except LookupError:
+        return None
+    if not arrays or name in _NOT_ON_COPIES or name.startswith("save") or "out" in given:
+        return None
+    try:
+        with np.errstate(all="raise"):  # what is done then is a setting of NumPy's
+            result = fn(*real, **given)
+    except FloatingPointError:
+        return None
+    except Exception as error:
+        raise trace.real_error(error) from None
+    if isinstance(result, np.ndarray) and any(np.may_share_memory(result, array) for array in arrays):
+        return None
+    return made(trace, result) if isinstance(result, np.ndarray | np.generic | bool | int | float) else None
+
+
+def _real(trace: Trace, value: Value, arrays: list[Any]) -> Any:
+    """A value's object, a copy of an array; LookupError where it is not known."""
+    if type(value) is ArrayValue:
+        data = known(trace, value.tensor(trace)) if value._tensor is not None else None
+        if data is None:
+            raise LookupError
+        arrays.append(data.numpy().copy())
+        return arrays[-1][()] if value.scalar else arrays[-1]
+    if isinstance(value, SequenceValue) and value.kind in (list, tuple):
+        return value.kind([_real(trace, item, arrays) for item in value.items])
+    if value.symbolic or not value.is_constant() or not _is_data(value.as_constant()):
+        raise LookupError
+    return value.as_constant()
+
+
+def _is_data(obj: Any) -> bool:
+    if isinstance(obj, tuple | list):
+        return all(map(_is_data, obj))
+    if isinstance(obj, type):
+        return issubclass(obj, int | float | np.generic)
+    return obj is None or isinstance(obj, int | float | str | slice | np.generic | type(Ellipsis))
+
+
+def made(trace: Trace, result: Any) -> Value:
+    """A new array, or number, of which the trace knows all."""
+    if not isinstance(result, np.ndarray):
+        return trace.fresh(result)
+    dtype = torch.from_numpy(result).dtype if result.dtype.kind in "fib" else None
+    if dtype not in ANY or result.size > _MOST:
+        raise refused(f"an array of {result.dtype} is made")
+    numbers = torch_call(trace, torch.tensor, [trace.fresh(result.tolist())], {"dtype": Constant(dtype)})
+    return ArrayValue.of(torch_call(trace, "reshape", [numbers, Constant(result.shape)], {}))
+
+
+def compute(
+    trace: Trace,
+    target: Any,
+    operands: Sequence[Value],
+    kinds: frozenset[torch.dtype],
+    kwargs: dict[str, Value] | None = None,
+) -> ArrayValue:
+    """A torch function of arrays (and numbers), as an array."""
+    given = operands_of(trace, operands, kinds)
+    if kinds <= _ARITHMETIC:
+        refuse_float_errors(trace)
+    result = torch_call(trace, target, given, kwargs or {})
+    if not isinstance(result, TensorValue):
+        raise refused(f"{getattr(target, '__name__', target)} of arrays")
+    return ArrayValue.of(result, not result.example.dim())
+
+
+def operands_of(trace: Trace, values: Sequence[Value], kinds: frozenset[torch.dtype]) -> list[Value]:
+    """Arrays as their tensors, and numbers that take the arrays' dtype in both libraries."""
+    tensors = [v.tensor(trace) for v in values if type(v) is ArrayValue]
+    dtypes = {t.example.dtype for t in tensors}
+    if len(dtypes) != 1 or not dtypes <= kinds:
+        raise refused("a function of arrays", f"of {sorted(map(str, dtypes))}")
+    (dtype,) = dtypes
+    return [v.tensor(trace) if type(v) is ArrayValue else _number(v, dtype) for v in values]
+
+
+def _number(value: Value, dtype: torch.dtype) -> Value:
+    number = value.value if type(value) is Constant else None
+    if type(number).__module__ == "numpy" and torch.as_tensor(number).dtype is dtype:
+        number = number.item()  # type: ignore[union-attr]
+    if type(number) is float and dtype in FLOATS or type(number) is bool and dtype is torch.bool:
+        return Constant(number)
+    if type(number) is int:
+        limit = 1 << 24 if dtype in FLOATS else torch.iinfo(dtype).max if dtype in WHOLE else -1
+        if abs(number) <= limit:
+            return Constant(number)
+    raise refused("a function of arrays", f"an operand is {value.describe()}")
+
+
+def refuse_float_errors(trace: Trace) -> None:
+    """NumPy may be told to raise where a result is no number (`np.seterr`)."""
+    ask = np.geterr
+    if trace.reader.ask(Const(ask, "numpy.geterr"), ask, "the setting", _raises):
+        raise refused("a function of arrays", "np.seterr asks for errors")
+
+
+def _raises(ask: Callable[[], dict[str, str]]) -> bool:
+    return not {"ignore", "warn"} >= set(ask().values())
+
+
+def refused(what: str, cause: str = "its rules may differ from PyTorch's") -> Unsupported:
+    """What is left to NumPy."""
+    return unsupported("unsupported-call", f"NumPy: {what}", cause, cure="use torch's functions on tensors")
+
+
+if np is not None:
+
+    @wrap_rule(np.ndarray)
+    def _wrap_array(trace: Trace, source: Any, obj: Any) -> Value:
+        trace.reader.guard(TypeIs(source, np.ndarray))
+        return ArrayValue(source, obj)
