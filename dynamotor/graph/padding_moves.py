@@ -169,7 +169,8 @@ def _slice_scatter(call: Call) -> tuple[fx.Node, Any]:
 
 
 def _place(call: Call, axis: Any) -> Dim:
-    """A place along a dimension: an element from the front lies where it lay, one from the end is counted from
+    """A place along a dimension: an element from the front lies where it lay, one from the end is counted
+    from
     where the padding begins.
     """
     place = call.size("index")
@@ -230,7 +231,7 @@ def _index_select(call: Call) -> tuple[fx.Node, Any]:
 
 
 def _positions(call: Call, x: Axes, indices: Sequence[fx.Node | None]) -> list[fx.Node | None]:
-    """Positions that meet no padding: those in padding are 0, those from the end are counted from the front."""
+    """Positions that meet no padding: those in padding are 0, negative ones are counted from the front."""
     writer = call.writer
     found: list[fx.Node | None] = []
     for axis, index in zip(x, indices):
