@@ -170,8 +170,7 @@ def _slice_scatter(call: Call) -> tuple[fx.Node, Any]:
 
 def _place(call: Call, axis: Any) -> Dim:
     """A place along a dimension: an element from the front lies where it lay, one from the end is counted
-    from
-    where the padding begins.
+    from where the padding begins.
     """
     place = call.size("index")
     assert place is not None
