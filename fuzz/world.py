@@ -10,6 +10,7 @@ from __future__ import annotations
 
 WORLD = """
 import collections, contextlib, copy, dataclasses, enum, functools, itertools, math, operator, random, sys, typing, weakref
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -224,6 +225,20 @@ def risky(t, n):
     return t * 2
 
 
+def checked(t, n):
+    if (t > n).any():
+        raise Failure(n, t)
+    assert not t.isnan().all(), n
+    torch._assert((t < 90).all(), "large")
+    return t + 1
+
+
+def arrayed(t, n):
+    a = t.detach().numpy()
+    b = np.sin(a) * n + a.sum()
+    return torch.from_numpy(b if n % 2 else np.stack([b, a])[0])
+
+
 def failing(n):
     try:
         for i in range(n):
@@ -309,6 +324,7 @@ net({t})|net({t}, k={n})|{t} * net.w|{t}.data|{t}.view_as({t})|{t}[1:]|{t}[0]|{t
 taking(IT, {t})|taking(iter(box), {t})|taking(count({n}), {t})|{t} * next(IT)|slot.t if slot.t is not None else {t}|{t} * random.random()|torch.randint(0, 3, (4,)) + {t}
 doubling({l}, {n} % 3)[-1]|adding({l}, {n} % 3)[-1]|functools.reduce(lambda a, b: a * 2 + b, {l})|Row(*{l}[:1]).t|{t} + net.seen|net.mean * {t}|{t}.add_(1)|{t}.relu_()
 sum({l})|sum(({l})[1:], ({l})[0])|max({l}, key=lambda v: LOG.append('key') or {n})|{t} * Level.HIGH|{t}.detach().mul_(2)|{t}.requires_grad_()
+checked({t}, {n})|checked({t}.detach(), 9)|arrayed({t}, {n})|{t} * float(np.abs({t}.detach().numpy()).max())|torch.tensor(np.cos({t}.detach().numpy()))|{t}.to(net.w.dtype)
 """
 MORE_NUMBERS = """
 next(IT)|len(S)|Q[0]|meter.value|meter.kept|slot.a|len(KEYS)|KEYS[Key({n})]|KEYS.get(Key({n}), 5)|Level(1) + {n}|sum(growing([{n}], 3))|len(list(zip(IT, box)))|net.calls
@@ -327,7 +343,7 @@ LOG.append(next(IT))|LOG.append(list(itertools.islice(IT, {n} % 3)))|slot.a = {n
 net.seen.add_({n})|net.mean = {t}.detach()|net.w.data.mul_(0.5)|net.gain = {n}|net.eval()|net.train()|net.register_buffer('late', {t})|net.seen = net.seen + 1|net.w.requires_grad_({c})|net.zero_grad()
 KEYS[Key({n})] = {n}|KEYS.pop(Key({n}), None)|{t}.data.add_(1)|{t}.detach().zero_()|{t}.view(-1)[0] = {n}|{t}[0].mul_(2)|y.add_(1)|x.mul_(2)|x[0] = {n}|torch.manual_seed({n})|random.seed({n})
 LOG.append(random.random())|LOG.append([v for v in failing({n})])|LOG.append(tuple(i * {n} for i in IT if i < 3))|{t}.t_()|{t}.set_(({t}).clone())|x.data = {t}.detach()
-LOG.append({k: v for k, v in pairs(D, {n} % 3)})|{l}.extend({l})|del {l}[:1]|{l}.append({l}[-1])|{l}.clear()|LOG.append(torch.initial_seed())|LOG.append(int(torch.get_rng_state().sum()))
+LOG.append({k: v for k, v in pairs(D, {n} % 3)})|{l}.extend({l})|del {l}[:1]|{l}.append({l}[-1])|{l}.clear()|{t}.register_hook(lambda g: LOG.append('hook'))|net.to(torch.float32)|np.add({t}.detach().numpy(), 1, out={t}.detach().numpy())|LOG.append(torch.initial_seed())|LOG.append(int(torch.get_rng_state().sum()))
 """
 MORE_CHANGES = """
 net.eval()|net.train()|net.w.data.fill_({n})|setattr(net, 'w', torch.nn.Parameter(torch.ones(4)))|net.register_forward_hook(lambda m, a, o: o + 1)|net.seen.fill_({n})|setattr(net, 'mean', torch.ones(4))
