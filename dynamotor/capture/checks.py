@@ -78,15 +78,18 @@ class Checks:
         self.failed = failed
         return True
 
+    @property
+    def any(self) -> bool:
+        """Whether a test was put off."""
+        return self.failed is not None or self.of_sizes
+
     def stand(self) -> bool:
         """Whether a call can still run from its start when the graph has run, and the graph may run where a
         test fails: what a test keeps out ends the process on a GPU, or needs any amount of memory.
         """
         trace = self.trace
         nodes = trace.graph.graph.nodes
-        if (self.failed is not None or self.of_sizes) and (
-            writes_inputs(trace) or any(map(acts_outside, nodes))
-        ):
+        if self.any and (writes_inputs(trace) or any(map(acts_outside, nodes))):
             return False
         elsewhere = any(v.example.device.type != "cpu" for v in tensor_values(trace).values())
         if self.of_sizes and trace.draws and elsewhere:

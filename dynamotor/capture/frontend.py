@@ -488,6 +488,8 @@ class Compiler:
             return self._trace(args, kwnames, {**fixed, **more}) if more else captured
         except Raised as raised:
             raised.__traceback__ = None
+            if trace.checks.any:  # where one fails the program may not come here
+                return self._without_checks(args, kwnames, fixed)
             more = _beyond(fixed, trace.sizes.specialised())
             return (
                 self._trace(args, kwnames, {**fixed, **more})
@@ -511,7 +513,7 @@ class Compiler:
             trace.forget()
 
     def _without_checks(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Any) -> Captured:
-        """A graph that writes its inputs does not run twice: the program's tests of data break it."""
+        """The program's tests of data break the graph: it writes its inputs, say, and so does not run twice."""
         self.policy.checks = False
         return self._trace(args, kwnames, fixed)
 

@@ -171,6 +171,23 @@ def test_a_count_is_not_tested_in_a_graph_that_writes() -> None:
         compiled(-GOOD)
 
 
+def test_what_raises_only_behind_a_test_that_passes_is_no_error_of_the_capture() -> None:
+    def run(x: Any, n: int) -> Any:
+        try:
+            if x.min() > 0:
+                raise KeyError("caught")
+            assert n > 2
+        except KeyError:
+            return x + 1
+        return x
+
+    compiled = dynamotor.compile(run)
+    assert torch.equal(compiled(GOOD, 1), GOOD + 1) and torch.equal(compiled(BAD, 3), BAD)
+    with pytest.raises(AssertionError):
+        compiled(BAD, 1)
+    assert not counters["frames"]["raised"] or counters["breaks"]
+
+
 def test_random_numbers_are_drawn_again_from_where_they_were() -> None:
     compiled = dynamotor.compile(draws)
     for x in (GOOD, BAD, BIG, GOOD):
