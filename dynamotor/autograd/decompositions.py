@@ -14,6 +14,8 @@ from torch._ops import OpOverload
 from ..base.config import config
 from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor
+from ..graph.sizes import contiguous_stride
+from ..graph.spec import same_sizes
 from .recorder import GraphRecorder, record_rule
 from .simplify import NO_MEMORY
 
@@ -209,7 +211,12 @@ def _like(
     memory_format: Any = None,
 ) -> Any:
     value = 0 if func is aten.zeros_like.default else 1
-    plain = like.is_contiguous() and memory_format in (None, torch.preserve_format, torch.contiguous_format)
+    own = like.spec.stride  # a dimension of one element may have any
+    plain = like.is_contiguous() and (
+        memory_format is torch.contiguous_format
+        or memory_format in (None, torch.preserve_format)
+        and same_sizes(own, contiguous_stride(like.spec.shape))
+    )
     if not plain or recorder.is_gradient(like):
         return recorder.call(
             aten.full_like.default, like, value, dtype=dtype, device=device, memory_format=memory_format

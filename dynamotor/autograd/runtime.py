@@ -38,7 +38,8 @@ def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
         values = call_without_grad(compiled, inputs, mutated)
         return values if rebuild is None else rebuild(inputs, values)
 
-    return run
+    views = [step for plan in recipe.plans for step in plan.steps]
+    return run if quiet or not any(grad_mode for *_, grad_mode in views) else _graded(run)
 
 
 def training_callable(

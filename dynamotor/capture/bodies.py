@@ -8,7 +8,8 @@ nodes moved into a graph of its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from .breaks import Unsupported, unsupported
-from .values.base import Raised, Value
+from .values.base import Epoch, Raised, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.context import ModeEffect
 from .values.tensor import TensorValue, tensor_values
@@ -101,19 +102,29 @@ class Rehearsal:
     def begin(self) -> None:
         """From here on nothing may be changed."""
         trace = self.trace
-        self.touched, self.n_effects = dict(trace.effects.touched), len(trace.effects.calls)
+        effects = trace.effects
+        self.n_touches = len(effects.touches)
+        self.touched = {v: dict(v.table) if isinstance(v, DictValue) else {} for v in effects.touched}
+        self.n_effects, self.oldest, effects.oldest = len(effects.calls), effects.oldest, math.inf
+        Epoch.now = self.epoch = Epoch.now + 1
         self.versions, self.failed = versions(trace), trace.checks.failed
 
     def check(self) -> None:
         """Refuse effects."""
         trace = self.trace
-        changed = [v for v in trace.effects.touched if v not in self.touched and not _is_back(v)]
-        if changed or len(trace.effects.calls) != self.n_effects:
+        effects = trace.effects
+        changed = [v for v in effects.touches[self.n_touches :] if not self._may_change(v)]
+        if changed or len(effects.calls) != self.n_effects or effects.oldest < self.epoch:
             raise self.refused("it has side effects")
+        effects.oldest = min(self.oldest, effects.oldest)
         if trace.checks.failed is not self.failed:
             raise self.refused("it raises where data says so")
         if any(value.example._version != version for value, version in self.versions):
             raise self.refused("it writes a tensor of outside in place")
+
+    def _may_change(self, value: Value) -> bool:
+        known = self.touched.get(value)
+        return _is_back(value, known or {}) or isinstance(value, ModeEffect) and known is not None
 
     def forget(self) -> None:
         """Take its nodes out of the graph."""
@@ -168,10 +179,17 @@ def _refused(name: str, cause: str) -> Unsupported:
     )
 
 
-def _is_back(value: Value) -> bool:
-    """Whether a dict from outside holds what it held (`functional_call` puts parameters in and out)."""
+def _is_back(value: Value, before: Mapping[Any, Any]) -> bool:
+    """Whether a dict from outside holds what it held (`functional_call` puts parameters in and out): what it
+    held `before` in the trace, or else for real.
+    """
     return isinstance(value, DictValue) and all(
-        key in value.table and key in value.obj and value.table[key][1].real() is value.obj[key]
+        key in value.table
+        and (
+            value.table[key][1] is before[key][1]
+            if key in before
+            else key in value.obj and value.table[key][1].real() is value.obj[key]
+        )
         for key in value.changed
     )
 

@@ -7,6 +7,7 @@ the graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ class Effects:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.touched: dict[Any, None] = {}
+        self.touches: list[Any] = []  # each time anew
+        self.oldest = math.inf  # the epoch in which the oldest was made of what the trace made and changed
         self.settings: dict[
             Callable[..., Any], Value
         ] = {}  # what sets a state that differs now -> its argument
@@ -57,6 +60,11 @@ class Effects:
                     "its finalizer runs code when the last reference goes",
                 )
         self.touched[value] = None
+        self.touches.append(value)
+
+    def change(self, value: Any) -> None:
+        """Note that an object changed which the trace itself has made."""
+        self.oldest = min(self.oldest, value.born)
 
     def later(self, fn: Value, receiver: list[Value], args: list[Value], kwargs: dict[str, Value]) -> None:
         """Make the call `fn(*receiver, *args, **kwargs)` after the graph (a log message, ...); its result is

@@ -272,7 +272,7 @@ class GeneratorValue(Iterator):
     def close(self, trace: Trace) -> None:
         """`generator.close()`."""
         try:
-            if self.throw(trace, trace.new_exception(GeneratorExit, []))[0]:
+            if self.throw(trace, trace.error(GeneratorExit).value)[0]:
                 raise trace.error(RuntimeError, "generator ignored GeneratorExit")
         except Raised as raised:
             if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):

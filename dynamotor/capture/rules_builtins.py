@@ -22,7 +22,7 @@ from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
 from .protocol import ObjectIterator, trusted_class
 from .source import Const
-from .values.base import MISSING, CallRule, Iterator, Raised, Value, builtin_rule, call_finder, refusing
+from .values.base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing
 from .values.constant import PURE_TYPES, Constant, RealIterator, is_none
 from .values.containers import (
     DictIterator,
@@ -627,7 +627,7 @@ def _generator_result(trace: Trace, result: tuple[bool, Value]) -> Value:
     yielded, value = result
     if yielded:
         return value
-    raise Raised(trace.new_exception(StopIteration, [] if is_none(value) else [value]))
+    raise trace.error(StopIteration, *([] if is_none(value) else [value]))
 
 
 @builtin_rule(BaseException.with_traceback)

@@ -172,6 +172,14 @@ def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Valu
     return add
 
 
+def _row_major(trace: Trace, a: Value, name: str) -> None:
+    """Refuse an array that lies otherwise: NumPy lays the result out by it in an order of its own, or copies
+    where a tensor's view would do.
+    """
+    if type(a) is not ArrayValue or not a.tensor(trace).example.is_contiguous():
+        raise refused(f"{name} of an array that is not row-major")
+
+
 def _reduction(name: str, target: Any, kinds: frozenset[torch.dtype], *more: str) -> None:
     @_array_function(name, "axis", *more, "keepdims")
     def _reduce(trace: Trace, a: Value, axis: Value | None, *rest: Value | None) -> Value:
@@ -185,6 +193,7 @@ def _reduction(name: str, target: Any, kinds: frozenset[torch.dtype], *more: str
         if axis is not None and not is_none(axis):
             if not example.dim():
                 raise refused(f"{name} along an axis of a number")
+            _row_major(trace, a, name)
             named |= {"dim": axis, "keepdim": Constant(keep)}
         elif keep:
             raise refused(f"{name} with keepdims of all axes")
@@ -223,6 +232,7 @@ def _transpose(trace: Trace, a: Value, axes: Value | None) -> Value:
 
 @_array_function("ravel")
 def _ravel(trace: Trace, a: Value) -> Value:
+    _row_major(trace, a, "ravel")
     return _viewed(trace, a, "reshape", Constant(-1))
 
 
@@ -255,6 +265,8 @@ def _joining(name: str, target: Any) -> None:
         parts = [a.tensor(trace) for a in items if type(a) is ArrayValue]
         if not items or len(parts) != len(items):
             raise refused(f"{name} of anything but a list of arrays")
+        for array in items:
+            _row_major(trace, array, name)
         operands_of(trace, items, ANY)  # of one dtype
         result = torch_call(trace, target, [TupleValue(parts), axis or Constant(0)], {})
         assert isinstance(result, TensorValue)
@@ -339,5 +351,6 @@ if np is not None:
         had = array.tensor(trace).example.dtype
         if wanted not in ANY or (had in FLOATS and wanted not in FLOATS):
             raise refused(f"astype from {had} to {wanted}")
+        _row_major(trace, array, "astype")
         to = torch_call(trace, "to", [array.tensor(trace), Constant(wanted)], {"copy": Constant(True)})
         return ArrayValue.of(to)

@@ -78,3 +78,21 @@ def test_a_function_that_breaks_in_an_except_block_of_another() -> None:
     for run in (function, *[dynamotor.compile(function, backend="eager")] * 2):
         run(torch.ones(2))
     assert [str(error) for error in found] == ["'Tensor' object has no attribute 'nothing'"] * 3
+
+
+def test_the_end_of_a_generator_has_a_context() -> None:
+    """96002:15533."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        try:
+            raise ValueError(1)
+        except ValueError:
+            steps = (v * 2 for v in [x])
+            y = next(steps)
+            try:
+                steps.send(None)
+            except StopIteration as end:
+                return y, repr(end.__context__)
+
+    compiled = dynamotor.compile(function, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2))[1] == "ValueError(1)"

@@ -48,3 +48,15 @@ def test_gradients_are_eagers(fn, backend):
         for a, b in zip([*want, *(t.grad for t in inputs)], [*got, *(t.grad for t in twins)], strict=True):
             torch.testing.assert_close(b, a)
         assert torch.is_grad_enabled()
+
+
+def test_a_view_behind_no_grad_and_a_break_asks_for_a_gradient() -> None:
+    """96002:15492: the rest begins without gradients, and the view was made so."""
+
+    def function(y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y.requires_grad_()
+        return y[:]
+
+    for run in (function, dynamotor.compile(function, backend="aot_eager")):
+        assert run(torch.ones(4, 4).t()).requires_grad

@@ -90,3 +90,14 @@ def test_an_expanded_result_of_planned_memory_lies_as_eagers(isa):
             grads += torch.autograd.grad(call(x), x, torch.arange(7.0, dtype=torch.float64))
     torch.testing.assert_close(grads[1], grads[0])
     assert grads[1].stride() == grads[0].stride() == (1, 0)
+
+
+def test_zeros_like_one_row_of_an_expanded_tensor_lie_as_it_does() -> None:
+    """96002:11845: a dimension of one element keeps the stride that it has."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.zeros_like(x[:1]), torch.ones_like(x.narrow(0, 1, 1))
+
+    x = torch.ones(4).expand(3, 4)
+    found = dynamotor.compile(function, backend="aot_eager")(x)
+    assert [t.stride() for t in found] == [t.stride() for t in function(x)] == [(0, 1)] * 2

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 
+class Epoch:
+    """Counts the parts of traces that may have no effects: what was made before one began is not theirs."""
+
+    now = 0
+
+
 class Raised(OfTrace):
     """An exception that the traced program itself raises (`value` is the exception instance); user code may
     catch it.

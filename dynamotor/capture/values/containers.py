@@ -29,7 +29,7 @@ from ..guards import (
 )
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Iterator, ObjectKey, Value, makers, wrap_rule
+from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, wrap_rule
 from .constant import Constant
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class SequenceValue(Value):
     """What lists and tuples share. `obj` is the outside object, `_items` None until its items are read."""
 
-    __slots__ = ("obj", "_items", "trace")
+    __slots__ = ("obj", "_items", "trace", "born")
     kind: type = list
 
     def __init__(
@@ -50,7 +50,7 @@ class SequenceValue(Value):
         obj: Any = MISSING,
         trace: Trace | MaybeNone = None,
     ) -> None:
-        self.source, self.obj, self.trace = source, obj, trace
+        self.source, self.obj, self.trace, self.born = source, obj, trace, Epoch.now
         self._items = None if items is None else list(items)
 
     @property
@@ -174,6 +174,8 @@ class ListValue(SequenceValue):
         items = self.items
         if self.obj is not MISSING:
             trace.effects.touch(self, () if self in trace.effects.touched else self.obj)
+        else:
+            trace.effects.change(self)
         return items
 
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
@@ -289,7 +291,18 @@ class DictValue(Value):
     (`load`).
     """
 
-    __slots__ = ("obj", "table", "complete", "trace", "trusted", "kind", "changed", "removed", "absent")
+    __slots__ = (
+        "obj",
+        "table",
+        "complete",
+        "trace",
+        "trusted",
+        "kind",
+        "changed",
+        "removed",
+        "absent",
+        "born",
+    )
 
     def __init__(
         self,
@@ -301,6 +314,7 @@ class DictValue(Value):
         kind: type = dict,
     ) -> None:
         self.source, self.obj, self.trace, self.trusted, self.kind = source, obj, trace, trusted, kind
+        self.born = Epoch.now
         # hash key -> (key, value) of what was read or written.
         self.table: dict[Hashable, tuple[Value, Value]] = {}
         for hash_key, key, value in items or ():
@@ -391,6 +405,8 @@ class DictValue(Value):
             trace.effects.touch(self, self._held(hash_key))
             self._may_replace(hash_key)
             self.changed[hash_key] = None
+        else:
+            trace.effects.change(self)
         old = self.table.get(hash_key)
         self.table[hash_key] = (key if old is None else old[0], value)
 
@@ -420,6 +436,8 @@ class DictValue(Value):
                 )
             self.changed[hash_key] = self.removed[hash_key] = None
             trace.effects.touch(self, self._held(hash_key))
+        else:
+            trace.effects.change(self)
         del self.table[hash_key]
 
     # Protocol -----------------------------------------------------------------------------------------------
@@ -656,7 +674,7 @@ class SetValue(Value):
     None when an item is not constant (the order of such items is their addresses').
     """
 
-    __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log")
+    __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log", "born")
 
     def __init__(
         self,
@@ -676,6 +694,7 @@ class SetValue(Value):
             mirror,
         )
         self.log: list[tuple[str, Value | None]] = []
+        self.born = Epoch.now
 
     @staticmethod
     def of(trace: Trace, source: Value | list[Value], kind: type = set) -> SetValue:
@@ -748,6 +767,8 @@ class SetValue(Value):
         if self.obj is not MISSING:
             self.log.append((method, item))
             trace.effects.touch(self, () if method == "add" or self in trace.effects.touched else self.obj)
+        else:
+            trace.effects.change(self)
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.table)

@@ -24,7 +24,7 @@ from ..source import (
     SeqItem,
 )
 from ..trust import trusted_module
-from .base import MISSING, Value, find_rule, wrap_rule
+from .base import MISSING, Epoch, Value, find_rule, wrap_rule
 from .constant import Constant
 from .containers import DictValue, TupleValue
 
@@ -38,13 +38,14 @@ _NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"
 class CellValue(Value):
     """A closure cell; `contents` is MISSING until read, None when empty."""
 
-    __slots__ = ("contents", "contents_source", "obj")
+    __slots__ = ("contents", "contents_source", "obj", "born")
     kind = types.CellType
 
     def __init__(
         self, contents: Any = None, source: Any = None, contents_source: Any = None, obj: Any = MISSING
     ) -> None:
         self.source, self.contents, self.contents_source, self.obj = source, contents, contents_source, obj
+        self.born = Epoch.now
 
     def load(self, trace: Trace) -> Value | None:
         """The contents, or None when the cell is empty."""
@@ -66,6 +67,8 @@ class CellValue(Value):
         self.contents = value
         if self.obj is not MISSING:
             trace.effects.touch(self)
+        else:
+            trace.effects.change(self)
 
     def getattr(self, trace: Trace, name: str) -> Value:
         if name == "cell_contents":
@@ -158,6 +161,7 @@ class FunctionValue(Value):
             self.special["__qualname__"] = Constant(name or code.co_qualname)
             self.special["__name__"] = Constant(code.co_name)
             self._dict = DictValue([])
+            self._dict.born = 0  # as old as can be
 
     def is_constant(self) -> bool:
         return self.fn is not MISSING

@@ -411,9 +411,7 @@ def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if type(data) is ArrayValue and len(args) == 1 and kwargs.keys() <= {"dtype", "device"}:
-        copied = torch_call(
-            trace, "clone", [data.tensor(trace)], {"memory_format": Constant(torch.contiguous_format)}
-        )
+        copied = torch_call(trace, "clone", [data.tensor(trace)], {})
         return torch_call(trace, "to", [copied], kwargs) if kwargs else copied
     if data is None or _holds(data, lambda value: isinstance(value, TensorValue)):
         raise unsupported(

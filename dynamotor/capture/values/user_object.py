@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..breaks import unsupported
 from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
-from .base import MISSING, ObjectKey, Value, wrap_rule
+from .base import MISSING, Epoch, ObjectKey, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue
 
@@ -28,13 +28,14 @@ class UserObject(Value):
     by name.
     """
 
-    __slots__ = ("cls", "obj", "base", "slots", "changed_slots", "_dict")
+    __slots__ = ("cls", "obj", "base", "slots", "changed_slots", "_dict", "born")
 
     def __init__(self, cls: type, source: Any = None, obj: Any = MISSING, base: Value | None = None) -> None:
         self.source, self.cls, self.obj, self.base = source, cls, obj, base
         self.slots: dict[str, Value | None] = {}
         self.changed_slots: dict[str, Any] = {}
         self._dict: DictValue | None = None
+        self.born = Epoch.now
 
     def python_type(self) -> type:
         return self.cls
@@ -65,6 +66,7 @@ class UserObject(Value):
         if self._dict is None and self.cls.__dictoffset__ != 0:
             if self.obj is MISSING:
                 self._dict = DictValue([])
+                self._dict.born = self.born
             else:
                 found = object.__getattribute__(self.obj, "__dict__")
                 if type(found) is not dict:
@@ -122,6 +124,8 @@ class UserObject(Value):
         if self.obj is not MISSING:
             self.changed_slots[descr.__name__] = descr
             trace.effects.touch(self)
+        else:
+            trace.effects.change(self)
 
     def store_special(self, trace: Trace, descr: Any, name: str, value: Value | None) -> None:
         """Write a C getset attribute: only those of exceptions and `__class__`-free basics are known."""
