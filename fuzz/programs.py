@@ -221,7 +221,8 @@ def _backward(result: Any) -> Any:
             torch.stack([value.double().square().sum() for value in found]).sum().backward()
     except RuntimeError as error:
         code = DM410 if any("DM410" in note for note in getattr(error, "__notes__", ())) else ""
-        return code + str(error).strip().splitlines()[0][:60]
+        words = re.sub(r"^Function \w+ ", "", str(error).strip())  # the node of a compiled graph is another
+        return code + words.splitlines()[0][:60]
     return None
 
 

@@ -235,7 +235,7 @@ def checked(t, n):
 
 def arrayed(t, n):
     a = t.detach().numpy()
-    b = np.sin(a) * n + a.sum()
+    b = np.abs(a) * n + a.max()
     return torch.from_numpy(b if n % 2 else np.stack([b, a])[0])
 
 
@@ -324,7 +324,7 @@ net({t})|net({t}, k={n})|{t} * net.w|{t}.data|{t}.view_as({t})|{t}[1:]|{t}[0]|{t
 taking(IT, {t})|taking(iter(box), {t})|taking(count({n}), {t})|{t} * next(IT)|slot.t if slot.t is not None else {t}|{t} * random.random()|torch.randint(0, 3, (4,)) + {t}
 doubling({l}, {n} % 3)[-1]|adding({l}, {n} % 3)[-1]|functools.reduce(lambda a, b: a * 2 + b, {l})|Row(*{l}[:1]).t|{t} + net.seen|net.mean * {t}|{t}.add_(1)|{t}.relu_()
 sum({l})|sum(({l})[1:], ({l})[0])|max({l}, key=lambda v: LOG.append('key') or {n})|{t} * Level.HIGH|{t}.detach().mul_(2)|{t}.requires_grad_()
-checked({t}, {n})|checked({t}.detach(), 9)|arrayed({t}, {n})|{t} * float(np.abs({t}.detach().numpy()).max())|torch.tensor(np.cos({t}.detach().numpy()))|{t}.to(net.w.dtype)
+checked({t}, {n})|checked({t}.detach(), 9)|arrayed({t}, {n})|{t} * float(np.abs({t}.detach().numpy()).max())|torch.tensor(np.floor({t}.detach().numpy()))|{t}.to(net.w.dtype)
 """
 MORE_NUMBERS = """
 next(IT)|len(S)|Q[0]|meter.value|meter.kept|slot.a|len(KEYS)|KEYS[Key({n})]|KEYS.get(Key({n}), 5)|Level(1) + {n}|sum(growing([{n}], 3))|len(list(zip(IT, box)))|net.calls
