@@ -232,8 +232,9 @@ def _transpose(trace: Trace, a: Value, axes: Value | None) -> Value:
 
 @_array_function("ravel")
 def _ravel(trace: Trace, a: Value) -> Value:
-    _row_major(trace, a, "ravel")
-    return _viewed(trace, a, "reshape", Constant(-1))
+    return _viewed(
+        trace, _viewed(trace, a, "reshape", Constant(-1)), "contiguous"
+    )  # a copy where it has holes
 
 
 @_array_function("copy")
