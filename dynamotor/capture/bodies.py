@@ -59,12 +59,20 @@ def value_of(trace: Trace, template: Any, leaves: Sequence[Value]) -> Value:
 
 
 def interpret(
-    trace: Trace, fn: Value, arguments: tuple[Any, Any], examples: Sequence[torch.Tensor], *, name: str
+    trace: Trace,
+    fn: Value,
+    arguments: tuple[Any, Any],
+    examples: Sequence[torch.Tensor],
+    *,
+    name: str,
+    now: bool = False,
 ) -> tuple[Body, list[TensorValue]]:
     """A function's body, and the values that it reads from outside. arguments: template of its positional and
-    named ones; examples: what their tensors look like. Raises Unsupported for effects."""
+    named ones; examples: what their tensors look like; now: eager calls it here, once. Raises Unsupported for
+    effects, which `now` may have on what the trace has changed before or made."""
     ModeEffect.of(trace)  # so that the body's `no_grad` is no effect that is new
     region = _Region(trace, name)
+    region.now = now
     stand_ins = [region.stand_in(example) for example in examples]
     region.begin()
     args, kwargs = arguments
@@ -92,7 +100,11 @@ def _stand_in(index: int) -> None:
 
 
 class Rehearsal:
-    """A part of a trace that may have no effects; `refused` makes the error that says so."""
+    """A part of a trace that may have no effects; `refused` makes the error that says so. now: eager runs it
+    here and once, as the trace does.
+    """
+
+    now = False
 
     def __init__(self, trace: Trace, refused: Callable[[str], Unsupported]) -> None:
         self.trace, self.refused = trace, refused
@@ -114,7 +126,7 @@ class Rehearsal:
         trace = self.trace
         effects = trace.effects
         changed = [v for v in effects.touches[self.n_touches :] if not self._may_change(v)]
-        if changed or len(effects.calls) != self.n_effects or effects.oldest < self.epoch:
+        if changed or len(effects.calls) != self.n_effects or effects.oldest < self.epoch and not self.now:
             raise self.refused("it has side effects")
         effects.oldest = min(self.oldest, effects.oldest)
         if trace.checks.failed is not self.failed:
@@ -124,6 +136,8 @@ class Rehearsal:
 
     def _may_change(self, value: Value) -> bool:
         known = self.touched.get(value)
+        if self.now and known is not None:
+            return True
         return _is_back(value, known or {}) or isinstance(value, ModeEffect) and known is not None
 
     def forget(self) -> None:

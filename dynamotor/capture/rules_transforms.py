@@ -62,7 +62,7 @@ class Applied:
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(asked.grad)
         try:
-            self.body, self.free = interpret(trace, fn, template, inner, name=name)
+            self.body, self.free = interpret(trace, fn, template, inner, name=name, now=True)
         finally:
             torch._C._set_grad_enabled(grad)
 
