@@ -8,7 +8,6 @@ nodes moved into a graph of its own.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from .breaks import Unsupported, unsupported
-from .values.base import Epoch, Raised, Value
+from .values.base import Raised, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.context import ModeEffect
 from .values.tensor import TensorValue, tensor_values
@@ -117,8 +116,7 @@ class Rehearsal:
         effects = trace.effects
         self.n_touches = len(effects.touches)
         self.touched = {v: dict(v.table) if isinstance(v, DictValue) else {} for v in effects.touched}
-        self.n_effects, self.oldest, effects.oldest = len(effects.calls), effects.oldest, math.inf
-        Epoch.now = self.epoch = Epoch.now + 1
+        self.n_effects, self.begun = len(effects.calls), effects.begin()
         self.versions, self.failed = versions(trace), trace.checks.failed
 
     def check(self) -> None:
@@ -126,9 +124,9 @@ class Rehearsal:
         trace = self.trace
         effects = trace.effects
         changed = [v for v in effects.touches[self.n_touches :] if not self._may_change(v)]
-        if changed or len(effects.calls) != self.n_effects or effects.oldest < self.epoch and not self.now:
+        older = effects.changed_older(self.begun) and not self.now
+        if changed or older or len(effects.calls) != self.n_effects:
             raise self.refused("it has side effects")
-        effects.oldest = min(self.oldest, effects.oldest)
         if trace.checks.failed is not self.failed:
             raise self.refused("it raises where data says so")
         if any(value.example._version != version for value, version in self.versions):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .breaks import unsupported
 from .guards import Distinct
-from .values.base import Value
+from .values.base import Epoch, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.tensor import TensorValue, version
 
@@ -65,6 +65,18 @@ class Effects:
     def change(self, value: Any) -> None:
         """Note that an object changed which the trace itself has made."""
         self.oldest = min(self.oldest, value.born)
+
+    def begin(self) -> tuple[int, float]:
+        """Begin a part of the trace, for `changed_older`."""
+        outer, self.oldest = self.oldest, math.inf
+        Epoch.now += 1
+        return Epoch.now, outer
+
+    def changed_older(self, begun: tuple[int, float]) -> bool:
+        """Whether the part that `begun` is of, and ends here, changed what the trace had made before it."""
+        epoch, outer = begun
+        inner, self.oldest = self.oldest, min(outer, self.oldest)
+        return inner < epoch
 
     def later(self, fn: Value, receiver: list[Value], args: list[Value], kwargs: dict[str, Value]) -> None:
         """Make the call `fn(*receiver, *args, **kwargs)` after the graph (a log message, ...); its result is

@@ -131,19 +131,17 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
             "use_reentrant=False",
         )
     before, n_calls = versions(trace), len(trace.effects.calls)
-    touched, trace.effects.touched = trace.effects.touched, {}
+    touched, trace.effects.touched, begun = trace.effects.touched, {}, trace.effects.begin()
     outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded
     try:
         result = trace.call(args[0], args[1:], given)
     finally:
         trace.graph.recompute = outer
         inside, trace.effects.touched = trace.effects.touched, {**touched, **trace.effects.touched}
+        older = trace.effects.changed_older(begun)
     if graded:
-        _check_repeatable(
-            trace,
-            before,
-            [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:],
-        )
+        effects = [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:]
+        _check_repeatable(trace, before, older or bool(effects))
         if reentrant and any(part is a for part in _parts(result) for a in args):
             raise unsupported("autograd", "a reentrant checkpoint returns an argument")
     return result
@@ -160,8 +158,8 @@ _DEFAULTS: dict[str, Any] = {
 _HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop"))
 
 
-def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], effects: list[Any]) -> None:
-    if effects:
+def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_effects: bool) -> None:
+    if has_effects:
         raise unsupported(
             "autograd", "a checkpointed function has side effects", "its recomputation has them again"
         )

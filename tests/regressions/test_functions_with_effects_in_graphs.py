@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import dynamotor
 
@@ -59,6 +60,16 @@ def _an_object_of_the_trace(x: torch.Tensor) -> Any:
     return y, box
 
 
+def _a_checkpoint(x: torch.Tensor) -> Any:
+    seen: list[str] = []
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        seen.append("body")
+        return x.sin() * x
+
+    return checkpoint(body, x, use_reentrant=False), seen
+
+
 def _shown(value: Any) -> Any:
     value = value() if callable(value) else vars(value) if isinstance(value, Box) else value
     return repr((value, LOG))
@@ -70,11 +81,12 @@ CASES = [
     _a_dict_of_the_trace,
     _a_variable,
     _an_object_of_the_trace,
+    _a_checkpoint,
 ]
 
 
 @pytest.mark.parametrize("function", CASES)
-def test_a_hook_runs_in_the_backward_and_not_before(function: Callable) -> None:
+def test_what_runs_in_the_backward_has_its_effects_there(function: Callable) -> None:
     found = []
     for run in (function, dynamotor.compile(function, backend="eager")):
         LOG.clear()
