@@ -16,12 +16,9 @@ from torch._ops import OpOverload
 from ..base.registry import register_all
 from .layout import (
     dense_in_order,
-    is_channels_last_contiguous,
     iterated_stride,
-    packed_stride,
     preserved_stride,
     suggested_stride,
-    suggests_channels_last,
 )
 from .shapes import (
     PASS,
@@ -35,9 +32,9 @@ from .shapes import (
     shape_rule,
     shape_rules,
 )
-from .sizes import Dim, Dims
+from .sizes import Dims
 from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index, same_sizes
-from .symbolic_rules import broadcast, require, symbolic_rules
+from .symbolic_rules import broadcast, symbolic_rules
 
 aten = torch.ops.aten
 
@@ -100,46 +97,6 @@ def _convolution(
     return TensorSpec.dense(out.shape, out.dtype, out.device)
 
 
-# Where oneDNN has no kernels of halves for the processor, PyTorch's own lay a weight's gradient out row by
-# row if sizes of 1 leave open which format it is in.
-shape_rules.add(
-    aten.convolution_backward.default,
-    lambda *args: tuple(
-        TensorSpec.dense(t.shape, t.dtype, t.device)
-        if k == 1
-        and t is not None
-        and t.is_contiguous
-        and (half := {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(t.dtype)) is not None
-        and not getattr(torch.ops.mkldnn, f"_is_mkldnn_{half}_supported")()
-        else t
-        for k, t in enumerate(infer_by_meta_kernel(aten.convolution_backward.default, args, {}))
-    ),
-)
-
-
-def _row_major_product(func: OpOverload, ranks: tuple[int, ...]) -> ShapeRule:
-    """Shapes as for symbols: PyTorch's meta kernels of these are Python, and import sympy and torch._dynamo
-    at first.
-    """
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        tensors = args[-len(ranks) :]
-        if tuple([len(t.shape) for t in tensors]) != ranks or len({(t.dtype, t.device) for t in args}) > 1:
-            return PASS
-        return TensorSpec.dense(symbolic_rules[func](*args), args[0].dtype, args[0].device)
-
-    return rule
-
-
-for _func, _ranks in (
-    (aten.mm.default, (2, 2)),
-    (aten.addmm.default, (2, 2)),
-    (aten.bmm.default, (3, 3)),
-    (aten.baddbmm.default, (3, 3)),
-):
-    shape_rules.add(_func, _row_major_product(_func, _ranks))
-
-
 @shape_rule(aten.index_select.default)
 def _index_select(x: TensorSpec, dim: int, index: TensorSpec) -> Any:
     """Nothing can be picked where nothing is, even if what is picked has no elements."""
@@ -175,19 +132,6 @@ def _as_argument(position: int) -> Callable[[tuple, TensorSpec], Dims]:
     return lambda args, out: suggested_stride(args[position], out.shape)
 
 
-def _batch_norm_gradient(args: tuple, out: TensorSpec) -> Dims:
-    """Where gradient and input lie in one format the kernel asks for the suggested one, which sizes of 1
-    leave open.
-    """
-    grad, x = args[:2]
-    alike = (
-        grad.is_contiguous
-        if x.is_contiguous
-        else is_channels_last_contiguous(grad) and not grad.is_contiguous
-    )
-    return suggested_stride(x, out.shape) if alike else packed_stride(x, out.shape)
-
-
 def _row_major(args: tuple, out: TensorSpec) -> Dims:
     return contiguous_stride(out.shape)
 
@@ -212,12 +156,10 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
         aten.replication_pad2d_backward.default,
         aten.replication_pad3d_backward.default,
     ),
-    _batch_norm_gradient: (aten.native_batch_norm_backward.default,),
     _row_major: (
         aten.pow.Scalar,
         aten.glu_backward.default,
         aten.mvlgamma.default,
-        aten.mse_loss_backward.default,
         aten.huber_loss_backward.default,
         aten.normal.Tensor_Tensor,
         aten.nonzero_static.default,
@@ -286,7 +228,17 @@ def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     """TensorIterator goes over the positions and the rest of `x`, which does not move along the positions'
     dimensions.
     """
-    out = infer_by_meta_kernel(aten.index.Tensor, (x, indices), {})
+    picks = [i for i in indices if i is not None]
+    if (
+        picks
+        and len(indices) <= len(x.shape)
+        and all(i.dtype is torch.int64 for i in picks)
+        and 0 not in x.shape
+    ):
+        found = symbolic_rules[aten.index.Tensor](x, indices)
+        out: Any = TensorSpec.dense(found, x.dtype, x.device)
+    else:
+        out = infer_by_meta_kernel(aten.index.Tensor, (x, indices), {})
     at = [d for d, index in enumerate(indices) if index is not None]
     whole = (torch.int64, torch.int32)
     if any(not n and i is not None and i.dtype in whole and i.numel for n, i in zip(x.shape, indices)):
@@ -326,145 +278,14 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     return dense, TensorSpec.dense((0,), x.dtype, x.device) if x.device.type == "cuda" else dense
 
 
-# Normalisations that return statistics behind their output; True where the output takes the input's memory
-# format.
-STATISTICS = {
-    aten.native_layer_norm.default: False, aten.native_group_norm.default: False,
-    aten.native_batch_norm.default: True,
-    aten._native_batch_norm_legit_functional.default: True, aten._native_batch_norm_legit.no_stats: True,
-    aten._native_batch_norm_legit_no_training.default: True, aten._batch_norm_no_update.default: True,
-    aten._native_batch_norm_legit.default: True, aten._batch_norm_with_update.default: True,
-}  # fmt: skip
-
-
-_TRAINING_IS_SAID = {
-    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit_functional.default,
-}  # fmt: skip
-
-
-def _evaluates(func: OpOverload, args: tuple) -> bool:
-    """Whether a batch norm uses its running statistics. args: those behind the input."""
-    if func in _TRAINING_IS_SAID:
-        return not args[4]
-    return func in (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
-
-
-def _fits(
-    x: TensorSpec, shape: Sequence[Dim], weight: TensorSpec | None = None, bias: TensorSpec | None = None
-) -> bool:
-    """Whether a layer norm is over the last dimensions of its input; the meta kernel has the words for what
-    it is otherwise.
-    """
-    parts = [
-        x.shape[len(x.shape) - len(shape) :] if len(x.shape) >= len(shape) else (),
-        *(p.shape for p in (weight, bias) if p),
-    ]
-    return len(shape) > 0 and all(same_sizes(part, tuple(shape)) for part in parts)
-
-
-def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
-    """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's
-    are never halves.
-
-    Batch norm in evaluation has none on a CPU.
-    """
-
-    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple:
-        if func is aten.native_layer_norm.default and _fits(x, *args[:3]):
-            out, mean, rstd, *running = (
-                TensorSpec.dense(shape, x.dtype, x.device) for shape in symbolic_rules[func](x, *args)
-            )
-        else:
-            out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
-        out = out.with_stride(packed_stride(x, out.shape)) if suggests else out
-        if x.device.type != "cuda":
-            single = x.dtype.itemsize < 4 and any(
-                type(a) is TensorSpec and a.dtype is torch.float32 for a in args
-            )
-            mean, rstd = (replace(s, dtype=torch.float32 if single else x.dtype) for s in (mean, rstd))
-        if x.device == CPU and _evaluates(func, args):
-            mean, rstd = (TensorSpec.dense((0,), s.dtype) for s in (mean, rstd))
-        return out, mean, rstd, *running
-
-    return rule
-
-
-for _func, _suggests in STATISTICS.items():
-    shape_rules.add(_func, _normalisation(_func, _suggests))
-
-
-@shape_rule(aten._softmax.default, aten._log_softmax.default)
-def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Any:
-    if half_to_float or not x.dtype.is_floating_point or not -len(x.shape) <= dim < max(len(x.shape), 1):
-        return PASS
-    return TensorSpec.dense(x.shape, x.dtype, x.device)
-
-
-def _reduction(func: OpOverload) -> ShapeRule:
-    """Of row-major tensors: row-major results, of the types that the op gives for a tensor of one element."""
-
-    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
-        if not x.is_contiguous or 0 in x.shape:
-            return PASS
-        with torch.no_grad(), torch._C._DisableAutocast():
-            out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **kwargs)
-        shapes = symbolic_rules[func](x, *args, **kwargs)
-        results = [
-            TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))
-        ]
-        return tuple(results) if isinstance(out, tuple) else results[0]
-
-    return rule
-
-
-for _func in (
-    aten.sum.dim_IntList,
-    aten.sum.default,
-    aten.amax.default,
-    aten.amin.default,
-    aten.any.dim,
-    aten.all.dim,
-    aten.prod.dim_int,
-    aten.max.dim,
-    aten.min.dim,
-    aten.argmax.default,
-    aten.argmin.default,
-    aten.var.correction,
-    aten.var_mean.correction,
-):
-    shape_rules.add(_func, _reduction(_func))
-
-
-@shape_rule(aten.mean.dim)
-def _mean(x: TensorSpec, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    """As a sum, of numbers that can be divided."""
-    floats = (dtype or x.dtype).is_floating_point
-    return (
-        infer_spec(aten.sum.dim_IntList, (x, dims, keepdim), {"dtype": dtype or x.dtype}) if floats else PASS
-    )
-
-
 @shape_rule(aten.linalg_vector_norm.default)
 def _vector_norm(x: TensorSpec, ord: Any = 2, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     """PyTorch 2.11's meta kernel keeps a dimension of one element that is reduced."""
-    out = infer_by_meta_kernel(aten.linalg_vector_norm.default, (x, ord, dims, keepdim), kwargs)
     shape = symbolic_rules[aten.sum.dim_IntList](x, dims, keepdim)
+    if x.dtype.is_floating_point and not kwargs and 0 not in x.shape:
+        return TensorSpec.dense(shape, x.dtype, x.device)
+    out = infer_by_meta_kernel(aten.linalg_vector_norm.default, (x, ord, dims, keepdim), kwargs)
     return out if out.shape == shape else TensorSpec.dense(shape, out.dtype, out.device)
-
-
-@shape_rule(aten.mean.default)
-def _mean_of_all(x: TensorSpec, *, dtype: torch.dtype | None = None) -> Any:
-    floats = (dtype or x.dtype).is_floating_point
-    return TensorSpec((), (), dtype or x.dtype, x.device) if floats else PASS
-
-
-@shape_rule(aten.nll_loss_forward.default)
-def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, ignore_index: int) -> Any:
-    if (len(x.shape), len(target.shape)) != (2, 1) or target.dtype is not torch.int64:
-        return PASS
-    shapes = symbolic_rules[aten.nll_loss_forward.default](x, target, weight, reduction)
-    return tuple([TensorSpec.dense(shape, x.dtype, x.device) for shape in shapes])
 
 
 @shape_rule(aten.native_layer_norm_backward.default)
@@ -492,24 +313,6 @@ def _view_of_row_major(x: TensorSpec, shape: Any) -> Any:
     )
 
 
-def _joined(func: OpOverload) -> ShapeRule:
-    """Row-major parts of one type give a row-major result."""
-
-    def rule(parts: Any, dim: int = 0) -> Any:
-        if len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1 or any(
-            not p.is_contiguous or not p.shape or 0 in p.shape or suggests_channels_last(p) for p in parts
-        ):
-            return PASS
-        require(-len(parts[0].shape) <= dim < len(parts[0].shape))
-        return TensorSpec.dense(symbolic_rules[func](parts, dim), parts[0].dtype, parts[0].device)
-
-    return rule
-
-
-for _func in (aten.cat.default, aten.stack.default):
-    shape_rules.add(_func, _joined(_func))
-
-
 @shape_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def _flash_attention(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
@@ -519,13 +322,6 @@ def _flash_attention(
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     sums = TensorSpec((batch, heads, length), (length * heads, 1, heads), wide, q.device)
     return TensorSpec(q.shape, preserved_stride(q), q.dtype, q.device), sums
-
-
-@shape_rule(aten.native_group_norm_backward.default)
-def _group_norm_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> tuple:
-    """The gradient of a half-precision input is one too, also where the weight is float32."""
-    dx, *others = infer_by_meta_kernel(aten.native_group_norm_backward.default, (grad, x, *args), {})
-    return dx and replace(dx, dtype=x.dtype), *others
 
 
 @shape_rule(aten.multilabel_margin_loss_forward.default)
@@ -605,7 +401,10 @@ def _part_written(view: OpOverload, x: TensorSpec, source: TensorSpec, *where: A
             "expected src to have a size equal to the slice of self. "
             f"src size = {have}, slice size = {wanted}"
         )
-    return _like(x) if any(not step and n != 1 for n, step in zip(x.shape, x.stride, strict=True)) else PASS
+    if any(not step and n != 1 for n, step in zip(x.shape, x.stride, strict=True)):
+        return _like(x)
+    row_major = same_sizes(x.stride, contiguous_stride(x.shape)) and x.dtype is source.dtype
+    return TensorSpec.dense(x.shape, x.dtype, x.device) if row_major and 0 not in x.shape else PASS
 
 
 shape_rules.add(aten.select_scatter.default, functools.partial(_part_written, aten.select.int))

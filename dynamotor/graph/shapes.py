@@ -137,7 +137,7 @@ def _on_xla(value: Any) -> bool:
 def _infer_as_on_cpu(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """XLA tensors report the shapes, strides and types that CPU tensors would."""
     result = _infer(func, *mapped(functools.partial(_moved, CPU), (args, kwargs)))
-    return mapped(functools.partial(_moved, _device_of_result(args, kwargs)), result)
+    return mapped(functools.partial(_moved, device_of_result(args, kwargs)), result)
 
 
 def _moved(device: torch.device, value: Any) -> Any:
@@ -189,7 +189,7 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
         )
         return args[0]
     stride = iterated_stride(iterated_operands(func, args, out.dtype), shape)
-    return TensorSpec(shape, stride, out.dtype, _device_of_result(args, kwargs))
+    return TensorSpec(shape, stride, out.dtype, device_of_result(args, kwargs))
 
 
 def _without_elements(value: Any) -> Any:
@@ -268,7 +268,7 @@ def _shape_is_known(func: OpOverload, args: tuple) -> bool:
 
 
 def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    device = _device_of_result(args, kwargs)
+    device = device_of_result(args, kwargs)
     try:
         with torch.no_grad():
             out = func(*mapped(_to_meta, args), **mapped(_to_meta, kwargs))
@@ -325,7 +325,7 @@ def _from_meta(out: Any, device: torch.device) -> Any:
     return from_torch(out)
 
 
-def _device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:
+def device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:
     """The device asked for, else the first tensor's with dimensions, else the first tensor's, else the
     default.
     """

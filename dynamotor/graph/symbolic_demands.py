@@ -206,6 +206,7 @@ register_all(
                 aten._native_batch_norm_legit_functional.default,
                 aten._batch_norm_no_update.default,
                 aten._native_batch_norm_legit_no_training.default,
+                aten.cudnn_batch_norm.default,
             ),
             lambda x, weight, bias, mean, var, *args: _channels(x.shape[1], weight, bias, mean, var),
         ),
@@ -222,7 +223,10 @@ register_all(
             lambda q, k, v, *args, attn_mask=None, **kwargs: _attends(q, k, attn_mask),
         ),
         (
-            (aten._scaled_dot_product_efficient_attention.default,),
+            (
+                aten._scaled_dot_product_efficient_attention.default,
+                aten._scaled_dot_product_cudnn_attention.default,
+            ),
             lambda q, k, v, bias, *args, **kwargs: _attends(q, k, bias),
         ),
         (

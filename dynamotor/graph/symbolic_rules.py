@@ -223,6 +223,14 @@ def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **
     return [q.shape, q.shape[:3], None, None, q.shape[2], k.shape[2], (2,), (), (0,)]
 
 
+@symbolic_rule(aten._scaled_dot_product_cudnn_attention.default)
+def _cudnn_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Any]:
+    """As flash attention gives them, without what debugging would show; two seeds of one number."""
+    _same_heads(q, k, v)
+    lengths = (q.shape[2], k.shape[2])
+    return [(*q.shape[:3], v.shape[3]), (*q.shape[:3], 1), None, None, *lengths, (), (), None]
+
+
 @symbolic_rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, *args: Any) -> list[Shape]:
     require(
@@ -612,6 +620,7 @@ register_all(
             lambda x, *args: [x.shape, *[(0,) if x.device.type == "cpu" else (x.shape[1],)] * 2, (0,)],
         ),
         ((aten._native_batch_norm_legit.no_stats,), lambda x, *args: [x.shape, *[(x.shape[1],)] * 2]),
+        ((aten.cudnn_batch_norm.default,), lambda x, *args: [x.shape, *[(x.shape[1],)] * 2, (0,)]),
         (
             (aten.native_batch_norm_backward.default,),
             lambda grad, x, *args: [x.shape, (x.shape[1],), (x.shape[1],)],
@@ -626,6 +635,7 @@ register_all(
             (
                 aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
                 aten._scaled_dot_product_flash_attention_backward.default,
+                aten._scaled_dot_product_cudnn_attention_backward.default,
             ),
             lambda grad, q, k, v, *args, **kwargs: [q.shape, k.shape, v.shape],
         ),

@@ -1,5 +1,5 @@
-"""Attention of a GPU, with sizes that differ between calls: shapes without an assumption, and equal to the meta
-kernels' at other sizes.
+"""Ops that only a GPU's eager calls, with sizes that differ between calls: shapes without an assumption, and
+equal to the meta kernels' at other sizes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,32 @@ def _flash(q: TensorSpec, k: TensorSpec) -> tuple[Any, ...]:
     return (*forward, *infer_spec(aten._scaled_dot_product_flash_attention_backward.default, keeps, {}))
 
 
-@pytest.mark.parametrize("kind", ["efficient", "masked", "flash"])
+def _cudnn(q: TensorSpec, k: TensorSpec, mask: TensorSpec) -> tuple[Any, ...]:
+    forward = infer_spec(aten._scaled_dot_product_cudnn_attention.default, (q, k, k, mask, True), {})
+    keeps = (q, q, k, k, *forward[:2], *forward[6:8], mask, *forward[2:6], 0.0, False)
+    return (*forward, *infer_spec(aten._scaled_dot_product_cudnn_attention_backward.default, keeps, {}))
+
+
+def _batch_norm(batch: Any, height: Any, width: Any) -> tuple[TensorSpec, ...]:
+    device = torch.device("cuda", 0)
+    x = TensorSpec.dense((batch, 8, (height + 1) // 2, width), torch.float32, device)
+    rows = [TensorSpec.dense((8,), torch.float32, device)] * 4
+    return infer_spec(aten.cudnn_batch_norm.default, (x, *rows, True, 0.1, 1e-5), {})
+
+
+@pytest.mark.parametrize("kind", ["efficient", "masked", "flash", "cudnn", "batch norm"])
 def test_shapes_hold_at_all_sizes(kind: str) -> None:
     def found(batch: Any, queries: Any, keys: Any) -> tuple[Any, ...]:
-        dtype = torch.bfloat16 if kind == "flash" else torch.float32
+        dtype = torch.float32 if kind in ("efficient", "masked") else torch.bfloat16
         q, k = _heads(batch, queries, dtype), _heads(batch, keys, dtype)
+        if kind == "batch norm":
+            return _batch_norm(batch, queries, keys)
         if kind == "flash":
             return _flash(q, k)
         shape = (batch, 1, queries, keys)
-        mask = TensorSpec(shape, contiguous_stride(shape), dtype, q.device) if kind == "masked" else None
+        mask = TensorSpec(shape, contiguous_stride(shape), dtype, q.device) if kind != "efficient" else None
+        if kind == "cudnn":
+            return _cudnn(q, k, mask)
         return _efficient(q, k, mask)
 
     env = ShapeEnv()
