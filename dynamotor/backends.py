@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, overload
 
 import torch
@@ -27,6 +27,7 @@ from .codegen import compile_aten, replayed, stored
 from .codegen.flex_attention import fuse_attention
 from .foreign import call_backend
 from .graph.info import GraphInfo
+from .runtime import triton_build
 from .torch_compile_adapter import torch_backend, torch_backends
 
 Compiled = Callable[..., Any]
@@ -151,6 +152,8 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
             return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
     keeper = Keeper(stored.environment, stored.describe, stored.restore)
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
+        keeper = replace(keeper, prepare=triton_build.prepare)
     return aot_compile(
         gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm), keeper=keeper
     )

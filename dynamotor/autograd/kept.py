@@ -56,11 +56,14 @@ _UNREADABLE = (NotPlain, KeyError, ValueError, TypeError, AttributeError, IndexE
 
 @dataclass(frozen=True)
 class Keeper:
-    """How a backend's compiled graphs become plain data and come back."""
+    """How a backend's compiled graphs become plain data and come back. `prepare` is called where there is
+    none, before the graph is differentiated.
+    """
 
     environment: Callable[[], tuple[str, ...]]
     describe: Callable[[Compiled | None], Any]
     restore: Callable[[Any, str], Compiled | None]
+    prepare: Callable[[], None] = lambda: None
 
 
 class Notes:
@@ -146,6 +149,7 @@ class Kept:
             if found is not MISSING:
                 yield found
                 return
+            self.keeper.prepare()
             with cache.exclusive("program", self._name(part), WAIT_SECONDS) as waited:
                 yield look() if waited else MISSING
 

@@ -8,12 +8,14 @@ A process that finds all its kernels in the cache starts no worker and does not 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import importlib.util
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -82,30 +84,21 @@ def job_key(job: TritonJob) -> str:
 
 
 class _Worker:
-    """One process that compiles. `ask` is called by one thread at a time."""
+    """One process that compiles, forked by `server`. `ask` is called by one thread at a time."""
 
-    def __init__(self) -> None:
-        process = subprocess.Popen(
-            [sys.executable, triton_worker.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=str(Path(triton_worker.__file__).parent.anchor),
-        )
-        assert process.stdin is not None and process.stdout is not None  # they are pipes
-        self.process, self.questions, self.answers = process, process.stdin, process.stdout
+    def __init__(self, server: socket.socket) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            socket.send_fds(server, [b"w"], [theirs.fileno()])
+            self.stream: Any = ours.makefile("rwb")
 
     def ask(self, job: TritonJob) -> Any:
         """The worker's answer; None when it died."""
         try:
-            triton_worker.send(self.questions, asdict(job))
-            return triton_worker.receive(self.answers)
+            triton_worker.send(self.stream, asdict(job))
+            return triton_worker.receive(self.stream)
         except OSError:
             return None
-
-    def stop(self) -> None:
-        self.questions.close()
-        self.answers.close()
-        self.process.wait(10)
 
 
 class _Pool:
@@ -116,24 +109,41 @@ class _Pool:
         count = max(1, min(MAX_WORKERS, (os.cpu_count() or 2)))
         self.threads = ThreadPoolExecutor(count, thread_name_prefix="dynamotor-triton")
         self.idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        self.lock = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self.server, theirs = socket.socketpair()
+        with theirs:
+            self.forks = subprocess.Popen(
+                [sys.executable, triton_worker.__file__],
+                stdin=theirs.fileno(),
+                cwd=str(Path(triton_worker.__file__).parent.anchor),
+            )
+
+    def _worker(self) -> _Worker:
+        with contextlib.suppress(queue.Empty):
+            return self.idle.get_nowait()
+        with self.lock:
+            try:
+                return _Worker(self.server)
+            except OSError:  # the process was killed
+                self.server.close()
+                self._start()
+                return _Worker(self.server)
 
     def run(self, job: TritonJob) -> Any:
-        try:
-            worker = self.idle.get_nowait()
-        except queue.Empty:
-            worker = _Worker()
+        worker = self._worker()
         answer = worker.ask(job)
         if answer is not None:
             self.idle.put(worker)
         return answer
 
     def stop(self) -> None:
-        """End the idle workers."""
-        while True:
-            try:
-                self.idle.get_nowait().stop()
-            except queue.Empty:
-                return
+        """End the processes; workers end with their streams."""
+        self.server.close()
+        self.idle = queue.LifoQueue()
+        self.forks.wait(10)
 
 
 _lock = threading.Lock()
@@ -148,6 +158,13 @@ def _workers() -> _Pool:
         for key in [key for key, future in _pending.items() if not future.done()]:
             del _pending[key]
     return _pool
+
+
+def prepare() -> None:
+    """Start what imports triton, for a graph that is still to be traced."""
+    if triton_version():
+        with _lock:
+            _workers()
 
 
 def stop_workers() -> None:

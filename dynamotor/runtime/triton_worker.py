@@ -1,8 +1,8 @@
 """A process that turns Triton text into GPU code. Run as a script: it imports triton and the standard
 library, no torch.
 
-It reads pickled jobs from standard input and writes pickled answers to standard output, each behind its
-length:
+The script imports what compiling needs, once, and then forks a worker for each socket that it is sent. A
+worker reads pickled jobs from its socket and writes pickled answers, each behind its length:
 
     {"source", "name", "signature", "aligned", "warps", "arch", "debug", "stages", "scratch"}
     -> {"cubin", "symbol", ...} or {"error"}
@@ -10,11 +10,14 @@ length:
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import linecache
 import os
 import pickle
+import signal
+import socket
 import struct
-import sys
 import tempfile
 from typing import IO, Any
 
@@ -87,19 +90,47 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Answer jobs until the stream ends."""
-    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing that triton prints may get into the answers
-    with tempfile.TemporaryDirectory(prefix="dynamotor-triton-") as folder:
+def _load() -> None:
+    """Import what the first kernel would, and let triton not read its own hundreds of megabytes for the keys
+    of a cache that ends with the worker.
+    """
+    importlib.import_module("triton.compiler.code_generator")
+    for name in ("triton.runtime.cache", "triton.compiler.compiler"):  # where versions of triton have it
+        module = importlib.import_module(name)
+        if hasattr(module, "triton_key"):
+            module.triton_key = lambda: "dynamotor"  # type: ignore[attr-defined]
+
+
+def _answer(connection: socket.socket) -> None:
+    """Compile what the socket asks for until its other end is closed."""
+    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    stream: Any = connection.makefile("rwb")
+    with tempfile.TemporaryDirectory(prefix="dynamotor-triton-", dir=room) as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        os.environ.pop("TRITON_INTERPRET", None)
-        while (job := receive(stdin)) is not None:
+        while (job := receive(stream)) is not None:
             try:
                 answer = compile_kernel(job)
             except Exception as error:  # whatever triton says goes back as text
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            send(stdout, answer)
+            send(stream, answer)
+
+
+def main() -> None:
+    """Fork a worker for each socket that comes over standard input, until that is closed."""
+    os.dup2(2, 1)  # what triton prints
+    with socket.socket(fileno=0) as control:
+        os.environ.pop("TRITON_INTERPRET", None)
+        with contextlib.suppress(Exception):  # the worker says what is wrong with triton, for each job
+            _load()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets workers that have ended
+        while fds := socket.recv_fds(control, 1, 1)[1]:
+            if not os.fork():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # triton waits for ptxas
+                control.close()  # who sends sockets must learn when nobody takes them
+                with contextlib.suppress(OSError), socket.socket(fileno=fds[0]) as connection:
+                    _answer(connection)  # a socket that breaks ends the worker
+                os._exit(0)
+            os.close(fds[0])
 
 
 if __name__ == "__main__":

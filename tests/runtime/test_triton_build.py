@@ -88,6 +88,21 @@ def test_a_worker_that_dies_is_an_error_not_a_hang(monkeypatch):
         start_kernel(JOB).result()
 
 
+@pytest.mark.skipif(not triton_build.triton_version(), reason="triton is not installed")
+def test_workers_are_forked_by_one_process_that_is_started_again_when_it_was_killed():
+    start_kernel(JOB).result()
+    pool = triton_build._workers()
+    first = pool.forks
+    pool.idle.get_nowait()  # the next kernel needs a worker of its own
+    start_kernel(replace(JOB, warps=2)).result()
+    assert pool.forks is first
+    first.kill()
+    first.wait(10)
+    start_kernel(replace(JOB, warps=8)).result()  # by the worker that is idle
+    pool.idle.get_nowait()
+    assert start_kernel(replace(JOB, warps=1)).result().warps == 1 and pool.forks is not first
+
+
 @pytest.fixture(scope="module")
 def library():
     return build.load_library(LAUNCH)

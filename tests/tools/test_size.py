@@ -9,15 +9,15 @@ import pytest
 from bench import size
 
 LIMITS = {
-    ".": 647,  # torch.compile leaves our code and jax's alone (3); sizes of torch.compile's graphs, and of graphs for its backends (60); backend="auto" (185)
-    "autograd": 3_179,  # shapes changed in place behind views, views of memory with holes (16); inputs that share memory around parts, kept inputs that were written (19); a class of a closure (10); the line of a part that raised (6); views older than a write (15); saved tensors that come back otherwise (35), gradients without memory (13); versions of results that were written (15); the check mode before the aten graph (82); programs on disk with symbols (79); second derivatives: 165; writes into flat memory; views that come several at once; zeros without memory; parts of graphs with symbols (180)
+    ".": 650,  # a GPU's workers are started early (3); torch.compile leaves our code and jax's alone (3); sizes of torch.compile's graphs, and of graphs for its backends (60); backend="auto" (185)
+    "autograd": 3_181,  # a GPU's workers are started early (2); shapes changed in place behind views, views of memory with holes (16); inputs that share memory around parts, kept inputs that were written (19); a class of a closure (10); the line of a part that raised (6); views older than a write (15); saved tensors that come back otherwise (35), gradients without memory (13); versions of results that were written (15); the check mode before the aten graph (82); programs on disk with symbols (79); second derivatives: 165; writes into flat memory; views that come several at once; zeros without memory; parts of graphs with symbols (180)
     "base": 579,  # whose mistake an error is (9); lines as tracebacks (9); the line of the user's program, for the rooms that ask for it (17); words for annotations (4)
     "capture": 11_007,  # the exception that a caller handles (14), tracebacks that hold frames (13); empty tables of hooks without values, fields of dataclasses without frames (35); tracebacks that were taken off, sys.exception (9); numbers of enums and subclasses (20), objects let go (25); iterators over dicts and sets that change (65), arguments that iterators refuse (15) and writes that eager may refuse (30), contents of subclasses of int and str, operators of odd pairs (55), iterators as eager has them (70), the line of an error behind a write (40); deques 80; tensors that the trace knows 60; functions that transforms and control flow are given: 250; hooks, settings, weak references: 70; __torch_function__: 190; annotations (12); what made a number of a size that changed, checks with errors of their own (18); tests of data that only raise (150), NumPy arrays (410), modules that are where they are brought to (40), hooks on what comes from outside (15)
     "codegen": 6_259,  # a planner with its tuning (20); whole numbers without -0 (2), long sums in strips (60), flex_attention (590), GPU programs on disk (70), small maps in one launch (170), variants of GPU kernels for sizes (230)
     "distributed": 1_130,  # buckets reduced and waited for in whole steps (52)
     "graph": 4_424,  # shapes of what most programs do without meta kernels that import sympy (190), ops of a GPU with sizes (8); the number of a storage (5); padding to buckets (810); lines of graphs that raise (32), kernels that need not be asked (6); copies of expanded tensors (11); what is lazy (3); picks where nothing is (9); bounds of integers that change between calls (24), parts that are written, dimensions out of range (13); layouts of rolls (9), embedding bags (4); sizes as plain data (29); guards that are settled, unfold and choices with symbols (17); what a loop and the guards know of sizes, shapes of xla (25); control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120); transforms of Fourier (14), views that a layout forbids (11); padding to buckets (1,094: moves along padded dimensions 180, gradients of convolutions and statistics 104); bags with a last offset (5)
     "lower": 5_008,  # the builder apart from walk, realisation and outputs (45), enums (15); annotations of locals are statements too; 60 write contents of inputs in place
-    "runtime": 1_249,  # C++ laid out for readers (30)
+    "runtime": 1_290,  # workers are forked by one process (25); C++ laid out for readers (30)
     "step": 1_310,  # the phases of a trace are a class (17); steps of DDP modules (56), optimizers around others, with counts of their own (8)
     "tools": 1_219,  # packages
     "xla": 9_512,  # shapes changed in place behind views (16); the aim is 9,500; 750 are names that programs for torch_xla import, ctc_loss and sizes 70
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 45_523
+        sum(size.rooms().values()) <= 45_569
     )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210, __torch_function__ 190, second derivatives 165
 
 
