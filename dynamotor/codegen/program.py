@@ -39,7 +39,8 @@ from ..runtime import build, launch, memory
 from . import checked, cpp, externs
 
 _view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
-KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory
+KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
+KEPT_NAMES = 1 << 14  # names of such views and kernels, for more sizes
 UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
 Shape = tuple[int, ...]
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
@@ -803,9 +804,10 @@ class CallProgram:
                 known = self._instances[block] = {}
             instance = known.get(sizes)
             if instance is None:
-                if len(known) >= KEPT_SIZES:
+                instance = self._instance(block, sizes)
+                if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
                     known.pop(next(iter(known)))
-                instance = known[sizes] = self._instance(block, sizes)
+                known[sizes] = instance
             pointers = launch.data_pointers([inputs[i] for i in self._static])
             if pointers != instance.pointers:
                 self._rebind(instance, inputs)
