@@ -123,7 +123,8 @@ def _joined(func: OpOverload) -> ShapeRule:
     """Parts of one type; those that all lie channels-last are joined so."""
 
     def rule(parts: Any, dim: int = 0) -> Any:
-        if func is aten.cat.default and len({p.dtype for p in parts}) == 1:  # these never count
+        last = [suggests_channels_last(p) for p in parts]
+        if func is aten.cat.default and len({p.dtype for p in parts}) == 1:  # these have no elements to join
             parts = [p for p in parts if p.shape != (0,)] or parts
         first = parts[0]
         rank = len(first.shape)
@@ -131,7 +132,6 @@ def _joined(func: OpOverload) -> ShapeRule:
             return PASS
         if len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1:
             return PASS
-        last = [suggests_channels_last(p) for p in parts]
         stacked = func is aten.stack.default
         if (
             stacked
@@ -180,7 +180,7 @@ def _evaluates(func: OpOverload, args: tuple) -> bool:
 _RUNNING: dict[OpOverload, tuple[Any, ...]] = {
     aten.native_batch_norm.default: (), aten._native_batch_norm_legit.no_stats: (),
     aten._native_batch_norm_legit_functional.default: (2, 3),
-    aten._native_batch_norm_legit_no_training.default: (torch.uint8,),
+    aten._native_batch_norm_legit_no_training.default: (),
     aten._batch_norm_no_update.default: (torch.uint8,),
 }  # fmt: skip
 
@@ -211,7 +211,14 @@ def _is_grouped(
         and 0 not in x.shape
     )
     alike = all(p is None or (same_sizes(p.shape, (c,)) and p.dtype is x.dtype) for p in (weight, bias))
-    return fits and alike and x.is_contiguous and not suggests_channels_last(x) and x.dtype.itemsize >= 4
+    return (
+        fits
+        and alike
+        and x.dtype.is_floating_point
+        and x.is_contiguous
+        and not suggests_channels_last(x)
+        and x.dtype.itemsize >= 4
+    )
 
 
 def _normalised(func: OpOverload, x: TensorSpec, args: tuple, kwargs: dict[str, Any]) -> Sequence[TensorSpec]:
@@ -220,20 +227,28 @@ def _normalised(func: OpOverload, x: TensorSpec, args: tuple, kwargs: dict[str, 
         return [_dense(shape, x) for shape in symbolic_rules[func](x, *args)]
     if func is aten.native_group_norm.default and _is_grouped(x, *args):
         return [_dense(shape, x) for shape in symbolic_rules[func](x, *args)]
-    if func not in _RUNNING or not x.dtype.is_floating_point or len(x.shape) < 2 or 0 in x.shape:
+    if not _is_by_channel(func, x, args):
         return infer_by_meta_kernel(func, (x, *args), kwargs)
-    demands[func](x, *args)
     wide = torch.float32 if x.dtype.itemsize < 4 else x.dtype
-    types = [
-        x.dtype,
-        wide,
-        wide,
-        *(one if type(one) is torch.dtype else args[one].dtype for one in _RUNNING[func]),
-    ]
+    behind = (one if type(one) is torch.dtype else args[one].dtype for one in _RUNNING[func])
     return [
         TensorSpec.dense(shape, dtype, x.device)
-        for shape, dtype in zip(symbolic_rules[func](x, *args), types)
+        for shape, dtype in zip(symbolic_rules[func](x, *args), (x.dtype, wide, wide, *behind))
     ]
+
+
+def _is_by_channel(func: OpOverload, x: TensorSpec, args: tuple) -> bool:
+    """Whether a batch norm has parameters of one type, one number a channel, and both statistics or none."""
+    if func not in _RUNNING or not x.dtype.is_floating_point or len(x.shape) < 2 or 0 in x.shape:
+        return False
+    statistics = [] if func is aten._native_batch_norm_legit.no_stats else [*args[2:4]]
+    if statistics == [None, None] and func is aten.native_batch_norm.default and args[4]:
+        statistics = []
+    parameters = [*(a for a in args[:2] if a is not None), *statistics]
+    if None in statistics or not all(same_sizes(p.shape, x.shape[1:2]) for p in parameters):
+        return False
+    kinds = {p.dtype for p in parameters}
+    return kinds <= {x.dtype} or kinds <= {torch.float32} and x.dtype.itemsize < 4
 
 
 def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
@@ -367,6 +382,7 @@ def _pool(func: OpOverload, indices: bool) -> ShapeRule:
             rest if indices and len(rest) == 2 else ((1,), bool(rest and not indices and rest[0]))
         )
         plain = len(rest) in (0, 2) if indices else len(rest) < 3 or rest[2] is None
+        plain = plain and x.dtype.is_floating_point
         shape = _pooled(x, kernel, stride, padding, dilation, ceil) if plain else None
         if shape is None:
             return PASS
@@ -541,7 +557,7 @@ def _loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, *args: Any) -> 
 @shape_rule(aten.mse_loss_backward.default)
 def _loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
     alike = same_sizes(x.shape, target.shape) and (not grad.shape or same_sizes(grad.shape, x.shape))
-    if alike and {grad.dtype, target.dtype} == {x.dtype}:
+    if alike and {grad.dtype, target.dtype} == {x.dtype} and x.dtype.is_floating_point:
         return _dense(x.shape, x)
     out = infer_by_meta_kernel(aten.mse_loss_backward.default, (grad, x, target, reduction), {})
     return TensorSpec.dense(out.shape, out.dtype, out.device)

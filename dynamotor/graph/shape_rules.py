@@ -282,7 +282,9 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 def _vector_norm(x: TensorSpec, ord: Any = 2, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     """PyTorch 2.11's meta kernel keeps a dimension of one element that is reduced."""
     shape = symbolic_rules[aten.sum.dim_IntList](x, dims, keepdim)
-    if x.dtype.is_floating_point and not kwargs and 0 not in x.shape:
+    rank = len(x.shape)
+    within = dims is None or all(-rank <= dim < rank for dim in dims)
+    if within and x.dtype.is_floating_point and not kwargs and 0 not in x.shape:
         return TensorSpec.dense(shape, x.dtype, x.device)
     out = infer_by_meta_kernel(aten.linalg_vector_norm.default, (x, ord, dims, keepdim), kwargs)
     return out if out.shape == shape else TensorSpec.dense(shape, out.dtype, out.device)
