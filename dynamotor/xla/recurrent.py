@@ -18,7 +18,7 @@ from torch.nn import GRU  # noqa: F401  (what torch_xla.experimental.gru is)
 from . import jax_call
 from .dtypes import wide
 from .lowering import aten, decomposition
-from .ops_matmul import product
+from .ops_linalg import product
 
 
 def _lstm_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
