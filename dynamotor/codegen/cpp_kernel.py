@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -191,13 +192,13 @@ class Emitter:
         clause = f" num_threads({config.threads})" if config.threads else ""
         return f"\n#pragma omp parallel for schedule(static){clause}\n{loop(name, count, inside)}"
 
-    def chunks(self, rows: Dim, least: int, nbytes: Dim) -> tuple[str, str]:
+    def chunks(self, rows: Dim, least: int | str, nbytes: Dim) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it
-        at the call.
+        at the call. least: parts that give all threads work (as text where sizes decide it).
         """
         work = self.work()
-        if all(type(n) is int for n in (work, rows, nbytes)):
-            count = 1 if work < PARALLEL_WORK else min(rows, least)
+        if all(type(n) is int for n in (work, rows, least, nbytes)):
+            count: Any = 1 if work < PARALLEL_WORK else min(rows, least)
             while count > 1 and count * nbytes > 1 << 22:
                 count //= 2
             return str(count), ""
@@ -593,8 +594,7 @@ class RowsEmitter(Emitter):
             )
             self.body.random = True
             position = flatten([Index.of(v) for v in k.inner], strides)
-            shifted = position if not limits else position
-            self.body.prefilled[e] = (f"{name}-{low}" if limits else name), shifted
+            self.body.prefilled[e] = (f"{name}-{low}" if limits else name), position
 
     def _has_tail(self) -> bool:
         """Whether a loop of narrow vectors follows that of wide ones."""

@@ -78,9 +78,7 @@ class GpuWriter(Writer):
             return
         assert isinstance(step, triton.TritonStep) and step.function is not None
         row = (step.function, len(step.args), step.ints)
-        name = next((known for known, other in self.launches.items() if other == row), None)
-        name = name or self.unique(f"k{len(self.launches)}")
-        self.launches[name], self.labels[name] = row, f"dynamotor::{step.function.name}"
+        name = self.named(self.launches, row, f"dynamotor::{step.function.name}")
         self._note(step, step.function)
         arguments = (
             [*step.args, "stream"] if self.on_gpu else step.args[:-1] if step.function.scratch else step.args
@@ -101,9 +99,7 @@ class GpuWriter(Writer):
         """The line of a kernel whose variants are chosen by the sizes of a call."""
         names = [name for name in self.program.inputs if name not in self.program.buffers]
         family = self._known.setdefault(structure(step.kernel), Family(step.kernel, names))
-        name = next((n for n, row in self.families.items() if row == (family, step.ints)), None)
-        name = name or self.unique(f"k{len(self.families)}")
-        self.families[name], self.labels[name] = (family, step.ints), family.title
+        name = self.named(self.families, (family, step.ints), family.title)
         variant, at = family.at(self.hints)
         self._note(step, replace(variant.launches[0].function, grid=at.grids[0]))
         self.seen.update(step.args)

@@ -129,8 +129,7 @@ class _Rows:
                 moved.append(rebuild(s, self._load, memo))
             return tuple(moved)
 
-        phases = tuple(Phase(swap(p.inner), swap(p.row)) for p in kernel.phases)
-        return replace(kernel, phases=phases, final=swap(kernel.final), final_once=swap(kernel.final_once))
+        return kernel.changed(swap)
 
     def _load(self, e: Expr) -> Expr | None:
         if e.op != "load" or e.args[0] != self.name:

@@ -34,7 +34,7 @@ from ..graph.info import GraphInfo
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, TensorSpec, copy_as, is_lazy
-from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches
+from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs
 
@@ -66,10 +66,8 @@ def step_accesses(steps: Sequence[LoopStep | ExternStep]) -> Iterator[tuple[set[
         return set(names).union(*(holds.get(name, ()) for name in names))
 
     for step in steps:
-        if isinstance(step, LoopStep):
-            yield memory_of(touches(step)), memory_of(step.writes)
-        else:
-            yield memory_of(touches(step)), memory_of(step.mutates) | {*filter(None, step.outs)}
+        made = {name for name in step.outs if name} if isinstance(step, ExternStep) else set()
+        yield memory_of(touches(step)), memory_of(set(writes_of(step)) - made) | made
 
 
 def nbytes_of(spec: TensorSpec) -> int | Size:
@@ -404,12 +402,16 @@ class Writer:
             function = cpp.emit_kernel(step.kernel)
             self.functions.setdefault(function.name, function)
             row = (function.name, len(step.args), step.ints)
-            name = next((known for known, other in self.kernels.items() if other == row), None)
-            name = name or self.unique(f"k{len(self.kernels)}")
-            self.kernels[name], self.labels[name] = row, f"dynamotor::{function.name}"
-            self._kernel_names[key] = name
+            name = self._kernel_names[key] = self.named(self.kernels, row, f"dynamotor::{function.name}")
         self.called.append(self.functions[self.kernels[name][0]])
         yield f"{name}({', '.join((*step.args, *step.symbols))})" + (f"  # {step.note}" if step.note else "")
+
+    def named(self, table: dict[str, Any], row: Any, label: str) -> str:
+        """The global that a row of a table of kernels stands behind; equal rows share it."""
+        name = next((known for known, other in table.items() if other == row), None)
+        name = name or self.unique(f"k{len(table)}")
+        table[name], self.labels[name] = row, label
+        return name
 
     def extern(self, step: ExternStep) -> Iterator[str]:
         stem, callee = externs.callee_of(step)
@@ -503,7 +505,7 @@ class Writer:
                     if isinstance(step, LoopStep)
                     else {n for n in step.outs if n and not self._is_read(n, step)}
                 )
-                names = [name for name in checked.makes(step) if name not in unread]
+                names = [name for name in writes_of(step) if name not in unread]
                 self.lines.append(f"check.after({at}, dict({', '.join(f'{name}={name}' for name in names)}))")
             dead = sorted(
                 n

@@ -109,11 +109,9 @@ def _without_scratch(kernel: Kernel) -> Kernel:
     def spell(e: Expr) -> Expr | None:
         return rewrite(kept[e.args[0]], spell, memo=memo) if e.op == "scratch" else None
 
-    def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-        return tuple(rebuild(s, spell, memo) for s in statements if not isinstance(s, Scratch))
-
-    phases = tuple(Phase(swap(p.inner), swap(p.row)) for p in kernel.phases)
-    return replace(kernel, phases=phases, final=swap(kernel.final), final_once=swap(kernel.final_once))
+    return kernel.changed(
+        lambda statements: (rebuild(s, spell, memo) for s in statements if not isinstance(s, Scratch))
+    )
 
 
 def _keeps_what_it_overwrites(kernel: Kernel) -> bool:

@@ -315,3 +315,17 @@ class NumberResult:
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+
+# -- ops that are aten calls by design -----------------------------------------------------------------------
+
+
+def _rule(target: Any) -> Any:
+    def rule(ctx: LoopBuilder, *args: Any, **kwargs: Any) -> Any:
+        return ctx.extern(target, args, kwargs, agnostic=is_layout_agnostic(target))
+
+    return rule
+
+
+for _target in BY_DESIGN:
+    lowerings.add(_target, _rule(_target))

@@ -1,4 +1,6 @@
-"""Lowerings of views, layout changes, joins and factories: index arithmetic only, no memory of their own."""
+"""Lowerings of views, layout changes, joins and factories: index arithmetic only, no memory of their own.
+Random numbers: `dynamotor::rand`, a function of (seed, stream, linear index); graph/prims.py has the bits.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,30 @@ from typing import Any
 import torch
 
 from ..base.registry import register_all
+from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
 from ..graph.kernel_checks import sees_twice
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size, divides, equal, known, maximum, minimum
-from ..graph.spec import TensorSpec, numel
+from ..graph.spec import TensorSpec, contiguous_stride, numel
 from . import value as views
 from .extern import OwnStorage
-from .index import Index, Var, flatten, is_one, is_zero
-from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, round_to, select
+from .index import ZERO, Index, Var, flatten, is_one, is_zero
+from .ir import (
+    COMPUTE_TYPE,
+    F32,
+    F64,
+    I64,
+    Expr,
+    cast,
+    compare,
+    const,
+    index_value,
+    make,
+    masked,
+    op,
+    round_to,
+    select,
+)
 from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering
 from .ops_pointwise import held
 from .program import BufRef
@@ -500,3 +518,15 @@ register_all(
         ((aten.arange.start_step,), lambda ctx, start, end, step=1, **_: _arange(ctx, start, step)),
     ),
 )
+
+
+# -- random numbers ------------------------------------------------------------------------------------------
+
+
+@lowering(torch.ops.dynamotor.rand.default)
+def _rand(ctx: LoopBuilder, seed: LoopValue, stream: int, size: Sequence[Dim], **_: Any) -> LoopValue:
+    """A uniform float32 in [0, 1) for each element, row-major."""
+    decline_if(ctx.spec.dtype is not F32, "rand of another dtype")
+    strides = contiguous_stride(ctx.spec.shape)
+    key = seed.at((ZERO,))
+    return ctx.generate(lambda index: make("rand", (key, int(stream), flatten(index, strides)), F32))
