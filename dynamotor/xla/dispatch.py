@@ -19,8 +19,7 @@ from ..autograd.inplace import functional_form
 from ..base.registry import Registry
 from ..graph.shapes import UnsupportedOp
 from . import fallback, metrics, tensor, transfer
-from .checks import check_types, check_values
-from .checks import values as value_checks
+from .checks import check_types, check_values, values as value_checks
 from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
 from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration

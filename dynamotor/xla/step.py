@@ -25,8 +25,8 @@ from ..base.errors import CaptureError
 from ..base.log import warn_once
 from ..base.options import CompileOptions
 from ..capture.frontend import make_dispatcher
-from . import device as devices
 from . import (
+    device as devices,
     metrics,
     start,  # noqa: F401  (registers the device)
     sync,

@@ -19,8 +19,7 @@ import torch
 
 from ..base.errors import DynamotorError
 from ..base.events import emit, listening
-from . import device as devices
-from . import execute, metrics, replication, rng
+from . import device as devices, execute, metrics, replication, rng
 from .checks import raise_failed
 from .dtypes import precision_settings
 from .execute import Graph

@@ -11,8 +11,7 @@ import torch
 
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, BuildError
-from dynamotor.codegen import cpp
-from dynamotor.codegen import program as call_program
+from dynamotor.codegen import cpp, program as call_program
 from dynamotor.codegen.cpp import CFunction
 from dynamotor.graph.info import GraphInfo
 from dynamotor.graph.spec import TensorSpec

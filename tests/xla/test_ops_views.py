@@ -15,8 +15,8 @@ from dynamotor.xla import (  # noqa: E402, F401
     ops_create,
     ops_index,
     ops_view,
+    start as _start,  # noqa: E402, F401
 )
-from dynamotor.xla import start as _start  # noqa: E402, F401
 
 aten = torch.ops.aten
 VIEWS = [
