@@ -381,7 +381,8 @@ class RowsEmitter(Emitter):
         final = CppScope(self.top, [(FINAL, ""), (ONCE, "")])
         for s, per_inner in self.across:
             if not per_inner:
-                self._combine_once(s, chunks, places[s.id], final)
+                name, span, t = places[s.id]
+                self.add_chunks(s, t, f"{name}[0]", f"{name}[c_*{span}]", chunks, final, 1)
 
         def emit(scope: CppScope, copy: int | str = 0) -> None:
             for s, per_inner in self.across:
@@ -395,10 +396,6 @@ class RowsEmitter(Emitter):
         for last in k.final_once:
             self.store(of_kind(last, Store), final)
         return "{" + "".join(final.lines) + "}"
-
-    def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: CppScope) -> None:
-        name, span, t = place
-        self.add_chunks(s, t, f"{name}[0]", f"{name}[c_*{span}]", chunks, scope, 1)
 
     def _combine_lane(
         self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: CppScope

@@ -172,7 +172,8 @@ class TileFunction:
             return f"tl.where({self._as(test, torch.bool, known)}, {a}, {b})"
         kind = _met(node.args) if name in _COMPARES or name.startswith("logical") else compute
         operands = [self._as(v, kind, known) for v in node.args if isinstance(v, (fx.Node, bool, int, float))]
-        return self._rounded(self._computed(node, name, operands, kind), compute, spec.dtype)
+        text = self._computed(node, name, operands, kind)
+        return text if compute == spec.dtype else f"({text}).to({TRITON[spec.dtype]})"
 
     def _computed(self, node: fx.Node, name: str, operands: list[str], kind: torch.dtype) -> str:
         not_in_tiles_if(name in ("add", "sub") and node.kwargs.get("alpha", 1) != 1, "a sum with a factor")
@@ -203,9 +204,6 @@ class TileFunction:
         if value.meta["val"].dtype == dtype or not dtype.is_floating_point and dtype != torch.bool:
             return known[value]  # positions have as many bits as they need
         return f"({known[value]}) != 0" if dtype == torch.bool else f"({known[value]}).to({TRITON[dtype]})"
-
-    def _rounded(self, text: str, compute: torch.dtype, dtype: torch.dtype) -> str:
-        return text if compute == dtype else f"({text}).to({TRITON[dtype]})"
 
     def _loaded(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
         """An element of a tensor that the function reads."""

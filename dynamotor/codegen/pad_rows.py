@@ -9,7 +9,9 @@ or writes the gaps.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -31,15 +33,19 @@ class _Cannot(Exception):
     """This buffer's rows cannot be moved apart."""
 
 
+def _need(holds: Any) -> None:
+    """Leave the rows where they are, unless it holds."""
+    if not holds:
+        raise _Cannot
+
+
 def pad_rows(program: Program) -> Program:
     """The program with the rows of such tensors moved apart, where every step that touches them can
     follow.
     """
     for name in _candidates(program):
-        try:
+        with contextlib.suppress(_Cannot):
             program = _padded(program, name)
-        except _Cannot:
-            continue
     return program
 
 
@@ -95,8 +101,7 @@ class _Rows:
         touched = any(ref.name == self.name for ref in refs((step.args, step.kwargs)))
         if not touched and self.name not in step.outs:
             return step
-        if step.target not in _PRODUCTS or step.out_variant is None:
-            raise _Cannot
+        _need(step.target in _PRODUCTS and step.out_variant is not None)
         args = tuple(self._ref(a) if isinstance(a, BufRef) and a.name == self.name else a for a in step.args)
         return replace(step, args=args)
 
@@ -105,10 +110,8 @@ class _Rows:
         row, start = divmod(ref.offset, self.width)
         stride = []
         for size, s in zip(ref.shape, ref.stride, strict=True):
-            if size > 1 and s != 1 and s % self.width:
-                raise _Cannot
-            if s == 1 and start + size > self.width:
-                raise _Cannot
+            _need(size < 2 or s == 1 or s % self.width == 0)
+            _need(s != 1 or start + size <= self.width)
             stride.append(s // self.width * self.row_stride if s % self.width == 0 else s)
         return replace(ref, stride=tuple(stride), offset=row * self.row_stride + start)
 
@@ -134,29 +137,21 @@ class _Rows:
     def _load(self, e: Expr) -> Expr | None:
         if e.op != "load" or e.args[0] != self.name:
             return None
-        if any(inner.args[0] == self.name for x in loaded_exprs(e.args[1]) for inner in loads_of(x)):
-            raise _Cannot
+        _need(all(inner.args[0] != self.name for x in loaded_exprs(e.args[1]) for inner in loads_of(x)))
         return load(self.name, self._index(e.args[1]), e.args[2])
 
     def _index(self, index: Index) -> Index:
         """A position among the rows as they lay, as one among the rows moved apart."""
         row, column = index // self.width, index % self.width
-        if not {*row.terms, *column.terms} <= index.terms.keys():  # it would take a division
-            raise _Cannot
+        _need({*row.terms, *column.terms} <= index.terms.keys())  # else it would take a division
         return row * self.row_stride + column
 
     def _in_rows(self, kernel: Kernel) -> Kernel:
         """A map over one long loop as a map over rows and columns."""
         loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
         reduces = any(isinstance(s, Reduce) for s in kernel.statements())
-        if (
-            len(loops) != 1
-            or loops[0].size % self.width
-            or reduces
-            or len(kernel.phases) != 1
-            or kernel.final
-        ):
-            raise _Cannot
+        _need(len(loops) == 1 and loops[0].size % self.width == 0 and not reduces)
+        _need(len(kernel.phases) == 1 and not kernel.final)
         (long,) = loops
         row, column = Var(f"{long.name}r", long.size // self.width), Var(f"{long.name}c", self.width)
         env = {long: Index({row: self.width, column: 1})}

@@ -421,8 +421,8 @@ class Writer:
         arguments += [f"{key}={self.value(arg)}" for key, arg in step.kwargs.items()]
         note = f"  # {step.target}" if step.fallback else ""
         if step.out_variant is not None:
-            for keyword, name in zip(externs.out_keywords(step.out_variant), outs, strict=True):
-                arguments.append(f"{keyword}={name}")
+            keywords = [a.name for a in step.out_variant._schema.arguments if a.is_out]
+            arguments += [f"{keyword}={name}" for keyword, name in zip(keywords, outs, strict=True)]
         call = f"{self.constant(stem, callee.function, callee)}({', '.join(arguments)})"
         absent = (
             [k for k, name in enumerate(step.outs) if name is None] if externs.is_custom(step.target) else []
@@ -834,10 +834,3 @@ class CallInstance:
     def __init__(self, call: Callable[..., Any], scope: dict[str, Any]) -> None:
         self.call, self.scope = call, scope
         self.pointers: tuple[int, ...] | None = None
-
-
-def build_program(
-    program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]
-) -> CallProgram:
-    """Plan memory, start building the C++ and write the call program."""
-    return CallProgram(program, info, on_build_error)

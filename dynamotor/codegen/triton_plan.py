@@ -379,7 +379,8 @@ class Planner:
         if is_map(kernel):
             return [_piece(kernel, self.map_plan(kernel))]
         if kernel.template == ROWS and (kernel.final or kernel.final_once):
-            return self.separate_final(kernel)
+            finals = self.maps_of(kernel, kernel.final, kernel.final_once)  # over the row's positions alone
+            return [*self.rows(replace(kernel, final=(), final_once=())), *finals]
         return self.rows(kernel)
 
     def map_plan(self, kernel: Kernel) -> LaunchPlan:
@@ -733,8 +734,3 @@ class Planner:
                 )
                 pieces.append(_piece(k, self.map_plan(k)))
         return pieces
-
-    def separate_final(self, kernel: Kernel) -> list[LaunchPiece]:
-        """Statements over the row's positions alone that share a kernel with rows."""
-        rest = replace(kernel, final=(), final_once=())
-        return [*self.rows(rest), *self.maps_of(kernel, kernel.final, kernel.final_once)]

@@ -137,12 +137,6 @@ def _remainder(x, y):
     return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-@elementwise(aten.fmod)
-def _fmod(x, y):
-    """The remainder with the sign of the dividend, as C's."""
-    return lax.rem(*jnp.broadcast_arrays(x, _divisor(y)))
-
-
 def _divisor(y: Any) -> Any:
     """An integer divisor that is not zero: a constant zero is refused, as by aten; XLA's compiler may die of
     one in an array, whose quotients are arbitrary (`config.xla_debug` finds them)."""
@@ -255,6 +249,8 @@ rows(
         aten.trunc: unless_integer(jnp.trunc),
         aten.neg: jnp.negative,
         aten._add_relu: lambda x, y, alpha=1: jnp.maximum(x + _scaled(y, alpha), 0),
+        # The remainder with the sign of the dividend, as C's.
+        aten.fmod: lambda x, y: lax.rem(*jnp.broadcast_arrays(x, _divisor(y))),
         aten.atan2: lambda y, x: jnp.arctan2(y, x),
         aten.hypot: lambda x, y: jnp.hypot(x, y),
         aten.copysign: lambda x, y: jnp.copysign(x, y),

@@ -62,7 +62,7 @@ def make(buffers, steps, outputs, static=(), mutations=(), on_error=None):
     def refuse(error):
         raise error
 
-    return call_program.build_program(program, info, on_error or refuse)
+    return call_program.CallProgram(program, info, on_error or refuse)
 
 
 def whole(name, *shape):
@@ -393,7 +393,7 @@ def test_constants_and_views_of_them():
     }
     transposed = BufRef("c", (3, 2), (1, 3), 0, torch.float32)
     steps = [ExternStep(aten.add.Tensor, (whole("x", 3, 2), transposed), {}, ("y",), aten.add.out)]
-    program = call_program.build_program(
+    program = call_program.CallProgram(
         Program("g", ("x",), made, steps, (BufRef.whole(made["y"]), BufRef.whole(made["c"]))),
         GraphInfo("inference", "g"),
         lambda e: None,
