@@ -4,7 +4,7 @@
 
 * `codegen/cpp.py`: `emit_kernel(kernel) -> CFunction(name, source, params)`; structural memo: kernels equal
   up to names share one function.
-* `codegen/program.py`: `CallProgram(program, info, failed)`, a callable(*tensors) -> tuple: plans memory, builds
+* `codegen/program.py`: `CallProgram(program, info, failed)`, called with tensors: plans memory, builds
   the translation unit through `runtime.build`, and writes the call program as readable Python text.
 * On an NVIDIA GPU (`codegen/gpu_program.py`; `config.target = "triton"` runs the same on CPU tensors, in
   Triton's interpreter): `codegen/triton.py` replaces each `LoopStep` by launches (`TritonStep`, with buffers

@@ -39,17 +39,17 @@ def _need(holds: Any) -> None:
         raise _Cannot
 
 
-def pad_rows(program: Program) -> Program:
+def pad_rows(program: Program, width: int = LEAST_WIDTH, elements: int = LEAST_ELEMENTS) -> Program:
     """The program with the rows of such tensors moved apart, where every step that touches them can
-    follow.
+    follow. width, elements: of the smallest tensors for which it pays.
     """
-    for name in _candidates(program):
+    for name in _candidates(program, width, elements):
         with contextlib.suppress(_Cannot):
             program = _padded(program, name)
     return program
 
 
-def _candidates(program: Program) -> list[str]:
+def _candidates(program: Program, width: int, elements: int) -> list[str]:
     """Intermediates that a product reads or makes and whose rows do not start at multiples of 16 bytes."""
     products = [
         s
@@ -60,15 +60,19 @@ def _candidates(program: Program) -> list[str]:
         n for s in products for n in (*(r.name for r in refs((s.args, s.kwargs))), *filter(None, s.outs))
     )
     visible = {ref.name for ref in refs(program.outputs)} | set(program.mutations) | set(program.inputs)
-    return [name for name in named if name not in visible and _is_misaligned(program.buffers[name])]
+    return [
+        name
+        for name in named
+        if name not in visible and _is_misaligned(program.buffers[name], width, elements)
+    ]
 
 
-def _is_misaligned(buffer: Buffer) -> bool:
+def _is_misaligned(buffer: Buffer, least_width: int, least: int) -> bool:
     spec = buffer.spec
     if buffer.kind != "temp" or len(spec.shape) < 2 or spec.stride != contiguous_stride(spec.shape):
         return False
     width, count = spec.shape[-1], spec.extent
-    return width >= LEAST_WIDTH and count >= LEAST_ELEMENTS and width * spec.dtype.itemsize % ALIGNMENT != 0
+    return width >= least_width and count >= least and width * spec.dtype.itemsize % ALIGNMENT != 0
 
 
 def _padded(program: Program, name: str) -> Program:
