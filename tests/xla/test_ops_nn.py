@@ -20,7 +20,6 @@ from dynamotor.xla import (  # noqa: E402, F401
     ops_linalg,
     ops_loss,
     ops_reduce,
-    ops_special,
     ops_upsample,
 )
 
