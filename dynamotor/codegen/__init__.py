@@ -64,6 +64,7 @@ from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec
 from ..lower.ir import lowering
 from ..lower.lower import lower_graph
+from ..lower.lowering import Decline
 from ..lower.outputs import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
@@ -72,7 +73,6 @@ from .checked import Checked, checkable
 from .folded import FoldedCall, Part
 from .gpu_program import GpuProgram, Meanwhile
 from .program import CallProgram
-from .triton_plan import CannotPlan
 
 Compiled = Callable[..., tuple[Any, ...]]
 
@@ -118,7 +118,7 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
                 meanwhile = Meanwhile(optimised.gm) if runs and not _meets_ranks(gm) else None
                 gpu_program = GpuProgram(program, optimised.info, device, failed, meanwhile=meanwhile)
                 return replayed(gpu_program, optimised.gm, optimised.info) if cuda_graphs else gpu_program
-            except CannotPlan as why:
+            except Decline as why:
                 return _on_aten_kernels(optimised.gm, device, str(why))
         call: Compiled = CallProgram(program, optimised.info, failed)
         if optimised.fold is not None:

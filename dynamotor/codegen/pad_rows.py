@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ..graph.spec import contiguous_stride
 from ..lower.index import Index, Var
 from ..lower.ir import Expr, Kernel, Phase, Reduce, Statement, Store, load, loaded_exprs, loads_of, rebuild
+from ..lower.lowering import Decline, decline_if
 from ..lower.program import Buffer, BufRef, ExternStep, Program, Step, refs
 
 aten = torch.ops.aten
@@ -29,22 +29,12 @@ LEAST_WIDTH, LEAST_ELEMENTS = (
 )  # rows of 49: cuBLAS takes the same slow kernels, and they move more
 
 
-class _Cannot(Exception):
-    """This buffer's rows cannot be moved apart."""
-
-
-def _need(holds: Any) -> None:
-    """Leave the rows where they are, unless it holds."""
-    if not holds:
-        raise _Cannot
-
-
 def pad_rows(program: Program, width: int = LEAST_WIDTH, elements: int = LEAST_ELEMENTS) -> Program:
     """The program with the rows of such tensors moved apart, where every step that touches them can
     follow. width, elements: of the smallest tensors for which it pays.
     """
     for name in _candidates(program, width, elements):
-        with contextlib.suppress(_Cannot):
+        with contextlib.suppress(Decline):
             program = _padded(program, name)
     return program
 
@@ -76,7 +66,7 @@ def _is_misaligned(buffer: Buffer, least_width: int, least: int) -> bool:
 
 
 def _padded(program: Program, name: str) -> Program:
-    """The program with one buffer's rows moved apart; _Cannot when a step cannot follow."""
+    """The program with one buffer's rows moved apart; Decline when a step cannot follow."""
     buffer = program.buffers[name]
     width, unit = buffer.spec.shape[-1], ALIGNMENT // buffer.spec.dtype.itemsize
     rows = _Rows(name, int(width), int(-(-width // unit) * unit))
@@ -105,7 +95,7 @@ class _Rows:
         touched = any(ref.name == self.name for ref in refs((step.args, step.kwargs)))
         if not touched and self.name not in step.outs:
             return step
-        _need(step.target in _PRODUCTS and step.out_variant is not None)
+        decline_if(step.target not in _PRODUCTS or step.out_variant is None, "a call that is no product")
         args = tuple(self._ref(a) if isinstance(a, BufRef) and a.name == self.name else a for a in step.args)
         return replace(step, args=args)
 
@@ -114,15 +104,15 @@ class _Rows:
         row, start = divmod(ref.offset, self.width)
         stride = []
         for size, s in zip(ref.shape, ref.stride, strict=True):
-            _need(size < 2 or s == 1 or s % self.width == 0)
-            _need(s != 1 or start + size <= self.width)
+            decline_if(size > 1 and s != 1 and s % self.width, "a view that does not step from row to row")
+            decline_if(s == 1 and start + size > self.width, "a view that leaves a row")
             stride.append(s // self.width * self.row_stride if s % self.width == 0 else s)
         return replace(ref, stride=tuple(stride), offset=row * self.row_stride + start)
 
     def _kernel(self, kernel: Kernel) -> Kernel:
         try:
             return self._moved(kernel)
-        except _Cannot:
+        except Decline:
             return self._moved(self._in_rows(kernel))
 
     def _moved(self, kernel: Kernel) -> Kernel:
@@ -141,27 +131,28 @@ class _Rows:
     def _load(self, e: Expr) -> Expr | None:
         if e.op != "load" or e.args[0] != self.name:
             return None
-        _need(all(inner.args[0] != self.name for x in loaded_exprs(e.args[1]) for inner in loads_of(x)))
+        inner = (found for x in loaded_exprs(e.args[1]) for found in loads_of(x))
+        decline_if(any(found.args[0] == self.name for found in inner), "positions that are its own elements")
         return load(self.name, self._index(e.args[1]), e.args[2])
 
     def _index(self, index: Index) -> Index:
         """A position among the rows as they lay, as one among the rows moved apart."""
         row, column = index // self.width, index % self.width
-        _need({*row.terms, *column.terms} <= index.terms.keys())  # else it would take a division
+        decline_if(not {*row.terms, *column.terms} <= index.terms.keys(), "places that take a division")
         return row * self.row_stride + column
 
     def _in_rows(self, kernel: Kernel) -> Kernel:
         """A map over one long loop as a map over rows and columns."""
         loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
         reduces = any(isinstance(s, Reduce) for s in kernel.statements())
-        _need(len(loops) == 1 and loops[0].size % self.width == 0 and not reduces)
-        _need(len(kernel.phases) == 1 and not kernel.final)
+        decline_if(len(loops) != 1 or loops[0].size % self.width or reduces, "loops that are no rows")
+        decline_if(len(kernel.phases) != 1 or kernel.final, "loops that are no rows")
         (long,) = loops
         row, column = Var(f"{long.name}r", long.size // self.width), Var(f"{long.name}c", self.width)
         env = {long: Index({row: self.width, column: 1})}
         inner = []
         for s in kernel.phases[0].inner:
             if not isinstance(s, Store):
-                raise _Cannot
+                raise Decline("more than stores")
             inner.append(replace(s, index=s.index.subst(env), expr=s.expr.subst(env)))
         return replace(kernel, outer=(row,), middle=(), inner=(column,), phases=(Phase(tuple(inner)),))

@@ -49,11 +49,13 @@ NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
 class Decline(Exception):
-    """Raised by a rule that leaves this call to aten; the text says why."""
+    """Raised where a call, a kernel or a function has no form of ours, and is left to aten; the text says
+    why.
+    """
 
 
 def decline_if(bad: Any, why: str) -> None:
-    """Leave this call to aten where that is so."""
+    """Leave it to aten where that is so."""
     if bad:
         raise Decline(why)
 
