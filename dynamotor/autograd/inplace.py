@@ -67,14 +67,17 @@ _OPTIONS = ("dtype", "layout", "device", "pin_memory", "memory_format")
 
 
 def without_out(func: OpOverload) -> OpOverload | None:
-    """The overload without `out`: that with the same other arguments; None where there is none."""
+    """The overload without `out`: that with the same other arguments, as far as may be options too; None
+    where there is none.
+    """
 
-    def others(form: OpOverload) -> list[tuple[str, str]]:
+    def others(form: OpOverload, but: tuple[str, ...] = ()) -> list[tuple[str, str]]:
         plain = (a for a in form._schema.arguments if a.alias_info is None or not a.alias_info.is_write)
-        return [(a.name, str(a.type)) for a in plain if a.name not in _OPTIONS]
+        return [(a.name, str(a.type)) for a in plain if a.name not in but]
 
-    forms = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
-    return next((f for f in forms if not f._schema.is_mutable and others(f) == others(func)), None)
+    every = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
+    forms = [f for f in every if not f._schema.is_mutable and others(f, _OPTIONS) == others(func, _OPTIONS)]
+    return max(forms, key=lambda form: others(form) == others(func), default=None)
 
 
 def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorSpec]) -> None:

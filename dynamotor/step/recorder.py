@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from ..autograd.inplace import without_out
+from ..autograd.inplace import types_of, without_out
 from ..autograd.recorder import GraphRecorder
 from ..base.registry import Registry, register_all
 from ..graph.op_facts import facts
@@ -118,7 +118,7 @@ class StepRecorder(GraphRecorder):
         out = kwargs["out"]
         rest = {k: v for k, v in kwargs.items() if k != "out"}
         form = without_out(func)
-        if form is None:
+        if form is None or [*types_of(form), "Tensor"] != types_of(func):  # else it must be told the type
             raise UnsupportedOp(
                 "DM236", f"{func} writes its arguments and has no functional form that is known"
             )
