@@ -7,7 +7,6 @@ lowering whole: attention, dropout, CTC.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ..base.errors import XlaError
 from .dtypes import jax_dtype, torch_dtype
 from .ir import Meta
-from .lowering import Unsupported, aten, decomposition, decompositions, op
+from .lowering import Unsupported, aten, composite, decomposition, decompositions, op
 from .promotion import is_array
 from .recent import Recent
 from .subgraph import trace_call
@@ -102,6 +101,7 @@ for _prim in (prims.broadcast_in_dim.default, prims.div.default, prims.sum.defau
 # -- composites that are recorded whole ----------------------------------------------------------------------
 
 
+@composite(aten.scaled_dot_product_attention.default)
 def _attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
@@ -130,6 +130,7 @@ def _attention(
     return fused(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
+@composite(aten.dropout.default)
 def _dropout(input, p, train):  # noqa: A002 - aten's name
     """One op that keeps a boolean mask, where the composite keeps a tensor of factors."""
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
@@ -138,6 +139,7 @@ def _dropout(input, p, train):  # noqa: A002 - aten's name
     return aten.native_dropout(input, p, True)[0]
 
 
+@composite(aten.ctc_loss.Tensor)
 def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
     """Lengths may be on the CPU, which aten's composite, once it has the losses, divides them by."""
     lengths = [
@@ -150,20 +152,3 @@ def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduct
     if reduction == 1:
         return (loss / lengths[1].reshape(-1).clamp(min=1)).mean()
     return loss.sum() if reduction == 2 else loss.reshape(log_probs.shape[1:-1])
-
-
-def install() -> torch.library.Library:
-    """Register the rows for tensors with and without autograd. The kernels live as long as the result."""
-    library = torch.library.Library("aten", "IMPL")
-    rules: dict[torch._ops.OpOverload, Callable] = {
-        aten.scaled_dot_product_attention.default: _attention,
-        aten.dropout.default: _dropout,
-        aten.ctc_loss.Tensor: _ctc_loss,
-    }
-    for func, rule in rules.items():
-        library.impl(func, rule, "AutogradXLA")
-        decomposition(func)(rule)  # in inference mode no autograd key is asked
-    return library
-
-
-_library = install()

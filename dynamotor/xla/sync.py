@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import torch
 
-from ..base.errors import DynamotorError
 from ..base.events import emit, listening
 from . import device as devices, execute, metrics, replication, rng
 from .checks import raise_failed
@@ -226,7 +225,5 @@ def barrier(lane: Lane) -> None:
     target = devices.jax_device(lane.device)
     try:
         replication.wait([a for a in jax.live_arrays() if target in a.devices() and not a.is_deleted()])
-    except DynamotorError:
-        raise
     except Exception as error:
-        raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
+        execute.raise_coded(error)
