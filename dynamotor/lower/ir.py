@@ -374,6 +374,20 @@ def loads_of(root: Expr) -> list[Expr]:
     return root._loads
 
 
+def neutral(kind: str, dtype: torch.dtype) -> float | int | bool:
+    """What a reduction of a compute type begins with."""
+    if kind in ("sum", "any", "exp_sum"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    low = kind in ("max", "argmax", "logaddexp")
+    if dtype is BOOL:
+        return not low
+    if dtype.is_floating_point:
+        return -math.inf if low else math.inf
+    return torch.iinfo(dtype).min if low else torch.iinfo(dtype).max
+
+
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logaddexp"]
 
