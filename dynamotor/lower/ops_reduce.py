@@ -34,7 +34,7 @@ from .ir import (
     select,
     walk,
 )
-from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, picked_element
+from .lowering import LoopBuilder, Scalar, decline_if, lowering, picked_element
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, share, sub
 from .program import BufRef
@@ -336,8 +336,10 @@ MEAN, SUM = 1, 2
 def _nll_loss(
     ctx: LoopBuilder, x: LoopValue, target: LoopValue, weight: LoopValue | None, reduction: int, ignore: int
 ) -> tuple[LoopValue, LoopValue]:
-    if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
-        raise Decline("class weights, a single sample, or classes that eager refuses")
+    decline_if(
+        weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8),
+        "class weights, a single sample, or classes that eager refuses",
+    )
     rows, classes = x.shape
     compute = wide(x.dtype)
     out = ctx.spec[0].dtype
@@ -375,8 +377,10 @@ def _nll_loss_backward(
     ignore: int,
     total_weight: LoopValue,
 ) -> LoopValue:
-    if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
-        raise Decline("class weights, a single sample, or classes that eager refuses")
+    decline_if(
+        weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8),
+        "class weights, a single sample, or classes that eager refuses",
+    )
     compute = wide(x.dtype)
     scale = g
     if reduction == MEAN:

@@ -34,7 +34,7 @@ from .ir import (
     round_to,
     select,
 )
-from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering
+from .lowering import LoopBuilder, Scalar, decline_if, lowering
 from .ops_pointwise import held
 from .program import BufRef
 from .value import LoopValue
@@ -288,8 +288,8 @@ def _cat(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValu
     decline_if(not parts, "nothing to join")
     parts = [_cast(ctx, p) for p in parts]
     unaligned = dim == len(parts[0].shape) - 1 and not all(divides(16, p.shape[dim]) for p in parts[:-1])
-    if len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu):  # a vector of a CPU lies in one part
-        raise Decline("many or unaligned parts")
+    # A vector of a CPU lies in one part.
+    decline_if(len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu), "many or unaligned parts")
     if len(parts) == 1:
         return ctx.pointwise(lambda e: e, parts[0])
     return _nested(ctx, parts, dim)
