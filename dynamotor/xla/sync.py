@@ -21,7 +21,7 @@ from ..base.events import emit, listening
 from . import device as devices, execute, metrics, replication, rng
 from .checks import raise_failed
 from .dtypes import precision_settings
-from .execute import Graph
+from .execute import Graph, raise_coded
 from .ir import Lane, Node, lock
 from .recent import Recent
 
@@ -226,4 +226,4 @@ def barrier(lane: Lane) -> None:
     try:
         replication.wait([a for a in jax.live_arrays() if target in a.devices() and not a.is_deleted()])
     except Exception as error:
-        execute.raise_coded(error)
+        raise_coded(error)
