@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dynamotor.api import compile as compile_
-from dynamotor.api import reset
+from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 from dynamotor.tools.tables import render

@@ -21,8 +21,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from bench.measure import quartiles
 from bench.turns import geometric_mean, turns
 from dynamotor.api import compile as compile_
-from dynamotor.codegen import flex_attention as ours
-from dynamotor.codegen import flex_kernels
+from dynamotor.codegen import flex_attention as ours, flex_kernels
 from dynamotor.tools.tables import render
 
 WINDOW = 256

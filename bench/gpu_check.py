@@ -20,8 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dynamotor.api import compile as compile_
-from dynamotor.api import reset
+from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.base.events import counters, phase_seconds
 

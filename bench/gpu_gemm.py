@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from dynamotor.api import compile as compile_
-from dynamotor.api import reset
+from dynamotor.api import compile as compile_, reset
 from dynamotor.base.events import Event, collect
 from dynamotor.codegen import gemm_table
 from dynamotor.codegen.triton_gemm import Tiling

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dynamotor.api import compile as compile_
-from dynamotor.api import reset
+from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
 

@@ -20,8 +20,7 @@ import torch
 
 from . import torchvision_stub
 from .beside import Row, in_child, measure, printed, table
-from .families import PHASES
-from .families import REASONS as FAMILY_REASONS
+from .families import PHASES, REASONS as FAMILY_REASONS
 from .library_cases import CASES
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

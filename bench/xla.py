@@ -25,8 +25,7 @@ import jax
 import torch
 
 from bench.turns import geometric_mean
-from dynamotor.api import compile as dynamotor_compile
-from dynamotor.api import reset
+from dynamotor.api import compile as dynamotor_compile, reset
 from dynamotor.base.events import collect
 from dynamotor.xla import execute, metrics, rng, transfer
 from dynamotor.xla.device import platform as platform_name

@@ -13,8 +13,7 @@ import dynamotor
 from .compare import Outcome, observe
 from .generate import Generator
 from .program import Program
-from .trial import Trial, Verdict, examine
-from .trial import compiled as tried
+from .trial import Trial, Verdict, compiled as tried, examine
 
 BATCH = 144  # programs that share a run of g++
 # Others: interpreted, a process of its compiler a kernel, of one XLA graph, of one graph each.

@@ -20,8 +20,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from .compare import Outcome, observe
 from .program import define
-from .trial import Trial, examine, targets
-from .trial import compiled as tried
+from .trial import Trial, compiled as tried, examine, targets
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "uint8", "bool", "complex64")
 LAYOUTS = ("transposed", "strided", "expanded", "flipped", "channels_last", "offset")

@@ -19,8 +19,7 @@ from dynamotor import DynamotorError, config
 from .bounds import spread
 from .compare import Outcome, differences, observe
 from .place import extent, on_device
-from .trial import Trial, Verdict, backend, reasons
-from .trial import compiled as tried
+from .trial import Trial, Verdict, backend, compiled as tried, reasons
 
 
 def examine(trials: Sequence[Trial], way: str) -> list[Verdict]:

@@ -23,7 +23,7 @@ from ..graph.spec import TensorSpec
 aten = torch.ops.aten
 Emit = Callable[..., torch.fx.Node]
 
-# What a write into a view does to what it views; `xla/views.py` reads these, too.
+# What a write into a view does to what it views; `xla/ops_view.py` reads these, too.
 # The new value in the base's shape.
 RESHAPED = (
     aten.view.default,

@@ -48,7 +48,7 @@ def _search(func: OpOverload) -> OpOverload:
         overload = func._overloadname
         if packet is not None and overload in packet.overloads():
             form = getattr(packet, overload)
-            if not facts(form).writes and _types(form) == _types(func):
+            if not facts(form).writes and types_of(form) == types_of(func):
                 return form
     raise UnsupportedOp(
         "DM236",
@@ -57,8 +57,27 @@ def _search(func: OpOverload) -> OpOverload:
     )
 
 
-def _types(func: OpOverload) -> list[str]:
+def types_of(func: OpOverload) -> list[str]:
+    """The types of an op's arguments, in order."""
     return [str(argument.type) for argument in func._schema.arguments]
+
+
+# Where and how a new tensor lies: an op that is given an `out` need not be told.
+_OPTIONS = ("dtype", "layout", "device", "pin_memory", "memory_format")
+
+
+def without_out(func: OpOverload) -> OpOverload | None:
+    """The overload without `out`: that with the same other arguments, as far as may be options too; None
+    where there is none.
+    """
+
+    def others(form: OpOverload, but: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+        plain = (a for a in form._schema.arguments if a.alias_info is None or not a.alias_info.is_write)
+        return [(a.name, str(a.type)) for a in plain if a.name not in but]
+
+    every = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
+    forms = [f for f in every if not f._schema.is_mutable and others(f, _OPTIONS) == others(func, _OPTIONS)]
+    return max(forms, key=lambda form: others(form) == others(func), default=None)
 
 
 def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorSpec]) -> None:

@@ -32,8 +32,7 @@ from ..base.registry import register_all
 from .breaks import unsupported
 from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
-from .polyfills import cursors
-from .polyfills import itertools as polyfills
+from .polyfills import cursors, itertools as polyfills
 from .polyfills.builtin import iter_until
 from .source import Called, Const
 from .trust import trusted_module

@@ -21,8 +21,18 @@ import torch
 from ..base.errors import UserLine
 from ..graph.data_sizes import DataSizes
 from ..graph.size_nodes import SizeNodes
-from ..graph.sizes import INFINITY, LARGEST, Atom, ShapeEnv, Size, Symbol, hint, is_symbolic, settled
-from ..graph.sizes import Guard as Assumption
+from ..graph.sizes import (
+    INFINITY,
+    LARGEST,
+    Atom,
+    Guard as Assumption,
+    ShapeEnv,
+    Size,
+    Symbol,
+    hint,
+    is_symbolic,
+    settled,
+)
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .breaks import unsupported
 from .guards import ConstEquals, Guard, IdIs, TensorMatch

@@ -4,7 +4,7 @@
 
 * `codegen/cpp.py`: `emit_kernel(kernel) -> CFunction(name, source, params)`; structural memo: kernels equal
   up to names share one function.
-* `codegen/program.py`: `build_program(program, info) -> callable(*tensors) -> tuple`: plans memory, builds
+* `codegen/program.py`: `CallProgram(program, info, failed)`, called with tensors: plans memory, builds
   the translation unit through `runtime.build`, and writes the call program as readable Python text.
 * On an NVIDIA GPU (`codegen/gpu_program.py`; `config.target = "triton"` runs the same on CPU tensors, in
   Triton's interpreter): `codegen/triton.py` replaces each `LoopStep` by launches (`TritonStep`, with buffers
@@ -64,6 +64,7 @@ from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec
 from ..lower.ir import lowering
 from ..lower.lower import lower_graph
+from ..lower.lowering import Decline
 from ..lower.outputs import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
@@ -71,8 +72,7 @@ from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
 from .checked import Checked, checkable
 from .folded import FoldedCall, Part
 from .gpu_program import GpuProgram, Meanwhile
-from .program import build_program
-from .triton_plan import CannotPlan
+from .program import CallProgram
 
 Compiled = Callable[..., tuple[Any, ...]]
 
@@ -118,9 +118,9 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
                 meanwhile = Meanwhile(optimised.gm) if runs and not _meets_ranks(gm) else None
                 gpu_program = GpuProgram(program, optimised.info, device, failed, meanwhile=meanwhile)
                 return replayed(gpu_program, optimised.gm, optimised.info) if cuda_graphs else gpu_program
-            except CannotPlan as why:
+            except Decline as why:
                 return _on_aten_kernels(optimised.gm, device, str(why))
-        call: Compiled = build_program(program, optimised.info, failed)
+        call: Compiled = CallProgram(program, optimised.info, failed)
         if optimised.fold is not None:
             call = FoldedCall(call, Part.of(optimised.fold, gm))
     return call

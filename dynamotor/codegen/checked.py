@@ -27,7 +27,7 @@ from ..graph.op_facts import is_collective
 from ..graph.sizes import numbers
 from ..graph.spec import copy_as
 from ..lower.outputs import COPY_
-from ..lower.program import ExternStep, Program
+from ..lower.program import ExternStep, Program, writes_of
 from ..runtime.memory import poison
 from .externs import is_custom, row_major_backward
 from .folded import FoldedCall
@@ -94,7 +94,7 @@ class StepChecks:
         self.begins = [[n for o, n in first[at].items() if last[at].get(o, n) == n] for at in steps]
         self.ends = [[n for o, n in last[at].items() if first[at].get(o, n) == n] for at in steps]
         self.ends[-1:] = [[]]  # results that show planned memory are copied behind the last step
-        made = {name: at for at, step in enumerate(program.steps) for name in makes(step)}
+        made = {name: at for at, step in enumerate(program.steps) for name in writes_of(step)}
         nodes = {ref: name for name, ref in program.values.items()}  # of two that share memory, the later
         self.values = [
             [(name, ref) for ref, name in nodes.items() if made.get(ref.name) == at] for at in steps
@@ -102,10 +102,6 @@ class StepChecks:
 
     def watch(self, block: Any) -> StepWatch:
         return StepWatch(self, block.bytes)
-
-
-def makes(step: Any) -> tuple[str, ...]:
-    return (*filter(None, step.outs), *step.mutates) if isinstance(step, ExternStep) else step.writes
 
 
 class StepWatch:

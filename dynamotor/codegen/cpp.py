@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..base.config import config
 from ..lower.index import Div, Index, Loaded, Mod
@@ -28,7 +29,6 @@ from ..lower.ir import (
 )
 from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa
-from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
 from .scopes import title
 from .verify import verify_cpp, verify_places
@@ -178,3 +178,24 @@ def emit_unit(functions: Iterable[CFunction]) -> str:
     return prelude(widths, any(f.random for f in found), any(f.sizes for f in found)) + "".join(
         f.source for f in found
     )
+
+
+# -- the text that every unit starts with --------------------------------------------------------------------
+
+
+_TEXT = Path(__file__).with_name("prelude.h").read_text()
+_SECTIONS = dict(re.findall(r"^// == (\w+):.*\n((?:(?!// == ).*\n)*)", _TEXT, re.MULTILINE))
+
+
+def prelude(widths: set[int], random: bool, sizes: bool = False) -> str:
+    """The parts that functions with these vector widths need; sizes: some are known only at the call."""
+    parts = [
+        _SECTIONS["types"],
+        *(_SECTIONS["width"].replace("@", str(w)) for w in sorted(widths)),
+        _SECTIONS["core"],
+        *([_SECTIONS["sizes"]] if sizes else []),
+        _SECTIONS["math"],
+        _SECTIONS["keep"],
+        *([_SECTIONS["random"]] if random else []),
+    ]
+    return "".join(parts)

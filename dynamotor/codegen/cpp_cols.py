@@ -14,7 +14,7 @@ from ..lower.index import Index, Var, flatten, is_zero
 from ..lower.ir import Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
-from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
+from .cpp_kernel import FINAL, ONCE, TAIL, Emitter, beyond, pick_width, times
 from .cpp_ops import ctype, reduce_start
 from .cpp_sums import Strips, loses
 
@@ -45,7 +45,9 @@ class ColsEmitter(Emitter):
         tail = self.columns - blocks * block
         per_outer = blocks + (0 if is_zero(tail) else 1)
         first = self.kernel.middle[0].size if self.kernel.middle else 1
-        chunks, head = self._chunks(outer, outer * per_outer, first)
+        tasks = outer * per_outer
+        least = f"up(8,max({self.number(tasks)},1))" if type(tasks) is Size else -(-8 // max(tasks, 1))
+        chunks, head = self.chunks(first, least, outer * self.columns * 8 * len(self.reductions))
         text = self._tasks(outer, blocks, unroll, tail, chunks, first)
         if chunks != "1":
             text = head + self._room(chunks) + text + self._finish(outer, chunks)
@@ -53,20 +55,6 @@ class ColsEmitter(Emitter):
         for s in self.kernel.final_once:
             self.store(of_kind(s, Store), once)
         return text + "".join(once.lines)
-
-    def _chunks(self, outer: Dim, tasks: Dim, first: Dim) -> tuple[str, str]:
-        """In how many parts the rows are summed, and the line that computes it at the call."""
-        work = self.work()
-        nbytes = outer * self.columns * 8 * len(self.reductions)
-        if all(type(n) is int for n in (work, tasks, first, nbytes)):
-            chunks = min(first, -(-8 // tasks) if work >= PARALLEL_WORK and tasks < 8 else 1)
-            while chunks > 1 and chunks * nbytes > 1 << 22:
-                chunks //= 2
-            return str(chunks), ""
-        number = self.number
-        least = f"up(8,max({number(tasks)},1))"
-        given = f"{number(work)}>={PARALLEL_WORK},{number(first)},{least},{number(nbytes)}"
-        return "chunks", f"const i64 chunks=parts({given});"
 
     # -- summing ---------------------------------------------------------------------------------------------
     def _tasks(self, outer: Dim, blocks: Dim, unroll: int, tail: Dim, chunks: str, first: Dim) -> str:

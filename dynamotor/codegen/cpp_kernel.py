@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -191,13 +192,13 @@ class Emitter:
         clause = f" num_threads({config.threads})" if config.threads else ""
         return f"\n#pragma omp parallel for schedule(static){clause}\n{loop(name, count, inside)}"
 
-    def chunks(self, rows: Dim, least: int, nbytes: Dim) -> tuple[str, str]:
+    def chunks(self, rows: Dim, least: int | str, nbytes: Dim) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it
-        at the call.
+        at the call. least: parts that give all threads work (as text where sizes decide it).
         """
         work = self.work()
-        if all(type(n) is int for n in (work, rows, nbytes)):
-            count = 1 if work < PARALLEL_WORK else min(rows, least)
+        if all(type(n) is int for n in (work, rows, least, nbytes)):
+            count: Any = 1 if work < PARALLEL_WORK else min(rows, least)
             while count > 1 and count * nbytes > 1 << 22:
                 count //= 2
             return str(count), ""
@@ -380,7 +381,8 @@ class RowsEmitter(Emitter):
         final = CppScope(self.top, [(FINAL, ""), (ONCE, "")])
         for s, per_inner in self.across:
             if not per_inner:
-                self._combine_once(s, chunks, places[s.id], final)
+                name, span, t = places[s.id]
+                self.add_chunks(s, t, f"{name}[0]", f"{name}[c_*{span}]", chunks, final, 1)
 
         def emit(scope: CppScope, copy: int | str = 0) -> None:
             for s, per_inner in self.across:
@@ -394,10 +396,6 @@ class RowsEmitter(Emitter):
         for last in k.final_once:
             self.store(of_kind(last, Store), final)
         return "{" + "".join(final.lines) + "}"
-
-    def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: CppScope) -> None:
-        name, span, t = place
-        self.add_chunks(s, t, f"{name}[0]", f"{name}[c_*{span}]", chunks, scope, 1)
 
     def _combine_lane(
         self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: CppScope
@@ -593,8 +591,7 @@ class RowsEmitter(Emitter):
             )
             self.body.random = True
             position = flatten([Index.of(v) for v in k.inner], strides)
-            shifted = position if not limits else position
-            self.body.prefilled[e] = (f"{name}-{low}" if limits else name), shifted
+            self.body.prefilled[e] = (f"{name}-{low}" if limits else name), position
 
     def _has_tail(self) -> bool:
         """Whether a loop of narrow vectors follows that of wide ones."""

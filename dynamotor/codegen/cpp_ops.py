@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..graph.sizes import Dim
-from ..lower.ir import BOOL, F32, F64, I32, I64, Expr
+from ..lower.ir import BOOL, F32, F64, I32, I64, Expr, neutral
 from .scopes import no_text
 
 SCALAR = {F32: "float", F64: "double", I32: "int", I64: "i64", BOOL: "int"}
@@ -153,15 +153,7 @@ def cast_text(x: str, source: torch.dtype, to: torch.dtype, result: str, width: 
 
 def reduce_start(kind: str, dtype: torch.dtype) -> str:
     """The neutral element."""
-    if kind in ("sum", "any"):
-        return literal(False if dtype is BOOL else 0, dtype)
-    if kind in ("prod", "all"):
-        return literal(True if dtype is BOOL else 1, dtype)
-    low = kind in ("max", "argmax", "logaddexp")
-    if dtype.is_floating_point:
-        return literal(-math.inf if low else math.inf, dtype)
-    bits = 63 if dtype is I64 else 31
-    return literal(-(1 << bits) if low else (1 << bits) - 1, dtype)
+    return literal(neutral(kind, dtype), dtype)
 
 
 COMBINE = {

@@ -79,11 +79,6 @@ def callee_of(step: ExternStep) -> tuple[str, Callee]:
     return name if namespace == "aten" else f"{namespace}_{name}", Callee(target)
 
 
-def out_keywords(target: Any) -> tuple[str, ...]:
-    """Names of the `out=` arguments of an out overload, in the order of its results."""
-    return tuple(argument.name for argument in target._schema.arguments if argument.is_out)
-
-
 def returns_many(target: Any) -> bool:
     """Whether a call gives a tuple or list even when it holds one result."""
     if not isinstance(target, torch._ops.OpOverload):

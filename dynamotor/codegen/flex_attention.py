@@ -19,9 +19,10 @@ from ..graph.flex import FlexAttention
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import is_symbolic
 from ..graph.spec import TensorSpec
+from ..lower.lowering import Decline, decline_if
 from ..runtime import triton_build, triton_launch
 from . import flex_kernels
-from .flex_body import F32, NotInTiles, TileFunction, not_in_tiles_if
+from .flex_body import F32, TileFunction
 from .flex_kernels import Blocks, Case
 from .gpu_program import interpreted, job_of
 from .triton_kernel import TritonFunction
@@ -39,7 +40,7 @@ def fuse_attention(gm: fx.GraphModule) -> None:
             try:
                 node.target = FusedAttention(node.target, specs, node.meta["val"])
                 gm.recompile()
-            except NotInTiles as why:
+            except Decline as why:
                 counters["fallback"]["flex_attention"] += 1
                 emit("fallback", what="op", name="flex_attention", reason=f"scores are a matrix: {why}")
 
@@ -51,7 +52,7 @@ class FusedAttention(ControlFlow):
 
     def __init__(self, of: FlexAttention, specs: list[TensorSpec], results: tuple[TensorSpec, ...]) -> None:
         super().__init__([], results, len(specs))
-        not_in_tiles_if(
+        decline_if(
             any(is_symbolic((*spec.shape, *spec.stride)) for spec in specs), "sizes that differ between calls"
         )
         self.of = of
@@ -86,17 +87,17 @@ def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:
     n_blocks = 2 * sum(found is not None for found in of.blocks)
     free, blocks = rest[: len(rest) - n_blocks], rest[len(rest) - n_blocks :]
     n_score = 0 if of.score is None else of.score.n_free
-    not_in_tiles_if(
+    decline_if(
         query.dtype not in _TYPES or {key.dtype, value.dtype} != {query.dtype},
         f"{query.dtype}, {key.dtype} and {value.dtype}",
     )
-    not_in_tiles_if(
+    decline_if(
         key.shape[0] != query.shape[0]
         or max(query.shape[3], value.shape[3]) > 256
         or 0 in (*query.shape, *key.shape, *value.shape),
         "keys of another batch, wide heads, or nothing at all",
     )
-    not_in_tiles_if(
+    decline_if(
         any(spec.dtype not in POINTER for spec in free), "a function that reads tensors of other types"
     )
     numbers = [TensorSpec.dense((), dtype, query.device) for dtype in _NUMBERS]

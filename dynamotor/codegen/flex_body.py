@@ -18,6 +18,7 @@ from ..autograd.joint import trace_joint
 from ..base.errors import DynamotorError
 from ..graph.bodies import Body
 from ..graph.spec import TensorSpec
+from ..lower.lowering import Decline, decline_if
 
 F32 = torch.float32
 TRITON = {
@@ -32,16 +33,6 @@ TRITON = {
     torch.float32: "tl.float32",
     torch.float64: "tl.float64",
 }
-
-
-class NotInTiles(Exception):
-    """The function has no form in a kernel; the scores are computed as a matrix."""
-
-
-def not_in_tiles_if(bad: Any, why: str) -> None:
-    """Leave a function where that is so."""
-    if bad:
-        raise NotInTiles(why)
 
 
 _INFIX = {
@@ -95,21 +86,21 @@ _POSITIONS = {"add", "sub", "floor_divide", "remainder", *_COMPARES, *_SAME, "in
 
 class TileFunction:
     """A body traced over numbers: `lines` writes it (`derivative`: the gradient of its first argument, behind
-    whose tangent it takes). NotInTiles where an op has no form here, or a gradient of what it reads is
+    whose tangent it takes). Decline where an op has no form here, or a gradient of what it reads is
     wanted.
     """
 
     def __init__(self, body: Body, specs: Sequence[TensorSpec], differentiable: bool) -> None:
-        not_in_tiles_if(len(body.gm.graph.nodes) > 200, "a long function")
+        decline_if(len(body.gm.graph.nodes) > 200, "a long function")
         graded = [differentiable, *[False] * (len(specs) - 1)]
         try:
             with torch.enable_grad():
                 joint = trace_joint(body.gm, specs, graded, list(range(len(specs))))
         except (DynamotorError, RuntimeError, TypeError) as error:
-            raise NotInTiles(str(error)) from error
+            raise Decline(str(error)) from error
         values, written, gradients = joint.output
         self.inputs, self.tangents, (plan,) = joint.inputs, joint.tangents, joint.plans
-        not_in_tiles_if(
+        decline_if(
             written or joint.constants or plan.kind not in ("value", "input") or plan.steps,
             "a function with effects",
         )
@@ -152,7 +143,7 @@ class TileFunction:
     def _text(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
         """One op as an expression."""
         name, spec = _name(node), node.meta["val"]
-        not_in_tiles_if(
+        decline_if(
             type(spec) is not TensorSpec or spec.shape or spec.dtype not in TRITON,
             f"{node.target} of more than a number",
         )
@@ -172,10 +163,11 @@ class TileFunction:
             return f"tl.where({self._as(test, torch.bool, known)}, {a}, {b})"
         kind = _met(node.args) if name in _COMPARES or name.startswith("logical") else compute
         operands = [self._as(v, kind, known) for v in node.args if isinstance(v, (fx.Node, bool, int, float))]
-        return self._rounded(self._computed(node, name, operands, kind), compute, spec.dtype)
+        text = self._computed(node, name, operands, kind)
+        return text if compute == spec.dtype else f"({text}).to({TRITON[spec.dtype]})"
 
     def _computed(self, node: fx.Node, name: str, operands: list[str], kind: torch.dtype) -> str:
-        not_in_tiles_if(name in ("add", "sub") and node.kwargs.get("alpha", 1) != 1, "a sum with a factor")
+        decline_if(name in ("add", "sub") and node.kwargs.get("alpha", 1) != 1, "a sum with a factor")
         if name in _INFIX:
             return f"({operands[0]}) {_INFIX[name]} ({operands[1]})"
         if name in _CALLS and (kind.is_floating_point or name not in ("sgn", "sign", "relu")):
@@ -185,7 +177,7 @@ class TileFunction:
         floors = name == "floor_divide" or name == "div" and node.kwargs.get("rounding_mode") == "floor"
         if (floors or name == "remainder") and not kind.is_floating_point:
             divisor = node.args[1]
-            not_in_tiles_if(type(divisor) is not int or divisor <= 0, "a division by what is no constant")
+            decline_if(type(divisor) is not int or divisor <= 0, "a division by what is no constant")
             rest = f"((({operands[0]}) % {divisor} + {divisor}) % {divisor})"
             return rest if name == "remainder" else f"(({operands[0]}) - {rest}) // {divisor}"
         if name == "pow" and node.args[1] in (2, 3):
@@ -194,7 +186,7 @@ class TileFunction:
             low, high = (None if v is None else self._as(v, kind, {}) for v in node.args[1:])
             text = operands[0] if low is None else f"maximum({operands[0]}, {low})"
             return text if high is None else f"minimum({text}, {high})"
-        raise NotInTiles(f"{node.target} in a function of scores")
+        raise Decline(f"{node.target} in a function of scores")
 
     def _as(self, value: Any, dtype: torch.dtype, known: dict[fx.Node, str]) -> str:
         """A value in another type."""
@@ -204,18 +196,15 @@ class TileFunction:
             return known[value]  # positions have as many bits as they need
         return f"({known[value]}) != 0" if dtype == torch.bool else f"({known[value]}).to({TRITON[dtype]})"
 
-    def _rounded(self, text: str, compute: torch.dtype, dtype: torch.dtype) -> str:
-        return text if compute == dtype else f"({text}).to({TRITON[dtype]})"
-
     def _loaded(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
         """An element of a tensor that the function reads."""
         tensor, indices = node.args
         spec: TensorSpec = tensor.meta["val"]  # type: ignore[union-attr]
         if tensor not in self.inputs or any(i is None for i in indices) or len(indices) != len(spec.shape):  # type: ignore[union-attr, arg-type]
-            raise NotInTiles("a part of a tensor in a function of scores")
+            raise Decline("a part of a tensor in a function of scores")
         at = []
         for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):  # type: ignore[arg-type]
-            not_in_tiles_if(index.meta["val"].dtype == torch.bool, "a mask as an index")
+            decline_if(index.meta["val"].dtype == torch.bool, "a mask as an index")
             name = f"w{len(out)}"
             out.append(f"{name} = {known[index]}")
             out.append(f"tl.device_assert(({name} >= -{size}) & ({name} < {size}), 'index out of range')")
@@ -243,5 +232,5 @@ def _met(args: Sequence[Any]) -> torch.dtype:
 def _literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    not_in_tiles_if(type(value) not in (bool, int, float), "a constant that is no number")
+    decline_if(type(value) not in (bool, int, float), "a constant that is no number")
     return repr(int(value) if isinstance(value, bool) else value)

@@ -235,14 +235,19 @@ def tile(case: Case, what: str) -> tuple[int, int, int, int]:
     return m, n, warps, stages
 
 
-def _start(w: _Writer, count: int, heads: int) -> None:
-    """Which tile, batch and head a program is for."""
+def _start(w: _Writer, side: int) -> int:
+    """Which tile of a side (0: queries, 1: keys), batch and head a program is for; how many there are."""
+    size, step, spec = (w.length, w.m, w.case.query) if side == 0 else (w.width, w.n, w.case.key)
+    heads, count = int(spec.shape[1]), -(-size // step)
     w.text(f"""
         pid = tl.program_id(0)
         of = pid // {count}
         b = (of // {heads}).to(tl.int64)
         h = (of % {heads}).to(tl.int64)
+        first = pid % {count} * {step}
     """)
+    w.positions("cols" if side else "rows", "first", step)
+    return count * heads * int(spec.shape[0])
 
 
 def _dot(w: _Writer, a: str, b: str) -> str:
@@ -253,10 +258,7 @@ def _dot(w: _Writer, a: str, b: str) -> str:
 def forward(case: Case) -> TritonFunction:
     """Of q, k, v, out and lse: the output in the queries' type, and the logarithm of each row's sum."""
     w = _Writer(case, "forward", tile(case, "forward"))
-    heads, count = int(case.query.shape[1]), -(-w.length // w.m)
-    _start(w, count, heads)
-    w.line(f"first = pid % {count} * {w.m}")
-    w.positions("rows", "first", w.m)
+    programs = _start(w, 0)
     w.parts()
     w.text(f"""
         qt = {w.load("q", case.query, "rows", w.tail(0), (w.e, w.ep), False)}
@@ -293,7 +295,7 @@ def forward(case: Case) -> TritonFunction:
         name: POINTER[spec.dtype] for name, spec in (("q", case.query), ("k", case.key), ("v", case.value))
     }
     kinds |= {"out": POINTER[case.query.dtype], "lse": "*fp32"}
-    return w.function(kinds, count * heads * int(case.query.shape[0]))
+    return w.function(kinds, programs)
 
 
 def delta(case: Case) -> TritonFunction:
@@ -319,19 +321,20 @@ def delta(case: Case) -> TritonFunction:
     return TritonFunction(name, source, (kind, kind, "*fp32", "*fp32"), -(-rows // 64), 4)
 
 
-def _sums(w: _Writer, at: str, names: dict[str, str], end: str) -> None:
-    """Lines that load a number a row of queries."""
-    for name, pointer in names.items():
-        w.line(f"{name} = tl.load({pointer} + {at}{end})")
+def _sums(w: _Writer, at: str) -> None:
+    """Lines that load a row's logarithm of its sum (to base 2), and what its slope is less by."""
+    end = f", rows < {w.length}, 0.0" if w.tail(0) else ""
+    w.text(f"""
+        sum = tl.load(lse + {at}{end})
+        sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})
+        less = tl.load(delta + {at}{end})
+    """)
 
 
 def queries(case: Case) -> TritonFunction:
     """Of q, k, v, the output's gradient, lse, delta and dq: the queries' gradient."""
     w = _Writer(case, "queries", tile(case, "queries"))
-    heads, count = int(case.query.shape[1]), -(-w.length // w.m)
-    _start(w, count, heads)
-    w.line(f"first = pid % {count} * {w.m}")
-    w.positions("rows", "first", w.m)
+    programs = _start(w, 0)
     w.parts()
     end = w.tail(0)
     w.text(f"""
@@ -339,9 +342,7 @@ def queries(case: Case) -> TritonFunction:
         grad += of.to(tl.int64) * {w.length * w.f}
         gt = {w.load("grad", _rows(w.length, w.f, case.query), "rows", end, (w.f, w.fp), False)}
     """)
-    inside = f", rows < {w.length}, 0.0" if end else ""
-    _sums(w, f"of.to(tl.int64) * {w.length} + rows", {"sum": "lse", "less": "delta"}, inside)
-    w.line(f'sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})')
+    _sums(w, f"of.to(tl.int64) * {w.length} + rows")
     w.line(f"acc = tl.full([{w.m}, {w.ep}], 0.0, tl.float32)")
 
     def body(at: str, masked: bool) -> None:
@@ -359,18 +360,13 @@ def queries(case: Case) -> TritonFunction:
         w, "dq", "rows", w.length if end else 0, (w.e, w.ep), f"of.to(tl.int64) * {w.length}",
         f"acc * {case.scale!r}", case.query,
     )  # fmt: skip
-    return w.function(
-        {**_operands(case), "dq": POINTER[case.query.dtype]}, count * heads * int(case.query.shape[0])
-    )
+    return w.function({**_operands(case), "dq": POINTER[case.query.dtype]}, programs)
 
 
 def keys(case: Case) -> TritonFunction:
     """Of q, k, v, the output's gradient, lse, delta, dk and dv: the keys' and values' gradients."""
     w = _Writer(case, "keys", tile(case, "keys"))
-    heads, count = int(case.key.shape[1]), -(-w.width // w.n)
-    _start(w, count, heads)
-    w.line(f"first = pid % {count} * {w.n}")
-    w.positions("cols", "first", w.n)
+    programs = _start(w, 1)
     w.line("g = h")
     for name, spec in (("k", case.key), ("v", case.value)):
         w.line(f"{name} += {w.at(spec, 'b', 'g')}")
@@ -395,8 +391,7 @@ def keys(case: Case) -> TritonFunction:
         tail = w.tail(0)
         w.line(f"qt = {w.load('qh', case.query, 'rows', tail, (w.e, w.ep), True)}")
         w.line(f"gt = {w.load('gh', _rows(w.length, w.f, case.query), 'rows', tail, (w.f, w.fp), False)}")
-        _sums(w, "row0 + rows", {"sum": "lse", "less": "delta"}, f", rows < {w.length}, 0.0" if tail else "")
-        w.line(f'sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})')
+        _sums(w, "row0 + rows")
         w.scores(_dot(w, "kt", "qt"), "rows[None, :]", "cols[:, None]", masked)
         w.line("p = libdevice.exp2(s - sum[None, :])")
         w.line(f"dvt += {_dot(w, f'p.to({TRITON[case.query.dtype]})', 'gt')}")
@@ -409,7 +404,7 @@ def keys(case: Case) -> TritonFunction:
     _store(w, "dk", "cols", size, (w.e, w.ep), start, f"dkt * {case.scale!r}", case.key)
     _store(w, "dv", "cols", size, (w.f, w.fp), start, "dvt", case.value)
     outs = {"dk": POINTER[case.key.dtype], "dv": POINTER[case.value.dtype]}
-    return w.function({**_operands(case), **outs}, count * heads * int(case.key.shape[0]))
+    return w.function({**_operands(case), **outs}, programs)
 
 
 def _rows(length: int, width: int, like: TensorSpec) -> TensorSpec:

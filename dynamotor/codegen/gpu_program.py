@@ -28,6 +28,7 @@ from ..base.events import counters, emit
 from ..graph.info import GraphInfo
 from ..graph.sizes import Size, hint
 from ..graph.spec import TensorSpec, copy_as
+from ..lower.lowering import Decline, decline_if
 from ..lower.program import ExternStep, LoopStep, Program, refs
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
@@ -37,7 +38,7 @@ from .triton_batch import batched
 from .triton_family import ROOM, Chosen, Family, Variant
 from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
-from .triton_plan import CannotPlan, is_map
+from .triton_plan import is_map
 
 MOST_SIZES = 1024  # that a program knows to be built
 Launch = tuple[
@@ -78,9 +79,7 @@ class GpuWriter(Writer):
             return
         assert isinstance(step, triton.TritonStep) and step.function is not None
         row = (step.function, len(step.args), step.ints)
-        name = next((known for known, other in self.launches.items() if other == row), None)
-        name = name or self.unique(f"k{len(self.launches)}")
-        self.launches[name], self.labels[name] = row, f"dynamotor::{step.function.name}"
+        name = self.named(self.launches, row, f"dynamotor::{step.function.name}")
         self._note(step, step.function)
         arguments = (
             [*step.args, "stream"] if self.on_gpu else step.args[:-1] if step.function.scratch else step.args
@@ -101,9 +100,7 @@ class GpuWriter(Writer):
         """The line of a kernel whose variants are chosen by the sizes of a call."""
         names = [name for name in self.program.inputs if name not in self.program.buffers]
         family = self._known.setdefault(structure(step.kernel), Family(step.kernel, names))
-        name = next((n for n, row in self.families.items() if row == (family, step.ints)), None)
-        name = name or self.unique(f"k{len(self.families)}")
-        self.families[name], self.labels[name] = (family, step.ints), family.title
+        name = self.named(self.families, (family, step.ints), family.title)
         variant, at = family.at(self.hints)
         self._note(step, replace(variant.launches[0].function, grid=at.grids[0]))
         self.seen.update(step.args)
@@ -113,11 +110,11 @@ class GpuWriter(Writer):
     def extern(self, step: ExternStep) -> Iterator[str]:
         """The lines of an aten call; what it makes must lie on the device, where kernels read it."""
         reads_tensors = any(True for _ in refs((step.args, step.kwargs)))
-        if (
-            self.on_gpu
-            and torch.device(step.kwargs.get("device") or ("cuda" if reads_tensors else "cpu")).type != "cuda"
-        ):
-            raise CannotPlan(f"{step.target} makes a tensor on the CPU amid what a GPU computes")
+        made_on = torch.device(step.kwargs.get("device") or ("cuda" if reads_tensors else "cpu"))
+        decline_if(
+            self.on_gpu and made_on.type != "cuda",
+            f"{step.target} makes a tensor on the CPU amid what a GPU computes",
+        )
         return super().extern(step)
 
     def new_result(self, name: str) -> str:
@@ -379,7 +376,7 @@ class GpuProgram(CallProgram):
         """The variants of a call's kernels, being built if they are new, and their random streams."""
         try:
             found = {name: (family.at(sizes), ints) for name, (family, ints) in self._writer.families.items()}
-        except CannotPlan as why:
+        except Decline as why:
             cure = "report it; the graph runs on aten kernels from now on"
             what = f"a kernel has no Triton form for the sizes {sizes}"
             raise _NoVariant(BuildError("DM309", what, why=str(why), cure=cure)) from why

@@ -9,6 +9,7 @@ or writes the gaps.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from ..graph.spec import contiguous_stride
 from ..lower.index import Index, Var
 from ..lower.ir import Expr, Kernel, Phase, Reduce, Statement, Store, load, loaded_exprs, loads_of, rebuild
+from ..lower.lowering import Decline, decline_if
 from ..lower.program import Buffer, BufRef, ExternStep, Program, Step, refs
 
 aten = torch.ops.aten
@@ -27,23 +29,17 @@ LEAST_WIDTH, LEAST_ELEMENTS = (
 )  # rows of 49: cuBLAS takes the same slow kernels, and they move more
 
 
-class _Cannot(Exception):
-    """This buffer's rows cannot be moved apart."""
-
-
-def pad_rows(program: Program) -> Program:
+def pad_rows(program: Program, width: int = LEAST_WIDTH, elements: int = LEAST_ELEMENTS) -> Program:
     """The program with the rows of such tensors moved apart, where every step that touches them can
-    follow.
+    follow. width, elements: of the smallest tensors for which it pays.
     """
-    for name in _candidates(program):
-        try:
+    for name in _candidates(program, width, elements):
+        with contextlib.suppress(Decline):
             program = _padded(program, name)
-        except _Cannot:
-            continue
     return program
 
 
-def _candidates(program: Program) -> list[str]:
+def _candidates(program: Program, width: int, elements: int) -> list[str]:
     """Intermediates that a product reads or makes and whose rows do not start at multiples of 16 bytes."""
     products = [
         s
@@ -54,19 +50,23 @@ def _candidates(program: Program) -> list[str]:
         n for s in products for n in (*(r.name for r in refs((s.args, s.kwargs))), *filter(None, s.outs))
     )
     visible = {ref.name for ref in refs(program.outputs)} | set(program.mutations) | set(program.inputs)
-    return [name for name in named if name not in visible and _is_misaligned(program.buffers[name])]
+    return [
+        name
+        for name in named
+        if name not in visible and _is_misaligned(program.buffers[name], width, elements)
+    ]
 
 
-def _is_misaligned(buffer: Buffer) -> bool:
+def _is_misaligned(buffer: Buffer, least_width: int, least: int) -> bool:
     spec = buffer.spec
     if buffer.kind != "temp" or len(spec.shape) < 2 or spec.stride != contiguous_stride(spec.shape):
         return False
     width, count = spec.shape[-1], spec.extent
-    return width >= LEAST_WIDTH and count >= LEAST_ELEMENTS and width * spec.dtype.itemsize % ALIGNMENT != 0
+    return width >= least_width and count >= least and width * spec.dtype.itemsize % ALIGNMENT != 0
 
 
 def _padded(program: Program, name: str) -> Program:
-    """The program with one buffer's rows moved apart; _Cannot when a step cannot follow."""
+    """The program with one buffer's rows moved apart; Decline when a step cannot follow."""
     buffer = program.buffers[name]
     width, unit = buffer.spec.shape[-1], ALIGNMENT // buffer.spec.dtype.itemsize
     rows = _Rows(name, int(width), int(-(-width // unit) * unit))
@@ -95,8 +95,7 @@ class _Rows:
         touched = any(ref.name == self.name for ref in refs((step.args, step.kwargs)))
         if not touched and self.name not in step.outs:
             return step
-        if step.target not in _PRODUCTS or step.out_variant is None:
-            raise _Cannot
+        decline_if(step.target not in _PRODUCTS or step.out_variant is None, "a call that is no product")
         args = tuple(self._ref(a) if isinstance(a, BufRef) and a.name == self.name else a for a in step.args)
         return replace(step, args=args)
 
@@ -105,17 +104,15 @@ class _Rows:
         row, start = divmod(ref.offset, self.width)
         stride = []
         for size, s in zip(ref.shape, ref.stride, strict=True):
-            if size > 1 and s != 1 and s % self.width:
-                raise _Cannot
-            if s == 1 and start + size > self.width:
-                raise _Cannot
+            decline_if(size > 1 and s != 1 and s % self.width, "a view that does not step from row to row")
+            decline_if(s == 1 and start + size > self.width, "a view that leaves a row")
             stride.append(s // self.width * self.row_stride if s % self.width == 0 else s)
         return replace(ref, stride=tuple(stride), offset=row * self.row_stride + start)
 
     def _kernel(self, kernel: Kernel) -> Kernel:
         try:
             return self._moved(kernel)
-        except _Cannot:
+        except Decline:
             return self._moved(self._in_rows(kernel))
 
     def _moved(self, kernel: Kernel) -> Kernel:
@@ -129,41 +126,33 @@ class _Rows:
                 moved.append(rebuild(s, self._load, memo))
             return tuple(moved)
 
-        phases = tuple(Phase(swap(p.inner), swap(p.row)) for p in kernel.phases)
-        return replace(kernel, phases=phases, final=swap(kernel.final), final_once=swap(kernel.final_once))
+        return kernel.changed(swap)
 
     def _load(self, e: Expr) -> Expr | None:
         if e.op != "load" or e.args[0] != self.name:
             return None
-        if any(inner.args[0] == self.name for x in loaded_exprs(e.args[1]) for inner in loads_of(x)):
-            raise _Cannot
+        inner = (found for x in loaded_exprs(e.args[1]) for found in loads_of(x))
+        decline_if(any(found.args[0] == self.name for found in inner), "positions that are its own elements")
         return load(self.name, self._index(e.args[1]), e.args[2])
 
     def _index(self, index: Index) -> Index:
         """A position among the rows as they lay, as one among the rows moved apart."""
         row, column = index // self.width, index % self.width
-        if not {*row.terms, *column.terms} <= index.terms.keys():  # it would take a division
-            raise _Cannot
+        decline_if(not {*row.terms, *column.terms} <= index.terms.keys(), "places that take a division")
         return row * self.row_stride + column
 
     def _in_rows(self, kernel: Kernel) -> Kernel:
         """A map over one long loop as a map over rows and columns."""
         loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
         reduces = any(isinstance(s, Reduce) for s in kernel.statements())
-        if (
-            len(loops) != 1
-            or loops[0].size % self.width
-            or reduces
-            or len(kernel.phases) != 1
-            or kernel.final
-        ):
-            raise _Cannot
+        decline_if(len(loops) != 1 or loops[0].size % self.width or reduces, "loops that are no rows")
+        decline_if(len(kernel.phases) != 1 or kernel.final, "loops that are no rows")
         (long,) = loops
         row, column = Var(f"{long.name}r", long.size // self.width), Var(f"{long.name}c", self.width)
         env = {long: Index({row: self.width, column: 1})}
         inner = []
         for s in kernel.phases[0].inner:
             if not isinstance(s, Store):
-                raise _Cannot
+                raise Decline("more than stores")
             inner.append(replace(s, index=s.index.subst(env), expr=s.expr.subst(env)))
         return replace(kernel, outer=(row,), middle=(), inner=(column,), phases=(Phase(tuple(inner)),))

@@ -34,7 +34,7 @@ from ..graph.info import GraphInfo
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, TensorSpec, copy_as, is_lazy
-from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches
+from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs
 
@@ -66,10 +66,8 @@ def step_accesses(steps: Sequence[LoopStep | ExternStep]) -> Iterator[tuple[set[
         return set(names).union(*(holds.get(name, ()) for name in names))
 
     for step in steps:
-        if isinstance(step, LoopStep):
-            yield memory_of(touches(step)), memory_of(step.writes)
-        else:
-            yield memory_of(touches(step)), memory_of(step.mutates) | {*filter(None, step.outs)}
+        made = {name for name in step.outs if name} if isinstance(step, ExternStep) else set()
+        yield memory_of(touches(step)), memory_of(set(writes_of(step)) - made) | made
 
 
 def nbytes_of(spec: TensorSpec) -> int | Size:
@@ -404,12 +402,16 @@ class Writer:
             function = cpp.emit_kernel(step.kernel)
             self.functions.setdefault(function.name, function)
             row = (function.name, len(step.args), step.ints)
-            name = next((known for known, other in self.kernels.items() if other == row), None)
-            name = name or self.unique(f"k{len(self.kernels)}")
-            self.kernels[name], self.labels[name] = row, f"dynamotor::{function.name}"
-            self._kernel_names[key] = name
+            name = self._kernel_names[key] = self.named(self.kernels, row, f"dynamotor::{function.name}")
         self.called.append(self.functions[self.kernels[name][0]])
         yield f"{name}({', '.join((*step.args, *step.symbols))})" + (f"  # {step.note}" if step.note else "")
+
+    def named(self, table: dict[str, Any], row: Any, label: str) -> str:
+        """The global that a row of a table of kernels stands behind; equal rows share it."""
+        name = next((known for known, other in table.items() if other == row), None)
+        name = name or self.unique(f"k{len(table)}")
+        table[name], self.labels[name] = row, label
+        return name
 
     def extern(self, step: ExternStep) -> Iterator[str]:
         stem, callee = externs.callee_of(step)
@@ -419,8 +421,8 @@ class Writer:
         arguments += [f"{key}={self.value(arg)}" for key, arg in step.kwargs.items()]
         note = f"  # {step.target}" if step.fallback else ""
         if step.out_variant is not None:
-            for keyword, name in zip(externs.out_keywords(step.out_variant), outs, strict=True):
-                arguments.append(f"{keyword}={name}")
+            keywords = [a.name for a in step.out_variant._schema.arguments if a.is_out]
+            arguments += [f"{keyword}={name}" for keyword, name in zip(keywords, outs, strict=True)]
         call = f"{self.constant(stem, callee.function, callee)}({', '.join(arguments)})"
         absent = (
             [k for k, name in enumerate(step.outs) if name is None] if externs.is_custom(step.target) else []
@@ -503,7 +505,7 @@ class Writer:
                     if isinstance(step, LoopStep)
                     else {n for n in step.outs if n and not self._is_read(n, step)}
                 )
-                names = [name for name in checked.makes(step) if name not in unread]
+                names = [name for name in writes_of(step) if name not in unread]
                 self.lines.append(f"check.after({at}, dict({', '.join(f'{name}={name}' for name in names)}))")
             dead = sorted(
                 n
@@ -832,10 +834,3 @@ class CallInstance:
     def __init__(self, call: Callable[..., Any], scope: dict[str, Any]) -> None:
         self.call, self.scope = call, scope
         self.pointers: tuple[int, ...] | None = None
-
-
-def build_program(
-    program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]
-) -> CallProgram:
-    """Plan memory, start building the C++ and write the call program."""
-    return CallProgram(program, info, on_build_error)

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 
 from ..base.config import config
-from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
-from ..runtime import build
+from ..base.errors import BuildError
+from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, plain
+from ..runtime import build, triton_build
 from ..runtime.cuda_graphs import GraphedCall
-from . import stored_gpu
 from .externs import Callee, is_custom
 from .folded import FoldedCall, FoldedOnce, Part
-from .gpu_program import GpuProgram
+from .gpu_program import GpuProgram, Launch
 from .program import CallProgram, Expected, Listing
-from .stored_gpu import globals_of
+from .triton_kernel import TritonFunction
 
 Compiled = Callable[..., Any]
 
@@ -63,7 +63,7 @@ def describe(call: Compiled | None) -> Any:
     if type(call) is GpuProgram:
         if call.listing.layout:
             raise NotPlain("a GPU's program of sizes that differ between calls")
-        return {"gpu": [*text, stored_gpu.kernels(call), encode(stored_gpu.gpu(call.device))]}
+        return {"gpu": [*text, kernels_of(call), encode(gpu_of(call.device))]}
     return {"program": [*text, [[build.build_key(s, flags), names] for s, flags, names in call.units()]]}
 
 
@@ -100,7 +100,7 @@ def restore(
     if "gpu" in data:
         listing, constants, kernels, gpu = data["gpu"]
         stored = {known: decode(value) for known, value in constants.items()}
-        return stored_gpu.restored(name, decode(listing), stored, kernels, decode(gpu))
+        return restored_gpu(name, decode(listing), stored, kernels, decode(gpu))
     listing, constants, units = data["program"]
     place: dict[str, build.Library] = {}
     for key, names in units:
@@ -209,3 +209,82 @@ def _compiler(asked: str) -> tuple[str, ...]:
             status = os.stat(path)
             found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     return (asked, *found)
+
+
+# -- programs of a GPU ---------------------------------------------------------------------------------------
+
+
+plain(TritonFunction)
+Constants = Mapping[str, Any]  # each a Callee or an Expected
+
+
+def gpu_of(device: torch.device) -> tuple[Any, ...]:
+    """What the plan of kernels depends on: the device (the interpreter's is a CPU) and the triton that builds
+    for it.
+    """
+    on_gpu = device.type == "cuda"
+    return device, torch.cuda.get_device_name(device) if on_gpu else "", triton_build.triton_version()
+
+
+def kernels_of(call: GpuProgram) -> Any:
+    """The launches of a program. NotPlain where another program has to stand by for other settings."""
+    if call.rounds:
+        raise NotPlain("a program with matrix products in TF32")
+    return {name: encode(launch) for name, launch in call.launches().items()}
+
+
+def restored_gpu(
+    name: str, listing: Listing, constants: Constants, launches: Mapping[str, Any], made_for: tuple[Any, ...]
+) -> GpuProgram | None:
+    """The program again; None on another GPU, and where its kernels cannot be built or loaded (the caller
+    compiles the graph, which knows what to do then).
+    """
+    device = made_for[0]
+    if device.type == "cuda" and device.index >= torch.cuda.device_count() or made_for != gpu_of(device):
+        return None
+    call = StoredGpuProgram(name, listing, constants, launches, device)
+    try:
+        call.prepare()
+    except BuildError:
+        return None
+    return call
+
+
+def globals_of(constants: Constants) -> dict[str, Any]:
+    """What the constants of a stored program stand for in its text."""
+    return {
+        name: value.function if type(value) is Callee else value.sized(value.spec.shape, value.spec.stride)
+        for name, value in constants.items()
+    }
+
+
+class StoredGpuProgram(GpuProgram):
+    """A GPU's program whose text was there already."""
+
+    def __init__(
+        self,
+        name: str,
+        listing: Listing,
+        constants: Constants,
+        launches: Mapping[str, Any],
+        device: torch.device,
+    ) -> None:
+        self.device, self.rounds = device, False
+        self._stored = constants
+        self._launches_stored: dict[str, Launch] = {k: decode(row) for k, row in launches.items()}
+        self.builds: dict[str, Any] = {}
+        for function, _, _ in self._launches_stored.values():
+            self._start(function)
+        self._set_up(name, listing)
+
+    def launches(self) -> Mapping[str, Launch]:
+        return self._launches_stored
+
+    def _chosen(self, sizes: tuple[int, ...]) -> dict[str, Any]:
+        return {}  # its sizes are fixed
+
+    def _constants(self) -> dict[str, Any]:
+        return globals_of(self._stored)
+
+    def _on_build_error(self, error: BuildError) -> Any:  # an attribute elsewhere
+        raise error

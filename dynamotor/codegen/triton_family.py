@@ -79,7 +79,7 @@ class Family:
         self.variants: list[Variant] = []
 
     def at(self, sizes: tuple[int, ...]) -> tuple[Variant, Chosen]:
-        """The variant for these sizes. CannotPlan where the kernel has no form for them."""
+        """The variant for these sizes. Decline where the kernel has no form for them."""
         for variant in self.variants:
             chosen = variant.choose(*sizes)
             if chosen is not None:

@@ -16,7 +16,17 @@ import torch
 from ..base.events import counters
 from ..graph.spec import TensorSpec
 from ..lower.ir import Expr, Reduce, Store, loads_of, walk
-from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step, refs
+from ..lower.program import (
+    Buffer,
+    BufRef,
+    ExternStep,
+    Program,
+    Step,
+    reads_of,
+    refs,
+    touches,
+    writes_of,
+)
 from .triton import TritonStep
 from .triton_conv import convolution
 from .triton_gemm import Tiling, emit_product
@@ -147,24 +157,14 @@ class _Flow:
         self.writers: dict[str, list[int]] = {}
         self.results = {ref.name for ref in refs(program.outputs)} | set(program.mutations)
         for n, step in enumerate(program.steps):
-            for name in _reads(step):
+            for name in reads_of(step):
                 self.readers.setdefault(name, []).append(n)
-            for name in _writes(step):
+            for name in writes_of(step):
                 self.writers.setdefault(name, []).append(n)
 
     def is_written(self, name: str, after: int, until: int) -> bool:
         """Whether a step behind `after` up to `until` writes a buffer."""
         return any(after < n <= until for n in self.writers.get(name, ()))
-
-
-def _reads(step: Step) -> set[str]:
-    if isinstance(step, LoopStep):
-        return set(step.reads)
-    return {ref.name for ref in refs((step.args, step.kwargs))}
-
-
-def _writes(step: Step) -> set[str]:
-    return set(step.writes) if isinstance(step, LoopStep) else {*filter(None, step.outs), *step.mutates}
 
 
 def _is_map(step: Step) -> bool:
@@ -325,7 +325,7 @@ def trial(program: Program, site: Site, steps: list[Step]) -> Program:
     left = sorted(n for n in made if n in flow.results or not inside.issuperset(flow.readers.get(n, ())))
     known = _with_scratch(program.buffers, steps)
     buffers = {n: replace(known[n], kind="input", value=None) for n in needed}
-    touched = made.union(*(_reads(step) | _writes(step) for step in steps)) - needed
+    touched = made.union(*(touches(step) for step in steps)) - needed
     buffers |= {n: replace(known[n], kind="output" if n in left else "temp") for n in sorted(touched)}
     outputs = tuple(BufRef.whole(buffers[n]) for n in left if n not in needed)
     return Program(
@@ -343,6 +343,6 @@ def _needs_and_makes(steps: Iterable[Step]) -> tuple[set[str], set[str]]:
     needed: set[str] = set()
     made: set[str] = set()
     for step in steps:
-        needed |= _reads(step) - made
-        made |= _writes(step)
+        needed |= reads_of(step) - made
+        made.update(writes_of(step))
     return needed, made

@@ -15,7 +15,7 @@ import math
 import torch
 
 from ..graph.sizes import Dim, Size, divides
-from ..lower.ir import BOOL, COMPUTE_TYPE, F32, F64, I32, I64, Expr
+from ..lower.ir import BOOL, COMPUTE_TYPE, F32, F64, I32, I64, Expr, neutral
 from .scopes import no_text
 
 COMPUTE = {F32: "tl.float32", F64: "tl.float64", I32: "tl.int32", I64: "tl.int64", BOOL: "tl.int1"}
@@ -286,17 +286,7 @@ def word_test(e: Expr) -> tuple[Expr, str] | None:
 
 def reduce_start(kind: str, dtype: torch.dtype) -> str:
     """The neutral element."""
-    if kind in ("sum", "any", "exp_sum"):
-        return literal(0, dtype)
-    if kind in ("prod", "all"):
-        return literal(1, dtype)
-    low = kind in ("max", "argmax", "logaddexp")
-    if dtype.is_floating_point:
-        return literal(-math.inf if low else math.inf, dtype)
-    if dtype is BOOL:
-        return literal(not low, dtype)
-    bits = 63 if dtype is I64 else 31
-    return str(-(1 << bits) if low else (1 << bits) - 1)
+    return literal(neutral(kind, dtype), dtype)
 
 
 def combine(kind: str, dtype: torch.dtype, a: str, b: str) -> str:

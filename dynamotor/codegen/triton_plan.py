@@ -38,6 +38,7 @@ from ..lower.ir import (
     roots,
     walk,
 )
+from ..lower.lowering import decline_if
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
 from .triton_kernel import Form, LaunchPiece, LaunchPlan
@@ -48,10 +49,6 @@ WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
 
 NewBuffer = Callable[[TensorSpec], str]
 DEFAULT = GpuTuning()
-
-
-class CannotPlan(Exception):
-    """This kernel has no Triton form; the text says why."""
 
 
 def _count(loops: Iterable[Var]) -> Dim:
@@ -109,11 +106,9 @@ def _without_scratch(kernel: Kernel) -> Kernel:
     def spell(e: Expr) -> Expr | None:
         return rewrite(kept[e.args[0]], spell, memo=memo) if e.op == "scratch" else None
 
-    def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-        return tuple(rebuild(s, spell, memo) for s in statements if not isinstance(s, Scratch))
-
-    phases = tuple(Phase(swap(p.inner), swap(p.row)) for p in kernel.phases)
-    return replace(kernel, phases=phases, final=swap(kernel.final), final_once=swap(kernel.final_once))
+    return kernel.changed(
+        lambda statements: (rebuild(s, spell, memo) for s in statements if not isinstance(s, Scratch))
+    )
 
 
 def _keeps_what_it_overwrites(kernel: Kernel) -> bool:
@@ -350,8 +345,10 @@ def plan_kernel(kernel: Kernel, new_buffer: NewBuffer, tuning: GpuTuning = DEFAU
     if kernel.template == ROWS and planner.tile(kernel, *_axes(kernel)).looped:
         kernel = with_exp_sums(kernel)
     pieces = planner.pieces(kernel)
-    if overwrites and any(piece.plan.looped for piece in pieces):
-        raise CannotPlan("a value of a long row is kept while what it was computed from is overwritten")
+    decline_if(
+        overwrites and any(piece.plan.looped for piece in pieces),
+        "a value of a long row is kept while what it was computed from is overwritten",
+    )
     return pieces
 
 
@@ -381,7 +378,8 @@ class Planner:
         if is_map(kernel):
             return [_piece(kernel, self.map_plan(kernel))]
         if kernel.template == ROWS and (kernel.final or kernel.final_once):
-            return self.separate_final(kernel)
+            finals = self.maps_of(kernel, kernel.final, kernel.final_once)  # over the row's positions alone
+            return [*self.rows(replace(kernel, final=(), final_once=())), *finals]
         return self.rows(kernel)
 
     def map_plan(self, kernel: Kernel) -> LaunchPlan:
@@ -606,8 +604,7 @@ class Planner:
         alone = len(kernel.phases) == 1 and not kernel.phases[0].row and all(s in lanes for s in across)
         alone = alone and not any(isinstance(s, Reduce) and not s.across for s in kernel.phases[0].inner)
         plan, programs = (self.columns if alone else self.rows_and_columns)(kernel, x, r)
-        if plan.looped and lanes:
-            raise CannotPlan("sums over the columns of very long rows beside sums over rows")
+        decline_if(plan.looped and lanes, "sums over the columns of very long rows beside sums over rows")
         tiles = -(-plan.x.size // plan.x.block)
         chunks = min(tiles, max(programs // hint(plan.columns), 1))
         per = -(-tiles // chunks) * plan.x.block
@@ -735,8 +732,3 @@ class Planner:
                 )
                 pieces.append(_piece(k, self.map_plan(k)))
         return pieces
-
-    def separate_final(self, kernel: Kernel) -> list[LaunchPiece]:
-        """Statements over the row's positions alone that share a kernel with rows."""
-        rest = replace(kernel, final=(), final_once=())
-        return [*self.rows(rest), *self.maps_of(kernel, kernel.final, kernel.final_once)]

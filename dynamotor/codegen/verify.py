@@ -128,10 +128,6 @@ class _Loops:
         return f"p{pointer}({'0' if pointer in self.scattered else _python(at)}, {_python(step)}, {lanes})"
 
 
-def _up(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _parts(pays: bool, n: int, least: int, nbytes: int) -> int:
     """As in the text that every unit with symbols starts with."""
     count = min(n, least if pays else 1)
@@ -145,7 +141,7 @@ def _numbers(text: str, values: dict[str, int]) -> dict[str, int]:
     names: dict[str, Any] = {
         **values,
         "parts": _parts,
-        "up": _up,
+        "up": lambda a, b: -(-a // b),
         "floordiv": operator.floordiv,
         "mod": operator.mod,
     }

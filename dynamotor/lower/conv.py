@@ -21,7 +21,7 @@ from ..graph.sizes import Dims, hint
 from ..graph.spec import TensorSpec
 from .gemm import is_fused
 from .layout import is_channels_last
-from .rewrite import call, only_user, static_nodes
+from .rewrite import added_to, call, only_user, static_nodes
 
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
@@ -130,18 +130,9 @@ def fuse_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
 
 def _added(conv: fx.Node, add: fx.Node | None) -> fx.Node | None:
     """The other operand when `add` is conv + other, of equal spec."""
-    if (
-        add is None
-        or add.op != "call_function"
-        or add.target is not aten.add.Tensor
-        or add.kwargs.get("alpha", 1) != 1
-    ):
-        return None
-    left, right = add.args
-    other = right if left is conv else left
-    if not isinstance(other, fx.Node) or other is conv:
-        return None
-    return other if find_spec(other) == conv.meta["val"] == add.meta["val"] else None
+    other = added_to(conv, add)
+    same = add is not None and other is not None and find_spec(other) == conv.meta["val"] == add.meta["val"]
+    return other if same else None
 
 
 def _replace(graph: fx.Graph, new: fx.Node, old: list[fx.Node]) -> None:

@@ -18,7 +18,7 @@ from .ir import ExternNode
 from .lowering import LoopBuilder, decline_if, lowering
 from .ops_scatter import index_add
 from .program import ExternStep
-from .rewrite import call, only_user
+from .rewrite import added_to, call, only_user
 from .value import LoopValue
 
 aten = torch.ops.aten
@@ -74,19 +74,10 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
 
 def _added_to(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
     """The other operand of the sum that the table's gradient goes into, when it is laid out as the table."""
-    if (
-        total is None
-        or total.op != "call_function"
-        or total.target is not aten.add.Tensor
-        or total.kwargs.get("alpha", 1) != 1
-    ):
+    other = added_to(node, total)
+    if other is None or total is None or not find_spec(other) == find_spec(total) == find_spec(node):
         return None
-    other = total.args[1] if total.args[0] is node else total.args[0]
-    if not isinstance(other, fx.Node):
-        return None
-    same = find_spec(other) == find_spec(total) == find_spec(node)
-    plain = other is not node and same and spec_of(node).stride == contiguous_stride(spec_of(node).shape)
-    return other if plain else None
+    return other if spec_of(node).stride == contiguous_stride(spec_of(node).shape) else None
 
 
 def _dense_gradient(node: fx.Node, total: fx.Node | None) -> fx.Node | None:

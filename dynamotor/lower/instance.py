@@ -17,7 +17,6 @@ from .ir import (
     ExternNode,
     Kernel,
     LoopNode,
-    Phase,
     Reduce,
     ScanStatement,
     Statement,
@@ -95,14 +94,8 @@ class Instance:
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel with plain sizes."""
-
-        def all_of(statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-            return tuple(map(self.statement, statements))
-
         loops = {part: self.value(getattr(kernel, part)) for part in ("outer", "middle", "inner")}
-        phases = tuple(Phase(all_of(p.inner), all_of(p.row)) for p in kernel.phases)
-        final, once = all_of(kernel.final), all_of(kernel.final_once)
-        return replace(kernel, phases=phases, final=final, final_once=once, symbols=(), **loops)
+        return kernel.changed(lambda statements: map(self.statement, statements), symbols=(), **loops)
 
     def node(self, node: LoopNode) -> LoopNode:
         """The node, its body evaluated."""

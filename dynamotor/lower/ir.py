@@ -13,7 +13,7 @@ import math
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
@@ -374,6 +374,20 @@ def loads_of(root: Expr) -> list[Expr]:
     return root._loads
 
 
+def neutral(kind: str, dtype: torch.dtype) -> float | int | bool:
+    """What a reduction of a compute type begins with."""
+    if kind in ("sum", "any", "exp_sum"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    low = kind in ("max", "argmax", "logaddexp")
+    if dtype is BOOL:
+        return not low
+    if dtype.is_floating_point:
+        return -math.inf if low else math.inf
+    return torch.iinfo(dtype).min if low else torch.iinfo(dtype).max
+
+
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logaddexp"]
 
@@ -607,6 +621,14 @@ class Kernel:
             yield from phase.row
         yield from self.final
         yield from self.final_once
+
+    def changed(
+        self, change: Callable[[tuple[Statement, ...]], Iterable[Statement]], **fields: Any
+    ) -> Kernel:
+        """The kernel with each of its lists of statements changed, and further fields replaced."""
+        phases = tuple(Phase(tuple(change(p.inner)), tuple(change(p.row))) for p in self.phases)
+        final, once = tuple(change(self.final)), tuple(change(self.final_once))
+        return replace(self, phases=phases, final=final, final_once=once, **fields)
 
     def streams(self) -> tuple[int, ...]:
         """Streams of its random numbers in order: the kernel gets them as numbers, so that layers share one

@@ -19,14 +19,11 @@ from ..graph.info import GraphInfo
 from ..graph.op_facts import is_collective
 from ..graph.sizes import Size, Symbol
 from . import (  # noqa: F401  (rules register themselves)
-    ops_extern,
     ops_index,
     ops_norm,
     ops_pointwise,
     ops_pool,
-    ops_random,
     ops_reduce,
-    ops_scan,
     ops_scatter,
     ops_upsample,
     ops_views,

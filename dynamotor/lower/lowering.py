@@ -49,11 +49,13 @@ NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
 class Decline(Exception):
-    """Raised by a rule that leaves this call to aten; the text says why."""
+    """Raised where a call, a kernel or a function has no form of ours, and is left to aten; the text says
+    why.
+    """
 
 
 def decline_if(bad: Any, why: str) -> None:
-    """Leave this call to aten where that is so."""
+    """Leave it to aten where that is so."""
     if bad:
         raise Decline(why)
 
@@ -315,3 +317,17 @@ class NumberResult:
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+
+# -- ops that are aten calls by design -----------------------------------------------------------------------
+
+
+def _rule(target: Any) -> Any:
+    def rule(ctx: LoopBuilder, *args: Any, **kwargs: Any) -> Any:
+        return ctx.extern(target, args, kwargs, agnostic=is_layout_agnostic(target))
+
+    return rule
+
+
+for _target in BY_DESIGN:
+    lowerings.add(_target, _rule(_target))

@@ -349,8 +349,7 @@ def _batch_norm(
     else:
         mean, var, training, _, eps = rest
     if training:
-        if mean is not None:
-            raise Decline("updates running statistics in place")
+        decline_if(mean is not None, "updates running statistics in place")
         y, m, r, _ = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
         return y, narrow(ctx, m, specs[1].dtype), narrow(ctx, r, specs[2].dtype)
     if mean is None or var is None:

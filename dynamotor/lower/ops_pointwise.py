@@ -16,7 +16,7 @@ from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
-from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, lowerings
+from .lowering import LoopBuilder, Scalar, decline_if, lowering, lowerings
 from .value import LoopValue
 
 aten = torch.ops.aten
@@ -277,8 +277,10 @@ def _whole_quotient(
 
 def _int_div(ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar, name: str) -> LoopValue:
     need_wide_int(ctx)
-    if isinstance(y, LoopValue) or y == 0 or not isinstance(y, int):
-        raise Decline("integer division that may divide by zero")
+    decline_if(
+        isinstance(y, LoopValue) or y == 0 or not isinstance(y, int),
+        "integer division that may divide by zero",
+    )
     return ctx.pointwise(lambda a, b: op(name, a, b), x, y)
 
 
@@ -291,8 +293,10 @@ def _remainder(ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar) -> LoopVal
 
 @lowering(aten.pow.Tensor_Scalar)
 def _pow_scalar(ctx: LoopBuilder, x: LoopValue, exponent: Scalar) -> LoopValue:
-    if not ctx.spec.dtype.is_floating_point and not (isinstance(exponent, int) and 0 < exponent <= 4):
-        raise Decline("integer power")
+    decline_if(
+        not ctx.spec.dtype.is_floating_point and not (isinstance(exponent, int) and 0 < exponent <= 4),
+        "integer power",
+    )
     need_wide_int(ctx)
     table: dict[Scalar, Callable[[Expr], Expr]] = {
         1: lambda a: a,
@@ -391,8 +395,7 @@ def _clamp(ctx: LoopBuilder, x: LoopValue, min: Scalar | None = None, max: Scala
             a = select(compare("gt", a, bound(max, a)), bound(max, a), a)
         return a
 
-    if any(isinstance(b, float) and b != b for b in (min, max)):
-        raise Decline("NaN bound")
+    decline_if(any(isinstance(b, float) and b != b for b in (min, max)), "NaN bound")
     return ctx.pointwise(fn, x)
 
 
@@ -438,8 +441,8 @@ def _to_copy(
     **other: Any,
 ) -> LoopValue:
     source = spec_of(operand(ctx.node, 0))
-    if source.shape and source.device != ctx.spec.device:  # a single number may be read from anywhere
-        raise Decline("another device")
+    # A single number may be read from anywhere.
+    decline_if(source.shape and source.device != ctx.spec.device, "another device")
     return convert(ctx, x, dtype or x.dtype)
 
 

@@ -1,4 +1,6 @@
-"""Lowerings of reductions, softmax and losses. Sums run in the compute type (float32 for half precisions)."""
+"""Lowerings of reductions, softmax and losses, and of running results along one dimension (cumsum, cummax).
+Sums run in the compute type (float32 for half precisions).
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,20 @@ import torch
 
 from ..base.registry import register_all
 from ..graph.sizes import Dim, Size, maximum
-from ..graph.spec import numel
+from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .index import Index
 from .ir import (
     BOOL,
     COMPUTE_TYPE,
+    F32,
+    F64,
     I32,
     I64,
     Expr,
+    LoopNode,
     ReduceKind,
+    ScanKind,
     cast,
     compare,
     const,
@@ -28,10 +34,11 @@ from .ir import (
     select,
     walk,
 )
-from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, picked_element
+from .lowering import LoopBuilder, Scalar, decline_if, lowering, picked_element
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, share, sub
-from .value import LoopValue
+from .program import BufRef
+from .value import LoopValue, is_dense
 
 aten = torch.ops.aten
 
@@ -329,8 +336,10 @@ MEAN, SUM = 1, 2
 def _nll_loss(
     ctx: LoopBuilder, x: LoopValue, target: LoopValue, weight: LoopValue | None, reduction: int, ignore: int
 ) -> tuple[LoopValue, LoopValue]:
-    if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
-        raise Decline("class weights, a single sample, or classes that eager refuses")
+    decline_if(
+        weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8),
+        "class weights, a single sample, or classes that eager refuses",
+    )
     rows, classes = x.shape
     compute = wide(x.dtype)
     out = ctx.spec[0].dtype
@@ -368,8 +377,10 @@ def _nll_loss_backward(
     ignore: int,
     total_weight: LoopValue,
 ) -> LoopValue:
-    if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
-        raise Decline("class weights, a single sample, or classes that eager refuses")
+    decline_if(
+        weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8),
+        "class weights, a single sample, or classes that eager refuses",
+    )
     compute = wide(x.dtype)
     scale = g
     if reduction == MEAN:
@@ -430,3 +441,77 @@ register_all(
         ),
     ),
 )
+
+
+# -- running results along one dimension ---------------------------------------------------------------------
+
+
+FEW_ROWS, LONG_ROW = (
+    64,
+    1 << 16,
+)  # few rows longer than this leave a GPU idle when one program goes through each
+
+
+def scan(
+    ctx: LoopBuilder, kind: ScanKind, x: LoopValue, dim: int, spec: TensorSpec, compute: torch.dtype
+) -> LoopValue:
+    """The running `kind` of x along a dimension, gathered in `compute`."""
+    dim %= max(len(x.shape), 1)
+    decline_if(
+        spec.dtype is BOOL or x.dtype is BOOL and kind not in ("sum", "prod"), "bool operand or result"
+    )
+    if not x.shape or x.shape[dim] < 2 or not numel(x.shape):
+        position = kind.startswith("arg")
+        return ctx.pointwise(lambda e: e, 0 if position else x, shape=x.shape, dtype=spec.dtype)
+    decline_if(
+        ctx.on_gpu and x.shape[dim] > LONG_ROW and numel(x.shape) < FEW_ROWS * x.shape[dim], "few long rows"
+    )
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        return cast(x.at(index), compute)
+
+    stride = spec.stride if is_dense(spec) else TensorSpec.dense(spec.shape, spec.dtype).stride
+    buffer = ctx.new_buffer(TensorSpec(spec.shape, stride, spec.dtype))
+    ctx.add(
+        LoopNode(
+            buffer.name, spec.shape, body, stride, spec.dtype, scan=kind, along=dim, origin=str(ctx.node)
+        )
+    )
+    return LoopValue(spec.shape, spec.dtype, ref=BufRef.whole(buffer))
+
+
+def _gathered_in(ctx: LoopBuilder, dtype: torch.dtype) -> torch.dtype:
+    """Eager's type for running sums: float64 for float32 on a CPU."""
+    return F64 if dtype is F32 and not ctx.on_gpu else COMPUTE_TYPE[dtype]
+
+
+def _running(kind: ScanKind) -> Any:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: int, *, dtype: torch.dtype | None = None) -> LoopValue:
+        return scan(ctx, kind, x, dim, ctx.spec, _gathered_in(ctx, ctx.spec.dtype))
+
+    return rule
+
+
+lowering(aten.cumsum.default)(_running("sum"))
+lowering(aten.cumprod.default)(_running("prod"))
+
+
+@lowering(aten.logcumsumexp.default)
+def _logcumsumexp(ctx: LoopBuilder, x: LoopValue, dim: int) -> LoopValue:
+    decline_if(not x.dtype.is_floating_point, "complex operand")
+    return scan(ctx, "logaddexp", x, dim, ctx.spec, _gathered_in(ctx, x.dtype))
+
+
+def _running_extreme(kind: ScanKind, position: ScanKind) -> Any:
+    def rule(ctx: LoopBuilder, x: LoopValue, dim: int) -> tuple[LoopValue, LoopValue]:
+        ctx.keep(x)
+        compute = COMPUTE_TYPE[x.dtype]
+        return scan(ctx, kind, x, dim, ctx.spec[0], compute), scan(
+            ctx, position, x, dim, ctx.spec[1], compute
+        )
+
+    return rule
+
+
+lowering(aten.cummax.default)(_running_extreme("max", "argmax"))
+lowering(aten.cummin.default)(_running_extreme("min", "argmin"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..base.registry import register_all
 from ..graph.spec import HALVES, contiguous_stride, numel
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
@@ -93,20 +94,19 @@ def _along(
     )
 
 
-@lowering(aten.scatter.src)
-def _scatter_src(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue) -> LoopValue:
-    return _along(ctx, x, dim, index, source, False)
+register_all(
+    lowering,
+    (
+        ((aten.scatter.src,), lambda ctx, x, dim, index, source: _along(ctx, x, dim, index, source, False)),
+        ((aten.scatter_add.default,), lambda ctx, x, dim, index, src: _along(ctx, x, dim, index, src, True)),
+    ),
+)
 
 
 @lowering(aten.scatter.value)
 def _scatter_value(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, value: Scalar) -> LoopValue:
     e = const(value, COMPUTE_TYPE[x.dtype])
     return _along(ctx, x, dim, index, LoopValue(index.shape, x.dtype, lambda i: e), False)
-
-
-@lowering(aten.scatter_add.default)
-def _scatter_add(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, source: LoopValue) -> LoopValue:
-    return _along(ctx, x, dim, index, source, True)
 
 
 @lowering(aten.scatter_reduce.two)

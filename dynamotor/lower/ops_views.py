@@ -1,4 +1,6 @@
-"""Lowerings of views, layout changes, joins and factories: index arithmetic only, no memory of their own."""
+"""Lowerings of views, layout changes, joins and factories: index arithmetic only, no memory of their own.
+Random numbers: `dynamotor::rand`, a function of (seed, stream, linear index); graph/prims.py has the bits.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,31 @@ from typing import Any
 import torch
 
 from ..base.registry import register_all
+from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
 from ..graph.kernel_checks import sees_twice
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size, divides, equal, known, maximum, minimum
-from ..graph.spec import TensorSpec, numel
+from ..graph.spec import TensorSpec, contiguous_stride, numel
 from . import value as views
 from .extern import OwnStorage
-from .index import Index, Var, flatten, is_one, is_zero
-from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, round_to, select
-from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering
+from .index import ZERO, Index, Var, flatten, is_one, is_zero
+from .ir import (
+    COMPUTE_TYPE,
+    F32,
+    F64,
+    I64,
+    Expr,
+    cast,
+    compare,
+    const,
+    index_value,
+    make,
+    masked,
+    op,
+    round_to,
+    select,
+)
+from .lowering import LoopBuilder, Scalar, decline_if, lowering
 from .ops_pointwise import held
 from .program import BufRef
 from .value import LoopValue
@@ -270,8 +288,8 @@ def _cat(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValu
     decline_if(not parts, "nothing to join")
     parts = [_cast(ctx, p) for p in parts]
     unaligned = dim == len(parts[0].shape) - 1 and not all(divides(16, p.shape[dim]) for p in parts[:-1])
-    if len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu):  # a vector of a CPU lies in one part
-        raise Decline("many or unaligned parts")
+    # A vector of a CPU lies in one part.
+    decline_if(len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu), "many or unaligned parts")
     if len(parts) == 1:
         return ctx.pointwise(lambda e: e, parts[0])
     return _nested(ctx, parts, dim)
@@ -500,3 +518,15 @@ register_all(
         ((aten.arange.start_step,), lambda ctx, start, end, step=1, **_: _arange(ctx, start, step)),
     ),
 )
+
+
+# -- random numbers ------------------------------------------------------------------------------------------
+
+
+@lowering(torch.ops.dynamotor.rand.default)
+def _rand(ctx: LoopBuilder, seed: LoopValue, stream: int, size: Sequence[Dim], **_: Any) -> LoopValue:
+    """A uniform float32 in [0, 1) for each element, row-major."""
+    decline_if(ctx.spec.dtype is not F32, "rand of another dtype")
+    strides = contiguous_stride(ctx.spec.shape)
+    key = seed.at((ZERO,))
+    return ctx.generate(lambda index: make("rand", (key, int(stream), flatten(index, strides)), F32))

@@ -148,8 +148,18 @@ def refs(value: Any) -> Iterator[BufRef]:
     return (leaf for leaf in leaves_in(value) if isinstance(leaf, BufRef))
 
 
+def reads_of(step: Step) -> set[str]:
+    """Names of the buffers that a step reads."""
+    if isinstance(step, LoopStep):
+        return set(step.reads)
+    return {ref.name for ref in refs((step.args, step.kwargs))}
+
+
+def writes_of(step: Step) -> tuple[str, ...]:
+    """Names of the buffers that a step makes or writes."""
+    return step.writes if isinstance(step, LoopStep) else (*filter(None, step.outs), *step.mutates)
+
+
 def touches(step: Step) -> set[str]:
     """Names of all buffers that a step reads or writes."""
-    if isinstance(step, LoopStep):
-        return {*step.args, *step.reads, *step.writes}
-    return {ref.name for ref in refs((step.args, step.kwargs))} | {*filter(None, step.outs), *step.mutates}
+    return {*(step.args if isinstance(step, LoopStep) else ()), *reads_of(step), *writes_of(step)}

@@ -35,6 +35,15 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
+def added_to(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
+    """The other operand of a sum that has a node and another one as operands."""
+    plain = total is not None and total.op == "call_function" and total.target is torch.ops.aten.add.Tensor
+    if total is None or not plain or total.kwargs.get("alpha", 1) != 1:
+        return None
+    other = total.args[1] if total.args[0] is node else total.args[0]
+    return other if isinstance(other, fx.Node) and other is not node else None
+
+
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
     """The graph's inputs, in order."""
     return [node for node in graph.nodes if node.op == "placeholder"]

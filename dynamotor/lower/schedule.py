@@ -413,13 +413,7 @@ def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
             s = replace(s, position=s.position.subst(env))
         return s
 
-    phases = tuple(Phase(tuple(map(swap, p.inner)), tuple(map(swap, p.row))) for p in kernel.phases)
-    return replace(
-        kernel,
-        phases=phases,
-        final=tuple(map(swap, kernel.final)),
-        final_once=tuple(map(swap, kernel.final_once)),
-    )
+    return kernel.changed(lambda statements: map(swap, statements))
 
 
 def build_kernel(group: Group, stored: Collection[str]) -> Kernel:

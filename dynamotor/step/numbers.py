@@ -118,11 +118,10 @@ class NumberNode(PlainNode):
 
     bool_ = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
 
-    def int_(self) -> int:
+    def guard_int(self, file: builtins.str = "", line: int = 0) -> int:
         return int(self.guard_float())
 
-    def guard_int(self, file: builtins.str = "", line: int = 0) -> int:
-        return self.int_()
+    int_ = guard_int
 
     def sym_not(self) -> NumberNode:
         return NumberNode(not self.guard_bool(), self.recorder)
@@ -133,12 +132,6 @@ class NumberNode(PlainNode):
 
     def pos(self) -> NumberNode:
         return self
-
-    def sym_max(self, other: NumberNode) -> NumberNode:
-        return _binary(aten.maximum.default)(self, other)
-
-    def sym_min(self, other: NumberNode) -> NumberNode:
-        return _binary(aten.minimum.default)(self, other)
 
     def _emit(self, func: Any, *args: Any) -> NumberNode:
         return NumberNode(self.recorder.emit(func, args, {}), self.recorder)
@@ -193,6 +186,8 @@ _ARITHMETIC = {
     "truediv": aten.div.Tensor,
     "float_truediv": aten.div.Tensor,
     "int_truediv": aten.div.Tensor,
+    "sym_max": aten.maximum.default,
+    "sym_min": aten.minimum.default,
 }
 NumberNode.pow = NumberNode.float_pow = _power  # type: ignore[attr-defined]
 for _name, _func in _ARITHMETIC.items():

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from ..autograd.inplace import types_of, without_out
 from ..autograd.recorder import GraphRecorder
 from ..base.registry import Registry, register_all
 from ..graph.op_facts import facts
@@ -116,18 +117,8 @@ class StepRecorder(GraphRecorder):
         """What an op writes into its `out`, assigned to it."""
         out = kwargs["out"]
         rest = {k: v for k, v in kwargs.items() if k != "out"}
-        wanted = [str(a.type) for a in func._schema.arguments if a.name != "out"]
-        packet = func.overloadpacket
-        forms = [getattr(packet, name) for name in packet.overloads()]
-        form = next(
-            (
-                f
-                for f in forms
-                if not facts(f).writes and [str(a.type) for a in f._schema.arguments] == wanted
-            ),
-            None,
-        )
-        if form is None:
+        form = without_out(func)
+        if form is None or [*types_of(form), "Tensor"] != types_of(func):  # else it must be told the type
             raise UnsupportedOp(
                 "DM236", f"{func} writes its arguments and has no functional form that is known"
             )

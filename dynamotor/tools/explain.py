@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from ..api import compile as compile_
-from ..api import dispatcher_of, plain
+from ..api import compile as compile_, dispatcher_of, plain
 from ..base.events import Event, collect, counters, phase_seconds
 from ..capture.frontend import eager_texts, served_entries
 

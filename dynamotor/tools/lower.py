@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..api import compile as compile_
-from ..api import plain
+from ..api import compile as compile_, plain
 from .record import Record
 
 

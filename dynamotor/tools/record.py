@@ -189,7 +189,7 @@ class Record:
 
     def _step(self, program: Program, step: LoopStep | ExternStep, functions: Iterator[Any]) -> StepRecord:
         if isinstance(step, ExternStep):
-            touched = [_bytes(r) for r in refs((step.args, step.kwargs))]
+            touched = [_nbytes(r) for r in refs((step.args, step.kwargs))]
             touched += [
                 _nbytes(program.buffers[name].spec) for name in step.outs if name and name in program.buffers
             ]
@@ -257,12 +257,8 @@ _HANDLERS: dict[str, Any] = {
 }
 
 
-def _nbytes(spec: TensorSpec) -> int:
-    return numel(hint(n) for n in spec.shape) * spec.dtype.itemsize
-
-
-def _bytes(ref: BufRef) -> int:
-    return numel(hint(n) for n in ref.shape) * ref.dtype.itemsize
+def _nbytes(of: TensorSpec | BufRef) -> int:
+    return numel(hint(n) for n in of.shape) * of.dtype.itemsize
 
 
 def _flops(kernel: Kernel) -> int:

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from ..api import compile as compile_
-from ..api import cudagraph_mark_step_begin, reset
+from ..api import compile as compile_, cudagraph_mark_step_begin, reset
 from ..base.log import warn_once
 from ..capture.stance import STANCES, set_stance
 

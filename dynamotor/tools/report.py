@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-from ..api import compile as compile_
-from ..api import plain
+from ..api import compile as compile_, plain
 from ..base.errors import UserLine
 from .lower import call_both_ways
 from .record import GraphText, Record

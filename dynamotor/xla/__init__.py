@@ -14,11 +14,11 @@ the device, XLA itself starts at the first use.
   be lowered is known before anything runs. The lane's key is a list of instruction numbers and positions:
   exact, no hashes, no object ids. Floats that a program may change from step to step are inputs (`lift=True`
   in the lowering), not part of the key.
-* **Tensors** (`tensor.py`, `views.py`). `XLATensor` is a wrapper subclass that holds an `Alias`: a root (one
-  piece of memory with a version), or a view, a replayable chain of view ops over its parent. An in-place op
-  records the functional op and scatters back along the chain (`views.py`: one inverse rule a view op). What a
-  root's owner count and references allow is donated. Tensors report the CPU's strides (`layout.py`), which
-  are no part of a key; what addresses a storage (`as_strided`) is in `storage.py`.
+* **Tensors** (`tensor.py`, `ops_view.py`). `XLATensor` is a wrapper subclass that holds an `Alias`: a root
+  (one piece of memory with a version), or a view, a replayable chain of view ops over its parent. An in-place
+  op records the functional op and scatters back along the chain (`ops_view.py`: one inverse rule a view op).
+  What a root's owner count and references allow is donated. Tensors report the CPU's strides (`layout.py`),
+  which are no part of a key; what addresses a storage (`as_strided`) is in `storage.py`.
 * **Dispatch** (`dispatch.py`). Each overload is classified once, from its schema and the registries:
   recorded, view, in place, `out=`, decomposed (ours, then torch's tables, then composites), or run on the CPU
   (`fallback.py`, counted as `aten::op`). `specials.py` holds what schemas do not say.

@@ -70,16 +70,11 @@ def _cast_all(op: Callable, dtype: torch.dtype, args: tuple, kwargs: dict[str, A
 
 def _float32_result(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Ask for float32 by the op's own `dtype` argument, unless the caller gave one."""
-    names = [a.name for a in op._schema.arguments]
-    given = kwargs.get("dtype") is not None or (
-        len(args) > names.index("dtype") and args[names.index("dtype")] is not None
-    )
-    if given or not _eligible(args[0]):
+    position = [a.name for a in op._schema.arguments].index("dtype")
+    dtype = args[position] if len(args) > position else kwargs.get("dtype")
+    if dtype is not None or not _eligible(args[0]):
         return op(*args, **kwargs)
-    position = names.index("dtype")
-    if len(args) > position:
-        return op(*args[:position], torch.float32, *args[position + 1 :], **kwargs)
-    return op(*args, **{**kwargs, "dtype": torch.float32})
+    return op(*args[:position], **{**kwargs, "dtype": torch.float32})
 
 
 def _widest(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -26,8 +26,8 @@ from ..capture.values.base import wrap_rule
 from ..capture.values.tensor import wrap_tensor
 from ..graph.buckets import Bucketed
 from ..graph.info import GraphInfo
-from . import device as devices
 from . import (
+    device as devices,
     execute,
     metrics,
     rng,

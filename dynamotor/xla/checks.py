@@ -9,7 +9,7 @@ op.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..base.errors import XlaError
 from ..base.registry import Registry
 from . import metrics
 from .ir import Meta, Node, record, type_checks
+from .lowering import rows
 from .tensor import Alias, aten, new_root, value
 
 # -- types ---------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class Unsolvable(XlaError, torch.linalg.LinAlgError):
 
 
 # Overload -> `rule(*args) -> (bad, what) of each thing that can be wrong`, on nodes.
-values: Registry[Any, Callable[..., Iterator[tuple[Node, str]]]] = Registry("check of values")
+values: Registry[Any, Callable[..., Iterable[tuple[Node, str]]]] = Registry("check of values")
 
 
 def check_values(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
@@ -133,28 +134,27 @@ def _index(x: Node, indices: Sequence[Node | None], *rest: Any, **_: Any) -> Ite
         dim += len(index.meta.shape) if masks and index is not None else 1
 
 
-@values.register(
-    *(getattr(aten.scatter, o) for o in ("src", "value", "reduce", "value_reduce")),
-    *(
-        getattr(aten, n).default
-        for n in ["index_select", "gather", "index_add", "index_copy", "scatter_add", "index_reduce"]
-    ),
-    aten.scatter_reduce.two,
+rows(
+    values.register,
+    {
+        (
+            *(getattr(aten.scatter, o) for o in ("src", "value", "reduce", "value_reduce")),
+            *(
+                getattr(aten, n).default
+                for n in ["index_select", "gather", "index_add", "index_copy", "scatter_add", "index_reduce"]
+            ),
+            aten.scatter_reduce.two,
+        ): lambda x, dim, index, *rest, **_: [
+            _outside(index, (x.meta.shape or (1,))[dim], dim % max(len(x.meta.shape), 1), 0)
+        ],
+        aten.take.default: lambda x, index: [
+            _outside(index, size := torch.Size(x.meta.shape).numel(), 0, -size)
+        ],
+        aten.embedding.default: lambda weight, indices, *rest, **_: [
+            _outside(indices, weight.meta.shape[0], 0, 0)
+        ],
+    },
 )
-def _along(x: Node, dim: int, index: Node, *rest: Any, **_: Any) -> Iterator[tuple[Node, str]]:
-    shape = x.meta.shape or (1,)
-    yield _outside(index, shape[dim], dim % len(shape), 0)
-
-
-@values.register(aten.take.default)
-def _take(x: Node, index: Node) -> Iterator[tuple[Node, str]]:
-    size = torch.Size(x.meta.shape).numel()
-    yield _outside(index, size, 0, -size)
-
-
-@values.register(aten.embedding.default)
-def _embedding(weight: Node, indices: Node, *rest: Any, **_: Any) -> Iterator[tuple[Node, str]]:
-    yield _outside(indices, weight.meta.shape[0], 0, 0)
 
 
 @values.register(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)

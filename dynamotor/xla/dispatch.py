@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from ..autograd.inplace import functional_form
+from ..autograd.inplace import functional_form, types_of, without_out
 from ..base.registry import Registry
 from ..graph.shapes import UnsupportedOp
 from . import fallback, metrics, tensor, transfer
-from .checks import check_types, check_values
-from .checks import values as value_checks
+from .checks import check_types, check_values, values as value_checks
 from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
 from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration
@@ -346,38 +345,8 @@ def _functional_of(func: Any) -> Any:
         packet = getattr(getattr(torch.ops, namespace), twin, None)
         found = getattr(packet, func._overloadname, func)
         # An overload may have the name and take its arguments in another order (polygamma).
-        if found is not func and _types(found) == _types(func):
+        if found is not func and types_of(found) == types_of(func):
             return found
-    return None
-
-
-def _types(func: Any) -> list[str]:
-    return [str(argument.type) for argument in func._schema.arguments]
-
-
-def _functional_of_out(func: Any) -> Any:
-    """The overload without `out`: that with the same other arguments."""
-    wanted = [
-        (a.name, str(a.type))
-        for a in func._schema.arguments
-        if a.alias_info is None or not a.alias_info.is_write
-    ]
-    packet = func.overloadpacket
-    for name in packet.overloads():
-        other = getattr(packet, name)
-        if other is func or other._schema.is_mutable:
-            continue
-        has = [
-            (a.name, str(a.type))
-            for a in other._schema.arguments
-            if a.name not in ("dtype", "layout", "device", "pin_memory", "memory_format")
-        ]
-        if has == [
-            w for w in wanted if w[0] != "memory_format" and (w[0] != "dtype" or ("dtype", w[1]) in has)
-        ]:
-            return other
-        if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
-            return other
     return None
 
 
@@ -398,7 +367,7 @@ def classify(func: Any) -> Handler:
         return plain if find(func) is not None else lacking
     writes = fallback.writes(func)
     if all(type(at) is str for at in writes):
-        functionals[id(func)] = _functional_of_out(func)
+        functionals[id(func)] = without_out(func)
         return out_variant
     functionals[id(func)] = _functional_of(func)
     if functionals[id(func)] is None:

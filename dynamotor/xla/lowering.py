@@ -126,6 +126,20 @@ def decomposition(*targets: Target) -> Callable[[Callable], Callable]:
     return register
 
 
+_composites = torch.library.Library("aten", "IMPL")  # its kernels live as long as it does
+
+
+def composite(*targets: Target) -> Callable[[Callable], Callable]:
+    """Register what a composite op is on the device, where it arrives whole: a function of torch tensors."""
+
+    def register(fn: Callable) -> Callable:
+        for target in targets:
+            _composites.impl(target, fn, "AutogradXLA")
+        return decomposition(*targets)(fn)  # in inference mode no autograd key is asked
+
+    return register
+
+
 def find(func: torch._ops.OpOverload) -> Lowering | None:
     """The rule of an overload: its own, or its packet's."""
     return lowerings.get(func) or lowerings.get(func.overloadpacket)

@@ -75,9 +75,15 @@ def _linear(size: int, count: int, align: bool, factor: float | None, dtype: np.
 def _cubic_kernel(distance: np.ndarray, a: float) -> np.ndarray:
     """Keys' cubic convolution kernel (R. Keys, 1981) for |distance| < 2."""
     x = np.abs(distance)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x < 1, near, np.where(x < 2, far, 0)).astype(distance.dtype)
+    return np.where(x < 1, _near(x, a), np.where(x < 2, _far(x, a), 0)).astype(distance.dtype)
+
+
+def _near(x: Any, a: float) -> Any:
+    return ((a + 2) * x - (a + 3)) * x * x + 1
+
+
+def _far(x: Any, a: float) -> Any:
+    return (((x - 5) * x + 8) * x - 4) * a
 
 
 def _cubic(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype) -> _Taps:
@@ -284,16 +290,8 @@ def _read(x: jax.Array, places: list[jax.Array]) -> jax.Array:
 
 
 def _cubic_weights(t: jax.Array) -> list[jax.Array]:
-    """Keys' kernel with a = -0.75 for the four neighbours of a point t beyond the second."""
-    a = -0.75
-
-    def far(x):
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-
-    def near(x):
-        return ((a + 2) * x - (a + 3)) * x * x + 1
-
-    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+    """The kernel for the four neighbours of a point t beyond the second."""
+    return [_far(t + 1, _CUBIC), _near(t, _CUBIC), _near(1 - t, _CUBIC), _far(2 - t, _CUBIC)]
 
 
 def _sample(x: jax.Array, grid: jax.Array, mode: int, padding: int, align: bool) -> jax.Array:

@@ -4,8 +4,8 @@ tensors report.
 >>> as_strided(jnp.arange(6), (2, 2), (2, 1), 1)    # rows that start 2 apart, from element 1
 Array([[1, 2], [3, 4]], dtype=int64)
 
-That a view shares memory with its base is the business of `views.py`; the inverses (`slice_scatter`) are in
-`ops_scatter.py`.
+The recorder knows that a view shares memory with its base: what a write to one does to the other is a row of
+`inverses` here, which records an inverse op (`slice_scatter`, in `ops_index.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..autograd.functional import RESHAPED, SCATTERED_BY, UNDONE_BY, turned_back
 from .dtypes import is_complex, jax_dtype
+from .ir import Node, record
 from .lowering import Spec, aten, decomposition, op, require, rows
 from .ops_index import WITHIN, flat_places, slice_bounds, strided_slice, windows
+from .tensor import Overlap, inverses
 
 
 @op(aten.view.default, aten._unsafe_view, aten.reshape, aten.view_copy.default)
@@ -178,3 +181,50 @@ def _fit(block: jax.Array, length: int) -> jax.Array:
     """The last dimension cut or filled up to a length; what is filled up is never read."""
     missing = length - block.shape[-1]
     return lax.pad(block, jnp.zeros((), block.dtype), [(0, 0, 0)] * (block.ndim - 1) + [(0, missing, 0)])
+
+
+# -- what a write to a view does to the value that it views --------------------------------------------------
+
+
+_UNDONE_BY = {
+    **UNDONE_BY,
+    aten.view_as_real.default: aten.view_as_complex.default,
+    aten.view_as_complex.default: aten.view_as_real.default,
+}
+_SCATTERED_BY = {**SCATTERED_BY, aten.as_strided.default: aten.as_strided_scatter.default}
+
+rows(
+    inverses.register,
+    {
+        RESHAPED: lambda base, new, *args: record(aten.view.default, (new, list(base.meta.shape))),
+        aten.alias.default: lambda base, new: new,
+        aten.view.dtype: lambda base, new, dtype: record(aten.view.dtype, (new, base.meta.dtype)),
+        aten.permute.default: lambda base, new, dims: record(aten.permute.default, (new, turned_back(dims))),
+        **{
+            view: lambda base, new, *args, undo=undo: record(undo, (new, *args))
+            for view, undo in _UNDONE_BY.items()
+        },
+        **{
+            view: lambda base, new, *args, put=put, **named: record(put, (base, new, *args), named)
+            for view, put in _SCATTERED_BY.items()
+        },
+    },
+)
+
+
+@inverses.register(aten.expand.default)
+def _expand_written(base: Node, new: Node, size: list[int], *, implicit: bool = False) -> Node:
+    if math.prod(base.meta.shape) == math.prod(new.meta.shape):
+        return record(aten.view.default, (new, list(base.meta.shape)))
+    raise Overlap("DM611", "the tensor was expanded")
+
+
+@inverses.register(aten.unfold.default)
+def _unfold_written(base: Node, new: Node, dim: int, size: int, step: int) -> Node:
+    if step < size:
+        raise Overlap("DM611", "the windows of unfold overlap")
+    ones = record(aten.full_like.default, (new, 1.0))
+    sizes = list(base.meta.shape)
+    written = record(aten.unfold_backward.default, (ones, sizes, dim, size, step))
+    values = record(aten.unfold_backward.default, (new, sizes, dim, size, step))
+    return record(aten.where.self, (record(aten.ne.Scalar, (written, 0)), values, base))

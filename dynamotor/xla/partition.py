@@ -16,8 +16,7 @@ import torch
 
 from ..graph.module import graph_module
 from ..graph.spec import TensorSpec
-from . import device as devices
-from . import layout
+from . import device as devices, layout
 from .ir import Cut, Lane, Meta
 from .tensor import Alias, XLATensor, is_xla, wrap
 

@@ -17,8 +17,8 @@ from torch.nn import GRU  # noqa: F401  (what torch_xla.experimental.gru is)
 
 from . import jax_call
 from .dtypes import wide
-from .lowering import aten, decomposition
-from .ops_matmul import product
+from .lowering import aten, composite
+from .ops_linalg import product
 
 
 def _lstm_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
@@ -152,15 +152,6 @@ def _on_packed(kind: str) -> Callable[..., tuple]:
     return run
 
 
-def install() -> torch.library.Library:
-    """Register the rows for tensors with and without autograd. The kernels live as long as the result."""
-    library = torch.library.Library("aten", "IMPL")
-    for kind in _CELLS:
-        for overload, make in (("input", _on_sequences), ("data", _on_packed)):
-            target = getattr(getattr(aten, kind), overload)
-            library.impl(target, make(kind), "AutogradXLA")
-            decomposition(target)(make(kind))  # in inference mode no autograd key is asked
-    return library
-
-
-_library = install()
+for _kind in _CELLS:
+    for _overload, _make in (("input", _on_sequences), ("data", _on_packed)):
+        composite(getattr(getattr(aten, _kind), _overload))(_make(_kind))

@@ -13,15 +13,13 @@ from typing import Any
 import jax
 import torch
 
-from . import device as _devices
-from . import environment, metrics, replication
+from . import device as _devices, environment, metrics, replication
 from .device import platform as device_type
 from .distributed.spmd import xla_sharding
 from .distributed.spmd.xla_sharding import is_spmd
 from .errors import require
 from .persistent_cache import initialize_cache
-from .replication import rank as global_ordinal
-from .replication import size as world_size
+from .replication import rank as global_ordinal, size as world_size
 
 __all__ = [
     "addressable_device_count",

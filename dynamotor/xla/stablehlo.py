@@ -93,9 +93,12 @@ class StableHLOGraphModule:
         """
         function = self._find(method_name)
         inputs, spec = tree_flatten((tuple(args), dict(kwargs or {})))
-        if spec != treespec_loads(function.in_spec):
-            why = f"{spec}, not {function.in_spec}"
-            raise XlaError("DM672", f"{method_name} got other arguments than it was exported with", why=why)
+        require(
+            spec == treespec_loads(function.in_spec),
+            "DM672",
+            f"{method_name} got other arguments than it was exported with",
+            why=f"{spec}, not {function.in_spec}",
+        )
         bundle = self._bundle
         sources: dict[str, Any] = {
             "weight": bundle.state_dict,
@@ -254,14 +257,13 @@ def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported
     lane = lane_of(device)
     nodes = [node_of(t) for t in tensors] if tensors else live_nodes(lane)  # type: ignore[arg-type]
     positions = tuple(node.position for node in nodes if node.data is None and node.epoch == lane.epoch)
-    if not positions or lane.collective:
-        why = "a collective is part of it" if positions else "all values were computed already"
-        raise XlaError(
-            "DM672",
-            "there is no program to show",
-            why=why,
-            cure="call it before mark_step and before reading values",
-        )
+    require(
+        positions and not lane.collective,
+        "DM672",
+        "there is no program to show",
+        why="a collective is part of it" if positions else "all values were computed already",
+        cure="call it before mark_step and before reading values",
+    )
     graph = Graph.of(lane, positions)
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in graph.leaves]
     avals += [jax.ShapeDtypeStruct((graph.scalars,), jax.numpy.float64)] if graph.scalars else []
@@ -302,11 +304,13 @@ def _arguments(program: Any, inputs: list[Any]) -> tuple[list[list[Any]], list[A
 
 def _export(sub: Subgraph, metas: list[Meta]) -> Any:
     """jax's exported program of a traced function. DM672 where it draws random numbers."""
-    if sub.graph.draws:
-        why = "a program has no random state"
-        raise XlaError(
-            "DM672", "the exported model draws random numbers", why=why, cure="export it in eval mode"
-        )
+    require(
+        not sub.graph.draws,
+        "DM672",
+        "the exported model draws random numbers",
+        why="a program has no random state",
+        cure="export it in eval mode",
+    )
     require(
         not sub.captured,
         "DM672",

@@ -15,7 +15,6 @@ import torch
 
 from . import (  # noqa: F401  (imported for their rows)
     autocast,
-    composites,
     conversion,
     device,
     dispatch,
@@ -25,7 +24,6 @@ from . import (  # noqa: F401  (imported for their rows)
     specials,
     storage,
     sync,
-    views,
 )
 
 # int64 and float64 are aten's; without this jax would narrow them.

@@ -25,13 +25,14 @@ from ..base.errors import CaptureError
 from ..base.log import warn_once
 from ..base.options import CompileOptions
 from ..capture.frontend import make_dispatcher
-from . import device as devices
 from . import (
+    device as devices,
     metrics,
     start,  # noqa: F401  (registers the device)
     sync,
 )
 from .bridge import Inputs, Program
+from .errors import require
 from .ir import Cut, Lane, Meta, Node, XlaError, lock
 from .recent import Recent
 from .tensor import Alias, XLATensor, is_xla, value
@@ -290,13 +291,12 @@ def _stand_ins(lane: Lane, tensors: Sequence[XLATensor]) -> Iterator[list[Node]]
 
 def _check_device(tensors: Any) -> None:
     outside = next((name for name, t in tensors if type(t) is not XLATensor), None)
-    if outside is not None:
-        raise XlaError(
-            "DM617",
-            f"{outside} is not on the XLA device",
-            where=metrics.user_line(),
-            cure='move the model first (model.to("xla")), then make the optimizer; move the batch too',
-        )
+    require(
+        outside is None,
+        "DM617",
+        f"{outside} is not on the XLA device",
+        cure='move the model first (model.to("xla")), then make the optimizer; move the batch too',
+    )
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -186,7 +186,6 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
 # -- tensors made from nothing -------------------------------------------------------------------------------
 
 
-aten = torch.ops.aten
 _library = torch.library.Library("_", "IMPL")
 _aten = torch.library.Library("aten", "IMPL")
 

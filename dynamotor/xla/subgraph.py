@@ -134,15 +134,13 @@ def trace(
         unsubscribe()
     if keeps_arguments and any(tensor._alias.node is not leaf for tensor, leaf in zip(given, leaves)):
         raise _lost_write(name, "one of its arguments")
-    if lane.collective:
-        why = "it would have to be run by all replicas in step"
-        raise XlaError(
-            "DM669",
-            f"{name} uses a collective",
-            why=why,
-            cure="reduce before or after it",
-            where=metrics.user_line(),
-        )
+    require(
+        not lane.collective,
+        "DM669",
+        f"{name} uses a collective",
+        why="it would have to be run by all replicas in step",
+        cure="reduce before or after it",
+    )
     positions = tuple(node.position if node.epoch == lane.epoch else lane.place(node) for node in nodes)
     graph = Graph.of(lane, positions)
     key = (tuple(lane.key), positions, len(leaves))

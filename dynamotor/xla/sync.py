@@ -17,13 +17,11 @@ from typing import Any
 import jax
 import torch
 
-from ..base.errors import DynamotorError
 from ..base.events import emit, listening
-from . import device as devices
-from . import execute, metrics, replication, rng
+from . import device as devices, execute, metrics, replication, rng
 from .checks import raise_failed
 from .dtypes import precision_settings
-from .execute import Graph
+from .execute import Graph, raise_coded
 from .ir import Lane, Node, lock
 from .recent import Recent
 
@@ -227,7 +225,5 @@ def barrier(lane: Lane) -> None:
     target = devices.jax_device(lane.device)
     try:
         replication.wait([a for a in jax.live_arrays() if target in a.devices() and not a.is_deleted()])
-    except DynamotorError:
-        raise
     except Exception as error:
-        raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
+        raise_coded(error)

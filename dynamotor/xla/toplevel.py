@@ -17,10 +17,14 @@ import torch.distributed
 
 from . import runtime
 from .core import xla_model as xm
-from .core.xla_model import set_rng_state as manual_seed  # noqa: F401
-from .core.xla_model import xla_real_devices as real_devices  # noqa: F401
-from .device import device_count  # noqa: F401
-from .device import xla_devices as devices  # noqa: F401
+from .core.xla_model import (
+    set_rng_state as manual_seed,  # noqa: F401
+    xla_real_devices as real_devices,  # noqa: F401
+)
+from .device import (
+    device_count,  # noqa: F401
+    xla_devices as devices,  # noqa: F401
+)
 from .distributed import xla_multiprocessing as xmp
 from .errors import require
 from .sync import sync as _sync

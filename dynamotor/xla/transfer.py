@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import torch
 
-from . import device as devices
-from . import execute, layout, metrics, replication, sync
+from . import device as devices, execute, layout, metrics, replication, sync
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .errors import require
 from .ir import Cut, Lane, Meta, Node, lock

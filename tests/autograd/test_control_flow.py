@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._higher_order_ops import associative_scan, scan, while_loop
-from torch._higher_order_ops import map as over
+from torch._higher_order_ops import associative_scan, map as over, scan, while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dynamotor

@@ -21,7 +21,7 @@ import dynamotor
 from dynamotor.autograd import kept
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
-from dynamotor.codegen import stored, stored_gpu
+from dynamotor.codegen import stored
 from dynamotor.runtime import build
 from dynamotor.runtime.triton_interpret import available
 
@@ -86,7 +86,7 @@ def test_a_program_of_another_gpu_is_compiled_again(monkeypatch: pytest.MonkeyPa
     x, w = tensors()
     with config.patch(target="triton", strict=True):
         assert first_call(inference, x, w)[0] == "miss"
-        monkeypatch.setattr(stored_gpu, "gpu", lambda device: (device, "another", ""))
+        monkeypatch.setattr(stored, "gpu_of", lambda device: (device, "another", ""))
         torch.testing.assert_close(first_call(inference, x, w)[1], inference(x, w))
     assert counters["cache"]["program.incomplete"]
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
-from dynamotor.codegen import gpu_program, pad_rows
+from dynamotor.codegen import gpu_program
 from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
@@ -22,12 +22,10 @@ def programs(monkeypatch):
     padding.
     """
     found = []
-    monkeypatch.setattr(pad_rows, "LEAST_ELEMENTS", 64)
-    monkeypatch.setattr(pad_rows, "LEAST_WIDTH", 32)
     monkeypatch.setattr(gpu_program, "_is_gpu", lambda device: True)
     real = gpu_program.pad_rows.pad_rows
     monkeypatch.setattr(
-        gpu_program.pad_rows, "pad_rows", lambda program: found.append(real(program)) or found[-1]
+        gpu_program.pad_rows, "pad_rows", lambda program: found.append(real(program, 32, 64)) or found[-1]
     )
     with config.patch(target="triton", strict=True):
         yield found

@@ -11,8 +11,7 @@ import torch
 
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, BuildError
-from dynamotor.codegen import cpp
-from dynamotor.codegen import program as call_program
+from dynamotor.codegen import cpp, program as call_program
 from dynamotor.codegen.cpp import CFunction
 from dynamotor.graph.info import GraphInfo
 from dynamotor.graph.spec import TensorSpec
@@ -63,7 +62,7 @@ def make(buffers, steps, outputs, static=(), mutations=(), on_error=None):
     def refuse(error):
         raise error
 
-    return call_program.build_program(program, info, on_error or refuse)
+    return call_program.CallProgram(program, info, on_error or refuse)
 
 
 def whole(name, *shape):
@@ -394,7 +393,7 @@ def test_constants_and_views_of_them():
     }
     transposed = BufRef("c", (3, 2), (1, 3), 0, torch.float32)
     steps = [ExternStep(aten.add.Tensor, (whole("x", 3, 2), transposed), {}, ("y",), aten.add.out)]
-    program = call_program.build_program(
+    program = call_program.CallProgram(
         Program("g", ("x",), made, steps, (BufRef.whole(made["y"]), BufRef.whole(made["c"]))),
         GraphInfo("inference", "g"),
         lambda e: None,

@@ -79,7 +79,7 @@ def test_a_function_of_any_name(name):
         ExternStep(function, (refs["arg0"],), {}, ("buf0",)),
         ExternStep(torch.ops.aten.neg.default, (refs["buf0"],), {}, ("buf1",), torch.ops.aten.neg.out),
     ]
-    built = call_program.build_program(
+    built = call_program.CallProgram(
         Program("g", ("arg0",), buffers, steps, (refs["buf1"], refs["buf1"])),
         GraphInfo("inference", "g"),
         lambda e: None,

@@ -16,14 +16,19 @@ from children import run_forked  # noqa: E402
 
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import _XLAC, install  # noqa: E402
-from dynamotor.xla.core import xla_builder as xb  # noqa: E402
-from dynamotor.xla.core import xla_model as xm  # noqa: E402
-from dynamotor.xla.core import xla_op_registry as xor  # noqa: E402
+from dynamotor.xla.core import (  # noqa: E402
+    xla_builder as xb,
+    xla_model as xm,
+    xla_op_registry as xor,
+)
 from dynamotor.xla.debug import model_comparator, profiler  # noqa: E402
 from dynamotor.xla.distributed.data_parallel import DataParallel  # noqa: E402
 from dynamotor.xla.distributed.fsdp import consolidate_sharded_model_checkpoints  # noqa: E402
-from dynamotor.xla.experimental import callback, plugins  # noqa: E402
-from dynamotor.xla.experimental import custom_kernel as ck  # noqa: E402
+from dynamotor.xla.experimental import (  # noqa: E402
+    callback,
+    custom_kernel as ck,  # noqa: E402
+    plugins,
+)
 from dynamotor.xla.experimental.assume_pure import PureModule, assume_pure, j2t_autograd  # noqa: E402
 from dynamotor.xla.test import test_utils as xtu  # noqa: E402
 from dynamotor.xla.utils import closures, keyd_queue, utils  # noqa: E402

@@ -13,9 +13,7 @@ from lowering_harness import FEW_OR_MORE, check, check_opinfo, company  # noqa: 
 
 from dynamotor.xla import (  # noqa: E402, F401
     ops_create,
-    ops_embedding,
     ops_index,
-    ops_scatter,
     ops_view,
 )
 

@@ -17,11 +17,9 @@ from lowering_harness import check, company, gather  # noqa: E402
 from dynamotor.xla import (  # noqa: E402, F401
     ops_conv,
     ops_decomposed,
+    ops_linalg,
     ops_loss,
-    ops_matmul,
-    ops_pool,
     ops_reduce,
-    ops_special,
     ops_upsample,
 )
 

@@ -14,7 +14,7 @@ pytest.importorskip("jax", reason="the XLA rules need jax")
 
 from lowering_harness import FEW_OR_MORE, check, check_opinfo, company, gather  # noqa: E402
 
-from dynamotor.xla import ops_pointwise, ops_special, promotion  # noqa: E402, F401
+from dynamotor.xla import ops_pointwise, promotion  # noqa: E402, F401
 from dynamotor.xla.dtypes import torch_dtype  # noqa: E402
 
 nan, inf = float("nan"), float("inf")

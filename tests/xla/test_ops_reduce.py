@@ -9,7 +9,7 @@ jax = pytest.importorskip("jax", reason="the XLA rules need jax")
 
 from lowering_harness import FEW_OR_MORE, check, check_opinfo, company, gather, to_jax, to_torch  # noqa: E402
 
-from dynamotor.xla import ops_pointwise, ops_reduce, ops_sort  # noqa: E402, F401
+from dynamotor.xla import ops_pointwise, ops_reduce  # noqa: E402, F401
 from dynamotor.xla.lowering import Spec, apply, find  # noqa: E402
 
 aten = torch.ops.aten

@@ -13,12 +13,10 @@ from lowering_harness import FEW_OR_MORE, check, check_opinfo, company  # noqa: 
 
 from dynamotor.xla import (  # noqa: E402, F401
     ops_create,
-    ops_embedding,
     ops_index,
-    ops_scatter,
     ops_view,
+    start as _start,  # noqa: E402, F401
 )
-from dynamotor.xla import start as _start  # noqa: E402, F401
 
 aten = torch.ops.aten
 VIEWS = [

@@ -81,6 +81,13 @@ def _out_is_resized(x):
 
 
 @case
+def _out_of_an_op_that_takes_a_dtype(x):
+    y = torch.zeros(3, dtype=torch.float64, device=x.device)
+    torch.norm(x, 2, [1], False, dtype=torch.float64, out=y)
+    return y
+
+
+@case
 def _two_outs(x):
     v = torch.zeros(3, dtype=x.dtype, device=x.device)
     i = torch.zeros(3, dtype=torch.long, device=x.device)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from .. import ops_detection as _detection
-from .. import replication
-from ..collectives import differentiable_all_gather as all_gather  # noqa: F401
-from ..collectives import differentiable_all_reduce as all_reduce
+from .. import ops_detection as _detection, replication
+from ..collectives import (
+    differentiable_all_gather as all_gather,  # noqa: F401
+    differentiable_all_reduce as all_reduce,
+)
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):

@@ -21,10 +21,7 @@ import jax
 import torch
 
 from ...base.errors import XlaError
-from .. import device as _devices
-from .. import rng as _rng
-from .. import stablehlo as _stablehlo
-from .. import sync as _sync
+from .. import device as _devices, rng as _rng, stablehlo as _stablehlo, sync as _sync
 from ..collectives import (
     REDUCE_AND,
     REDUCE_MAX,

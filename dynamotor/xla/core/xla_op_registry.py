@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from ..jax_call import call_jax
-from .xla_builder import Op as Value
-from .xla_builder import plain_value
+from .xla_builder import Op as Value, plain_value
 
 
 class Op:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import time
 
 from .. import metrics as _metrics
-from ..metrics import clear as clear_all  # noqa: F401
-from ..metrics import clear_counters  # noqa: F401
+from ..metrics import (
+    clear as clear_all,  # noqa: F401
+    clear_counters,  # noqa: F401
+)
 
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 _SHORT_COUNTERS = ("CachedCompile", "UncachedCompile", "MarkStep")

@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import torch
 
-from .. import device as _devices
-from .. import sync
+from .. import device as _devices, sync
 from ..transfer import upload, wrap_array
 from ..utils.keyd_queue import Queue
 from ..utils.utils import for_each_instance_rewrite

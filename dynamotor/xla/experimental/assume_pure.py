@@ -15,7 +15,7 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...base.errors import XlaError
+from ..errors import require
 from ..ir import Meta
 from ..jax_call import apply, call_jax, number_of
 from ..recent import Recent
@@ -56,13 +56,13 @@ def _program(
 ) -> tuple[int, Any]:
     name = getattr(fn, "__name__", type(fn).__name__)
     traced, results = trace_call(fn, leaves, tree, metas, device, f"the pure function {name}")
-    if traced.captured or traced.graph.draws:
-        what = "draws random numbers" if traced.graph.draws else "uses tensors that are no arguments"
-        raise XlaError(
-            "DM669",
-            f"the pure function {name} {what}",
-            cure="pass them as arguments, or do not assume it pure",
-        )
+    what = "draws random numbers" if traced.graph.draws else "uses tensors that are no arguments"
+    require(
+        not (traced.captured or traced.graph.draws),
+        "DM669",
+        f"the pure function {name} {what}",
+        cure="pass them as arguments, or do not assume it pure",
+    )
     return number_of((fn, object()), lambda: traced.call), results
 
 

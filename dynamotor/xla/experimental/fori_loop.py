@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import torch
 
-from ...base.errors import XlaError
 from .. import jax_call
+from ..errors import require
 from ..ir import Meta
 from ..subgraph import Subgraph, trace
 
@@ -35,13 +35,13 @@ def while_loop(
     with torch.no_grad():
         cond = trace(lambda ts: [cond_fn(*ts)], metas, device, "while_loop's condition")
         body = trace(lambda ts: list(body_fn(*ts)), metas, device, "while_loop's body")
-        if body.outputs != metas[: len(carried)] or cond.graph.draws or body.graph.draws:
-            why = (
-                f"{metas[: len(carried)]} became {body.outputs}"
-                if body.outputs != metas[: len(carried)]
-                else "it draws"
-            )
-            raise XlaError("DM671", "while_loop cannot carry what its body returned", why=why)
+        same = body.outputs == metas[: len(carried)]
+        require(
+            same and not (cond.graph.draws or body.graph.draws),
+            "DM671",
+            "while_loop cannot carry what its body returned",
+            why="it draws" if same else f"{metas[: len(carried)]} became {body.outputs}",
+        )
         sizes = (len(carried), len(rest), len(cond.captured))
         key = ("while", cond.key, body.key, tuple(cond.scalars), tuple(body.scalars), sizes)
         number = jax_call.number_of(key, lambda: _loop(cond, body, *sizes))

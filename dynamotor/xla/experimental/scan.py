@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ...base.errors import XlaError
 from ..errors import require
 from ..ir import Meta
 from ..jax_call import draw_seeds, run
@@ -54,16 +53,18 @@ def scan(
 def common_length(what: str, tensors: Sequence[Any]) -> int:
     """The first dimension that all tensors have; DM671 where there is none."""
     lengths = {len(x) if isinstance(x, torch.Tensor) and x.dim() else None for x in tensors}
-    if len(lengths) != 1 or None in lengths:
-        why = f"their lengths are {sorted(map(str, lengths))}"
-        raise XlaError("DM671", f"{what} without a common first dimension", why=why)
+    require(
+        len(lengths) == 1 and None not in lengths,
+        "DM671",
+        f"{what} without a common first dimension",
+        why=f"their lengths are {sorted(map(str, lengths))}",
+    )
     return lengths.pop()  # type: ignore[return-value]
 
 
-def _other_carry(before: Any, after: Any) -> XlaError:
-    return XlaError(
-        "DM671", "scan's function returned another carry than it got", why=f"{before!r} became {after!r}"
-    )
+def _need_same_carry(same: bool, before: Any, after: Any) -> None:
+    what = "scan's function returned another carry than it got"
+    require(same, "DM671", what, why=f"{before!r} became {after!r}")
 
 
 def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int) -> tuple[Any, Any]:
@@ -102,8 +103,7 @@ class _Loop:
             flat_new, new_spec = tree_flatten(new)
             flat_y, y_spec = tree_flatten(y)
             specs.append(y_spec)
-            if new_spec != carry_spec:
-                raise _other_carry(carry_spec, new_spec)
+            _need_same_carry(new_spec == carry_spec, carry_spec, new_spec)
             return flat_new, flat_y
 
         metas = [_meta(t) for t in init] + [
@@ -119,8 +119,7 @@ class _Loop:
         with torch.no_grad():
             forward = trace(body, metas, device, "scan's function")
         for before, after in zip(metas, forward.outputs[:count]):
-            if before is not after:
-                raise _other_carry(before, after)
+            _need_same_carry(before is after, before, after)
         return cls(step, forward, count, len(xs), length, specs[0], device)
 
     def trace_backward(self, needs: list[bool]) -> Subgraph:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from ...base.errors import XlaError
+from ..errors import require
 from .scan import scan
 
 
@@ -29,13 +29,14 @@ def scan_layers(
         return input_data
     names = [dict(layer.named_parameters()) | dict(layer.named_buffers()) for layer in layers]
     for number, tensors in enumerate(names):
-        if [(k, v.shape, v.dtype) for k, v in tensors.items()] != [
-            (k, v.shape, v.dtype) for k, v in names[0].items()
-        ]:
-            why = f"layer {number} has other parameters or buffers than the first"
-            raise XlaError(
-                "DM674", "scan_layers got layers that differ", why=why, cure="call them one by one"
-            )
+        kinds = [[(k, v.shape, v.dtype) for k, v in of.items()] for of in (tensors, names[0])]
+        require(
+            kinds[0] == kinds[1],
+            "DM674",
+            "scan_layers got layers that differ",
+            why=f"layer {number} has other parameters or buffers than the first",
+            cure="call them one by one",
+        )
     stacked = {name: torch.stack([tensors[name] for tensors in names]) for name in names[0]}
     if not stacked:
         for layer in layers:

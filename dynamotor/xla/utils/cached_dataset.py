@@ -18,6 +18,7 @@ import torch
 
 from ...base.errors import XlaError
 from ..core import xla_model as xm
+from ..errors import require
 from . import gcsfs
 from .checked_load import checked_load, with_checksums
 
@@ -122,13 +123,13 @@ class CachedDataset(torch.utils.data.Dataset):
             old = self._read_metadata()
         except XlaError:
             old = None
-        if old is not None and old["count"] != meta["count"]:
-            raise XlaError(
-                "DM656",
-                f"the cache {self._path} belongs to another data set",
-                why=f"it has {old['count']} samples, the data set given has {meta['count']}",
-                cure="use another folder, or remove this one",
-            )
+        require(
+            old is None or old["count"] == meta["count"],
+            "DM656",
+            f"the cache {self._path} belongs to another data set",
+            why=f"it has {old and old['count']} samples, the data set given has {meta['count']}",
+            cure="use another folder, or remove this one",
+        )
         if old != meta and xm.is_master_ordinal(local=not gcsfs.is_gcs_path(self._path)):
             gcsfs.generic_write(json.dumps(meta), _join(self._path, "METADATA"), makedirs=True)
 

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from ....base.errors import XlaError
+from ...errors import require
 from .xla_sharding import Mesh, XLAShardedTensor, mark_sharding, wrap_as_sharded_tensor
 
 
@@ -32,10 +32,9 @@ def convert_to_xla_partition_spec(
     for axis, placement in enumerate(placement_spec):
         if isinstance(placement, Shard):
             spec[placement.dim] = axis
-        elif not isinstance(placement, Replicate):
-            raise XlaError(
-                "DM648", f"a tensor cannot be laid out as {placement}", cure="use Shard or Replicate"
-            )
+        else:
+            what = f"a tensor cannot be laid out as {placement}"
+            require(isinstance(placement, Replicate), "DM648", what, cure="use Shard or Replicate")
     return tuple(spec)
 
 

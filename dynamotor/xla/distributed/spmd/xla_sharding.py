@@ -26,8 +26,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ....base.errors import XlaError, user_line
-from ... import device as _devices
-from ... import replication, sync
+from ... import device as _devices, replication, sync
 from ...errors import require
 from ...ir import Node, record
 from ...lowering import op
