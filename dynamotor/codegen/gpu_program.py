@@ -419,13 +419,14 @@ class GpuProgram(CallProgram):
                 block.tensor(start + offset, (n,), (1,), dtype)
                 for (offset, n), dtype in zip(at.parts, variant.parts, strict=True)
             ]
-            instance.scope[name] = self._launches(variant, at, parts, ints)
+            n_tensors = len(self._writer.families[name][0].kernel.params)
+            instance.scope[name] = self._launches(variant, at, parts, ints, n_tensors)
         return instance
 
     def _launches(
-        self, variant: Variant, at: Chosen, parts: list[torch.Tensor], ints: tuple[int, ...]
+        self, variant: Variant, at: Chosen, parts: list[torch.Tensor], ints: tuple[int, ...], n_tensors: int
     ) -> Callable[..., None]:
-        """The launches of a kernel at some sizes as one callable of its step's arguments (and a stream)."""
+        """The launches of a kernel at some sizes as one callable of its step's `n_tensors` (and a stream)."""
         found: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         for launch, grid, numbers in zip(variant.launches, at.grids, at.numbers, strict=True):
             if grid:
@@ -436,6 +437,8 @@ class GpuProgram(CallProgram):
                 except BuildError as error:
                     raise _NoVariant(error) from error
                 found.append((kernel, launch.tensors))
+        if len(found) == 1 and not parts and found[0][1] == tuple(range(n_tensors)):
+            return found[0][0]
         return _InTurn(found, parts, self.device.type == "cuda")
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
