@@ -1,6 +1,7 @@
 """Offset plans, and that a pooled storage is never lent while anybody can still see it."""
 
 import gc
+import itertools
 import random
 import threading
 
@@ -167,3 +168,16 @@ def test_threads_never_share_a_result():
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert not wrong
+
+
+@pytest.mark.parametrize("seconds, pages", [(0.1e-3, 8), (2e-3, 1)], ids=["quick", "slow"])
+def test_huge_pages_are_asked_for_while_they_come_quickly(monkeypatch, seconds, pages):
+    clock, asked = itertools.count(step=seconds), []
+    monkeypatch.setattr(memory.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(memory, "_huge_pages_are_slow", False)
+    monkeypatch.setattr(memory, "_madvise", lambda start, nbytes, advice: asked.append(nbytes.value >> 21))
+    whole = torch.empty(12 << 20, dtype=torch.uint8)
+    first = -whole.data_ptr() % (2 << 20)
+    for _ in range(2):
+        memory.ask_for_huge_pages(whole[first : first + (8 << 20)])
+    assert sum(asked) == pages
