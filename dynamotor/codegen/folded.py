@@ -63,7 +63,7 @@ class FoldedCall:
             counters["fold"]["computed"] += 1
             with torch.inference_mode(False), _below_autograd():
                 made = zip(self._compute(*sources), self._specs, strict=True)
-                state = self._state = (key, tuple([_as_compiled(tensor, spec) for tensor, spec in made]))
+                state = self._state = (key, tuple([as_compiled(tensor, spec) for tensor, spec in made]))
         return state[1]
 
     def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes]:
@@ -80,7 +80,7 @@ class FoldedOnce(FoldedCall):
         return 0, b""
 
 
-def _as_compiled(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def as_compiled(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The constant with the strides that the program was compiled for; oneDNN's packed weights have none."""
     if tensor.is_mkldnn or tensor.stride() == spec.stride:
         return tensor

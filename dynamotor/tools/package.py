@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import mmap
 import os
+import platform
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +42,10 @@ from ..codegen import stored
 from ..graph.plain import decode, encode
 from ..graph.spec import TensorSpec, copy_as
 from ..runtime import build
+from .steps import steps_of
 
-FORMAT = "dynamotor-package-1"
-_WEIGHTS, _PROGRAM = "weights.safetensors", "program.json"
+FORMAT = "dynamotor-package-2"
+_WEIGHTS, _PROGRAM, _STEPS = "weights.safetensors", "program.json", "steps.txt"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -68,6 +72,7 @@ class Exported:
     program: dict[str, Any]  # all but weights and libraries, as plain data
     libraries: dict[str, bytes]
     weights: list[torch.Tensor]
+    steps: str  # the same program, for C++
 
     def package(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all."""
@@ -77,11 +82,19 @@ class Exported:
             with zipfile.ZipFile(temporary, "w") as archive:
                 _write_weights(archive, self.weights)
                 archive.writestr(_PROGRAM, json.dumps(self.program, allow_nan=False), zipfile.ZIP_DEFLATED)
+                archive.writestr(_STEPS, self._for_cpp())
                 for key, payload in self.libraries.items():
                     archive.writestr(f"{key}.so", payload)
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _for_cpp(self) -> str:
+        """What C++ reads: for which machine this was built, where weights lie, and the steps."""
+        environment, offsets = self.program["environment"], " ".join(map(str, _offsets(self.weights)))
+        processor = environment["processor"]
+        head = [FORMAT, environment["torch"], str(processor.count("\n") + 1), processor]
+        return "\n".join([*head, f"weights {len(self.weights)} {offsets}", self.steps])
 
 
 def export(
@@ -132,7 +145,7 @@ def export(
         if {"gpu", "graphed"} & entry["program"].keys():
             raise _refused("it runs on a GPU", "a file holds programs of a CPU")
         libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
-        environment = stored.environment()
+        environment = _environment()
     recipe: Recipe = decode(entry["recipe"])
     if recipe.mutated:
         raise _refused(
@@ -145,10 +158,11 @@ def export(
         raise _refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
     weights: list[torch.Tensor] = []
+    arguments = {k: leaf for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     places = [_place(tensor, i in static, leaves, weights) for i, tensor in enumerate(inputs)]
     program = {
         "format": FORMAT,
-        "environment": list(environment),
+        "environment": environment,
         "entry": entry,
         "places": places,
         "specs": [encode(TensorSpec.of(tensor)) for tensor in inputs],
@@ -157,7 +171,9 @@ def export(
         "result": _structure(result, outs),
         "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
     }
-    return Exported(program, present, weights)
+    results = [(k, outs[k]) for k in _outs_in(program["result"])]
+    steps = steps_of(entry, inputs, places, weights, results, arguments)
+    return Exported(program, present, weights, steps)
 
 
 def _place(
@@ -198,6 +214,14 @@ def _structure(value: Any, outs: tuple[Any, ...]) -> Any:
     )
 
 
+def _outs_in(structure: Any) -> list[int]:
+    """Which of the graph's outputs stand in a result, in its order."""
+    ((kind, data),) = structure.items()
+    if kind in ("out", "value"):
+        return [data] if kind == "out" else []
+    return [k for item in data for k in _outs_in(item[1] if kind == "dict" else item)]
+
+
 def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
     ((kind, data),) = structure.items()
     if kind == "out":
@@ -211,19 +235,25 @@ def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
 
 
 # -- weights: safetensors, at a place in the file that a page can be mapped from -----------------------------
+def _offsets(weights: Sequence[torch.Tensor]) -> list[int]:
+    """Where each begins. Large elements come first, so that each lies at a multiple of its elements' size."""
+    order = sorted(range(len(weights)), key=lambda k: -weights[k].itemsize)
+    starts = itertools.accumulate((weights[k].nbytes for k in order), initial=0)
+    found = dict(zip(order, starts, strict=False))
+    return [found[k] for k in range(len(weights))]
+
+
 def _write_weights(archive: zipfile.ZipFile, weights: Sequence[torch.Tensor]) -> None:
-    header, offset = {}, 0
-    order = sorted(
-        range(len(weights)), key=lambda k: -weights[k].itemsize
-    )  # so each lies at a multiple of its elements' size
-    for k in order:
-        tensor = weights[k]
-        header[str(k)] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.numel() * tensor.itemsize],
+    offsets = _offsets(weights)
+    order = sorted(range(len(weights)), key=offsets.__getitem__)
+    header = {
+        str(k): {
+            "dtype": _NAMES[weights[k].dtype],
+            "shape": list(weights[k].shape),
+            "data_offsets": [offsets[k], offsets[k] + weights[k].nbytes],
         }
-        offset += tensor.numel() * tensor.itemsize
+        for k in order
+    }
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 64)
     info = zipfile.ZipInfo(_WEIGHTS)
@@ -370,19 +400,27 @@ def load(path: str | os.PathLike[str]) -> LoadedPackage:
         ) from error
 
 
-def _check_environment(built: Sequence[str]) -> None:
-    """A package's kernels and calls are for the processor and the versions that built it (the compiler may be
-    absent).
-    """
-    here = stored.environment()
-    names = ("settings", "Python", "system", "torch", "torch's revision", "dynamotor", "processor", "vectors")
-    for name, before, now in list(zip(names, built, here, strict=False))[1:]:
-        if before != now and name != "system":
+def _environment() -> dict[str, str]:
+    """What a package's kernels and calls are for: the processor and the versions that built it."""
+    return {
+        "Python": sys.version,
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "torch's revision": str(torch.version.git_version),
+        "dynamotor": stored.hash_of_package(),
+        "processor": build.cpu_model(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _check_environment(built: Mapping[str, str]) -> None:
+    for name, here in _environment().items():
+        if built[name] != here:
             raise BuildError(
                 "DM308",
                 f"the package was built for another {name}",
                 cure="export it again here",
-                why=f"built for {before[:300]!r}; here is {now[:300]!r}",
+                why=f"built for {built[name][:300]!r}; here is {here[:300]!r}",
             )
 
 
@@ -402,7 +440,7 @@ def main(args: argparse.Namespace) -> int:
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise UsageError("DM116", f"{args.file} is no package of dynamotor", why=str(error)) from error
     kinds = [kind for kind, _ in program["places"]]
-    print(f"{args.file}: {program['format']}, torch {program['environment'][3]}")
+    print(f"{args.file}: {program['format']}, torch {program['environment']['torch']}")
     for name, nbytes in sizes.items():
         print(f"  {name}: {nbytes / 2**20:.1f} MB")
     print(f"  {kinds.count('weight')} weights; arguments:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import dynamotor
 from dynamotor import BuildError, UsageError
 from dynamotor.__main__ import main
 from dynamotor.base.config import config
+from dynamotor.codegen import stored
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,8 +97,10 @@ def rewritten(path: Path, target: Path, change: Any) -> Path:
     return target
 
 
-@pytest.mark.parametrize("part", [1, 3, 4, 5, 6, 7])
-def test_another_machine_or_version_is_refused(packed: Any, tmp_path: Path, part: int) -> None:
+@pytest.mark.parametrize(
+    "part", ["Python", "machine", "torch", "torch's revision", "dynamotor", "processor", "vectors"]
+)
+def test_another_machine_or_version_is_refused(packed: Any, tmp_path: Path, part: str) -> None:
     def change(name: str, data: bytes) -> bytes:
         if name != "program.json":
             return data
@@ -104,8 +108,18 @@ def test_another_machine_or_version_is_refused(packed: Any, tmp_path: Path, part
         program["environment"][part] += " of another kind"
         return json.dumps(program).encode()
 
-    with pytest.raises(BuildError, match="DM308"):
+    with pytest.raises(BuildError, match=f"(?s)DM308.*another {part}"):
         dynamotor.load(rewritten(packed[0], tmp_path / "other.dm", change))
+
+
+def test_another_kernel_of_the_system_is_none(packed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = platform.uname()
+    monkeypatch.setattr(platform, "uname", lambda: known._replace(release="another"))
+    stored._versions.cache_clear()
+    try:
+        dynamotor.load(packed[0])
+    finally:
+        stored._versions.cache_clear()
 
 
 def test_a_damaged_package_is_refused(packed: Any, tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+/* Runs a package of dynamotor (`dynamotor.export(...).package("model.dm")`) without Python.
+ *
+ *     dynamotor_package *model = dynamotor_load("model.dm", NULL);
+ *     dynamotor_tensor x = *dynamotor_argument(model, 0);        // dtype and shape as at the export
+ *     x.data = my_floats;
+ *     dynamotor_results *results = dynamotor_run(model, &x, 1);
+ *     const dynamotor_tensor *y = dynamotor_result(results, 0);
+ *
+ * Build dynamotor_package.cpp into the program (C++17, -ldl). Packages whose steps call no library need no torch;
+ * for the others libtorch_cpu.so of the version that built the package is loaded at run time. What cannot be run
+ * here (another processor, another torch, steps that only Python takes) gives NULL, and dynamotor_error() says why.
+ *
+ * A package is code: load only what comes from where your programs come from. Calls of one package wait for each
+ * other; several packages run side by side.
+ */
+#ifndef DYNAMOTOR_PACKAGE_H
+#define DYNAMOTOR_PACKAGE_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { /* dtypes, as libtorch numbers them */
+    DYNAMOTOR_UINT8 = 0, DYNAMOTOR_INT8 = 1, DYNAMOTOR_INT16 = 2, DYNAMOTOR_INT32 = 3, DYNAMOTOR_INT64 = 4,
+    DYNAMOTOR_FLOAT16 = 5, DYNAMOTOR_FLOAT32 = 6, DYNAMOTOR_FLOAT64 = 7, DYNAMOTOR_BOOL = 11, DYNAMOTOR_BFLOAT16 = 15
+};
+
+typedef struct {
+    void *data;
+    int32_t dtype;
+    int32_t ndim;
+    const int64_t *sizes;
+    const int64_t *strides; /* in elements; NULL where a caller's tensor is row-major */
+} dynamotor_tensor;
+
+typedef struct dynamotor_package dynamotor_package;
+typedef struct dynamotor_results dynamotor_results;
+
+/* torch_library: the path of libtorch_cpu.so; NULL for the one that the process or the system's loader knows. */
+dynamotor_package *dynamotor_load(const char *path, const char *torch_library);
+void dynamotor_unload(dynamotor_package *package);
+
+/* The tensors among the model's arguments, in its order (those given by name behind the others, by their names). */
+size_t dynamotor_n_arguments(const dynamotor_package *package);
+const dynamotor_tensor *dynamotor_argument(const dynamotor_package *package, size_t k);
+
+/* The tensors of the model's result, in its order. They live until they are freed. */
+dynamotor_results *dynamotor_run(dynamotor_package *package, const dynamotor_tensor *arguments, size_t n);
+size_t dynamotor_n_results(const dynamotor_results *results);
+const dynamotor_tensor *dynamotor_result(const dynamotor_results *results, size_t k);
+void dynamotor_free_results(dynamotor_results *results);
+
+/* Why this thread's last call gave NULL. */
+const char *dynamotor_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

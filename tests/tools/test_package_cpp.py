@@ -1,0 +1,216 @@
+"""Packages run without Python: the C++ loader gives what Python gives, or says why it does not."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import dynamotor
+from dynamotor.base.config import config
+from dynamotor.runtime.build import find_compiler
+from dynamotor.tools import package
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(package.__file__).parent / "cpp"
+LIBTORCH = str(Path(torch.__file__).parent / "lib/libtorch_cpu.so")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with config.patch(cache_dir=str(tmp_path_factory.mktemp("cache"))):
+        yield
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example program beside the loader as a library: the former proves that no Python is there."""
+    folder = tmp_path_factory.mktemp("loader")
+    common = [*find_compiler(), "-std=c++17", "-O0", "-Wall", "-Werror", f"-I{SOURCES}"]
+    library, program = folder / "libdynamotor_package.so", folder / "run_package"
+    source = str(SOURCES / "dynamotor_package.cpp")
+    subprocess.run([*common, "-shared", "-fPIC", source, "-ldl", "-o", str(library)], check=True)
+    example = str(ROOT / "examples/run_package.cpp")
+    subprocess.run(
+        [*common, example, str(library), f"-Wl,-rpath,{folder}", "-ldl", "-o", str(program)], check=True
+    )
+    return program
+
+
+def bytes_of(value: Any) -> bytes:
+    """The elements of all tensors in a value, row by row."""
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return b"".join(bytes(t.contiguous().reshape(-1).view(torch.uint8).numpy()) for t in tensors)
+
+
+def run(loader: Path, path: Path, args: Any, *more: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([loader, path, *more], input=bytes_of(args), capture_output=True, check=False)
+
+
+class Net(torch.nn.Module):
+    """Folded weights, convolutions with what follows them, products, a view among the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8))
+        self.second = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8))
+        self.head, self.last = torch.nn.Linear(8, 10), torch.nn.Linear(10, 4, bias=False)
+
+    def forward(self, x: torch.Tensor, unused: torch.Tensor, scale: float) -> dict[str, Any]:
+        y = torch.relu(self.first(x))
+        y = torch.relu(self.second(y) + y)
+        z = self.last(self.head(torch.nn.functional.max_pool2d(y, 2).mean((2, 3))).tanh())
+        return {"pooled": [z.t(), scale], "y": y * scale, "again": z}
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    args = (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), torch.randn(3), 0.5)
+    path = tmp_path_factory.mktemp("package") / "net.dm"
+    dynamotor.export(Net().eval(), args).package(path)
+    return path, args
+
+
+def test_a_network_runs_as_in_python(loader: Path, net: Any) -> None:
+    path, args = net
+    done = run(loader, path, args, LIBTORCH)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == bytes_of(dynamotor.load(path)(*args))
+
+
+def pure(a: torch.Tensor, rows: torch.Tensor, table: torch.Tensor) -> Any:
+    b = torch.sin(a).t() + 1
+    return b, b, (a * 2).sum(0), table[rows].softmax(-1), a > 0
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, ...]]:
+    args = (torch.randn(5, 7), torch.tensor([3, 0, 2]), torch.randn(4, 6, dtype=torch.bfloat16))
+    path = tmp_path_factory.mktemp("package") / "pure.dm"
+    dynamotor.export(pure, args).package(path)
+    return path, args
+
+
+def test_kernels_alone_need_no_torch(loader: Path, kernels: Any) -> None:
+    path, args = kernels
+    done = run(loader, path, args, "/no/libtorch")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == bytes_of(dynamotor.load(path)(*args))
+
+
+def test_positions_out_of_range_are_an_error(loader: Path, kernels: Any) -> None:
+    path, (a, rows, table) = kernels
+    assert b"out of range" in run(loader, path, (a, rows + 2, table)).stderr
+
+
+@pytest.fixture
+def loaded(loader: Path, kernels: Any) -> tuple[Any, Any]:
+    library = ctypes.CDLL(str(loader.parent / "libdynamotor_package.so"))
+    for name in ("dynamotor_load", "dynamotor_argument", "dynamotor_run"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.dynamotor_error.restype = ctypes.c_char_p
+    return library, ctypes.c_void_p(library.dynamotor_load(str(kernels[0]).encode(), None))
+
+
+class Given(ctypes.Structure):
+    """`dynamotor_tensor` of the header."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+def given(tensor: torch.Tensor) -> Given:
+    numbers = ctypes.c_int64 * tensor.ndim
+    code = {torch.float32: 6, torch.int64: 4, torch.bfloat16: 15}[tensor.dtype]
+    shape, stride = numbers(*tensor.shape), numbers(*tensor.stride())
+    return Given(tensor.data_ptr(), code, tensor.ndim, shape, stride)
+
+
+def test_arguments_may_lie_otherwise_and_be_nothing_else(loaded: Any, kernels: Any) -> None:
+    library, pack = loaded
+    a, rows, table = kernels[1]
+    laid_out = a.t().contiguous().t()
+    tensors = (Given * 3)(given(laid_out), given(rows), given(table))
+    results = ctypes.c_void_p(library.dynamotor_run(pack, tensors, 3))
+    assert results, library.dynamotor_error()
+    assert library.dynamotor_n_results(results) == 5
+    library.dynamotor_free_results(results)
+    for others, words in (
+        ([a[1:], rows, table], b"another shape"),
+        ([a, rows, table.float()], b"dtype"),
+        ([a, rows], b"takes 3"),
+    ):
+        tensors = (Given * len(others))(*map(given, others))
+        assert library.dynamotor_run(pack, tensors, len(others)) is None
+        assert words in library.dynamotor_error()
+    library.dynamotor_unload(pack)
+
+
+def rewritten(path: Path, target: Path, name: str, change: Callable[[bytes], bytes]) -> Path:
+    """A copy of a package in which one file is another."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            new.writestr(info.filename, change(data) if name == info.filename else data)
+    return target
+
+
+@pytest.mark.parametrize(
+    "which, before, after, words",
+    [
+        ("kernels", b"package-2", b"package-1", b"another format"),
+        ("kernels", b"model name", b"model Name", b"another processor"),
+        ("kernels", b"\nkernel ", b"\ncolonel ", b"does not know: colonel"),
+        ("kernels", b"\nreturn ", b"\nreturn many ", b"not whole"),
+        ("net", b"\n" + torch.__version__.encode(), b"\n1.9.0", b"built for torch 1.9.0"),
+        ("net", b"mkldnn::", b"mkldnn::no", b"no_reorder_convolution_weight"),
+    ],
+)
+def test_what_cannot_run_is_refused(
+    loader: Path, request: Any, tmp_path: Path, which: str, before: bytes, after: bytes, words: bytes
+) -> None:
+    def change(data: bytes) -> bytes:
+        assert before in data
+        return data.replace(before, after)
+
+    path, args = request.getfixturevalue(which)
+    done = run(loader, rewritten(path, tmp_path / "other.dm", "steps.txt", change), args, LIBTORCH)
+    assert done.returncode == 1 and words in done.stderr
+
+
+def test_damaged_files_are_refused(loader: Path, kernels: Any, tmp_path: Path) -> None:
+    data = kernels[0].read_bytes()
+    at = data.index(b"\x7fELF") + 100
+    damaged = tmp_path / "damaged.dm"
+    for content, words in (
+        (data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], b"damaged"),
+        (data[: len(data) // 2], b"no package"),
+        (b"", b"cannot be mapped"),
+    ):
+        damaged.write_bytes(content)
+        done = run(loader, damaged, kernels[1])
+        assert done.returncode == 1 and words in done.stderr
+
+
+def test_what_only_python_runs_says_so(loader: Path, tmp_path: Path) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.histc(x, 4)
+
+    x = torch.randn(9)
+    dynamotor.export(model, (x,)).package(tmp_path / "histc.dm")
+    torch.testing.assert_close(dynamotor.load(tmp_path / "histc.dm")(x), model(x))
+    done = run(loader, tmp_path / "histc.dm", x)
+    assert b"only Python runs this package: an argument of aten.histc" in done.stderr
