@@ -17,6 +17,7 @@ import dynamotor
 from dynamotor.base.config import config
 from dynamotor.runtime.build import find_compiler
 from dynamotor.tools import package
+from dynamotor.tools.steps import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(package.__file__).parent / "cpp"
@@ -111,16 +112,7 @@ def test_positions_out_of_range_are_an_error(loader: Path, kernels: Any) -> None
     assert b"out of range" in run(loader, path, (a, rows + 2, table)).stderr
 
 
-@pytest.fixture
-def loaded(loader: Path, kernels: Any) -> tuple[Any, Any]:
-    library = ctypes.CDLL(str(loader.parent / "libdynamotor_package.so"))
-    for name in ("dynamotor_load", "dynamotor_argument", "dynamotor_run"):
-        getattr(library, name).restype = ctypes.c_void_p
-    library.dynamotor_error.restype = ctypes.c_char_p
-    return library, ctypes.c_void_p(library.dynamotor_load(str(kernels[0]).encode(), None))
-
-
-class Given(ctypes.Structure):
+class Laid(ctypes.Structure):
     """`dynamotor_tensor` of the header."""
 
     _fields_ = [
@@ -132,31 +124,79 @@ class Given(ctypes.Structure):
     ]
 
 
-def given(tensor: torch.Tensor) -> Given:
-    numbers = ctypes.c_int64 * tensor.ndim
-    code = {torch.float32: 6, torch.int64: 4, torch.bfloat16: 15}[tensor.dtype]
-    shape, stride = numbers(*tensor.shape), numbers(*tensor.stride())
-    return Given(tensor.data_ptr(), code, tensor.ndim, shape, stride)
+def laid(*tensors: torch.Tensor) -> Any:
+    """The tensors as C sees them."""
+    rows = []
+    for tensor in tensors:
+        numbers = ctypes.c_int64 * tensor.ndim
+        shape, stride = numbers(*tensor.shape), numbers(*tensor.stride())
+        rows.append(Laid(tensor.data_ptr(), DTYPES[tensor.dtype], tensor.ndim, shape, stride))
+    return (Laid * len(rows))(*rows)
 
 
-def test_arguments_may_lie_otherwise_and_be_nothing_else(loaded: Any, kernels: Any) -> None:
-    library, pack = loaded
-    a, rows, table = kernels[1]
-    laid_out = a.t().contiguous().t()
-    tensors = (Given * 3)(given(laid_out), given(rows), given(table))
-    results = ctypes.c_void_p(library.dynamotor_run(pack, tensors, 3))
+def tensor_of(shown: Laid) -> torch.Tensor:
+    """A copy of what C shows."""
+    dtype = next(dtype for dtype, code in DTYPES.items() if code == shown.dtype)
+    sizes, strides = ([*row[: shown.ndim]] for row in (shown.sizes, shown.strides))
+    last = sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+    memory = (ctypes.c_char * ((last + 1) * dtype.itemsize)).from_address(shown.data)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(sizes, strides).clone()
+
+
+@pytest.fixture(scope="module")
+def library(loader: Path) -> Any:
+    found = ctypes.CDLL(str(loader.parent / "libdynamotor_package.so"))
+    for name in ("dynamotor_load", "dynamotor_run"):
+        getattr(found, name).restype = ctypes.c_void_p
+    for name in ("dynamotor_argument", "dynamotor_result"):
+        getattr(found, name).restype = ctypes.POINTER(Laid)
+    found.dynamotor_error.restype = ctypes.c_char_p
+    return found
+
+
+@pytest.mark.parametrize("which", ["net", "kernels"])
+def test_calls_come_one_after_the_other(library: Any, request: Any, which: str) -> None:
+    path, args = request.getfixturevalue(which)
+    loaded = ctypes.c_void_p(library.dynamotor_load(str(path).encode(), None))  # the torch that is here
+    assert loaded, library.dynamotor_error()
+    expected, kept = dynamotor.load(path), []
+    for times in (1.0, -2.0, 0.5):
+        other = [
+            arg * times if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args
+        ]
+        tensors = [arg for arg in other if isinstance(arg, torch.Tensor)]
+        assert library.dynamotor_argument(loaded, 0)[0].ndim == tensors[0].ndim
+        results = ctypes.c_void_p(library.dynamotor_run(loaded, laid(*tensors), len(tensors)))
+        assert results, library.dynamotor_error()
+        kept.append(
+            (results, [t for t in pytree.tree_leaves(expected(*other)) if isinstance(t, torch.Tensor)])
+        )
+    library.dynamotor_unload(loaded)  # results outlive their package
+    for results, wanted in kept:
+        assert library.dynamotor_n_results(results) == len(wanted)
+        for k, tensor in enumerate(wanted):
+            torch.testing.assert_close(
+                tensor_of(library.dynamotor_result(results, k)[0]), tensor, rtol=0, atol=0
+            )
+        library.dynamotor_free_results(results)
+
+
+def test_arguments_may_lie_otherwise_and_be_nothing_else(library: Any, kernels: Any) -> None:
+    path, (a, rows, table) = kernels
+    loaded = ctypes.c_void_p(library.dynamotor_load(str(path).encode(), None))
+    otherwise = a.t().contiguous().t()
+    results = ctypes.c_void_p(library.dynamotor_run(loaded, laid(otherwise, rows, table), 3))
     assert results, library.dynamotor_error()
-    assert library.dynamotor_n_results(results) == 5
+    assert torch.equal(tensor_of(library.dynamotor_result(results, 4)[0]), a > 0)
     library.dynamotor_free_results(results)
     for others, words in (
         ([a[1:], rows, table], b"another shape"),
         ([a, rows, table.float()], b"dtype"),
         ([a, rows], b"takes 3"),
     ):
-        tensors = (Given * len(others))(*map(given, others))
-        assert library.dynamotor_run(pack, tensors, len(others)) is None
+        assert library.dynamotor_run(loaded, laid(*others), len(others)) is None
         assert words in library.dynamotor_error()
-    library.dynamotor_unload(pack)
+    library.dynamotor_unload(loaded)
 
 
 def rewritten(path: Path, target: Path, name: str, change: Callable[[bytes], bytes]) -> Path:

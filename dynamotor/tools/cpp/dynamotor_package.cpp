@@ -73,12 +73,12 @@ struct Torch {
         find(new_string, "torch_new_string_handle");
         find(grad_mode, "aoti_torch_grad_mode_is_enabled");
         find(set_grad_mode, "aoti_torch_grad_mode_set_enabled");
-        find(what, "torch_exception_get_what_without_backtrace");
+        what = reinterpret_cast<const char *(*)()>(dlsym(library, "torch_exception_get_what_without_backtrace"));
         find(version, "aoti_torch_abi_version");
     }
 
-    void check(int32_t code) const {
-        if (code) throw Error(std::string("libtorch: ") + what());
+    void check(int32_t code, const std::string &op = "libtorch") const {
+        if (code) throw Error(op + ": " + (what ? what() : "see standard error"));  // torch before 2.13 has no words for it
     }
 };
 
@@ -466,8 +466,7 @@ dynamotor_package::Step dynamotor_package::call_of(Words &words) {
         std::vector<uint64_t> stack;
         for (const Word &word : given) stack.push_back(word(self));
         stack.resize(std::max(stack.size(), made.size()) + 1);
-        const int32_t code = self.torch->call(op.c_str(), overload.c_str(), stack.data(), self.torch->version());
-        if (code) throw Error(op + ": " + self.torch->what());
+        self.torch->check(self.torch->call(op.c_str(), overload.c_str(), stack.data(), self.torch->version()), op);
         for (size_t k = 0; k < made.size(); k++) {
             auto handle = self.owned(reinterpret_cast<Handle>(stack[k]));
             if (made[k] < 0) continue;
