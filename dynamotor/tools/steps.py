@@ -138,7 +138,7 @@ class Steps:
             self.step("product", _PRODUCTS[op], out, *tensors, *scalars)
             return
         if op in _CONVOLUTIONS:
-            self.step("convolution", _CONVOLUTIONS[op], results[0], *_of_convolution(values))
+            self.step("convolution", _CONVOLUTIONS[op], results[0], *_of_convolution(schema, values))
             return
         if any(str(returned.type) != "Tensor" for returned in schema.returns):
             raise NotFlat(f"results of {op} that are no tensors")
@@ -182,26 +182,34 @@ class Steps:
         return [slot(result) for result in results]
 
 
-def _of_convolution(values: Sequence[Any]) -> list[Any]:
+def _of_convolution(schema: Any, values: Sequence[Any]) -> list[Any]:
     """The words of a convolution's arguments: lists stand behind their length, texts behind an s; n is
     absent.
     """
     words: list[Any] = []
-    for value in values:
+    for argument, value in zip(schema.arguments, values, strict=True):
+        number = _bits if "number" in str(argument.type) else int
         match value:
-            case Register() | int():
-                words.append(value)
-            case str() if not value.split()[1:]:
-                words.append(f"s{value}")
-            case float():
-                words.append(_bits(value))
-            case list() | tuple():
-                words += [len(value), *[one if type(one) is int else _bits(one) for one in value]]
             case None:
                 words.append("n")
+            case Register():
+                words.append(value)
+            case str():
+                words.append(_word(value))
+            case list() | tuple() if None not in value:
+                words += [len(value), *map(number, value)]
+            case int() | float():
+                words.append(number(value))
             case _:
                 raise NotFlat(f"an argument of a convolution: {value!r}")
     return words
+
+
+def _word(value: str) -> str:
+    """A text as a word."""
+    if any(map(str.isspace, value)):
+        raise NotFlat(f"the text {value!r}")
+    return f"s{value}"
 
 
 def _bits(number: float) -> int:
@@ -223,10 +231,12 @@ def _argument(kind: Any, count: int | None, value: Any, op: str) -> list[Any]:
         return [f"t{value.number}"]
     if name == "FloatType" and isinstance(value, (int, float)):
         return [f"i{_bits(value)}"]
-    if name in ("IntType", "BoolType") and (isinstance(value, int) or value in _CODES):
-        return [f"i{int(value) if isinstance(value, int) else _CODES[value]}"]
-    if name == "StringType" and isinstance(value, str) and not value.split()[1:]:
-        return [f"s{value}"]
+    if name in ("IntType", "BoolType") and isinstance(value, int):
+        return [f"i{int(value)}"]
+    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)) and value in _CODES:
+        return [f"i{_CODES[value]}"]
+    if name == "StringType" and isinstance(value, str):
+        return [_word(value)]
     raise NotFlat(f"an argument of {op}: {value!r} for a {name}")
 
 
