@@ -41,7 +41,9 @@ from . import checked, cpp, externs
 _view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
 KEPT_NAMES = 1 << 14  # names of such views and kernels, for more sizes
-UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
+UNIT_CHARACTERS = (
+    7_000  # a translation unit of about this size compiles in 0.15 s, of which 0.06 s are its own
+)
 Shape = tuple[int, ...]
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 _profiler_is_on = torch.autograd._profiler_enabled
