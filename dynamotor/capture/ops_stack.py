@@ -15,9 +15,10 @@ from .interpreter import Frame, make_cell, opcode, opcodes, replace
 from .source import Const, DictItem
 from .values.base import Raised, Value
 from .values.constant import Constant
-from .values.containers import DictValue, ListValue, SetValue, TupleValue, make_slice
+from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import CellValue, FunctionValue
 from .values.klass import SuperValue
+from .values.slices import make_slice
 
 
 @opcode("NOP", "STOPITERATION_ERROR")  # the latter: `GeneratorValue` makes it a RuntimeError, in 3.11 too

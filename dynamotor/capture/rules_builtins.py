@@ -36,7 +36,6 @@ from .values.containers import (
     TupleValue,
     contents_of,
     items_in_any_order,
-    make_slice,
 )
 from .values.function import BoundMethod
 from .values.instances import pure_functions
@@ -48,6 +47,7 @@ from .values.iterators import (
     ZipIterator,
 )
 from .values.klass import ClassValue, SuperValue
+from .values.slices import make_slice
 from .values.tensor import TensorValue
 from .values.text import text_of
 from .values.torch_function import HeldNumber

@@ -156,8 +156,8 @@ def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[s
             raise UnsupportedOp(
                 "DM241",
                 f"{where}= has another size than what is written into it",
-                "its shape would change in place",
-                f"give a tensor of the right size, or leave {where}= out",
+                why="its shape would change in place",
+                cure=f"give a tensor of the right size, or leave {where}= out",
             )
         values.append(value)
     return values[0] if len(values) == 1 else tuple(values)

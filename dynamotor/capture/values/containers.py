@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 import types
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 class SequenceValue(Value):
     """What lists and tuples share. `obj` is the outside object, `_items` None until its items are read."""
 
-    __slots__ = ("obj", "_items", "trace", "born")
+    __slots__ = ("obj", "_items", "trace", "born", "owner")
     kind: type = list
+    owner: weakref.ref[Value]
 
     def __init__(
         self,
@@ -216,6 +218,8 @@ class ListValue(SequenceValue):
         return super().binary(trace, op, other, reflected)
 
     def reconstruct(self, cg: Codegen) -> str:
+        if owner := owner_of(self):
+            return cg.emit(owner)
         name = cg.new_object(self, "[]")
         if self.items:
             cg.statement(f"{name} += [{', '.join([cg.emit(item) for item in self.items])}]")
@@ -302,7 +306,9 @@ class DictValue(Value):
         "removed",
         "absent",
         "born",
+        "owner",
     )
+    owner: weakref.ref[Value]
 
     def __init__(
         self,
@@ -499,9 +505,14 @@ class DictValue(Value):
             self.store(trace, hash_key, key, value)
 
     def reconstruct(self, cg: Codegen) -> str:
-        name = cg.new_object(self, "{}")
+        if owner := owner_of(self):
+            text = cg.emit(owner)
+            return text if contents_of(owner) is self else f"{text}.__dict__"
+        name = cg.new_object(self, f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
         for key, value in self.table.values():
             cg.statement(f"{name}[{cg.emit(key)}] = {cg.emit(value)}")
+        if self.kind is types.MappingProxyType:
+            return cg.new_object(self, f"{cg.constant(self.kind)}({name})")
         return name
 
     def replay(self, cg: Codegen) -> None:
@@ -887,39 +898,6 @@ def real_items(source: Value | list[Value]) -> Any:
     return [item.as_constant() for item in items]
 
 
-class SliceValue(Value):
-    """A slice whose parts are not all constants (tensors, ...)."""
-
-    __slots__ = ("parts",)
-    kind = slice
-
-    def __init__(self, start: Value, stop: Value, step: Value) -> None:
-        super().__init__()
-        self.parts = (start, stop, step)
-
-    def is_constant(self) -> bool:
-        return all(p.is_constant() for p in self.parts)
-
-    def as_constant(self) -> Any:
-        return slice(*(p.as_constant() for p in self.parts))
-
-    def getattr(self, trace: Trace, name: str) -> Value:
-        if name in ("start", "stop", "step"):
-            return self.parts[("start", "stop", "step").index(name)]
-        return super().getattr(trace, name)
-
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"slice({', '.join([cg.emit(p) for p in self.parts])})"
-
-
-def make_slice(parts: Sequence[Value]) -> Value:
-    """A slice of two or three parts."""
-    start, stop, step = (*parts, Constant(None))[:3]
-    if all(type(p) is Constant for p in parts):
-        return Constant(slice(*(p.as_constant() for p in parts)))
-    return SliceValue(start, stop, step)
-
-
 _ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
 
 
@@ -937,6 +915,14 @@ def _times(value: Value) -> int | None:
     """The whole number in a value of `int` or a subclass of it."""
     held = value if isinstance(value, Constant) else getattr(value, "base", None)
     return held.value if isinstance(held, Constant) and isinstance(held.value, int) else None
+
+
+def owner_of(contents: Value) -> Value | None:
+    """The object made in the trace whose contents these are (of a subclass of list or dict) or whose
+    `__dict__`.
+    """
+    owner = getattr(contents, "owner", None)
+    return None if owner is None else owner()
 
 
 def contents_of(value: Value) -> Value | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,7 @@ class FunctionValue(Value):
             self.special["__qualname__"] = Constant(name or code.co_qualname)
             self.special["__name__"] = Constant(code.co_name)
             self._dict = DictValue([])
-            self._dict.born = 0  # as old as can be
+            self._dict.born, self._dict.owner = 0, weakref.ref(self)  # as old as can be
 
     def is_constant(self) -> bool:
         return self.fn is not MISSING

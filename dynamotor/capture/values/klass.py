@@ -27,6 +27,7 @@ from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
 
 if TYPE_CHECKING:
+    from ..output import Codegen
     from ..trace import Trace
 
 PURE_TYPES.update(
@@ -174,6 +175,9 @@ class TypeDictValue(DictValue):
 
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
         raise trace.error(TypeError, "'mappingproxy' object does not support item assignment")
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.constant(self.cls)}.__dict__"
 
 
 def _own_names(cls: type) -> tuple[str, ...]:

@@ -29,9 +29,10 @@ from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
-from .containers import DictValue, ListValue, SequenceValue, SliceValue, TupleValue
+from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .number import FloatValue
 from .size import SizeValue, size_result
+from .slices import SliceValue
 
 if TYPE_CHECKING:
     from ..output import Codegen

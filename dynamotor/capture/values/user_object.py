@@ -7,6 +7,7 @@ one place. An instance of a subclass of list, dict, tuple, set, int, str ... kee
 from __future__ import annotations
 
 import types
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
 from .base import MISSING, Epoch, ObjectKey, Value, wrap_rule
 from .constant import Constant
-from .containers import DictValue, ListValue, SetValue, TupleValue
+from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -36,6 +37,8 @@ class UserObject(Value):
         self.changed_slots: dict[str, Any] = {}
         self._dict: DictValue | None = None
         self.born = Epoch.now
+        if obj is MISSING and isinstance(base, ListValue | DictValue) and issubclass(cls, list | dict):
+            base.owner = weakref.ref(self)  # an iterator or view of the contents is one of the object
 
     def python_type(self) -> type:
         return self.cls
@@ -66,7 +69,7 @@ class UserObject(Value):
         if self._dict is None and self.cls.__dictoffset__ != 0:
             if self.obj is MISSING:
                 self._dict = DictValue([])
-                self._dict.born = self.born
+                self._dict.born, self._dict.owner = self.born, weakref.ref(self)
             else:
                 found = object.__getattribute__(self.obj, "__dict__")
                 if type(found) is not dict:
@@ -134,6 +137,8 @@ class UserObject(Value):
             return
         if name == "__dict__" and self.obj is MISSING and isinstance(value, DictValue):
             self._dict = value
+            if value.source is None and owner_of(value) is None:
+                value.owner = weakref.ref(self)
             return
         raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
 
@@ -154,9 +159,11 @@ class UserObject(Value):
         else:
             name = cg.new_object(self, self._new(cg))
             self._fill_base(cg, name)
-        if self._dict is not None:
+        if self._dict is not None and owner_of(self._dict) is self:
             for key, value in self._dict.load().values():
                 cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+        elif self._dict is not None:
+            cg.statement(f"{cg.constant(object)}.__setattr__({name}, '__dict__', {cg.emit(self._dict)})")
         for slot, kept in self.slots.items():
             if kept is not None and not issubclass(cls, BaseException):
                 cg.statement(f"{cg.constant(object)}.__setattr__({name}, {slot!r}, {cg.emit(kept)})")
