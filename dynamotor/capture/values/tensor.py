@@ -235,6 +235,7 @@ class TensorValue(Value):
     def reconstruct(self, cg: Codegen) -> str:
         if self.data_of is not None:
             return cg.new_object(self, f"{cg.emit(self.data_of)}.data")
+        _check_kept(self.trace, self.example)
         return cg.tensor(self)
 
 
@@ -478,7 +479,14 @@ def _data_written() -> Unsupported:
     return stop
 
 
-@attribute_rule("grad", "_grad", "grad_fn", "_base", "_version", "grad_dtype", "_cdata", "volatile")
+@attribute_rule("grad_fn")
+def _grad_fn(trace: Trace, value: TensorValue) -> Value:
+    """A leaf has none; modules ask for that of each parameter."""
+    leaf = value.getattr(trace, "is_leaf")
+    return Constant(None) if leaf.as_constant() else _autograd_state(trace, value)
+
+
+@attribute_rule("grad", "_grad", "_base", "_version", "grad_dtype", "_cdata", "volatile")
 def _autograd_state(trace: Trace, value: TensorValue) -> Value:
     raise unsupported(
         "autograd",
@@ -603,6 +611,9 @@ def torch_call(
         run = getattr(torch.Tensor, target) if isinstance(target, str) else target
     known = tensor_values(trace)
     given = [t for t in leaves_in((trial_args, trial_kwargs)) if isinstance(t, ShapeTensor)]
+    if trace.given_away:
+        for tensor in given:
+            _check_kept(trace, tensor)
     before = list(map(version, given))
     result = trial(trace, target, run, trial_args, trial_kwargs)
     written = [t for t, then in zip(given, before) if version(t) != then]
@@ -643,6 +654,15 @@ def torch_call(
             trace.sizes.bind(trace.graph, val, node)
         _bind(trace, data.made, found)
     return found
+
+
+def _check_kept(trace: Trace, tensor: ShapeTensor) -> None:
+    if tensor.memory in trace.given_away:
+        raise unsupported(
+            "unsupported-value",
+            "a tensor that shares memory with a parameter that was made of it is used",
+            cure="use the parameter, or make it outside the compiled function",
+        )
 
 
 # Functions of two operands that compute the same with a number and with a tensor of it that has 64 bits and no

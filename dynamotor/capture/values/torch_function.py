@@ -419,10 +419,6 @@ def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
             "a tensor of tensors reads their data",
             cure="use clone(), detach() or torch.stack",
         )
-    if kwargs.get("requires_grad", Constant(None)).as_constant():
-        raise unsupported(
-            "autograd", "torch.tensor(..., requires_grad=True) makes a new leaf inside the captured region"
-        )
     named = {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
     if _holds(data, _is_numpy) and len(args) < 2 and named.get("dtype", Constant(None)).as_constant() is None:
         lower(data, False)  # refuses those that no plain number stands for; their dtypes are lost there
