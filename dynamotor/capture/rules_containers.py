@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
-NONE, TRUE, ZERO, LAST = Constant(None), Constant(True), Constant(0), Constant(-1)
+NONE, TRUE, ZERO, ONE, LAST = map(Constant, (None, True, 0, 1, -1))
 
 
 def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -121,7 +121,8 @@ register_all(
             lambda trace, self, index, item: self.mutate(trace).insert(index.as_constant(), item),
         ),
         ((list.clear, deque.clear), lambda trace, self: self.mutate(trace).clear()),
-        ((list.reverse,), lambda trace, self: self.mutate(trace).reverse()),
+        ((list.reverse, deque.reverse), lambda trace, self: self.mutate(trace).reverse()),
+        ((deque.rotate,), lambda trace, self, by=ONE: _rotate(self.mutate(trace), by.as_constant())),
         ((list.copy,), lambda trace, self: ListValue(self.items)),
         (
             (list.count, tuple.count),
@@ -206,6 +207,12 @@ def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
 def _sort(trace: Trace, self: ListValue, **kwargs: Value) -> None:
     items = sort_values(trace, list(self.items), kwargs)
     self.mutate(trace)[:] = items
+
+
+def _rotate(items: list[Value], by: int) -> None:
+    rest = deque(items)
+    rest.rotate(by)
+    items[:] = rest
 
 
 def _position(trace: Trace, self: Any, item: Value, start: int = 0) -> int | None:

@@ -173,6 +173,9 @@ dict([(1, 2, 3)])
     for c in "hello": n[c] += 1
     return d, n, x
 
+    q = deque([1, 2, 3, 4]); q.rotate(); q.reverse(); r = list(q); q.rotate(-3); deque().rotate(2)
+    return r, list(q)
+
     q = deque([x, 2], maxlen=2)
     q.append(3); q.appendleft(x + 1); q.extend([5, 6]); q[0] = 4; del q[1]; q += [x]
     return q, len(q) #2

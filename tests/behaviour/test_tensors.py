@@ -12,6 +12,11 @@ import torch.nn as nn, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 lin = nn.Linear(4, 4); par = nn.Parameter(torch.ones(4)); norm = nn.BatchNorm1d(4); idx = torch.tensor([0, 2]); const = torch.arange(12.).view(3, 4)
 buf = torch.zeros(3)
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x + x
+    @staticmethod
+    def backward(ctx, g): return g * 2
 """
 
 TABLE = r"""
@@ -34,6 +39,8 @@ lin(x), lin(x).requires_grad, par * 2, par.shape, isinstance(par, nn.Parameter),
 lin.weight.grad is None #3
 torch.tensor([1.0, 2.0], requires_grad=True) * 2, torch.tensor(1.0, requires_grad=True).is_leaf, torch.ones(2, requires_grad=True).grad_fn is None
 nn.Linear(2, 2)(x[:, :2]), nn.Parameter(torch.ones(2)).requires_grad, type(nn.Parameter(x * 2)).__name__, nn.Parameter(torch.ones(4)) * x, isinstance(nn.Parameter(torch.ones(2)), torch.Tensor), nn.Embedding(3, 2)(idx), nn.Sequential(nn.Linear(4, 3), nn.ReLU())(x), nn.LayerNorm(4)(x), nn.MultiheadAttention(4, 2)(x, x, x)[0], nn.BatchNorm1d(4)(x), nn.Conv1d(3, 2, 1)(x[None])
+x.type(torch.LongTensor), x.type(torch.DoubleTensor), torch.autograd._profiler_enabled(), Doubled().apply(x), Doubled.apply(x)
+torch.autograd.grad((lin(x) ** 2).sum(), lin.parameters()), torch.autograd.grad((m := copy.deepcopy(lin))(x).sum(), m.parameters())
 copy.deepcopy(lin)(x), copy.deepcopy(lin).weight is lin.weight, copy.copy(lin).weight is lin.weight, copy.deepcopy(norm)(x), copy.deepcopy([x, 1]), copy.deepcopy(par) * x, copy.deepcopy(nn.Linear(4, 4))(x), sorted(copy.deepcopy(norm).state_dict())
 nn.Parameter(x), copy.deepcopy(lin(x)) #2
 torch.is_grad_enabled(), torch.get_default_dtype(), torch.promote_types(torch.int32, torch.float16), torch.result_type(x, 1), torch.finfo(torch.float32).eps, torch.iinfo(torch.int8).max, torch.can_cast(torch.float32, torch.int32), torch.broadcast_shapes((3, 1), (1, 4)), torch.Size([1, 2]) + (3,), torch.Size((2, 3)).numel(), torch.device("cpu").type, torch.float32.is_floating_point, torch.float32.itemsize, torch.float16.to_complex()

@@ -584,6 +584,8 @@ def _constant(obj: Any, nodes: bool) -> Any:
         return obj.item() if nodes else obj
     if kind is type and obj in _DTYPES:
         return _DTYPES[obj]
+    if kind is type(torch.LongTensor):  # `type()` takes the name as well
+        return f"{obj.__module__}.{obj.__name__}"
     raise unsupported(
         "unsupported-value",
         f"{type(obj).__name__} object is passed to a torch function",
