@@ -257,7 +257,9 @@ class Protocol:
                     raise self.error(AttributeError, _what_a_property_lacks(raw, cls, new is not None))
                 self.call(self.make(fn), [value] + ([new] if new is not None else []))
             elif type(raw) is types.MemberDescriptorType:
-                value.store_slot(self, raw, new)  # type: ignore[attr-defined]  # of a UserObject
+                if not hasattr(value, "store_slot"):
+                    raise unsupported("unsupported-mutation", f"slot {name!r} of {value.describe()} is set")
+                value.store_slot(self, raw, new)
             elif isinstance(
                 hook := getattr(type(raw), "__set__" if new is not None else "__delete__", None),
                 types.FunctionType,

@@ -38,6 +38,9 @@ Kwargs = dict[str, Value]
 NONE, TRUE, ZERO, ONE, LAST = map(Constant, (None, True, 0, 1, -1))
 
 
+_IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "mul", "or", "and", "sub", "xor"))
+
+
 def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register `rule(trace, contents, *args, **kwargs) -> Value | None` for C methods; contents is the
     builtin container.
@@ -58,6 +61,8 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
                 raise unsupported(
                     "unsupported-call", f"{descriptors[0].__qualname__}() is called with other arguments"
                 ) from None
+            if result is contents and descriptors[0].__name__ in _IN_PLACE:
+                return args[0]  # an object of a subclass stays that object
             return Constant(None) if result is None else result
 
         for descriptor in descriptors:

@@ -7,7 +7,7 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import collections, torch
+import collections, functools, torch
 from collections import namedtuple, OrderedDict, defaultdict, deque, Counter, ChainMap
 P = namedtuple("P", "a b", defaults=[5])
 L = [1, 2, 3]; DD = {"a": 1, "b": 2}; TT = (1, 2); SS = {1, 2}
@@ -17,6 +17,9 @@ class MyList(list):
     def __getitem__(self, k): return ("mine", list.__getitem__(self, k))
 class MyDict(dict):
     def __missing__(self, k): return k * 2
+class SubSet(set): pass
+class SubList(list): pass
+class SubDict(dict): pass
 class MyTuple(tuple):
     @property
     def first(self): return self[0]
@@ -172,6 +175,27 @@ dict([(1, 2, 3)])
     n = defaultdict(int)
     for c in "hello": n[c] += 1
     return d, n, x
+
+    s = t = SubSet([1, 2]); s |= {3}; s &= {2, 3}; s -= {2}; s ^= {3, 4}
+    return s, s is t
+
+    a = b = SubList([1]); a += [2]; a *= 2
+    return a, a is b, type(a + [1]).__name__
+
+    a = b = SubDict(u=1); a |= {"v": 2}; a |= [("w", 3)]
+    return a, a is b
+
+    a = b = OrderedDict(u=1); a |= {"v": 2}; c = d = defaultdict(list, u=1); c |= {"v": 2}
+    return a, a is b, c, c is d
+
+    a = b = {"u": 1}; a |= [("v", 2)]; a |= zip("w", (3,))
+    return a, a is b
+
+    a = [1]; a |= {2}
+    return a
+
+    p = functools.partial(dict, u=1); d = p.keywords; d["v"] = 2
+    return p, p(), d is p.keywords
 
     q = deque([1, 2, 3, 4]); q.rotate(); q.reverse(); r = list(q); q.rotate(-3); deque().rotate(2)
     return r, list(q)

@@ -4,6 +4,7 @@ what they walk is looked at when eager looks at it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections import OrderedDict
@@ -97,6 +98,11 @@ def attributes(x: torch.Tensor) -> tuple[Any, ...]:
     return made.__dict__, made, vars(made).items()
 
 
+def keywords(x: torch.Tensor) -> tuple[Any, ...]:
+    made = functools.partial(dict, a=1)
+    return made.keywords, made, made.keywords.keys()
+
+
 def attributes_of_a_function(x: torch.Tensor) -> tuple[Any, ...]:
     def made() -> None: ...
 
@@ -104,7 +110,13 @@ def attributes_of_a_function(x: torch.Tensor) -> tuple[Any, ...]:
     return made.__dict__, made.__dict__.keys()
 
 
-@pytest.mark.parametrize("function", [ordered, named, listed, attributes, attributes_of_a_function])
+def _items(over: Any) -> Any:
+    if callable(over):
+        return over()
+    return vars(over) if hasattr(over, "a") else list(over)
+
+
+@pytest.mark.parametrize("function", [ordered, named, listed, attributes, keywords, attributes_of_a_function])
 def test_what_is_over_an_object_made_inside_follows_it(function: Any) -> None:
     """They were over a copy of its contents."""
 
@@ -119,7 +131,7 @@ def test_what_is_over_an_object_made_inside_follows_it(function: Any) -> None:
             first.append(5)
         else:
             first["b"] = 5
-        return before + [(type(over), vars(over) if hasattr(over, "a") else list(over)) for over in rest[:2]]
+        return before + [(type(over), _items(over)) for over in rest[:2]]
 
     assert seen(dynamotor.compile(function, backend="eager")) == seen(function)
 

@@ -480,6 +480,9 @@ class DictValue(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         contents = contents_of(other)
+        if op is operator.ior:
+            trace.update_dict(self, other)
+            return self
         if not isinstance(contents, DictValue):
             return None
         if op in (operator.eq, operator.ne):
@@ -494,9 +497,6 @@ class DictValue(Value):
             merged = DictValue([(h, k, v) for h, (k, v) in self.load().items()])
             merged.update(trace, contents)
             return merged
-        if op is operator.ior:
-            self.update(trace, contents)
-            return self
         return None
 
     def update(self, trace: Trace, other: DictValue) -> None:
@@ -507,7 +507,7 @@ class DictValue(Value):
     def reconstruct(self, cg: Codegen) -> str:
         if owner := owner_of(self):
             text = cg.emit(owner)
-            return text if contents_of(owner) is self else f"{text}.__dict__"
+            return text if contents_of(owner) is self else f"{text}.{owner.name_of_dict}"
         name = cg.new_object(self, f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
         for key, value in self.table.values():
             cg.statement(f"{name}[{cg.emit(key)}] = {cg.emit(value)}")

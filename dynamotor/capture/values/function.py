@@ -260,7 +260,11 @@ class FunctionValue(Value):
         if name == "__defaults__":
             return TupleValue(self.defaults) if self.defaults else Constant(None)
         if name == "__kwdefaults__":
-            return keywords_of(self.kwdefaults) if self.kwdefaults else Constant(None)
+            if self.kwdefaults:
+                raise unsupported(
+                    "unsupported-value", f"__kwdefaults__ of {self.describe()} made inside is read"
+                )
+            return Constant(None)
         if name == "__closure__":
             return TupleValue(self.closure) if self.closure else Constant(None)
         return self.dict.lookup(name) or trace.generic_getattr(self, name)
