@@ -18,6 +18,7 @@ from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import CellValue, FunctionValue
 from .values.klass import SuperValue
+from .values.operators import c_name
 from .values.slices import make_slice
 
 
@@ -216,7 +217,7 @@ def set_update(frame: Frame, instr: Instr, target: int) -> None:
 def dict_update(frame: Frame, instr: Instr, target: int) -> None:
     source = frame.stack[-1]
     if not frame.trace.has_special(source, "keys"):
-        raise frame.trace.error(TypeError, f"'{source.python_type().__name__}' object is not a mapping")
+        raise frame.trace.error(TypeError, f"'{c_name(source.python_type())}' object is not a mapping")
     frame.trace.update_dict(frame.stack[-1 - instr.arg], source)
     frame.stack.pop()
 

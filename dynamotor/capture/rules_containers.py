@@ -343,6 +343,8 @@ def _set_remove(trace: Trace, self: SetValue, item: Value) -> None:
 
 @method(set.copy, frozenset.copy)
 def _set_copy(trace: Trace, self: SetValue) -> Value:
+    if self.kind is frozenset:
+        return self
     table = dict(self.table)
     return SetValue(table, self.kind, mirror=None if self.mirror is None else self.mirror.copy())
 

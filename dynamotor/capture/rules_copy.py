@@ -37,7 +37,7 @@ _HOOKS = (
 @builtin_rule(copy.copy)
 def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
-    if isinstance(value, Constant | FunctionValue) or value.python_type() is tuple:
+    if isinstance(value, Constant | FunctionValue) or value.python_type() in (tuple, frozenset):
         return value
     if isinstance(value, UserObject):
         if trace.has_special(value, "__copy__"):
@@ -74,7 +74,11 @@ def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) 
             raise unsupported(
                 "unsupported-call", f"a copy of {value.describe()}", "its class says how to copy it"
             )
-    base = None if value.base is None else _copy_container(value.base, inner)
+    base = value.base if isinstance(value.base, Constant) else _copy_container(value.base, inner)
+    in_python = value.cls.__flags__ & 1 << 9  # a heap type: only C makes the others
+    plain = in_python and trace.type_attr(value.cls, "__new__") is object.__new__
+    if not (plain if value.base is None else base is not None):
+        raise unsupported("unsupported-call", f"a copy of {value.describe()}", "its `__new__` is called")
     result = type(value)(value.cls, base=base)
     if made is not None:
         made(result)

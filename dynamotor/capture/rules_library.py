@@ -102,7 +102,6 @@ class PartialValue(UserObject):
     """A `functools.partial`, which keeps what it calls with in C members."""
 
     __slots__ = ()
-    name_of_dict = "keywords"
 
     def call(self, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         func, given, named = self.parts(trace)

@@ -7,7 +7,7 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import collections, functools, torch
+import collections, copy, functools, torch
 from collections import namedtuple, OrderedDict, defaultdict, deque, Counter, ChainMap
 P = namedtuple("P", "a b", defaults=[5])
 L = [1, 2, 3]; DD = {"a": 1, "b": 2}; TT = (1, 2); SS = {1, 2}
@@ -18,6 +18,7 @@ class MyList(list):
 class MyDict(dict):
     def __missing__(self, k): return k * 2
 class SubSet(set): pass
+class SubText(str): pass
 class SubList(list): pass
 class SubDict(dict): pass
 class MyTuple(tuple):
@@ -175,6 +176,24 @@ dict([(1, 2, 3)])
     n = defaultdict(int)
     for c in "hello": n[c] += 1
     return d, n, x
+
+OrderedDict().foo, deque() - 1, next(OrderedDict()), defaultdict(int).foo, deque() * 2.5, [1][deque()], {OrderedDict()}, list(functools.partial(len)), vars(3), reversed(ChainMap({}))
+SubSet([1]) < SubSet([1, 2]), SubSet([1]) | SubSet([2]), SubSet([1]) in {frozenset([1])}, (s := SubSet([1])) | s, s == s, s in s, "abc" % dict(a=1), SubSet.copy(s)
+"abc" % SubDict(a=1), "%s" % SubList([1]) #2
+copy.copy(SubText("a")), copy.deepcopy(SubText("a")), copy.copy(SubList([1])), (s := frozenset([1])).copy() is s, copy.copy(s) is s
+list(reversed(deque([1, 2]))), list(reversed(SubText("ab"))), vars(functools.partial(len)), dict.copy(SubDict(a=1))
+
+    a = SubList([1, 2]); a.extend(a); a += a; q = deque([1]); q.extend(q)
+    return a, q
+
+    it = enumerate([4, 5])
+    try: sum(it)
+    except TypeError: pass
+    return next(it)
+
+    s = SubSet([1])
+    try: s.remove(s)
+    except KeyError as e: return s, type(e.args[0]).__name__
 
     s = t = SubSet([1, 2]); s |= {3}; s &= {2, 3}; s -= {2}; s ^= {3, 4}
     return s, s is t

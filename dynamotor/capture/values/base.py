@@ -59,7 +59,6 @@ class Value:
     kind: type  # the class of the object, unless `python_type` is written
     obj: Any = MISSING  # the outside object itself, where there is one
     takes_over = False  # calls of PyTorch go to its class (rules_overrides.py), or to that of an item
-    name_of_dict = "__dict__"  # the attribute that gives the dict whose owner it is
     held = False  # a number that data decides: it is handed on, and looked at by nobody
     symbolic = False  # a size that is an expression, or a sequence that holds one (values/size.py)
 

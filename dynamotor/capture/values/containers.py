@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, wrap_rule
 from .constant import Constant
+from .operators import c_name
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -105,7 +106,7 @@ class SequenceValue(Value):
             return trace.call_special(key, "__index__", [], {}).as_constant()
         raise trace.error(
             TypeError,
-            f"{self.kind.__name__} indices must be integers or slices, not {key.python_type().__name__}",
+            f"{self.kind.__name__} indices must be integers or slices, not {c_name(key.python_type())}",
         )
 
     def getitem(self, trace: Trace, key: Value) -> Value:
@@ -202,7 +203,7 @@ class ListValue(SequenceValue):
         if other.python_type() in (list, tuple):
             self.mutate(trace).extend(other.unpack(trace))
         else:
-            for item in list(self.items) if other is self else other.each(trace):
+            for item in list(self.items) if contents_of(other) is self else other.each(trace):
                 self.mutate(trace).append(item)
 
     def binary(
@@ -285,6 +286,8 @@ class ReversedIterator(SequenceIterator):
     def reconstruct(self, cg: Codegen) -> str:
         if cg.for_frame:
             return f"{cg.constant(cursors.ReversedCursor)}({cg.emit(self.target)}, {self.index})"
+        if self.target.kind is deque:
+            raise unsupported("reconstruct", "a reversed iterator over a deque")
         name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
         cg.statement(f"{name}.__setstate__({self.index})")
         return name
@@ -507,7 +510,8 @@ class DictValue(Value):
     def reconstruct(self, cg: Codegen) -> str:
         if owner := owner_of(self):
             text = cg.emit(owner)
-            return text if contents_of(owner) is self else f"{text}.{owner.name_of_dict}"
+            own = "__dict__" if getattr(owner, "_dict", None) is self else "keywords"  # of a partial
+            return text if contents_of(owner) is self else f"{text}.{own}"
         name = cg.new_object(self, f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
         for key, value in self.table.values():
             cg.statement(f"{name}[{cg.emit(key)}] = {cg.emit(value)}")
@@ -822,6 +826,7 @@ class SetValue(Value):
     ) -> Value | None:
         if isinstance(other, DictView | Constant) and _like_a_set(other):
             other = SetValue.of(trace, other, frozenset if isinstance(other, Constant) else set)
+        other = contents_of(other) or other
         if not isinstance(other, SetValue):
             return None
         mine, theirs = (other, self) if reflected and op not in _ORDER else (self, other)
@@ -908,6 +913,12 @@ def items_in_any_order(trace: Trace, value: Value) -> list[Value]:
 
 def _sought(trace: Trace, item: Value) -> Hashable:
     """What a set looks for: a set as the frozenset of its items, which has a hash."""
+    contents = contents_of(item)
+    if isinstance(contents, SetValue) and trace.type_attr(item.python_type(), "__hash__") in (
+        None,
+        set.__hash__,
+    ):
+        return frozenset(contents.table)
     return frozenset(item.table) if isinstance(item, SetValue) else item.hash_key(trace)
 
 

@@ -272,6 +272,8 @@ class Builtin(Constant):
         return _attribute_again(trace, self, name)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not args and isinstance(self.value, types.MethodDescriptorType | types.WrapperDescriptorType):
+            raise unsupported("unsupported-call", f"{self.describe()} is called without an object")
         return trace.call_builtin(self.value, args, kwargs)
 
     def describe(self) -> str:

@@ -18,6 +18,7 @@ from ..source import Attr, InstanceDict
 from .base import MISSING, Epoch, ObjectKey, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
+from .operators import c_name
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -56,7 +57,7 @@ class UserObject(Value):
         if isinstance(self.base, Constant):
             return self.base.hash_key(trace)
         if hasher is None:
-            raise trace.error(TypeError, f"unhashable type: '{self.cls.__name__}'")
+            raise trace.error(TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
             return ObjectKey(
                 trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant()
@@ -84,7 +85,7 @@ class UserObject(Value):
     def store_attr(self, trace: Trace, name: str, value: Value | None) -> None:
         attrs = self.dict(trace)
         if attrs is None:
-            raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+            raise trace.error(AttributeError, f"'{c_name(self.cls)}' object has no attribute '{name}'")
         if value is None:
             attrs.remove(trace, name)
         else:
@@ -116,7 +117,7 @@ class UserObject(Value):
             stop.whole = self.obj is MISSING  # C code would have set it, and a copy of the exception lacks it
             raise stop
         if value is None:
-            raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+            raise trace.error(AttributeError, f"'{c_name(self.cls)}' object has no attribute '{name}'")
         return value
 
     def store_slot(self, trace: Trace, descr: Any, value: Value | None) -> None:
