@@ -294,6 +294,8 @@ def _dict_clear(trace: Trace, self: DictValue) -> None:
 @builtin_rule(dict.update, OrderedDict.update)
 def _update(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     into: Any = contents_of(args[0])
+    if into is None:
+        raise unsupported("unsupported-call", f"dict.update of {args[0].describe()}")
     for source in args[1:]:
         trace.update_dict(into, source)
     for name, value in kwargs.items():

@@ -74,6 +74,8 @@ def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) 
             raise unsupported(
                 "unsupported-call", f"a copy of {value.describe()}", "its class says how to copy it"
             )
+    if any(isinstance(m, types.MemberDescriptorType) for c in value.cls.__mro__ for m in vars(c).values()):
+        raise unsupported("unsupported-call", f"a copy of {value.describe()}", "its class has slots")
     base = value.base if isinstance(value.base, Constant) else _copy_container(value.base, inner)
     in_python = value.cls.__flags__ & 1 << 9  # a heap type: only C makes the others
     plain = in_python and trace.type_attr(value.cls, "__new__") is object.__new__

@@ -17,6 +17,8 @@ class MyList(list):
     def __getitem__(self, k): return ("mine", list.__getitem__(self, k))
 class MyDict(dict):
     def __missing__(self, k): return k * 2
+class Slotted: __slots__ = ("v",)
+slotted = Slotted(); slotted.v = [1]
 class SubSet(set): pass
 class SubText(str): pass
 class SubList(list): pass
@@ -194,6 +196,12 @@ list(reversed(deque([1, 2]))), list(reversed(SubText("ab"))), vars(functools.par
     s = SubSet([1])
     try: s.remove(s)
     except KeyError as e: return s, type(e.args[0]).__name__
+
+copy.deepcopy(DF), copy.copy(DF), copy.deepcopy(slotted).v, copy.copy(slotted).v #2
+SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
+
+    s = t = {1}; s |= DD.keys(); u = v = {1, 2}; u ^= DD.keys(); u -= {1}
+    return s, t, u, v, s is t
 
     s = t = SubSet([1, 2]); s |= {3}; s &= {2, 3}; s -= {2}; s ^= {3, 4}
     return s, s is t

@@ -825,6 +825,8 @@ class SetValue(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         if isinstance(other, DictView | Constant) and _like_a_set(other):
+            if op in _IN_PLACE and isinstance(other, DictView):
+                return None  # sets take no views: a view makes a new set of both
             other = SetValue.of(trace, other, frozenset if isinstance(other, Constant) else set)
         other = contents_of(other) or other
         if not isinstance(other, SetValue):
