@@ -14,7 +14,7 @@ import torch
 
 import dynamotor
 
-from . import fusion, modules, operators, programs, report, shapes, sizes, threads
+from . import fusion, modules, objects, operators, programs, report, shapes, sizes, threads
 from .compare import AROUND
 from .program import Program
 from .python_program import write
@@ -318,6 +318,35 @@ def programs_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "programs", "seed": seed, "start": start, "count": min(PROGRAMS, count - start)}
 
 
+def run_objects(job: Job) -> Answer:
+    """Statements over objects that are made inside of the function, and over those of outside."""
+    answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
+    for n in range(job["start"], job["start"] + job["count"]):
+        lines, outside = objects.write(job["seed"] * 1_000_003 + n // 2), bool(n % 2)
+        found = objects.problems(lines, outside)
+        answer["tally"]["wrong" if found else "right"] += 1
+        if found:
+            small = objects.reduce(lines, outside)
+            found = objects.problems(small, outside) or found
+            statements = " ; ".join(re.sub(r"\b[abc]\b", "_", line) for line in small[len(objects.NAMES) :])
+            answer["findings"].append(
+                {
+                    "signature": f"objects {statements}",
+                    "name": f"{job['seed']}:{n}",
+                    "problems": found,
+                    "text": f"# {found[0]}\nassert fuzz.objects.problems({small!r}, {outside}) == []\n",
+                }
+            )
+    dynamotor.reset()
+    return answer
+
+
+def objects_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks without end."""
+    for start in range(0, count, 200):
+        yield {"fuzzer": "objects", "seed": seed, "start": start, "count": min(200, count - start)}
+
+
 def run_threads(job: Job) -> Answer:
     """Functions that are called from several threads, children or processes."""
     answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
@@ -356,6 +385,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "sizes": (run_sizes, sizes_chunks),
     "kept": (run_sizes, kept_chunks),
     "threads": (run_threads, threads_chunks),
+    "objects": (run_objects, objects_chunks),
 }
 
 

@@ -177,7 +177,10 @@ def _aot_compile(
 
 def _decided_late(gm: torch.fx.GraphModule) -> list[Node]:
     """The nodes around which the graph is cut since data decides what they give."""
-    return [n for n in gm.graph.nodes if "data_dependent" in n.meta or isinstance(n.target, ControlFlow)]
+    calls = [
+        n for n in gm.graph.nodes if n.op.startswith("call")
+    ]  # a number that was read is an input of a part
+    return [n for n in calls if "data_dependent" in n.meta or isinstance(n.target, ControlFlow)]
 
 
 def _in_parts(

@@ -15,6 +15,7 @@ from .values.base import MISSING, Iterator, Raised, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
+from .values.operators import c_name
 
 SYMBOLS = {
     "+": operator.add,
@@ -279,7 +280,7 @@ def special(frame: Frame, value: Value, name: str) -> Value:
     raw = frame.trace.type_attr(cls, name)
     if raw is MISSING:
         raise frame.trace.error(
-            TypeError, f"'{cls.__name__}' object does not support the context manager protocol"
+            TypeError, f"'{c_name(cls)}' object does not support the context manager protocol"
         )
     return frame.trace.bind(raw, name, value, cls)
 

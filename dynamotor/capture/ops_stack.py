@@ -15,9 +15,11 @@ from .interpreter import Frame, make_cell, opcode, opcodes, replace
 from .source import Const, DictItem
 from .values.base import Raised, Value
 from .values.constant import Constant
-from .values.containers import DictValue, ListValue, SetValue, TupleValue, make_slice
+from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import CellValue, FunctionValue
 from .values.klass import SuperValue
+from .values.operators import c_name
+from .values.slices import make_slice
 
 
 @opcode("NOP", "STOPITERATION_ERROR")  # the latter: `GeneratorValue` makes it a RuntimeError, in 3.11 too
@@ -215,7 +217,7 @@ def set_update(frame: Frame, instr: Instr, target: int) -> None:
 def dict_update(frame: Frame, instr: Instr, target: int) -> None:
     source = frame.stack[-1]
     if not frame.trace.has_special(source, "keys"):
-        raise frame.trace.error(TypeError, f"'{source.python_type().__name__}' object is not a mapping")
+        raise frame.trace.error(TypeError, f"'{c_name(source.python_type())}' object is not a mapping")
     frame.trace.update_dict(frame.stack[-1 - instr.arg], source)
     frame.stack.pop()
 

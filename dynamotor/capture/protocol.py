@@ -24,7 +24,7 @@ from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.known import known
 from .values.number import FloatValue
-from .values.operators import COMPARE, INPLACE, UNARY, refusal, special_name
+from .values.operators import COMPARE, INPLACE, UNARY, c_name, refusal, special_name
 from .values.size import QuotientValue, SizeValue, symbolic_binary
 from .values.tensor import TensorValue
 
@@ -158,7 +158,7 @@ class Protocol:
         raw = self.type_attr(cls, name)
         if raw is MISSING or raw is None:
             raise self.error(
-                TypeError, _LACKS.get(name, "'{}' object does not support " + name).format(cls.__name__)
+                TypeError, _LACKS.get(name, "'{}' object does not support " + name).format(c_name(cls))
             )
         return self.tail_call(self.bind(raw, name, value, cls), args, kwargs)
 
@@ -224,8 +224,7 @@ class Protocol:
 
     def _no_attr(self, value: Value, name: str) -> Value:
         cls = value.python_type()
-        place = "itertools." * (cls.__module__ == "itertools")  # as classes written in C say it
-        raised = self.error(AttributeError, f"'{place}{cls.__name__}' object has no attribute '{name}'")
+        raised = self.error(AttributeError, f"'{c_name(cls)}' object has no attribute '{name}'")
         _keep(raised.value, name=Constant(name), obj=value)
         raise raised
 
@@ -257,7 +256,9 @@ class Protocol:
                     raise self.error(AttributeError, _what_a_property_lacks(raw, cls, new is not None))
                 self.call(self.make(fn), [value] + ([new] if new is not None else []))
             elif type(raw) is types.MemberDescriptorType:
-                value.store_slot(self, raw, new)  # type: ignore[attr-defined]  # of a UserObject
+                if not hasattr(value, "store_slot"):
+                    raise unsupported("unsupported-mutation", f"slot {name!r} of {value.describe()} is set")
+                value.store_slot(self, raw, new)
             elif isinstance(
                 hook := getattr(type(raw), "__set__" if new is not None else "__delete__", None),
                 types.FunctionType,
@@ -331,7 +332,7 @@ class Protocol:
             return Constant(self.same(left, right) == (op is operator.eq))
         if torch.Tensor in (lcls, rcls):
             raise unsupported("unsupported-call", f"{op.__name__} of {lcls.__name__} and {rcls.__name__}")
-        raise self.error(TypeError, refusal(op, augmented, lcls.__name__, rcls.__name__))
+        raise self.error(TypeError, refusal(op, augmented, c_name(lcls), c_name(rcls)))
 
     def generic_binary(
         self, value: Value, op: Callable[..., Any], other: Value, reflected: bool
@@ -426,13 +427,13 @@ class Protocol:
             return result
         if self.has_special(value, "__getitem__"):
             return IndexIterator(value)
-        raise self.error(TypeError, _LACKS["__iter__"].format(value.python_type().__name__))
+        raise self.error(TypeError, _LACKS["__iter__"].format(c_name(value.python_type())))
 
     def must_iterate(self, value: Value, message: str) -> None:
         """Raise with this message where a value has no way to be iterated."""
         own = type(value).iterate not in (Value.iterate, Constant.iterate)
         if not own and not self.has_special(value, "__iter__") and not self.has_special(value, "__getitem__"):
-            raise self.error(TypeError, message.format(value.python_type().__name__))
+            raise self.error(TypeError, message.format(c_name(value.python_type())))
 
 
 _OBJECT_ORDER = frozenset((object.__lt__, object.__le__, object.__gt__, object.__ge__))  # type: ignore[operator]

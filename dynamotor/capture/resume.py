@@ -234,23 +234,32 @@ def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
     With `inner` the instruction (a call of an inlined frame) is replaced by one value pushed on the stack,
     from which the call's own operands are gone already.
     """
-    instr = at.instr
+    instr, dropped = at.instr, _dropped(at)
     if inner:
-        return (Boundary(at.code, instr.end, at.n_stack + 1, at.nulls, at.unbound),)
+        end, n_stack = (dropped.end, at.n_stack) if dropped else (instr.end, at.n_stack + 1)
+        return (Boundary(at.code, end, n_stack, at.nulls, at.unbound),)
     if instr.op in _ENDS:
         return ()
     unbound = _unbound_after(at, instr)
 
     def after(offset: int, jump: bool) -> Boundary:
-        depth = _depth_after(instr, at.n_stack, jump)
+        depth = _depth_after(instr, at.n_stack, jump) - (dropped is not None)
         return Boundary(
             at.code, decode(at.code).at(offset).offset, depth, _nulls_after(at, instr, depth), unbound
         )
 
     if instr.op == "JUMP":
         return (after(instr.target, True),)  # type: ignore[arg-type]
-    ways = (after(instr.end, False),)
+    ways = (after(dropped.end if dropped else instr.end, False),)
     return (*ways, after(instr.target, True)) if instr.target is not None else ways
+
+
+def _dropped(at: Boundary) -> Instr | None:
+    """The instruction that drops what a call gives: it goes with the call, since the rest would guard the
+    value (`x.item()` alone on its line), and compile for each.
+    """
+    after = decode(at.code).at(at.instr.end) if at.instr.op in ("CALL", "CALL_FUNCTION_EX") else None
+    return after if after is not None and after.op == "POP_TOP" else None
 
 
 _PLAIN = frozenset({"POP_TOP", "LOAD_CONST", "LOAD_FAST", "BUILD_TUPLE", "BUILD_LIST", "COPY", "SWAP"})
@@ -446,6 +455,8 @@ def break_function(
         out.emit(name, len(leaves[0]) // 2)
     else:
         _copy(out, at, instr)
+    if _dropped(at):
+        out.emit("POP_TOP")
     end = out.offset
     for leave in leaves[:1]:
         out.data += leave

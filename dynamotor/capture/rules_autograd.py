@@ -19,7 +19,7 @@ from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported
 from .polyfills import autograd_function as polyfills
-from .values.base import MISSING, Raised, Value, builtin_rule
+from .values.base import MISSING, Iterator, Raised, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
@@ -186,6 +186,7 @@ def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     may reach must lie in the graph, and nobody may have hooked on to what lies at its border."""
     if trace.effects.calls:
         raise unsupported("autograd", "torch.autograd.grad is called", "a hook may be put on after the graph")
+    args = [TupleValue(a.unpack(trace)) if isinstance(a, Iterator) else a for a in args]
     for value in tensor_values(trace).values():
         if value.obj is MISSING or not value.example.requires_grad:
             continue

@@ -36,7 +36,6 @@ from .values.containers import (
     TupleValue,
     contents_of,
     items_in_any_order,
-    make_slice,
 )
 from .values.function import BoundMethod
 from .values.instances import pure_functions
@@ -48,6 +47,8 @@ from .values.iterators import (
     ZipIterator,
 )
 from .values.klass import ClassValue, SuperValue
+from .values.operators import c_name
+from .values.slices import make_slice
 from .values.tensor import TensorValue
 from .values.text import text_of
 from .values.torch_function import HeldNumber
@@ -294,7 +295,10 @@ def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         raise unsupported("unsupported-call", "vars() without argument")
-    return args[0].getattr(trace, "__dict__")
+    found = trace.getattr_or_none(args[0], "__dict__")
+    if found is None:
+        raise trace.error(TypeError, "vars() argument must have __dict__ attribute")
+    return found
 
 
 builtin_rule(print)(refusing("side-effect", "print() is called", cure="print outside the compiled function"))
@@ -383,7 +387,7 @@ def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return trace.real_call(format, value.base.value, spec)
     if spec and raw is object.__format__:
         raise trace.error(
-            TypeError, f"unsupported format string passed to {value.python_type().__name__}.__format__"
+            TypeError, f"unsupported format string passed to {c_name(value.python_type())}.__format__"
         )
     return trace.real_call(format, text_of(trace, value, str).as_constant(), spec)
 
@@ -418,7 +422,7 @@ def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     iterator = args[0] if isinstance(args[0], Iterator) else ObjectIterator(args[0])
     if not isinstance(args[0], Iterator) and not trace.has_special(args[0], "__next__"):
-        raise trace.error(TypeError, f"'{args[0].python_type().__name__}' object is not an iterator")
+        raise trace.error(TypeError, f"'{c_name(args[0].python_type())}' object is not an iterator")
     if isinstance(iterator, GeneratorValue):
         yielded, item = iterator.send(trace, Constant(None))
         return _generator_result(trace, (yielded, item)) if yielded or len(args) == 1 else args[1]
@@ -473,8 +477,11 @@ def _zip(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     contents = contents_of(value)
-    if isinstance(trace.type_attr(value.python_type(), "__reversed__"), types.FunctionType):
+    special = trace.type_attr(value.python_type(), "__reversed__")
+    if isinstance(special, types.FunctionType):
         return trace.call_special(value, "__reversed__", [], {})
+    if special is None:
+        raise trace.error(TypeError, f"'{c_name(value.python_type())}' object is not reversible")
     if isinstance(contents, DictValue):
         return DictIterator(contents, "keys", reverse=True)
     if isinstance(value, DictView):
@@ -497,7 +504,7 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(sum)
 def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
-    for item in args[0].unpack(trace):
+    for item in args[0].each(trace):
         total = trace.binary(operator.add, total, item)
     return total
 

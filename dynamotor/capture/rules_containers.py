@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
-NONE, TRUE, ZERO, LAST = Constant(None), Constant(True), Constant(0), Constant(-1)
+NONE, TRUE, ZERO, ONE, LAST = map(Constant, (None, True, 0, 1, -1))
+
+
+_IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "mul", "or", "and", "sub", "xor"))
 
 
 def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -58,6 +61,8 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
                 raise unsupported(
                     "unsupported-call", f"{descriptors[0].__qualname__}() is called with other arguments"
                 ) from None
+            if result is contents and descriptors[0].__name__ in _IN_PLACE:
+                return args[0]  # an object of a subclass stays that object
             return Constant(None) if result is None else result
 
         for descriptor in descriptors:
@@ -121,7 +126,8 @@ register_all(
             lambda trace, self, index, item: self.mutate(trace).insert(index.as_constant(), item),
         ),
         ((list.clear, deque.clear), lambda trace, self: self.mutate(trace).clear()),
-        ((list.reverse,), lambda trace, self: self.mutate(trace).reverse()),
+        ((list.reverse, deque.reverse), lambda trace, self: self.mutate(trace).reverse()),
+        ((deque.rotate,), lambda trace, self, by=ONE: _rotate(self.mutate(trace), by.as_constant())),
         ((list.copy,), lambda trace, self: ListValue(self.items)),
         (
             (list.count, tuple.count),
@@ -208,6 +214,12 @@ def _sort(trace: Trace, self: ListValue, **kwargs: Value) -> None:
     self.mutate(trace)[:] = items
 
 
+def _rotate(items: list[Value], by: int) -> None:
+    rest = deque(items)
+    rest.rotate(by)
+    items[:] = rest
+
+
 def _position(trace: Trace, self: Any, item: Value, start: int = 0) -> int | None:
     return next((i for i, other in enumerate(self.items) if i >= start and trace.equal(other, item)), None)
 
@@ -282,6 +294,8 @@ def _dict_clear(trace: Trace, self: DictValue) -> None:
 @builtin_rule(dict.update, OrderedDict.update)
 def _update(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     into: Any = contents_of(args[0])
+    if into is None:
+        raise unsupported("unsupported-call", f"dict.update of {args[0].describe()}")
     for source in args[1:]:
         trace.update_dict(into, source)
     for name, value in kwargs.items():
@@ -331,6 +345,8 @@ def _set_remove(trace: Trace, self: SetValue, item: Value) -> None:
 
 @method(set.copy, frozenset.copy)
 def _set_copy(trace: Trace, self: SetValue) -> Value:
+    if self.kind is frozenset:
+        return self
     table = dict(self.table)
     return SetValue(table, self.kind, mirror=None if self.mirror is None else self.mirror.copy())
 

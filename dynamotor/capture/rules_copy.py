@@ -10,11 +10,15 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .breaks import unsupported
-from .values.base import Value, builtin_rule
+from .values.base import MISSING, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import FunctionValue
+from .values.nn_module import NNModuleValue
+from .values.tensor import TensorValue, torch_call
 from .values.user_object import UserObject
 
 if TYPE_CHECKING:
@@ -25,8 +29,6 @@ Kwargs = dict[str, Value]
 _HOOKS = (
     "__reduce_ex__",
     "__reduce__",
-    "__getstate__",
-    "__setstate__",
     "__getnewargs__",
     "__getnewargs_ex__",
 )
@@ -35,7 +37,7 @@ _HOOKS = (
 @builtin_rule(copy.copy)
 def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
-    if isinstance(value, Constant | FunctionValue) or value.python_type() is tuple:
+    if isinstance(value, Constant | FunctionValue) or value.python_type() in (tuple, frozenset):
         return value
     if isinstance(value, UserObject):
         if trace.has_special(value, "__copy__"):
@@ -67,18 +69,39 @@ def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) 
         if (
             isinstance(trace.type_attr(value.cls, name), types.FunctionType)
             or value.slots
-            or type(value) is not UserObject
+            or type(value) not in (UserObject, NNModuleValue)
         ):
             raise unsupported(
                 "unsupported-call", f"a copy of {value.describe()}", "its class says how to copy it"
             )
-    result = UserObject(value.cls, base=None if value.base is None else _copy_container(value.base, inner))
+    if any(isinstance(m, types.MemberDescriptorType) for c in value.cls.__mro__ for m in vars(c).values()):
+        raise unsupported("unsupported-call", f"a copy of {value.describe()}", "its class has slots")
+    base = value.base if isinstance(value.base, Constant) else _copy_container(value.base, inner)
+    in_python = value.cls.__flags__ & 1 << 9  # a heap type: only C makes the others
+    plain = in_python and trace.type_attr(value.cls, "__new__") is object.__new__
+    if not (plain if value.base is None else base is not None):
+        raise unsupported("unsupported-call", f"a copy of {value.describe()}", "its `__new__` is called")
+    result = type(value)(value.cls, base=base)
     if made is not None:
         made(result)
-    attrs, target = value.dict(trace), result.dict(trace)
-    if attrs is not None and target is not None:
-        for hash_key, (key, attr) in attrs.load().items():
-            target.store(trace, hash_key, key, inner(attr))
+    gives, takes = [
+        isinstance(trace.type_attr(value.cls, name), types.FunctionType)
+        for name in ("__getstate__", "__setstate__")
+    ]
+    attrs = trace.call_special(value, "__getstate__", [], {}) if gives else value.dict(trace)
+    target = result.dict(trace)
+    if attrs is None or target is None:
+        return result
+    if not isinstance(attrs, DictValue):
+        raise unsupported("unsupported-call", f"a copy of {value.describe()}", "its state is no dict")
+    if takes and made is None:  # a shallow copy is given the very state
+        trace.call_special(result, "__setstate__", [attrs], {})
+        return result
+    state = DictValue([]) if takes else target
+    for hash_key, (key, attr) in attrs.load().items():
+        state.store(trace, hash_key, key, inner(attr))
+    if takes:
+        trace.call_special(result, "__setstate__", [state], {})
     return result
 
 
@@ -110,6 +133,8 @@ def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:
         )
     elif isinstance(value, UserObject):
         copied = trace.call_special(value, "__deepcopy__", [DictValue([])], {})
+    elif type(value) is TensorValue:
+        copied = _deep_tensor(trace, value, memo)
     else:
         copied = None
     if copied is None:
@@ -120,6 +145,33 @@ def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:
         )
     memo[value] = copied
     return copied
+
+
+def _deep_tensor(trace: Trace, value: TensorValue, memo: dict[Value, Value]) -> Value | None:
+    """A copy of a parameter, or of a leaf without a gradient that is the whole of its memory as far as anybody
+    sees, and of which nothing else in the structure is a view.
+    """
+    example = value.example
+    alone = not any(
+        type(v) is TensorValue and v is not value and v.example.memory is example.memory for v in memo
+    )
+    whole = example.spec.is_contiguous and not example.spec.is_symbolic
+    parameter = value.cls is torch.nn.Parameter
+    if not (alone and whole) or not parameter and (value.cls is not torch.Tensor or example.requires_grad):
+        return None
+    offset = trace.call(trace.make(torch.Tensor.storage_offset), [value])
+    attributes = value.attributes or value.obj is not MISSING and value.obj.__dict__
+    if offset.as_constant() or attributes and not parameter:
+        return None
+    if value.obj is not MISSING and not parameter:
+        trace.reader.ask(value.source, value.obj, "its attributes", _has_attributes)
+    copied = torch_call(trace, "clone", [torch_call(trace, "detach", [value], {})], {})
+    wanted = Constant(example.requires_grad)
+    return trace.call(trace.make(torch.nn.Parameter), [copied, wanted]) if parameter else copied
+
+
+def _has_attributes(tensor: torch.Tensor) -> bool:
+    return bool(tensor.__dict__)
 
 
 class _Cyclic(Value):

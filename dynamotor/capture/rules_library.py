@@ -113,8 +113,11 @@ class PartialValue(UserObject):
         return func, given.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}  # type: ignore[attr-defined]
 
     def _new(self, cg: Codegen) -> str:
-        func, given, named = [cg.emit(self.slots.pop(name)) for name in _PARTS]  # type: ignore[arg-type]
-        return f"{cg.constant(functools.partial)}({func}, *{given}, **{named})"
+        func, given, named = [self.slots.pop(name) for name in _PARTS]
+        assert func is not None and given is not None and isinstance(named, DictValue)
+        pairs = [f"{cg.emit(key)}: {cg.emit(value)}" for key, value in named.load().values()]
+        words = f"{cg.emit(func)}, *{cg.emit(given)}, **{{{', '.join(pairs)}}}"
+        return f"{cg.constant(functools.partial)}({words})"
 
 
 _PARTS = ("func", "args", "keywords")
@@ -127,7 +130,9 @@ def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         func, first, named = func.parts(trace)
         given, kwargs = [*first, *given], {**named, **kwargs}
     made = PartialValue(functools.partial)
-    made.slots = dict(zip(_PARTS, (func, TupleValue(given), keywords_of(kwargs))))
+    named_values = keywords_of(kwargs)
+    named_values.owner = weakref.ref(made)
+    made.slots = dict(zip(_PARTS, (func, TupleValue(given), named_values)))
     return made
 
 

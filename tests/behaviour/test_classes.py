@@ -7,7 +7,8 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import abc, dataclasses, enum, functools, types, typing, torch
+import abc, dataclasses, enum, functools, inspect, types, typing, torch
+from collections import OrderedDict
 from dataclasses import dataclass, field
 class Base:
     kind = "base"; count = 0
@@ -30,6 +31,8 @@ class Base:
     def __eq__(self, o): return isinstance(o, Base) and self.a == o.a
     def __hash__(self): return hash(self.a)
 S3 = []
+class Empty: __slots__ = ()
+class Plain: pass
 class Left(Base):
     kind = "left"
     def who(self): return ("left",) + super().who()
@@ -198,6 +201,14 @@ len(WithMeta), WithMeta[3], 1 in WithMeta, 2 in WithMeta, list(WithMeta), WithMe
 WithMeta().made, WithMeta(3).v, isinstance(3, WithMeta), isinstance(WithMeta(), WithMeta), isinstance(4, WithMeta)
 Described().n, Described().f, Described().nd, Described.n.default, Described.nd
 Slots().p, SlotsChild().p, hasattr(Slots(), "q"), hasattr(Slots(), "__dict__")
+inspect.signature(Base.st).parameters, vars(Empty), OrderedDict(a=x).keys(), OrderedDict(a=1, b=2).items()
+
+    o = types.SimpleNamespace(); d = vars(o); d["a"] = x
+    return o, o.__dict__ is d, d
+
+    a, b, d = Plain(), Plain(), {"u": x}
+    a.__dict__ = b.__dict__ = d; a.v = 1
+    return a.__dict__ is b.__dict__, b.v, d
 Slots().q
 GetAttr().foo, GetAttr().real, hasattr(GetAttr(), "nope"), getattr(GetAttr(), "nothing", 3)
 GetAttr().nope

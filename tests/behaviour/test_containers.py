@@ -7,7 +7,7 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import collections, torch
+import collections, copy, functools, torch
 from collections import namedtuple, OrderedDict, defaultdict, deque, Counter, ChainMap
 P = namedtuple("P", "a b", defaults=[5])
 L = [1, 2, 3]; DD = {"a": 1, "b": 2}; TT = (1, 2); SS = {1, 2}
@@ -17,6 +17,12 @@ class MyList(list):
     def __getitem__(self, k): return ("mine", list.__getitem__(self, k))
 class MyDict(dict):
     def __missing__(self, k): return k * 2
+class Slotted: __slots__ = ("v",)
+slotted = Slotted(); slotted.v = [1]
+class SubSet(set): pass
+class SubText(str): pass
+class SubList(list): pass
+class SubDict(dict): pass
 class MyTuple(tuple):
     @property
     def first(self): return self[0]
@@ -172,6 +178,54 @@ dict([(1, 2, 3)])
     n = defaultdict(int)
     for c in "hello": n[c] += 1
     return d, n, x
+
+OrderedDict().foo, deque() - 1, next(OrderedDict()), defaultdict(int).foo, deque() * 2.5, [1][deque()], {OrderedDict()}, list(functools.partial(len)), vars(3), reversed(ChainMap({}))
+SubSet([1]) < SubSet([1, 2]), SubSet([1]) | SubSet([2]), SubSet([1]) in {frozenset([1])}, (s := SubSet([1])) | s, s == s, s in s, "abc" % dict(a=1), SubSet.copy(s)
+"abc" % SubDict(a=1), "%s" % SubList([1]) #2
+copy.copy(SubText("a")), copy.deepcopy(SubText("a")), copy.copy(SubList([1])), (s := frozenset([1])).copy() is s, copy.copy(s) is s
+list(reversed(deque([1, 2]))), list(reversed(SubText("ab"))), vars(functools.partial(len)), dict.copy(SubDict(a=1))
+
+    a = SubList([1, 2]); a.extend(a); a += a; q = deque([1]); q.extend(q)
+    return a, q
+
+    it = enumerate([4, 5])
+    try: sum(it)
+    except TypeError: pass
+    return next(it)
+
+    s = SubSet([1])
+    try: s.remove(s)
+    except KeyError as e: return s, type(e.args[0]).__name__
+
+copy.deepcopy(DF), copy.copy(DF), copy.deepcopy(slotted).v, copy.copy(slotted).v #2
+SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
+
+    s = t = {1}; s |= DD.keys(); u = v = {1, 2}; u ^= DD.keys(); u -= {1}
+    return s, t, u, v, s is t
+
+    s = t = SubSet([1, 2]); s |= {3}; s &= {2, 3}; s -= {2}; s ^= {3, 4}
+    return s, s is t
+
+    a = b = SubList([1]); a += [2]; a *= 2
+    return a, a is b, type(a + [1]).__name__
+
+    a = b = SubDict(u=1); a |= {"v": 2}; a |= [("w", 3)]
+    return a, a is b
+
+    a = b = OrderedDict(u=1); a |= {"v": 2}; c = d = defaultdict(list, u=1); c |= {"v": 2}
+    return a, a is b, c, c is d
+
+    a = b = {"u": 1}; a |= [("v", 2)]; a |= zip("w", (3,))
+    return a, a is b
+
+    a = [1]; a |= {2}
+    return a
+
+    p = functools.partial(dict, u=1); d = p.keywords; d["v"] = 2
+    return p, p(), d is p.keywords
+
+    q = deque([1, 2, 3, 4]); q.rotate(); q.reverse(); r = list(q); q.rotate(-3); deque().rotate(2)
+    return r, list(q)
 
     q = deque([x, 2], maxlen=2)
     q.append(3); q.appendleft(x + 1); q.extend([5, 6]); q[0] = 4; del q[1]; q += [x]

@@ -7,11 +7,16 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import math, torch
+import copy, math, torch
 import torch.nn as nn, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-lin = nn.Linear(4, 4); par = nn.Parameter(torch.ones(4)); idx = torch.tensor([0, 2]); const = torch.arange(12.).view(3, 4)
+lin = nn.Linear(4, 4); par = nn.Parameter(torch.ones(4)); norm = nn.BatchNorm1d(4); idx = torch.tensor([0, 2]); const = torch.arange(12.).view(3, 4)
 buf = torch.zeros(3)
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x + x
+    @staticmethod
+    def backward(ctx, g): return g * 2
 """
 
 TABLE = r"""
@@ -30,7 +35,14 @@ x + const, x * lin.weight[:3], x @ lin.weight, torch.matmul(x, x.T), x.mm(x.T), 
 torch.zeros(2), torch.ones(2, 3), torch.full((2,), 3.), torch.arange(5), torch.arange(1, 5, 2), torch.linspace(0, 1, 3), torch.eye(2), torch.empty(2).shape, torch.zeros_like(x), torch.ones_like(x, dtype=torch.int64), torch.full_like(x, 2), x.new_zeros(2), x.new_tensor([1, 2]), torch.tensor([1, 2]), torch.tensor(3.), torch.tensor([[1], [2]]), torch.scalar_tensor(2.), torch.tensor(True)
 torch.where(x > 0, x, 0), torch.where(x > 0, x, -x), x.masked_fill(x > 0, 0), x.clamp(0, 1), x.clamp(min=0), x.clip(-1, 1), torch.maximum(x, -x), x.lerp(const, 0.5), x.gather(1, torch.zeros(3, 1, dtype=torch.long)), x.index_select(0, idx), x.take(idx), x.scatter(1, torch.zeros(3, 1, dtype=torch.long), 5.), x.tril(), x.triu(), x.topk(2), x.sort(), x.argsort(), x.unique().shape, torch.searchsorted(x[0].sort().values, x[1]) #2
 F.relu(x), F.gelu(x), F.softmax(x, -1), F.log_softmax(x, 1), F.layer_norm(x, (4,)), F.linear(x, lin.weight), F.mse_loss(x, const), F.cross_entropy(x, torch.tensor([0, 1, 2])), F.pad(x, (1, 1)), F.one_hot(idx, 3), F.embedding(idx, x), F.embedding_bag(idx[None], x), F.embedding_bag(idx, x, idx[:1], mode="sum"), F.embedding_bag(idx[None], x, mode="max"), F.normalize(x), F.cosine_similarity(x, const), F.dropout(x, 0.0), F.silu(x), F.softplus(x), F.smooth_l1_loss(x, const), F.scaled_dot_product_attention(x[None], x[None], x[None]), F.interpolate(x[None, None], scale_factor=2), F.conv1d(x[None], x.new_ones(2, 3, 2)), F.max_pool1d(x[None], 2), F.glu(x), F.logsigmoid(x), F.threshold(x, 0, 0), F.binary_cross_entropy_with_logits(x, const.clamp(0, 1))
-lin(x), lin(x).requires_grad, par * 2, par.shape, isinstance(par, nn.Parameter), lin.weight.is_leaf, nn.Linear(2, 2)(x[:, :2]).shape, nn.ReLU()(x), nn.Sequential(lin, nn.Tanh())(x), nn.Parameter(torch.ones(2)).requires_grad, lin.weight.grad is None #3
+lin(x), lin(x).requires_grad, par * 2, par.shape, isinstance(par, nn.Parameter), lin.weight.is_leaf, nn.ReLU()(x), nn.Sequential(lin, nn.Tanh())(x), lin.weight.grad_fn is None
+lin.weight.grad is None #3
+torch.tensor([1.0, 2.0], requires_grad=True) * 2, torch.tensor(1.0, requires_grad=True).is_leaf, torch.ones(2, requires_grad=True).grad_fn is None
+nn.Linear(2, 2)(x[:, :2]), nn.Parameter(torch.ones(2)).requires_grad, type(nn.Parameter(x * 2)).__name__, nn.Parameter(torch.ones(4)) * x, isinstance(nn.Parameter(torch.ones(2)), torch.Tensor), nn.Embedding(3, 2)(idx), nn.Sequential(nn.Linear(4, 3), nn.ReLU())(x), nn.LayerNorm(4)(x), nn.MultiheadAttention(4, 2)(x, x, x)[0], nn.BatchNorm1d(4)(x), nn.Conv1d(3, 2, 1)(x[None])
+x.type(torch.LongTensor), x.type(torch.DoubleTensor), torch.autograd._profiler_enabled(), Doubled().apply(x), Doubled.apply(x)
+torch.autograd.grad((lin(x) ** 2).sum(), lin.parameters()), torch.autograd.grad((m := copy.deepcopy(lin))(x).sum(), m.parameters())
+copy.deepcopy(lin)(x), copy.deepcopy(lin).weight is lin.weight, copy.copy(lin).weight is lin.weight, copy.deepcopy(norm)(x), copy.deepcopy([x, 1]), copy.deepcopy(par) * x, copy.deepcopy(nn.Linear(4, 4))(x), sorted(copy.deepcopy(norm).state_dict())
+nn.Parameter(x), copy.deepcopy(lin(x)) #2
 torch.is_grad_enabled(), torch.get_default_dtype(), torch.promote_types(torch.int32, torch.float16), torch.result_type(x, 1), torch.finfo(torch.float32).eps, torch.iinfo(torch.int8).max, torch.can_cast(torch.float32, torch.int32), torch.broadcast_shapes((3, 1), (1, 4)), torch.Size([1, 2]) + (3,), torch.Size((2, 3)).numel(), torch.device("cpu").type, torch.float32.is_floating_point, torch.float32.itemsize, torch.float16.to_complex()
 str(x.dtype), repr(torch.float32), x.dtype == torch.float32, x.dtype in (torch.float16, torch.float32), {torch.float32: 1}[x.dtype], x.device.type == "cpu", x.shape[0] * 2, x.shape[-1] // 2, x.shape[:1], [*x.shape], list(x.size()), tuple(x.shape), math.prod(x.shape), x.shape.numel(), (*x.shape[:-1], 2, 2), x.shape + (1,), len(x.shape), x.shape == torch.Size((3, 4)), x.shape == [3, 4], x.stride(0), x.size(dim=1)
 x.view(3, torch.div(x.size(1), 2, rounding_mode="trunc"), 2), x.reshape([torch.tensor(4), 3]), x.new_zeros(size=(torch.arange(3)[2] + 1, 2)), torch.ones((torch.tensor(2), 3)), x.expand(torch.tensor(2), -1, -1), x.as_strided((torch.tensor(2), 2), (1, 2)), x.view(torch.tensor(12)), torch.zeros(torch.tensor(2)), x.view(torch.tensor(4.), 3), x.view(torch.tensor(5), 2)

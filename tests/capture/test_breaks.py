@@ -256,6 +256,19 @@ def test_numbers_that_are_only_returned_are_not_guarded():
     assert len(events) == 1
 
 
+def test_what_a_call_gives_and_nobody_takes_is_not_guarded():
+    def rest(x):
+        y = x.sum()
+        y.item()
+        return x / y
+
+    backend = Recorder()
+    compiled = dynamotor.compile(rest, backend=backend)
+    for n in range(1, 4):
+        assert compiled(torch.full((2,), n / 3)).tolist() == pytest.approx([0.5, 0.5])
+    assert len(backend.graphs) == 2
+
+
 class Failure(Exception):
     def __init__(self, code):
         super().__init__(f"failure {code}")

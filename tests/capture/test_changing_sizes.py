@@ -584,3 +584,19 @@ def test_a_quotient_that_is_no_size_is_a_number() -> None:
     for n in (5, 7, 6, 9):
         x = torch.randn(n, 3)
         assert torch.equal(asked(x), x * 2 if n / 2 > 3 else x)
+
+
+def test_tensors_of_sizes_take_every_size() -> None:
+    """Each size had a program of its own; where the numbers are read again, it still has."""
+
+    def stays(x: torch.Tensor) -> Any:
+        return torch.tensor([x.shape[0], 2]) * 2, torch.tensor(x.shape), x * torch.tensor(x.shape[0])
+
+    def reads(x: torch.Tensor) -> Any:
+        sizes = torch.as_tensor([x.shape[0], 1])
+        return x.view(sizes.tolist()), int(sizes[0]) + 1
+
+    for fn, programs in ((stays, 2), (reads, 4)):
+        counters["capture"].clear()
+        check(fn, [(torch.rand(n),) for n in (3, 5, 7, 9)])
+        assert counters["capture"]["graphs"] == programs

@@ -90,6 +90,7 @@ STAYS = {
     "values/klass.py ClassValue.describe": NAMES,
     "values/klass.py PythonModule.describe": NAMES,
     "values/klass.py Builtin.describe": NAMES,
+    "values/klass.py Builtin.call": "the class of an object that is held by identity",
     "values/klass.py ClassValue.getitem": MEMBERS,
     "values/klass.py Builtin.getitem": "an alias of typing makes another alias",
     "values/klass.py _constant_member": "for plain data and libraries' classes; others are asked",

@@ -180,6 +180,21 @@ def test_what_nothing_proves_breaks_the_graph_at_its_line() -> None:
     _same(_decides(X, _first(3)), dynamotor.compile(_decides)(X, _first(3)))
 
 
+def test_numbers_that_were_read_become_tensors() -> None:
+    def counted(x: Any) -> Any:
+        n = (x > 0).sum().item()
+        return (
+            torch.tensor([n, 2]) * 3,
+            torch.tensor([[n], [n + 1]], dtype=torch.float32).sin(),
+            torch.tensor(n),
+        )
+
+    before, compiled = counters["fallback"]["aot.DM210"], dynamotor.compile(counted, fullgraph=True)
+    for x in (X, -X, X[:1].abs()):
+        _same(counted(x), compiled(x))
+    assert counters["fallback"]["aot.DM210"] == before  # what lies behind the number is compiled too
+
+
 def test_what_a_check_says_is_proved() -> None:
     def checked(x: Any, n: Any) -> Any:
         k = n.item()

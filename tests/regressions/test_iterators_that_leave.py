@@ -4,6 +4,7 @@ what they walk is looked at when eager looks at it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections import OrderedDict
@@ -67,6 +68,72 @@ def left(function: Any, make: Callable[[], Any]) -> tuple[Any, ...]:
 def test_class_and_place(function: Any) -> None:
     for make in MAKERS:
         assert left(dynamotor.compile(function, backend="eager"), make) == left(function, make)
+
+
+class Named(dict):
+    pass
+
+
+class Listed(list):
+    pass
+
+
+def ordered(x: torch.Tensor) -> tuple[Any, ...]:
+    made = OrderedDict(a=1)
+    return made, made.keys(), made.items(), iter(made.values())
+
+
+def named(x: torch.Tensor) -> tuple[Any, ...]:
+    made = Named(a=1)
+    return made, made.keys(), made.items(), iter(made.values())
+
+
+def listed(x: torch.Tensor) -> tuple[Any, ...]:
+    made = Listed([1, 2])
+    return made, iter(made), reversed(made)
+
+
+def attributes(x: torch.Tensor) -> tuple[Any, ...]:
+    made = types.SimpleNamespace(a=1)
+    return made.__dict__, made, vars(made).items()
+
+
+def keywords(x: torch.Tensor) -> tuple[Any, ...]:
+    made = functools.partial(dict, a=1)
+    return made.keywords, made, made.keywords.keys()
+
+
+def attributes_of_a_function(x: torch.Tensor) -> tuple[Any, ...]:
+    def made() -> None: ...
+
+    made.a = 1  # type: ignore[attr-defined]
+    return made.__dict__, made.__dict__.keys()
+
+
+def _items(over: Any) -> Any:
+    if callable(over):
+        return over()
+    return vars(over) if hasattr(over, "a") else list(over)
+
+
+@pytest.mark.parametrize("function", [ordered, named, listed, attributes, keywords, attributes_of_a_function])
+def test_what_is_over_an_object_made_inside_follows_it(function: Any) -> None:
+    """They were over a copy of its contents."""
+
+    def seen(function: Any) -> list[Any]:
+        first, *rest = function(torch.ones(2))
+        if isinstance(first, list):
+            first[0] = 9
+        else:
+            first["a"] = 9
+        before = [list(rest.pop())] if type(rest[-1]).__name__ == "odict_iterator" else []
+        if isinstance(first, list):
+            first.append(5)
+        else:
+            first["b"] = 5
+        return before + [(type(over), _items(over)) for over in rest[:2]]
+
+    assert seen(dynamotor.compile(function, backend="eager")) == seen(function)
 
 
 def test_groups_and_tees_take_items_when_they_are_asked_for() -> None:

@@ -96,6 +96,20 @@ def test_out_of_another_size(name, size):
             torch.testing.assert_close(made[1][0], made[0][0], equal_nan=True)
 
 
+@pytest.mark.parametrize("name", OUTS)
+def test_the_shape_behind_out_of_another_size(name):
+    """It was that of before, for whoever asked in the same function: `out.numel()` was 0."""
+    write = OUTS[name]
+
+    def fn(x):
+        v, i = torch.empty(0), torch.empty(0, dtype=torch.int64)
+        write(x, v, i)
+        return v.shape, i.shape, v.stride(), v.numel(), v.sum() / v.shape[0]
+
+    x = torch.rand(5, 6) + torch.eye(5, 6)
+    torch.testing.assert_close(dynamotor.compile(fn, backend="eager")(x), fn(x))
+
+
 def leaf():
     return torch.ones(4, requires_grad=True)
 

@@ -23,9 +23,10 @@ from ..guards import TypeIs
 from ..source import Called, Const
 from .base import MISSING, Value, wrap_rule
 from .constant import Constant
-from .containers import SequenceValue, SliceValue
+from .containers import SequenceValue
 from .known import known
 from .size import SizeValue
+from .slices import SliceValue
 from .tensor import TensorValue, torch_call
 from .user_object import UserObject
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, wrap_rule
 from .constant import Constant
+from .operators import c_name
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 class SequenceValue(Value):
     """What lists and tuples share. `obj` is the outside object, `_items` None until its items are read."""
 
-    __slots__ = ("obj", "_items", "trace", "born")
+    __slots__ = ("obj", "_items", "trace", "born", "owner")
     kind: type = list
+    owner: weakref.ref[Value]
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class SequenceValue(Value):
             return trace.call_special(key, "__index__", [], {}).as_constant()
         raise trace.error(
             TypeError,
-            f"{self.kind.__name__} indices must be integers or slices, not {key.python_type().__name__}",
+            f"{self.kind.__name__} indices must be integers or slices, not {c_name(key.python_type())}",
         )
 
     def getitem(self, trace: Trace, key: Value) -> Value:
@@ -200,7 +203,7 @@ class ListValue(SequenceValue):
         if other.python_type() in (list, tuple):
             self.mutate(trace).extend(other.unpack(trace))
         else:
-            for item in list(self.items) if other is self else other.each(trace):
+            for item in list(self.items) if contents_of(other) is self else other.each(trace):
                 self.mutate(trace).append(item)
 
     def binary(
@@ -216,6 +219,8 @@ class ListValue(SequenceValue):
         return super().binary(trace, op, other, reflected)
 
     def reconstruct(self, cg: Codegen) -> str:
+        if owner := owner_of(self):
+            return cg.emit(owner)
         name = cg.new_object(self, "[]")
         if self.items:
             cg.statement(f"{name} += [{', '.join([cg.emit(item) for item in self.items])}]")
@@ -281,6 +286,8 @@ class ReversedIterator(SequenceIterator):
     def reconstruct(self, cg: Codegen) -> str:
         if cg.for_frame:
             return f"{cg.constant(cursors.ReversedCursor)}({cg.emit(self.target)}, {self.index})"
+        if self.target.kind is deque:
+            raise unsupported("reconstruct", "a reversed iterator over a deque")
         name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
         cg.statement(f"{name}.__setstate__({self.index})")
         return name
@@ -302,7 +309,9 @@ class DictValue(Value):
         "removed",
         "absent",
         "born",
+        "owner",
     )
+    owner: weakref.ref[Value]
 
     def __init__(
         self,
@@ -474,6 +483,9 @@ class DictValue(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         contents = contents_of(other)
+        if op is operator.ior:
+            trace.update_dict(self, other)
+            return self
         if not isinstance(contents, DictValue):
             return None
         if op in (operator.eq, operator.ne):
@@ -488,9 +500,6 @@ class DictValue(Value):
             merged = DictValue([(h, k, v) for h, (k, v) in self.load().items()])
             merged.update(trace, contents)
             return merged
-        if op is operator.ior:
-            self.update(trace, contents)
-            return self
         return None
 
     def update(self, trace: Trace, other: DictValue) -> None:
@@ -499,9 +508,15 @@ class DictValue(Value):
             self.store(trace, hash_key, key, value)
 
     def reconstruct(self, cg: Codegen) -> str:
-        name = cg.new_object(self, "{}")
+        if owner := owner_of(self):
+            text = cg.emit(owner)
+            own = "__dict__" if getattr(owner, "_dict", None) is self else "keywords"  # of a partial
+            return text if contents_of(owner) is self else f"{text}.{own}"
+        name = cg.new_object(self, f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
         for key, value in self.table.values():
             cg.statement(f"{name}[{cg.emit(key)}] = {cg.emit(value)}")
+        if self.kind is types.MappingProxyType:
+            return cg.new_object(self, f"{cg.constant(self.kind)}({name})")
         return name
 
     def replay(self, cg: Codegen) -> None:
@@ -810,7 +825,10 @@ class SetValue(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         if isinstance(other, DictView | Constant) and _like_a_set(other):
+            if op in _IN_PLACE and isinstance(other, DictView):
+                return None  # sets take no views: a view makes a new set of both
             other = SetValue.of(trace, other, frozenset if isinstance(other, Constant) else set)
+        other = contents_of(other) or other
         if not isinstance(other, SetValue):
             return None
         mine, theirs = (other, self) if reflected and op not in _ORDER else (self, other)
@@ -887,39 +905,6 @@ def real_items(source: Value | list[Value]) -> Any:
     return [item.as_constant() for item in items]
 
 
-class SliceValue(Value):
-    """A slice whose parts are not all constants (tensors, ...)."""
-
-    __slots__ = ("parts",)
-    kind = slice
-
-    def __init__(self, start: Value, stop: Value, step: Value) -> None:
-        super().__init__()
-        self.parts = (start, stop, step)
-
-    def is_constant(self) -> bool:
-        return all(p.is_constant() for p in self.parts)
-
-    def as_constant(self) -> Any:
-        return slice(*(p.as_constant() for p in self.parts))
-
-    def getattr(self, trace: Trace, name: str) -> Value:
-        if name in ("start", "stop", "step"):
-            return self.parts[("start", "stop", "step").index(name)]
-        return super().getattr(trace, name)
-
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"slice({', '.join([cg.emit(p) for p in self.parts])})"
-
-
-def make_slice(parts: Sequence[Value]) -> Value:
-    """A slice of two or three parts."""
-    start, stop, step = (*parts, Constant(None))[:3]
-    if all(type(p) is Constant for p in parts):
-        return Constant(slice(*(p.as_constant() for p in parts)))
-    return SliceValue(start, stop, step)
-
-
 _ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
 
 
@@ -930,6 +915,12 @@ def items_in_any_order(trace: Trace, value: Value) -> list[Value]:
 
 def _sought(trace: Trace, item: Value) -> Hashable:
     """What a set looks for: a set as the frozenset of its items, which has a hash."""
+    contents = contents_of(item)
+    if isinstance(contents, SetValue) and trace.type_attr(item.python_type(), "__hash__") in (
+        None,
+        set.__hash__,
+    ):
+        return frozenset(contents.table)
     return frozenset(item.table) if isinstance(item, SetValue) else item.hash_key(trace)
 
 
@@ -937,6 +928,14 @@ def _times(value: Value) -> int | None:
     """The whole number in a value of `int` or a subclass of it."""
     held = value if isinstance(value, Constant) else getattr(value, "base", None)
     return held.value if isinstance(held, Constant) and isinstance(held.value, int) else None
+
+
+def owner_of(contents: Value) -> Value | None:
+    """The object made in the trace whose contents these are (of a subclass of list or dict) or whose
+    `__dict__`.
+    """
+    owner = getattr(contents, "owner", None)
+    return None if owner is None else owner()
 
 
 def contents_of(value: Value) -> Value | None:

@@ -15,7 +15,7 @@ from ..breaks import unsupported
 from ..guards import Length, TypeIs
 from ..source import Called, SeqItem
 from .base import MISSING, Value, builtin_rule, wrap_rule
-from .containers import ListValue, SequenceIterator, makers
+from .containers import ListValue, SequenceIterator, contents_of, makers
 from .iterators import Iterator
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DequeValue(ListValue):
             items.pop(-1 if left else 0)
 
     def extend(self, trace: Trace, other: Value) -> None:
-        for item in list(self.items) if other is self else other.each(trace):
+        for item in list(self.items) if contents_of(other) is self else other.each(trace):
             self.put(trace, item)
 
     def index_of(self, trace: Trace, key: Value) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,7 @@ class FunctionValue(Value):
             self.special["__qualname__"] = Constant(name or code.co_qualname)
             self.special["__name__"] = Constant(code.co_name)
             self._dict = DictValue([])
-            self._dict.born = 0  # as old as can be
+            self._dict.born, self._dict.owner = 0, weakref.ref(self)  # as old as can be
 
     def is_constant(self) -> bool:
         return self.fn is not MISSING
@@ -259,7 +260,11 @@ class FunctionValue(Value):
         if name == "__defaults__":
             return TupleValue(self.defaults) if self.defaults else Constant(None)
         if name == "__kwdefaults__":
-            return keywords_of(self.kwdefaults) if self.kwdefaults else Constant(None)
+            if self.kwdefaults:
+                raise unsupported(
+                    "unsupported-value", f"__kwdefaults__ of {self.describe()} made inside is read"
+                )
+            return Constant(None)
         if name == "__closure__":
             return TupleValue(self.closure) if self.closure else Constant(None)
         return self.dict.lookup(name) or trace.generic_getattr(self, name)

@@ -11,6 +11,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ...base.registry import register_all
 from ..breaks import unsupported
 from .arguments import refuse_misfits
@@ -21,6 +23,7 @@ from .function import FunctionValue
 from .user_object import UserObject
 
 if TYPE_CHECKING:
+    from ..output import Codegen
     from ..trace import Trace
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
@@ -60,6 +63,15 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
     return instance
 
 
+class _FunctionInstance(UserObject):
+    """`F()` of a custom autograd function, of which only the static methods are of use."""
+
+    __slots__ = ()
+
+    def reconstruct(self, cg: Codegen) -> str:
+        raise unsupported("reconstruct", "an instance of an autograd function leaves the captured region")
+
+
 def builtin_new(
     trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value], maker: Any = None
 ) -> Value:
@@ -86,6 +98,8 @@ def builtin_new(
         return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
     if maker is types.SimpleNamespace.__new__:
         return UserObject(cls)
+    if issubclass(cls, torch.autograd.Function):
+        return _FunctionInstance(cls)
     if issubclass(cls, list) and maker is list.__new__:
         return UserObject(cls, base=ListValue([]))
     if issubclass(cls, tuple) and maker is tuple.__new__:

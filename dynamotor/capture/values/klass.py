@@ -27,6 +27,7 @@ from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
 
 if TYPE_CHECKING:
+    from ..output import Codegen
     from ..trace import Trace
 
 PURE_TYPES.update(
@@ -175,6 +176,9 @@ class TypeDictValue(DictValue):
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
         raise trace.error(TypeError, "'mappingproxy' object does not support item assignment")
 
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.constant(self.cls)}.__dict__"
+
 
 def _own_names(cls: type) -> tuple[str, ...]:
     return tuple(type.__dict__["__dict__"].__get__(cls))
@@ -268,6 +272,8 @@ class Builtin(Constant):
         return _attribute_again(trace, self, name)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not args and isinstance(self.value, types.MethodDescriptorType | types.WrapperDescriptorType):
+            raise unsupported("unsupported-call", f"{self.describe()} is called without an object")
         return trace.call_builtin(self.value, args, kwargs)
 
     def describe(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ...graph.sizes import Size, is_unbacked
 from .base import Value
 from .containers import ListValue, TupleValue
 from .tensor import TensorValue
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _MOST = 256  # calls, and numbers of the result
 # Of a function's or method's name: the same on a CPU wherever and whenever they run.
 _NAMES = """
-    tensor as_tensor scalar_tensor arange linspace zeros ones full eye getitem long int float double bool
+    tensor as_tensor scalar_tensor stack arange linspace zeros ones full eye getitem long int float double bool
     add sub mul div true_divide floor_divide floordiv truediv remainder mod neg abs pow floor ceil trunc
     sum prod amax amin max min cumsum flip eq ne lt le gt ge any all unbind reshape view flatten unsqueeze squeeze
 """
@@ -68,6 +69,11 @@ def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
     if not node.op.startswith("call") or len(env) > _MOST or not _is_pure(node) or _may_be_written(node):
         return False
     leaves = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+    if node.target is torch.scalar_tensor:  # a size that made a number of a tensor becomes one here
+        sizes = [
+            n for n in node.all_input_nodes if type(n.meta["val"]) is Size and not is_unbacked(n.meta["val"])
+        ]
+        env |= {n: int(n.meta["val"]) for n in sizes}
     plain = (isinstance(x, _PLAIN) or isinstance(x, torch.device) and x.type == "cpu" for x in leaves)
     if not all(plain) or not all(_work_out(one, env) for one in node.all_input_nodes):
         return False

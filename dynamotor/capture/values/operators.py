@@ -56,7 +56,16 @@ _SYMBOLS = {
     operator.or_: "|",
 }
 
-_REPEATED = ("list", "tuple", "str", "bytes", "deque")
+_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def c_name(cls: type) -> str:
+    """What CPython's messages call a class: one that C defines by its module as well."""
+    with_module = cls.__flags__ & _IN_C and cls.__module__ != "builtins"
+    return f"{cls.__module__}.{cls.__name__}" if with_module else cls.__name__
+
+
+_REPEATED = ("list", "tuple", "str", "bytes", "collections.deque")
 
 
 def refusal(op: Callable[..., Any], augmented: str, left: str, right: str) -> str:

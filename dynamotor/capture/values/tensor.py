@@ -29,9 +29,10 @@ from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
-from .containers import DictValue, ListValue, SequenceValue, SliceValue, TupleValue
+from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .number import FloatValue
 from .size import SizeValue, size_result
+from .slices import SliceValue
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -234,6 +235,7 @@ class TensorValue(Value):
     def reconstruct(self, cg: Codegen) -> str:
         if self.data_of is not None:
             return cg.new_object(self, f"{cg.emit(self.data_of)}.data")
+        _check_kept(self.trace, self.example)
         return cg.tensor(self)
 
 
@@ -477,7 +479,14 @@ def _data_written() -> Unsupported:
     return stop
 
 
-@attribute_rule("grad", "_grad", "grad_fn", "_base", "_version", "grad_dtype", "_cdata", "volatile")
+@attribute_rule("grad_fn")
+def _grad_fn(trace: Trace, value: TensorValue) -> Value:
+    """A leaf has none; modules ask for that of each parameter."""
+    leaf = value.getattr(trace, "is_leaf")
+    return Constant(None) if leaf.as_constant() else _autograd_state(trace, value)
+
+
+@attribute_rule("grad", "_grad", "_base", "_version", "grad_dtype", "_cdata", "volatile")
 def _autograd_state(trace: Trace, value: TensorValue) -> Value:
     raise unsupported(
         "autograd",
@@ -575,6 +584,8 @@ def _constant(obj: Any, nodes: bool) -> Any:
         return obj.item() if nodes else obj
     if kind is type and obj in _DTYPES:
         return _DTYPES[obj]
+    if kind is type(torch.LongTensor):  # `type()` takes the name as well
+        return f"{obj.__module__}.{obj.__name__}"
     raise unsupported(
         "unsupported-value",
         f"{type(obj).__name__} object is passed to a torch function",
@@ -602,6 +613,9 @@ def torch_call(
         run = getattr(torch.Tensor, target) if isinstance(target, str) else target
     known = tensor_values(trace)
     given = [t for t in leaves_in((trial_args, trial_kwargs)) if isinstance(t, ShapeTensor)]
+    if trace.given_away:
+        for tensor in given:
+            _check_kept(trace, tensor)
     before = list(map(version, given))
     result = trial(trace, target, run, trial_args, trial_kwargs)
     written = [t for t, then in zip(given, before) if version(t) != then]
@@ -642,6 +656,15 @@ def torch_call(
             trace.sizes.bind(trace.graph, val, node)
         _bind(trace, data.made, found)
     return found
+
+
+def _check_kept(trace: Trace, tensor: ShapeTensor) -> None:
+    if tensor.memory in trace.given_away:
+        raise unsupported(
+            "unsupported-value",
+            "a tensor that shares memory with a parameter that was made of it is used",
+            cure="use the parameter, or make it outside the compiled function",
+        )
 
 
 # Functions of two operands that compute the same with a number and with a tensor of it that has 64 bits and no

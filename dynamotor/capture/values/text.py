@@ -107,6 +107,8 @@ def format_percent(trace: Trace, left: Constant, right: Value) -> Value:
         return found.group() if known else found.group()[:-1] + "s"
 
     pattern = _DIRECTIVE.sub(settle, left.value)
+    if not issubclass(right.python_type(), tuple | str) and trace.has_special(right, "__getitem__"):
+        rest = []  # a mapping need not be used
     return trace.real_call(operator.mod, pattern, (*given, *[None] * len(rest)))
 
 

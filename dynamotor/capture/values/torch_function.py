@@ -419,15 +419,36 @@ def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
             "a tensor of tensors reads their data",
             cure="use clone(), detach() or torch.stack",
         )
-    if kwargs.get("requires_grad", Constant(None)).as_constant():
-        raise unsupported(
-            "autograd", "torch.tensor(..., requires_grad=True) makes a new leaf inside the captured region"
-        )
     named = {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
+    plain = trace.sizes.symbolic and len(args) < 2 and named.keys() <= {"dtype", "device"}
+    if plain and _holds(data, _is_size) and (_holds(data, _is_read) or not _holds(data, _is_no_int)):
+        return _of_sizes(trace, data, {"dtype": Constant(torch.int64)} | named)
     if _holds(data, _is_numpy) and len(args) < 2 and named.get("dtype", Constant(None)).as_constant() is None:
         lower(data, False)  # refuses those that no plain number stands for; their dtypes are lost there
         named["dtype"] = Constant(torch.tensor(data.as_constant()).dtype)
     return torch_call(trace, torch.tensor, [data, *args[1:]], named)
+
+
+def _is_size(value: Value) -> bool:
+    return type(value) is SizeValue
+
+
+def _is_read(value: Value) -> bool:
+    return type(value) is SizeValue and is_unbacked(value.expr)
+
+
+def _is_no_int(value: Value) -> bool:
+    return not isinstance(value, SequenceValue) and value.python_type() is not int
+
+
+def _of_sizes(trace: Trace, value: Value, named: dict[str, Value]) -> Value:
+    """A tensor of whole numbers of which some are sizes, or data decides them: they stay in the graph."""
+    if isinstance(value, SequenceValue):
+        parts = [_of_sizes(trace, item, named) for item in value.unpack(trace)]
+        return torch_call(trace, torch.stack, [ListValue(parts)], {})
+    if not isinstance(value, SizeValue) and value.python_type() is not int:
+        raise unsupported("data-dependent", "numbers of data beside others become a tensor")
+    return torch_call(trace, torch.scalar_tensor, [value], named)
 
 
 def _holds(value: Value, what: Callable[[Value], bool]) -> bool:

@@ -7,6 +7,7 @@ one place. An instance of a subclass of list, dict, tuple, set, int, str ... kee
 from __future__ import annotations
 
 import types
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
 from .base import MISSING, Epoch, ObjectKey, Value, wrap_rule
 from .constant import Constant
-from .containers import DictValue, ListValue, SetValue, TupleValue
+from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
+from .operators import c_name
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -36,6 +38,8 @@ class UserObject(Value):
         self.changed_slots: dict[str, Any] = {}
         self._dict: DictValue | None = None
         self.born = Epoch.now
+        if obj is MISSING and isinstance(base, ListValue | DictValue) and issubclass(cls, list | dict):
+            base.owner = weakref.ref(self)  # an iterator or view of the contents is one of the object
 
     def python_type(self) -> type:
         return self.cls
@@ -53,7 +57,7 @@ class UserObject(Value):
         if isinstance(self.base, Constant):
             return self.base.hash_key(trace)
         if hasher is None:
-            raise trace.error(TypeError, f"unhashable type: '{self.cls.__name__}'")
+            raise trace.error(TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
             return ObjectKey(
                 trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant()
@@ -66,7 +70,7 @@ class UserObject(Value):
         if self._dict is None and self.cls.__dictoffset__ != 0:
             if self.obj is MISSING:
                 self._dict = DictValue([])
-                self._dict.born = self.born
+                self._dict.born, self._dict.owner = self.born, weakref.ref(self)
             else:
                 found = object.__getattribute__(self.obj, "__dict__")
                 if type(found) is not dict:
@@ -81,7 +85,7 @@ class UserObject(Value):
     def store_attr(self, trace: Trace, name: str, value: Value | None) -> None:
         attrs = self.dict(trace)
         if attrs is None:
-            raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+            raise trace.error(AttributeError, f"'{c_name(self.cls)}' object has no attribute '{name}'")
         if value is None:
             attrs.remove(trace, name)
         else:
@@ -113,7 +117,7 @@ class UserObject(Value):
             stop.whole = self.obj is MISSING  # C code would have set it, and a copy of the exception lacks it
             raise stop
         if value is None:
-            raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+            raise trace.error(AttributeError, f"'{c_name(self.cls)}' object has no attribute '{name}'")
         return value
 
     def store_slot(self, trace: Trace, descr: Any, value: Value | None) -> None:
@@ -134,6 +138,8 @@ class UserObject(Value):
             return
         if name == "__dict__" and self.obj is MISSING and isinstance(value, DictValue):
             self._dict = value
+            if value.source is None and owner_of(value) is None:
+                value.owner = weakref.ref(self)
             return
         raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
 
@@ -154,9 +160,11 @@ class UserObject(Value):
         else:
             name = cg.new_object(self, self._new(cg))
             self._fill_base(cg, name)
-        if self._dict is not None:
+        if self._dict is not None and owner_of(self._dict) is self:
             for key, value in self._dict.load().values():
                 cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+        elif self._dict is not None:
+            cg.statement(f"{cg.constant(object)}.__setattr__({name}, '__dict__', {cg.emit(self._dict)})")
         for slot, kept in self.slots.items():
             if kept is not None and not issubclass(cls, BaseException):
                 cg.statement(f"{cg.constant(object)}.__setattr__({name}, {slot!r}, {cg.emit(kept)})")

@@ -1,0 +1,75 @@
+"""`nn.Parameter(...)` in a trace: a leaf that is made before the graph, at each call, and is filled in it.
+
+The graph takes the new leaf as an input and copies into it what the program makes it of, so gradients reach it
+as they reach any other input. In eager both share memory: who looks at the other one afterwards breaks the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ..graph.shape_tensor import ShapeTensor
+from ..graph.spec import TensorSpec
+from .breaks import unsupported
+from .source import Called, Const
+from .values.base import Value, builtin_rule
+from .values.constant import Constant
+from .values.tensor import TensorValue, outside_tensors, torch_call
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+@builtin_rule(torch.Tensor._make_subclass)
+def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    cls, data, wanted = (*args, Constant(False))[:3]
+    if kwargs or len(args) > 3 or not _can_be_made(trace, cls, data, wanted):
+        raise unsupported(
+            "unsupported-call",
+            "a tensor of a subclass, or a parameter that shares memory with a tensor from outside, is made",
+            cure="make it outside the compiled function",
+        )
+    assert isinstance(data, TensorValue)
+    leaf = _leaf(data.example.spec, wanted.as_constant())
+    source = Called(Const(leaf, "a new parameter"), _made)
+    spec = data.example.spec
+    node = trace.graph.input(source, leaf(), spec, static=False, name="new_parameter")
+    example = ShapeTensor.make(spec, requires_grad=wanted.as_constant())
+    made = TensorValue(trace, node, example, cls=nn.Parameter)
+    graded = torch.is_grad_enabled()
+    set_graded = trace.make(torch._C._set_grad_enabled)
+    trace.call(set_graded, [Constant(False)])
+    torch_call(trace, "copy_", [made, data], {})
+    trace.call(set_graded, [Constant(graded)])
+    trace.given_away.add(data.example.memory)
+    return made
+
+
+def _can_be_made(trace: Trace, cls: Value, data: Value, wanted: Value) -> bool:
+    if type(data) is not TensorValue or data.source is not None or wanted.python_type() is not bool:
+        return False
+    example = data.example
+    real = example.is_floating_point() or example.is_complex()
+    return (
+        cls.is_constant()
+        and cls.as_constant() is nn.Parameter
+        and (real or not wanted.as_constant())
+        and not example.spec.is_symbolic
+        and example.spec.is_contiguous
+        and not example.spec.offset
+        and not any(value.example.memory is example.memory for value in outside_tensors(trace))
+        and not (trace.sizes.in_body or trace.graph.recompute or torch.is_inference_mode_enabled())
+    )
+
+
+def _leaf(spec: TensorSpec, wanted: bool) -> Callable[[], nn.Parameter]:
+    """Makes an empty parameter of the spec."""
+    return lambda: nn.Parameter(spec.empty(), wanted)
+
+
+def _made(leaf: Callable[[], nn.Parameter]) -> nn.Parameter:
+    return leaf()
