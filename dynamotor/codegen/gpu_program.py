@@ -254,6 +254,7 @@ class GpuProgram(CallProgram):
 
     _writer: GpuWriter
     _meanwhile: Meanwhile | None = None
+    _variants: tuple[tuple[int, ...], dict[str, Any]] | None = None  # of the latest sizes
 
     def __init__(
         self,
@@ -348,22 +349,24 @@ class GpuProgram(CallProgram):
         if self.device.type == "cuda":
             found["current_stream"] = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index)
         for name, (f, n_tensors, ints) in self.launches().items():
-            found[name] = self._kernel(f, n_tensors, ints)
+            found[name] = self._kernel(f, n_tensors, ints, int(f.grid))
         return found
 
     def launches(self) -> Mapping[str, Launch]:
         """What the text's launches stand for."""
         return self._writer.launches
 
-    def _kernel(self, f: TritonFunction, n_tensors: int, ints: tuple[int, ...]) -> Callable[..., None]:
-        """A function as a callable."""
+    def _kernel(
+        self, f: TritonFunction, n_tensors: int, ints: tuple[int, ...], grid: int
+    ) -> Callable[..., None]:
+        """A function as a callable, of so many programs."""
         if self.device.type != "cuda":
-            return interpreted(f, ints)
+            return interpreted(replace(f, grid=grid), ints)
         job, pending = self.builds[f.name]
         second = f.fallback
         other = (job_of(second, job.arch), int(second.grid)) if second is not None else None
         code = pending.result()
-        return triton_launch.make_gpu_kernel(job, code, self.device, int(f.grid), n_tensors, ints, other)
+        return triton_launch.make_gpu_kernel(job, code, self.device, grid, n_tensors, ints, other)
 
     # -- sizes that differ between calls ---------------------------------------------------------------------
     def _laid_out(self, sizes: tuple[int, ...]) -> Any:
@@ -374,6 +377,9 @@ class GpuProgram(CallProgram):
 
     def _chosen(self, sizes: tuple[int, ...]) -> dict[str, tuple[tuple[Variant, Chosen], tuple[int, ...]]]:
         """The variants of a call's kernels, being built if they are new, and their random streams."""
+        latest = self._variants
+        if latest is not None and latest[0] == sizes:
+            return latest[1]
         try:
             found = {name: (family.at(sizes), ints) for name, (family, ints) in self._writer.families.items()}
         except Decline as why:
@@ -383,6 +389,7 @@ class GpuProgram(CallProgram):
         for (variant, _), _ in found.values():
             for launch in variant.launches:
                 self._start(launch.function)
+        self._variants = sizes, found
         return found
 
     def build_all(self) -> None:
@@ -431,9 +438,8 @@ class GpuProgram(CallProgram):
         for launch, grid, numbers in zip(variant.launches, at.grids, at.numbers, strict=True):
             if grid:
                 given = (*(ints[n] for n in launch.streams), *numbers)
-                function = replace(launch.function, grid=grid)
                 try:
-                    kernel = self._kernel(function, len(launch.tensors), given)
+                    kernel = self._kernel(launch.function, len(launch.tensors), given, grid)
                 except BuildError as error:
                     raise _NoVariant(error) from error
                 found.append((kernel, launch.tensors))

@@ -33,6 +33,7 @@ def driver() -> ctypes.CDLL:
         ) from error
 
 
+@functools.cache
 def _address(name: str) -> int:
     return ctypes.cast(getattr(driver(), name), ctypes.c_void_p).value or 0
 
@@ -144,12 +145,13 @@ class _Unaligned:
     def __init__(
         self, job: TritonJob, device: torch.device, grid: int, n_tensors: int, numbers: tuple[int, ...]
     ) -> None:
-        self._job, self._rest = replace(job, aligned=False), (device, grid, n_tensors, numbers)
+        self._job, self._rest = job, (device, grid, n_tensors, numbers)
         self._n_tensors = n_tensors
         self._kernel: Callable[..., None] | None = None
 
     def __call__(self, *arguments: object) -> None:
         arguments = (*arguments[: self._n_tensors], arguments[-1])
         if self._kernel is None:
-            self._kernel = make_gpu_kernel(self._job, start_kernel(self._job).result(), *self._rest)
+            job = replace(self._job, aligned=False)
+            self._kernel = make_gpu_kernel(job, start_kernel(job).result(), *self._rest)
         self._kernel(*arguments)
