@@ -174,7 +174,7 @@ def problems(lines: list[str], outside: bool) -> list[str]:
     exec(compile(source(lines, outside), "<objects>", "exec"), space)
     function, make = space["f"], space["make"]
     want = outcome(function, make)
-    if want[0] == "RecursionError":
+    if want[0] == "RecursionError" or " at >" in repr(want):  # texts with addresses
         return []
     with contextlib.redirect_stderr(io.StringIO()):
         compiled = dynamotor.compile(function, backend="eager")

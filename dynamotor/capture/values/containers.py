@@ -30,7 +30,7 @@ from ..guards import (
 )
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, wrap_rule
+from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, once, wrap_rule
 from .constant import Constant
 from .operators import c_name
 
@@ -75,10 +75,10 @@ class SequenceValue(Value):
     @property
     def symbolic(self) -> bool:  # type: ignore[override]
         """Whether an item that was read is a size that is an expression."""
-        return self._items is not None and any(item.symbolic for item in self._items)
+        return self._items is not None and once(self, lambda: any(item.symbolic for item in self.items))
 
     def is_constant(self) -> bool:
-        return all(item.is_constant() for item in self.items)
+        return once(self, lambda: all(item.is_constant() for item in self.items))
 
     def as_constant(self) -> Any:
         return self.kind(item.as_constant() for item in self.items)
@@ -335,7 +335,8 @@ class DictValue(Value):
         self.absent: set[Hashable] = set()
 
     def is_constant(self) -> bool:
-        return all(k.is_constant() and v.is_constant() for k, v in self.load().values())
+        pairs = self.load().values()
+        return once(self, lambda: all(k.is_constant() and v.is_constant() for k, v in pairs))
 
     def as_constant(self) -> Any:
         return {k.as_constant(): v.as_constant() for k, v in self.load().values()}
