@@ -916,13 +916,12 @@ def items_in_any_order(trace: Trace, value: Value) -> list[Value]:
 
 def _sought(trace: Trace, item: Value) -> Hashable:
     """What a set looks for: a set as the frozenset of its items, which has a hash."""
-    contents = contents_of(item)
-    if isinstance(contents, SetValue) and trace.type_attr(item.python_type(), "__hash__") in (
-        None,
-        set.__hash__,
-    ):
+    cls, contents = item.python_type(), contents_of(item)
+    if isinstance(item, SetValue) or issubclass(cls, set) and trace.type_attr(cls, "__hash__") is None:
+        if not isinstance(contents, SetValue):
+            raise unsupported("unsupported-value", f"{item.describe()} is looked for in a set")
         return frozenset(contents.table)
-    return frozenset(item.table) if isinstance(item, SetValue) else item.hash_key(trace)
+    return item.hash_key(trace)
 
 
 def _times(value: Value) -> int | None:
