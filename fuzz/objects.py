@@ -69,7 +69,7 @@ A = dict(B) | A = set(B) | A = sorted(B) | A = B[0] | A = B["a"] | A = B[1:] | A
 del A[0] | del A["a"] | A.append(B) | A.extend(B) | A.add(B) | A.update(B) | A.pop() | A = B.pop() | A.insert(0, B)
 A.remove(B) | A.clear() | A = B.copy() | A = B.keys() | A = B.items() | A = B.values() | A = iter(B) | A = next(B)
 A = next(B, C) | A = B.setdefault("q", C) | A = B.get("a", C) | A.reverse() | A.sort() | A = B.v | A.v = B | A = vars(B)
-A = B.__dict__ | A = type(B) | A = B.index(C) | A = B.count(C) | A = bool(B) | A = not B | A = str(B) | A = f"{B}"
+A = B.__dict__ | A = type(B) | A = B.index(C) | A = B.count(C) | A = bool(B) | A = not B
 A = hash(B) == hash(C) | A = isinstance(B, dict) | A = isinstance(B, type(C)) | A = B < C | A = B <= C | A, B = C
 A, *B = C | A = [*B, *C] | A = {**B} | A = {*B} | A = max(B) | A = sum(B) | A = any(B) | A = list(zip(B, C))
 A = [i for i in B] | A = {i: 1 for i in B} | A = B and C | A = B if C else None | A = B.union(C) | A = B.difference(C)
@@ -174,7 +174,7 @@ def problems(lines: list[str], outside: bool) -> list[str]:
     exec(compile(source(lines, outside), "<objects>", "exec"), space)
     function, make = space["f"], space["make"]
     want = outcome(function, make)
-    if want[0] == "RecursionError":
+    if want[0] == "RecursionError" or " at >" in repr(want):  # texts with addresses
         return []
     with contextlib.redirect_stderr(io.StringIO()):
         compiled = dynamotor.compile(function, backend="eager")

@@ -310,7 +310,8 @@ def _dict_copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     copied = DictValue([(h, k, v) for h, (k, v) in contents.load().items()], kind=contents.kind)
     if isinstance(args[0], UserObject) and issubclass(args[0].cls, OrderedDict | defaultdict):
         result = UserObject(args[0].cls, base=copied)
-        result.slots = dict(args[0].slots)
+        if issubclass(args[0].cls, defaultdict):
+            result.slots = {"default_factory": args[0].getattr(trace, "default_factory")}
         return result
     copied.kind = dict
     return copied

@@ -18,7 +18,7 @@ class MyList(list):
 class MyDict(dict):
     def __missing__(self, k): return k * 2
 class Slotted: __slots__ = ("v",)
-slotted = Slotted(); slotted.v = [1]
+slotted = Slotted(); slotted.v = [1]; outside = type("Own", (set,), {})([1, 2])
 class SubSet(set): pass
 class SubText(str): pass
 class SubList(list): pass
@@ -197,8 +197,15 @@ list(reversed(deque([1, 2]))), list(reversed(SubText("ab"))), vars(functools.par
     try: s.remove(s)
     except KeyError as e: return s, type(e.args[0]).__name__
 
+DF.copy(), DF.copy().default_factory, OD.copy()
 copy.deepcopy(DF), copy.copy(DF), copy.deepcopy(slotted).v, copy.copy(slotted).v #2
 SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
+
+    s = set(SS); s.discard(outside); s.discard(SubSet([1]))
+    return s, outside in s #2
+
+    a = [1]; a.append(a); d = {}; d[0] = d
+    return len(a), a[1] is a, len(a * 2), {*d}, d[0] is d, 1 in a, [*a][0]
 
     s = t = {1}; s |= DD.keys(); u = v = {1, 2}; u ^= DD.keys(); u -= {1}
     return s, t, u, v, s is t

@@ -192,6 +192,20 @@ class Value:
         return f"<{type(self).__name__} {self.describe()}>"
 
 
+_asked: set[int] = set()
+
+
+def once(container: Value, ask: Callable[[], bool]) -> bool:
+    """What is asked of all items; False where one of them leads back to the container."""
+    if id(container) in _asked:
+        return False
+    _asked.add(id(container))
+    try:
+        return ask()
+    finally:
+        _asked.discard(id(container))
+
+
 class ObjectKey:
     """An object with `__hash__` and `__eq__` of its own as a key: the program's own methods decide."""
 

@@ -30,7 +30,7 @@ from ..guards import (
 )
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, wrap_rule
+from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, once, wrap_rule
 from .constant import Constant
 from .operators import c_name
 
@@ -75,10 +75,10 @@ class SequenceValue(Value):
     @property
     def symbolic(self) -> bool:  # type: ignore[override]
         """Whether an item that was read is a size that is an expression."""
-        return self._items is not None and any(item.symbolic for item in self._items)
+        return self._items is not None and once(self, lambda: any(item.symbolic for item in self.items))
 
     def is_constant(self) -> bool:
-        return all(item.is_constant() for item in self.items)
+        return once(self, lambda: all(item.is_constant() for item in self.items))
 
     def as_constant(self) -> Any:
         return self.kind(item.as_constant() for item in self.items)
@@ -335,7 +335,8 @@ class DictValue(Value):
         self.absent: set[Hashable] = set()
 
     def is_constant(self) -> bool:
-        return all(k.is_constant() and v.is_constant() for k, v in self.load().values())
+        pairs = self.load().values()
+        return once(self, lambda: all(k.is_constant() and v.is_constant() for k, v in pairs))
 
     def as_constant(self) -> Any:
         return {k.as_constant(): v.as_constant() for k, v in self.load().values()}
@@ -915,13 +916,12 @@ def items_in_any_order(trace: Trace, value: Value) -> list[Value]:
 
 def _sought(trace: Trace, item: Value) -> Hashable:
     """What a set looks for: a set as the frozenset of its items, which has a hash."""
-    contents = contents_of(item)
-    if isinstance(contents, SetValue) and trace.type_attr(item.python_type(), "__hash__") in (
-        None,
-        set.__hash__,
-    ):
+    cls, contents = item.python_type(), contents_of(item)
+    if isinstance(item, SetValue) or issubclass(cls, set) and trace.type_attr(cls, "__hash__") is None:
+        if not isinstance(contents, SetValue):
+            raise unsupported("unsupported-value", f"{item.describe()} is looked for in a set")
         return frozenset(contents.table)
-    return frozenset(item.table) if isinstance(item, SetValue) else item.hash_key(trace)
+    return item.hash_key(trace)
 
 
 def _times(value: Value) -> int | None:
