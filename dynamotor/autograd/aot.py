@@ -14,7 +14,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -141,8 +141,8 @@ def _aot_compile(
     data = _decided_late(gm)
     for node in data:
         if isinstance(node.target, ControlFlow):  # its bodies are graphs, compiled when they first run
-            node.target.compile = functools.partial(
-                _compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper
+            node.target.compile = config.bound(
+                functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper)
             )
     if data:
         regions = _regions(gm, example_inputs, data)
@@ -454,10 +454,10 @@ def _again(
         return None
     known = {i for one in backwards for i in one.saved_inputs}.union(recipe.symbols, recipe.mutated)
     unsaved = tuple(i for i in range(recipe.n_inputs) if i not in known)
-    settings = asdict(config.snapshot())
 
+    @config.bound
     def compiled(first: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
-        with config.patch(**settings), torch.enable_grad():
+        with torch.enable_grad():
             return aot_compile(first, inputs, compile_graph, cuts=cuts)
 
     return again.Again(gm, compiled, recipe, unsaved, config.fallback_random)
@@ -475,7 +475,7 @@ def _autograd_nodes(
 ) -> list[AutogradNode]:
     return [
         AutogradNode(
-            _BackwardCompiler(one, k, compile_graph, around, place),
+            config.bound(_BackwardCompiler(one, k, compile_graph, around, place)),
             one.saved_inputs,
             one.saved_outputs,
             one.gradients,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -206,6 +206,16 @@ class ConfigHandle:
             yield
         finally:
             _patched.set(before)
+
+    def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function under the settings that hold now, whenever it is called: for what compiles later."""
+        held = self.snapshot()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.patch(**vars(held)):
+                return function(*args, **kwargs)
+
+        return call
 
 
 config = ConfigHandle(_from_environment())
