@@ -155,6 +155,7 @@ def _aot_compile(
         return gm.forward
     try:
         with timed("trace joint graph"), preserved_modes():
+            _refuse_inference_tensors(example_inputs, graded)
             joint = trace_joint(gm, specs_of(gm, example_inputs), graded, memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = getattr(error, "torch_node", None)
@@ -203,6 +204,14 @@ def _in_parts(
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> None:
+    """Autograd saves none: a compiled backward may want one where eager's wants what was made of it."""
+    if any(graded) and any(_is_tensor(t) and t.is_inference() for t in inputs):
+        raise UnsupportedOp(
+            "DM244", "an input of a graph with gradients was made in inference mode", cure="clone() it first"
+        )
 
 
 def memory_groups(inputs: Sequence[Any]) -> list[int]:

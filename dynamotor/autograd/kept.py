@@ -285,6 +285,7 @@ def _input_text(tensor: Any, spec: TensorSpec | Size, static: bool) -> Any:
         tensor.requires_grad,
         tensor.is_leaf and static,
         is_lazy(tensor),
+        tensor.is_inference(),
     ]
 
 
