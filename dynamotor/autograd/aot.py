@@ -142,7 +142,8 @@ def _aot_compile(
     for node in data:
         if isinstance(node.target, ControlFlow):  # its bodies are graphs, compiled when they first run
             node.target.compile = config.bound(
-                functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper)
+                functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper),
+                "strict",
             )
     if data:
         regions = _regions(gm, example_inputs, data)
@@ -484,7 +485,7 @@ def _autograd_nodes(
 ) -> list[AutogradNode]:
     return [
         AutogradNode(
-            config.bound(_BackwardCompiler(one, k, compile_graph, around, place)),
+            config.bound(_BackwardCompiler(one, k, compile_graph, around, place), "strict"),
             one.saved_inputs,
             one.saved_outputs,
             one.gradients,

@@ -113,7 +113,8 @@ class StagedCall:
         self.stages = [self._stage(i, part, numbers, last, modes) for i, part in enumerate(parts)]
         self.result = tuple(numbers[node] for node in output.args[0])
         self.count = len(numbers)
-        self.compiling, self.compile = threading.Lock(), config.bound(_call)
+        self.compiling = threading.Lock()
+        self.compile = config.bound(_call, "strict")  # `fullgraph` is about captures: a part may run as it is
         emit("late", waits="parts of a graph around what eager PyTorch runs are compiled when they first run")
 
     def _stage(

@@ -71,7 +71,7 @@ class Variants:
         self.static = gm.meta["static_inputs"]
         self.programs: list[_Program] = []
         self.refused = False  # symbols stop the compiler
-        self.compiling, self.make = threading.Lock(), config.bound(self._made)
+        self.compiling, self.make = threading.Lock(), config.bound(self._made, "strict")
 
     def __call__(self, *arguments: Any) -> Any:
         program = self._fitting(arguments) or self.make(arguments)

@@ -207,12 +207,14 @@ class ConfigHandle:
         finally:
             _patched.set(before)
 
-    def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function under the settings that hold now, whenever it is called: for what compiles later."""
-        held = self.snapshot()
+    def bound(self, function: Callable[..., Any], *free: str) -> Callable[..., Any]:
+        """The function under the settings that hold now (but `free` ones), whenever it is called: for what
+        compiles later.
+        """
+        held = {name: value for name, value in vars(self.snapshot()).items() if name not in free}
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self.patch(**vars(held)):
+            with self.patch(**held):
                 return function(*args, **kwargs)
 
         return call
