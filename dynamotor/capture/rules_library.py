@@ -569,6 +569,9 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         lambda now: any(f[0] == "error" for f in now.filters),
     ):
         raise unsupported("side-effect", "a warning may be raised as an error")
+    record = getattr(warnings._showwarnmsg_impl, "__self__", None)  # type: ignore[attr-defined]
+    if id(record) in trace.reader.values:
+        raise unsupported("side-effect", "a warning goes to a list that the function has")
     trace.effects.later(
         trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"}
     )

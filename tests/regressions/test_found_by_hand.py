@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -52,3 +53,41 @@ def test_an_input_of_inference_mode_is_not_saved() -> None:
 
     result = dynamotor.compile(program)(x, weight)
     torch.testing.assert_close(torch.autograd.grad(result.sum(), weight)[0], x.clone())
+
+
+class Box:
+    pass
+
+
+def _attributes_behind_a_break(x: torch.Tensor) -> Any:
+    box: Any = Box()
+    box.y = 2
+    seen = [vars(box)]
+    print(end="")
+    box.y = 5
+    return seen, vars(box) is seen[0]
+
+
+def _attributes_that_were_given(x: torch.Tensor) -> Any:
+    box, given = Box(), {"y": 1}
+    before = box.__dict__
+    box.__dict__ = given
+    print(end="")
+    given["y"] = 3
+    return box.y, before, vars(box) is given  # type: ignore[attr-defined]
+
+
+def _a_warning_that_the_function_records(x: torch.Tensor) -> Any:
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        warnings.warn("said", stacklevel=1)
+        return len(record), str(record[0].message)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_attributes_behind_a_break, _attributes_that_were_given, _a_warning_that_the_function_records],
+)
+def test_what_changes_later_is_seen(function: Callable[..., Any]) -> None:
+    x = torch.ones(2)
+    assert dynamotor.compile(function, backend="eager")(x) == function(x)
