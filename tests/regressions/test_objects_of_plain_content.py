@@ -184,3 +184,28 @@ def test_objects_are_asked_what_eager_asks(kind: type) -> None:
                         seen.append(repr(error))
                     seen.extend(LOG)
             assert seen[: len(seen) // 2] == seen[len(seen) // 2 :], text
+
+
+class Row(list):
+    pass
+
+
+def _unions_in_place(x: torch.Tensor) -> Any:
+    table: Any = collections.defaultdict(int)
+    same = table
+    table |= {"q": 1}
+    table["new"] += 1
+    return type(table).__name__, table is same, dict(table)
+
+
+def _a_list_that_is_added_to_itself(x: torch.Tensor) -> Any:
+    row = same = Row([1])
+    row += row
+    row.extend(row)
+    row *= 2
+    return type(row).__name__, row is same, list(row)
+
+
+@pytest.mark.parametrize("function", [_unions_in_place, _a_list_that_is_added_to_itself])
+def test_what_is_changed_in_place_stays_itself(function: Any) -> None:
+    assert dynamotor.compile(function, backend="eager")(torch.ones(2)) == function(torch.ones(2))

@@ -138,7 +138,7 @@ class UserObject(Value):
             return
         if name == "__dict__" and self.obj is MISSING and isinstance(value, DictValue):
             if self._dict is not None:
-                self._dict.owner = None
+                self._dict.owner = bool
             self._dict = value
             if value.source is None and owner_of(value) is None:
                 value.owner = weakref.ref(self)
