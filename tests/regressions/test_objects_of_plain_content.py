@@ -195,6 +195,7 @@ def _unions_in_place(x: torch.Tensor) -> Any:
     same = table
     table |= {"q": 1}
     table["new"] += 1
+    table |= [("pairs", 2)]
     return type(table).__name__, table is same, dict(table)
 
 

@@ -485,6 +485,9 @@ class DictValue(Value):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
+        if op is operator.ior:  # of pairs, too
+            trace.update_dict(self, other)
+            return self
         contents = contents_of(other)
         if op is operator.ior:
             trace.update_dict(self, other)
