@@ -325,7 +325,6 @@ class DictValue(Value):
     ) -> None:
         self.source, self.obj, self.trace, self.trusted, self.kind = source, obj, trace, trusted, kind
         self.born = Epoch.now
-        self.owner: Callable[[], Any] = bool  # (weakly) whose attributes these are, if the trace made it
         # hash key -> (key, value) of what was read or written.
         self.table: dict[Hashable, tuple[Value, Value]] = {}
         for hash_key, key, value in items or ():

@@ -137,8 +137,8 @@ class UserObject(Value):
             self.slots[name] = value
             return
         if name == "__dict__" and self.obj is MISSING and isinstance(value, DictValue):
-            if self._dict is not None:
-                self._dict.owner = bool
+            if self._dict is not None and owner_of(self._dict) is self:
+                del self._dict.owner
             self._dict = value
             if value.source is None and owner_of(value) is None:
                 value.owner = weakref.ref(self)
