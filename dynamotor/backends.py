@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -142,14 +142,11 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
     """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix
     products.
     """
-    settings = asdict(config.snapshot())
     fuse_attention(gm)
 
+    @config.bound  # a backward is compiled when it is first run, outside of what held for its forward
     def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
-        with config.patch(
-            **settings
-        ):  # a backward is compiled when it is first run, outside of what held for its forward
-            return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+        return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
     keeper = Keeper(stored.environment, stored.describe, stored.restore)
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):

@@ -302,6 +302,19 @@ def test_options_hold_for_one_callable():
     torch.testing.assert_close(ours, noisy(x))
 
 
+def test_options_hold_for_the_parts_around_an_op_that_eager_runs():
+    def noisy(x):
+        return torch.nn.functional.rrelu(torch.nn.functional.dropout(x, 0.5, True), training=True)
+
+    x = torch.ones(64)
+    for dynamic in (False, True):
+        compiled = dynamotor.compile(noisy, options={"fallback_random": True}, dynamic=dynamic)
+        torch.manual_seed(3)
+        ours = compiled(x)
+        torch.manual_seed(3)
+        torch.testing.assert_close(ours, noisy(x), rtol=0, atol=0)
+
+
 def test_compiled_dropout_repeats_under_a_seed_and_keeps_the_rate():
     compiled = dynamotor.compile(lambda x: torch.nn.functional.dropout(x, 0.25, True))
     x = torch.ones(200, 500)

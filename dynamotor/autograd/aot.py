@@ -14,7 +14,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -141,8 +141,9 @@ def _aot_compile(
     data = _decided_late(gm)
     for node in data:
         if isinstance(node.target, ControlFlow):  # its bodies are graphs, compiled when they first run
-            node.target.compile = functools.partial(
-                _compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper
+            node.target.compile = config.bound(
+                functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper),
+                "strict",
             )
     if data:
         regions = _regions(gm, example_inputs, data)
@@ -155,6 +156,7 @@ def _aot_compile(
         return gm.forward
     try:
         with timed("trace joint graph"), preserved_modes():
+            _refuse_inference_tensors(example_inputs, graded)
             joint = trace_joint(gm, specs_of(gm, example_inputs), graded, memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = getattr(error, "torch_node", None)
@@ -203,6 +205,14 @@ def _in_parts(
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> None:
+    """Autograd saves none: a compiled backward may want one where eager's wants what was made of it."""
+    if any(graded) and any(_is_tensor(t) and t.is_inference() for t in inputs):
+        raise UnsupportedOp(
+            "DM244", "an input of a graph with gradients was made in inference mode", cure="clone() it first"
+        )
 
 
 def memory_groups(inputs: Sequence[Any]) -> list[int]:
@@ -454,10 +464,10 @@ def _again(
         return None
     known = {i for one in backwards for i in one.saved_inputs}.union(recipe.symbols, recipe.mutated)
     unsaved = tuple(i for i in range(recipe.n_inputs) if i not in known)
-    settings = asdict(config.snapshot())
 
+    @config.bound
     def compiled(first: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
-        with config.patch(**settings), torch.enable_grad():
+        with torch.enable_grad():
             return aot_compile(first, inputs, compile_graph, cuts=cuts)
 
     return again.Again(gm, compiled, recipe, unsaved, config.fallback_random)
@@ -475,7 +485,7 @@ def _autograd_nodes(
 ) -> list[AutogradNode]:
     return [
         AutogradNode(
-            _BackwardCompiler(one, k, compile_graph, around, place),
+            config.bound(_BackwardCompiler(one, k, compile_graph, around, place), "strict"),
             one.saved_inputs,
             one.saved_outputs,
             one.gradients,

@@ -6,6 +6,7 @@ and may return NotImplemented to keep the op whole.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -228,14 +229,12 @@ def _like(
 
 @decomposition(aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 def _unsafe_split(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, sizes: Any, dim: int = 0) -> Any:
-    """Slices that nobody may see as views of their source: each is memory of its own here."""
+    """Slices of their source's memory that autograd does not know as views."""
     dim %= len(x.shape)
     if isinstance(sizes, int):
         sizes = [min(sizes, x.shape[dim] - start) for start in range(0, x.shape[dim], max(sizes, 1))] or [0]
-    source, parts, start = recorder.node_of(x), [], 0
-    for size in sizes:
-        parts.append(
-            recorder.tensor(recorder.emit(aten.slice.Tensor, (source, dim, start, start + size), {}))
-        )
-        start += size
-    return parts
+    ends = list(itertools.accumulate(sizes))
+    return [
+        recorder.call(aten.slice.Tensor, x, dim, end - size, end)
+        for size, end in zip(sizes, ends, strict=True)
+    ]

@@ -288,7 +288,8 @@ def _plan(
     tensor: ShapeTensor, kind: str, index: int, root: TracedAlias, source: ShapeTensor | None
 ) -> OutputPlan:
     steps = _chain(tensor.note, root)
-    if steps is None:
+    apart = tensor.requires_grad and tensor is not source and not _is_view_of(tensor, source)
+    if steps is None or apart and source is not None:  # a history of its own (`unsafe_split`)
         raise UnsupportedOp(
             "DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them"
         )

@@ -20,7 +20,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -101,15 +101,13 @@ class Kept:
     """A program's place on disk. Parts: "forward" (or the whole of inference), and backwards by number and
     absent tangents.
 
-    settings: a backward is looked for when it is first run, outside of what held for its forward. env: the
-    symbols, of which `assumed` guards came with the graph. backwards: the hash of what the forward's entry
-    says of them, since another process may have cut the graph elsewhere. numbers: of the entry in use, by
-    part.
+    env: the symbols, of which `assumed` guards came with the graph. backwards: the hash of what the forward's
+    entry says of them, since another process may have cut the graph elsewhere. numbers: of the entry in use,
+    by part.
     """
 
     key: str
     keeper: Keeper
-    settings: dict[str, Any]
     env: ShapeEnv | None
     assumed: int
     backwards: str = ""
@@ -144,14 +142,13 @@ class Kept:
     @contextlib.contextmanager
     def alone(self, part: str, look: Callable[[], Any]) -> Iterator[Any]:
         """What `look` finds; where it is MISSING, one process at a time goes on to make it."""
-        with config.patch(**self.settings):
-            found = look()
-            if found is not MISSING:
-                yield found
-                return
-            self.keeper.prepare()
-            with cache.exclusive("program", self._name(part), WAIT_SECONDS) as waited:
-                yield look() if waited else MISSING
+        found = look()
+        if found is not MISSING:
+            yield found
+            return
+        self.keeper.prepare()
+        with cache.exclusive("program", self._name(part), WAIT_SECONDS) as waited:
+            yield look() if waited else MISSING
 
     def _name(self, part: str) -> str:
         return cache.digest(self.key, part, str(self.numbers.get(part, 0)))
@@ -230,7 +227,7 @@ def kept(
         _not_kept(str(why))
         return None
     env = gm.meta.get("shape_env")
-    return Kept(key, keeper, asdict(config.snapshot()), env, len(env.guards) if env is not None else 0)
+    return Kept(key, keeper, env, len(env.guards) if env is not None else 0)
 
 
 def _whole_compilation_is_wanted() -> bool:
@@ -288,6 +285,7 @@ def _input_text(tensor: Any, spec: TensorSpec | Size, static: bool) -> Any:
         tensor.requires_grad,
         tensor.is_leaf and static,
         is_lazy(tensor),
+        tensor.is_inference(),
     ]
 
 

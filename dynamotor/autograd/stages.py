@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
+from ..base.config import config
 from ..base.events import emit
 from ..graph.raised import show_its_line
 from ..graph.size_nodes import is_size
@@ -113,6 +114,7 @@ class StagedCall:
         self.result = tuple(numbers[node] for node in output.args[0])
         self.count = len(numbers)
         self.compiling = threading.Lock()
+        self.compile = config.bound(_call, "strict")  # `fullgraph` is about captures: a part may run as it is
         emit("late", waits="parts of a graph around what eager PyTorch runs are compiled when they first run")
 
     def _stage(
@@ -191,7 +193,7 @@ class StagedCall:
     def _compiled(self, stage: _Stage, arguments: list[torch.Tensor]) -> Compiled:
         with self.compiling:
             if stage.call is None:
-                stage.call = _call(stage, arguments)
+                stage.call = self.compile(stage, arguments)
         return stage.call
 
 

@@ -71,10 +71,10 @@ class Variants:
         self.static = gm.meta["static_inputs"]
         self.programs: list[_Program] = []
         self.refused = False  # symbols stop the compiler
-        self.compiling = threading.Lock()
+        self.compiling, self.make = threading.Lock(), config.bound(self._made, "strict")
 
     def __call__(self, *arguments: Any) -> Any:
-        program = self._fitting(arguments) or self._made(arguments)
+        program = self._fitting(arguments) or self.make(arguments)
         if program is None:
             counters["fallback"]["aot.sizes of a part"] += 1
             return self.gm.forward(*arguments)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -206,6 +206,18 @@ class ConfigHandle:
             yield
         finally:
             _patched.set(before)
+
+    def bound(self, function: Callable[..., Any], *free: str) -> Callable[..., Any]:
+        """The function under the settings that hold now (but `free` ones), whenever it is called: for what
+        compiles later.
+        """
+        held = {name: value for name, value in vars(self.snapshot()).items() if name not in free}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.patch(**held):
+                return function(*args, **kwargs)
+
+        return call
 
 
 config = ConfigHandle(_from_environment())

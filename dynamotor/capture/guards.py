@@ -339,14 +339,16 @@ class Length(Guard):
     code = "length"
 
     def check_value(self, value: Any) -> bool:
-        kinds: tuple[Any, ...] = (list, tuple, dict, set, frozenset, str, bytes)
-        for kind in kinds:
-            if isinstance(value, kind):
-                return kind.__len__(value) == self.n
-        return len(value) == self.n
+        return self._of(value) == self.n
 
     def explain(self, value: Any) -> str:
-        return f"len({self.source}) is {len(value)}, was {self.n}"
+        return f"len({self.source}) is {self._of(value)}, was {self.n}"
+
+    @staticmethod
+    def _of(value: Any) -> int:
+        kinds: tuple[Any, ...] = (list, tuple, dict, set, frozenset, str, bytes)
+        kind = next((kind for kind in kinds if isinstance(value, kind)), None)
+        return len(value) if kind is None else kind.__len__(value)
 
 
 def ordered_keys(value: dict[Any, Any]) -> Iterable[Any]:
@@ -377,7 +379,7 @@ class DictKeys(Guard):
         return all(map(_key_equal, ordered_keys(value), self.keys))
 
     def explain(self, value: Any) -> str:
-        return f"{self.source} has keys {_short(list(value))}, had {_short(list(self.keys))}"
+        return f"{self.source} has keys {_short([*ordered_keys(value)])}, had {_short(list(self.keys))}"
 
 
 @dataclass(frozen=True)

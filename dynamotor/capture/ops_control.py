@@ -122,7 +122,7 @@ def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
     named = stack.pop() if instr.arg & 1 else None
     if type(stack[-1]) is Constant and not trace.has_special(stack[-1], "__iter__"):
         raise unsupported("unsupported-call", "a call with * of what cannot be iterated")
-    args = stack.pop().unpack(trace)
+    args = stack.pop().listed(trace)
     fn = stack.pop()
     stack.pop()
     kwargs: dict[str, Value] = {}

@@ -202,7 +202,7 @@ def map_add(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("LIST_EXTEND")
 def list_extend(frame: Frame, instr: Instr, target: int) -> None:
     frame.trace.must_iterate(frame.stack[-1], "Value after * must be an iterable, not {}")
-    items = frame.stack[-1].unpack(frame.trace)
+    items = frame.stack[-1].listed(frame.trace)
     frame.stack.pop()
     frame.stack[-instr.arg].mutate(frame.trace).extend(items)
 

@@ -67,7 +67,7 @@ class Codegen:
         known = self.names.get(id(value))
         if known is not None:
             return known
-        if text.isidentifier() or value.python_type() is tuple and value.source is None and len(text) < 40:
+        if text.isidentifier():
             self._remember(value, text)
             return text
         return self.new_object(value, text)

@@ -119,7 +119,7 @@ register_all(
         ),
         ((any,), lambda trace, args, kwargs: Constant(any(map(trace.truth, _items(trace, args[0]))))),
         ((all,), lambda trace, args, kwargs: Constant(all(map(trace.truth, _items(trace, args[0]))))),
-        ((list,), lambda trace, args, kwargs: ListValue(args[0].unpack(trace) if args else [])),
+        ((list,), lambda trace, args, kwargs: ListValue(args[0].listed(trace) if args else [])),
         ((set,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [])),
         ((frozenset,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [], frozenset)),
         ((bool,), lambda trace, args, kwargs: _bool(trace, args[0]) if args else Constant(False)),
@@ -332,7 +332,7 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Constant | TupleValue) and args[0].python_type() is tuple:
         return args[0]
-    return TupleValue(args[0].unpack(trace) if args else [])
+    return TupleValue(args[0].listed(trace) if args else [])
 
 
 @builtin_rule(dict)
@@ -558,10 +558,9 @@ def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
 
 @builtin_rule(sorted)
 def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    plain = "key" not in kwargs
-    return ListValue(
-        sort_values(trace, items_in_any_order(trace, args[0]) if plain else args[0].unpack(trace), kwargs)
-    )
+    plain = isinstance(args[0], SetValue) and "key" not in kwargs
+    items = items_in_any_order(trace, args[0]) if plain else args[0].listed(trace)
+    return ListValue(sort_values(trace, items, kwargs))
 
 
 def _operator_rule(fn: Any, op: Any) -> None:

@@ -443,8 +443,15 @@ def _weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """The one reference without a callback that an object from outside has."""
     value = args[0]
     if len(args) > 1 or kwargs or value.source is None or value.real() is MISSING:
-        raise unsupported("unsupported-call", f"a weak reference to {value.describe()} is made")
+        _other_weak(trace, args, kwargs)
     return trace.wrap(Called(value.source, weakref.ref), weakref.ref(value.real()))
+
+
+@builtin_rule(weakref.proxy)
+def _other_weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """What the trace made ends when CPython alone knows."""
+    kind = "finalizer" if args[0].source is None else "unsupported-call"
+    raise unsupported(kind, f"a weak reference to {args[0].describe()} is made")
 
 
 # Dispatch by class ------------------------------------------------------------------------------------------
@@ -562,6 +569,9 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         lambda now: any(f[0] == "error" for f in now.filters),
     ):
         raise unsupported("side-effect", "a warning may be raised as an error")
+    record = getattr(warnings._showwarnmsg_impl, "__self__", None)  # type: ignore[attr-defined]
+    if id(record) in trace.reader.values:
+        raise unsupported("side-effect", "a warning goes to a list that the function has")
     trace.effects.later(
         trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"}
     )

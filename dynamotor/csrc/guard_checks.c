@@ -69,7 +69,7 @@ static bool has_keys(PyObject *dict, PyObject *keys) {
         }
         return i == n;
     }
-    PyObject *iterator = PyObject_GetIter(dict);
+    PyObject *iterator = (PyODict_Check(dict) ? PyODict_Type.tp_iter : PyDict_Type.tp_iter)(dict);
     bool same = iterator != NULL;
     while (same && (key = PyIter_Next(iterator)) != NULL) {
         same = i < n && key_equal(key, PyTuple_GET_ITEM(keys, i));

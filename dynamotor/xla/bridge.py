@@ -50,8 +50,9 @@ wrap_rule(XLATensor)(wrap_tensor)
 
 def trace_once(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) -> Compiled:
     """Backend "xla": forward and backward graphs as XLA executables, recorded once."""
-    pad = config.pad  # a backward is compiled outside of what holds now
-    return _compile(gm, example_inputs, functools.partial(compile_padded, pad=pad) if pad else compile_once)
+    return _compile(
+        gm, example_inputs, functools.partial(compile_padded, pad=config.pad) if config.pad else compile_once
+    )
 
 
 def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) -> Compiled:

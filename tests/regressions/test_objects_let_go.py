@@ -45,6 +45,22 @@ def _started() -> Iterator[int]:
     return generator
 
 
+def _seen_weakly() -> Any:
+    made = Plain()
+    seen, also = weakref.ref(made), weakref.proxy(made)
+    there = seen() is made
+    del made
+    return there, seen() is None, weakref.ref(Plain())() is None, type(also).__name__
+
+
+class Plain:
+    pass
+
+
+def test_a_weak_reference_to_what_a_call_makes() -> None:
+    assert dynamotor.compile(_seen_weakly, backend="eager")() == _seen_weakly()
+
+
 def _attribute(box: Any) -> None:
     box.held = None
 

@@ -178,6 +178,10 @@ class Value:
             items.append(item)
         return items
 
+    def listed(self, trace: Trace) -> list[Value]:
+        """All items as `list(value)` takes them, which asks an object for its length first."""
+        return self.unpack(trace)
+
     # Leaving the trace --------------------------------------------------------------------------------------
     def reconstruct(self, cg: Codegen) -> str:
         """A Python expression of the object for the generated `finish` function; only called for values made

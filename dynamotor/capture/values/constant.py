@@ -116,7 +116,7 @@ class Constant(Value):
                 return side and _implemented(trace.real_call(side, self.value, held))
             if op is operator.mod and isinstance(self.value, str) and not reflected:
                 return trace.format_percent(self, other)
-            if isinstance(self.value, tuple) and not reflected and other.python_type() is tuple:
+            if isinstance(self.value, tuple) and not reflected and issubclass(other.python_type(), tuple):
                 return trace.make_tuple(self.unpack(trace)).binary(trace, op, other)
             return None
         return trace.generic_binary(self, op, other, reflected)

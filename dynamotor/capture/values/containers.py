@@ -176,7 +176,8 @@ class ListValue(SequenceValue):
         """The items, to be changed in place; an outside list is recorded as an effect."""
         items = self.items
         if self.obj is not MISSING:
-            trace.effects.touch(self, () if self in trace.effects.touched else self.obj)
+            held = () if self in trace.effects.touched else self.kind.__iter__(self.obj)  # type: ignore[attr-defined]
+            trace.effects.touch(self, held)
         else:
             trace.effects.change(self)
         return items
@@ -483,6 +484,9 @@ class DictValue(Value):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
+        if op is operator.ior:  # of pairs, too
+            trace.update_dict(self, other)
+            return self
         contents = contents_of(other)
         if op is operator.ior:
             trace.update_dict(self, other)
@@ -497,9 +501,10 @@ class DictValue(Value):
             if self.kind is OrderedDict and contents.kind is OrderedDict:
                 equal = equal and list(mine) == list(theirs)
             return Constant(equal == (op is operator.eq))
-        if op is operator.or_ and not reflected:
-            merged = DictValue([(h, k, v) for h, (k, v) in self.load().items()])
-            merged.update(trace, contents)
+        if op is operator.or_ and not (reflected and isinstance(other, DictValue)):
+            first, second = (contents, self) if reflected else (self, other)
+            merged = DictValue([(h, k, v) for h, (k, v) in first.load().items()])
+            trace.update_dict(merged, second)
             return merged
         return None
 

@@ -17,7 +17,7 @@ from ...base.registry import register_all
 from ..breaks import unsupported
 from .arguments import refuse_misfits
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule, refusing
-from .constant import PURE_TYPES, Constant
+from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .function import FunctionValue
 from .user_object import UserObject
@@ -103,7 +103,7 @@ def builtin_new(
     if issubclass(cls, list) and maker is list.__new__:
         return UserObject(cls, base=ListValue([]))
     if issubclass(cls, tuple) and maker is tuple.__new__:
-        return UserObject(cls, base=TupleValue(args[0].unpack(trace) if args else []))
+        return UserObject(cls, base=TupleValue(args[0].listed(trace) if args else []))
     if issubclass(cls, set) and maker is set.__new__:
         return UserObject(cls, base=SetValue({}, mirror=set()))
     for base in _PLAIN_BASES:
@@ -120,12 +120,18 @@ def builtin_init(
     trace: Trace, instance: UserObject, init: Any, args: list[Value], kwargs: dict[str, Value], made: bool
 ) -> None:
     """A C `__init__` of an object made in the trace."""
-    base = instance.base
+    base, space = instance.base, init is types.SimpleNamespace.__init__
+    most = 0 if space else 1 + (init is defaultdict.__init__)
+    if (space or isinstance(base, ListValue | DictValue | SetValue)) and len(args) > most:
+        raise unsupported("unsupported-call", f"{instance.cls.__name__}() with {len(args)} arguments")
     if isinstance(base, ListValue) and init is list.__init__:
-        base.mutate(trace)[:] = args[0].unpack(trace) if args else []
+        base.mutate(trace)[:] = args[0].listed(trace) if args else []
     elif isinstance(base, DictValue) and init in (dict.__init__, OrderedDict.__init__, defaultdict.__init__):
         if init is defaultdict.__init__:
-            instance.slots["default_factory"], *args = args or [Constant(None)]
+            factory, *args = args or [Constant(None)]
+            if not is_none(factory) and not trace.has_special(factory, "__call__"):
+                raise trace.error(TypeError, "first argument must be callable or None")
+            instance.slots["default_factory"] = factory
         if args:
             trace.update_dict(base, args[0])
         for name, value in kwargs.items():
@@ -133,7 +139,7 @@ def builtin_init(
     elif isinstance(base, SetValue) and init is set.__init__:
         if args:
             base.change(trace, "update", args[0])
-    elif init is types.SimpleNamespace.__init__:
+    elif space:
         for name, value in kwargs.items():
             instance.store_attr(trace, name, value)
     elif issubclass(instance.cls, BaseException):
@@ -236,7 +242,7 @@ def update_dict(trace: Trace, into: Value, source: Value) -> None:
     target = contents_of(into)
     assert isinstance(target, DictValue)
     plain = source if isinstance(source, DictValue) else contents_of(source)
-    if isinstance(plain, DictValue) and _plain_mapping(trace, source):
+    if isinstance(plain, DictValue) and _is_read_raw(trace, source, target.kind):
         target.update(trace, plain)
     elif trace.getattr_or_none(source, "keys") is not None:
         for key in trace.call_method(source, "keys", []).unpack(trace):
@@ -253,8 +259,13 @@ def update_dict(trace: Trace, into: Value, source: Value) -> None:
             target.store(trace, key.hash_key(trace), key, value)
 
 
-def _plain_mapping(trace: Trace, source: Value) -> bool:
+def _is_read_raw(trace: Trace, source: Value, into: type) -> bool:
+    """Whether CPython reads a dict's memory, whatever its class overrides, or nothing is overridden. An
+    OrderedDict asks every subclass for its keys, a dict those with an `__iter__` of their own.
+    """
     cls = source.python_type()
+    if into is not OrderedDict and trace.type_attr(cls, "__iter__") is dict.__iter__:
+        return True
     return not any(
         isinstance(trace.type_attr(cls, n), types.FunctionType) for n in ("keys", "__getitem__", "__iter__")
     )

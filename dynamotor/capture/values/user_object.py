@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..breaks import unsupported
 from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
-from .base import MISSING, Epoch, ObjectKey, Value, wrap_rule
+from .base import MISSING, Epoch, ObjectKey, Raised, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
 from .operators import c_name
@@ -137,6 +137,8 @@ class UserObject(Value):
             self.slots[name] = value
             return
         if name == "__dict__" and self.obj is MISSING and isinstance(value, DictValue):
+            if self._dict is not None and owner_of(self._dict) is self:
+                del self._dict.owner
             self._dict = value
             if value.source is None and owner_of(value) is None:
                 value.owner = weakref.ref(self)
@@ -151,6 +153,18 @@ class UserObject(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         return trace.generic_binary(self, op, other, reflected)
+
+    def listed(self, trace: Trace) -> list[Value]:
+        iterator = self.iterate(trace)
+        for name in ("__len__", "__length_hint__"):
+            if isinstance(trace.type_attr(self.cls, name), types.FunctionType):
+                try:
+                    trace.call_special(self, name, [], {})
+                    break
+                except Raised as raised:
+                    if not issubclass(raised.value.python_type(), TypeError):
+                        raise
+        return [*iter(lambda: iterator.next(trace), None)]
 
     # Leaving the trace --------------------------------------------------------------------------------------
     def reconstruct(self, cg: Codegen) -> str:

@@ -1,0 +1,93 @@
+"""Small programs that a person thought of and that were wrong: eager PyTorch is the judge."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+Program = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+def _parts_are_written(x: torch.Tensor, y: torch.Tensor) -> Any:
+    whole = x * 2
+    first, last = whole.unsafe_chunk(2, 1)
+    first.mul_(y[:, :2])
+    return whole * 3, last + 1
+
+
+def _whole_is_written(x: torch.Tensor, y: torch.Tensor) -> Any:
+    whole = x * 2
+    parts = whole.unsafe_split_with_sizes([1, 3], 1)
+    whole.mul_(y)
+    return whole, *parts
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("program", [_parts_are_written, _whole_is_written])
+def test_unsafe_parts_lie_in_their_source(program: Program, graded: bool) -> None:
+    """Autograd knows no views there: each keeps the history that it was given."""
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    results = []
+    for function in (program, dynamotor.compile(program, backend="aot_eager")):
+        leaf = x.clone().requires_grad_(graded)
+        made = function(leaf, y)
+        gradients = [torch.autograd.grad(one.sum(), leaf, retain_graph=True) for one in made if graded]
+        results.append((*made, *gradients))
+    torch.testing.assert_close(*results)
+
+
+def test_an_input_of_inference_mode_is_not_saved() -> None:
+    """Autograd refuses to save one: eager saves what is made of it, a compiled backward might want it."""
+    with torch.inference_mode():
+        x = torch.randn(3)
+    weight = torch.randn(3, requires_grad=True)
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x.clone() * weight
+
+    result = dynamotor.compile(program)(x, weight)
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), weight)[0], x.clone())
+
+
+class Box:
+    pass
+
+
+def _attributes_behind_a_break(x: torch.Tensor) -> Any:
+    box: Any = Box()
+    box.y = 2
+    seen = [vars(box)]
+    print(end="")
+    box.y = 5
+    return seen, vars(box) is seen[0]
+
+
+def _attributes_that_were_given(x: torch.Tensor) -> Any:
+    box, given = Box(), {"y": 1}
+    before = box.__dict__
+    box.__dict__ = given
+    print(end="")
+    given["y"] = 3
+    return box.y, before, vars(box) is given  # type: ignore[attr-defined]
+
+
+def _a_warning_that_the_function_records(x: torch.Tensor) -> Any:
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        warnings.warn("said", stacklevel=1)
+        return len(record), str(record[0].message)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_attributes_behind_a_break, _attributes_that_were_given, _a_warning_that_the_function_records],
+)
+def test_what_changes_later_is_seen(function: Callable[..., Any]) -> None:
+    x = torch.ones(2)
+    assert dynamotor.compile(function, backend="eager")(x) == function(x)
