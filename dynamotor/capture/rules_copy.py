@@ -32,6 +32,12 @@ _HOOKS = (
     "__getnewargs__",
     "__getnewargs_ex__",
 )
+# What copies of containers call besides.
+_READ_AND_FILLED = {
+    ListValue: ("__iter__", "append", "extend"),
+    DictValue: ("items", "__setitem__"),
+    SetValue: ("__iter__",),
+}
 
 
 @builtin_rule(copy.copy)
@@ -65,7 +71,7 @@ def _copy_container(value: Any, inner: Any) -> Value | None:
 
 def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) -> Value:
     """made: called with the copy before it has attributes, which may lead back to it."""
-    for name in _HOOKS:
+    for name in (*_HOOKS, *_READ_AND_FILLED.get(type(value.base), ())):
         if (
             isinstance(trace.type_attr(value.cls, name), types.FunctionType)
             or value.slots
