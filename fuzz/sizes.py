@@ -76,7 +76,9 @@ def _can_be_made(one: Input) -> bool:
     expanded dimension.
     """
     expanded = one.layout == "expanded" and one.shape[:1] == (0,)
-    return torch.Size(one.shape).numel() <= 2 * MOST_ELEMENTS and one.fill != "index:0" and not expanded
+    few = one.fill.startswith("perm:") and int(one.fill[5:]) < max(one.shape[-1:], default=0)
+    small = torch.Size(one.shape).numel() <= 2 * MOST_ELEMENTS
+    return small and one.fill != "index:0" and not few and not expanded
 
 
 @dataclass
