@@ -207,7 +207,7 @@ SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
     a = [1]; a.append(a); d = {}; d[0] = d
     return len(a), a[1] is a, len(a * 2), {*d}, d[0] is d, 1 in a, [*a][0]
 
-    s = t = {1}; s |= DD.keys(); u = v = {1, 2}; u ^= DD.keys(); u -= {1}
+    k = {1: 0, 5: 0}.keys(); s = t = {1}; s |= k; u = v = {1, 2}; u ^= k; u -= {1}
     return s, t, u, v, s is t
 
     s = t = SubSet([1, 2]); s |= {3}; s &= {2, 3}; s -= {2}; s ^= {3, 4}
