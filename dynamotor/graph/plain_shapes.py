@@ -360,36 +360,52 @@ def _convolution_backward(
     )
 
 
-def _pooled(x: TensorSpec, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> Any:
-    """The shape of pooled images; None where something may be wrong with the arguments."""
+def _pooled(
+    x: TensorSpec, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> TensorSpec | None:
+    """Pooled images in the memory format that the images suggest; None where something may be wrong with the
+    arguments.
+    """
     numbers = (*kernel, *stride, *dilation)
     if (
         len(x.shape) not in (3, 4)
         or 0 in x.shape
+        or not x.dtype.is_floating_point
         or not all(type(n) is int and n > 0 for n in numbers)
         or not all(0 <= 2 * p <= k for p, k in zip([*padding] * 2, [*kernel] * 2))
     ):
         return None
-    shape = symbolic_rules[aten.max_pool2d_with_indices.default](x, kernel, stride, padding, dilation, ceil)
-    return shape if all(n > 0 for n in shape) else None
+    shape: Any = symbolic_rules[aten.max_pool2d_with_indices.default](
+        x, kernel, stride, padding, dilation, ceil
+    )
+    return TensorSpec(shape, suggested_stride(x, shape), x.dtype, x.device) if min(shape) > 0 else None
 
 
-def _pool(func: OpOverload, indices: bool) -> ShapeRule:
-    """Pooled images in the memory format that the images suggest, and where each element lay."""
+@shape_rule(aten.max_pool2d_with_indices.default)
+def _max_pool(
+    x: TensorSpec,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil: bool = False,
+) -> Any:
+    out = _pooled(x, kernel, stride, padding, dilation, ceil)
+    return PASS if out is None else (out, replace(out, dtype=torch.int64))
 
-    def rule(x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = (0,), *rest: Any) -> Any:
-        dilation, ceil = (
-            rest if indices and len(rest) == 2 else ((1,), bool(rest and not indices and rest[0]))
-        )
-        plain = len(rest) in (0, 2) if indices else len(rest) < 3 or rest[2] is None
-        plain = plain and x.dtype.is_floating_point
-        shape = _pooled(x, kernel, stride, padding, dilation, ceil) if plain else None
-        if shape is None:
-            return PASS
-        out = TensorSpec(shape, suggested_stride(x, shape), x.dtype, x.device)
-        return (out, replace(out, dtype=torch.int64)) if indices else out
 
-    return rule
+@shape_rule(aten.avg_pool2d.default)
+def _avg_pool(
+    x: TensorSpec,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    ceil: bool = False,
+    counts_padding: bool = True,
+    divisor: int | None = None,
+) -> Any:
+    out = _pooled(x, kernel, stride, padding, (1,), ceil) if divisor is None else None
+    return PASS if out is None else out
 
 
 def _pool_backward(func: OpOverload) -> ShapeRule:
@@ -403,12 +419,10 @@ def _pool_backward(func: OpOverload) -> ShapeRule:
     return rule
 
 
-for _func, _backward in (
-    (aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
-    (aten.avg_pool2d.default, aten.avg_pool2d_backward.default),
-):
-    shape_rules.add(_func, _pool(_func, _func is aten.max_pool2d_with_indices.default))
-    shape_rules.add(_backward, _pool_backward(_func))
+shape_rules.add(
+    aten.max_pool2d_with_indices_backward.default, _pool_backward(aten.max_pool2d_with_indices.default)
+)
+shape_rules.add(aten.avg_pool2d_backward.default, _pool_backward(aten.avg_pool2d.default))
 
 
 @shape_rule(aten._adaptive_avg_pool2d.default)
