@@ -123,11 +123,11 @@ register_all(
         ((list.extend, deque.extend), lambda trace, self, other: self.extend(trace, other)),
         (
             (list.insert,),
-            lambda trace, self, index, item: self.mutate(trace).insert(index.as_constant(), item),
+            lambda trace, self, index, item: self.mutate(trace).insert(_whole(trace, index), item),
         ),
         ((list.clear, deque.clear), lambda trace, self: self.mutate(trace).clear()),
         ((list.reverse, deque.reverse), lambda trace, self: self.mutate(trace).reverse()),
-        ((deque.rotate,), lambda trace, self, by=ONE: _rotate(self.mutate(trace), by.as_constant())),
+        ((deque.rotate,), lambda trace, self, by=ONE: _rotate(self.mutate(trace), _whole(trace, by))),
         ((list.copy,), lambda trace, self: ListValue(self.items)),
         (
             (list.count, tuple.count),
@@ -201,11 +201,21 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 # list -------------------------------------------------------------------------------------------------------
 @method(list.pop)
 def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
-    at = index.as_constant()
+    at = _whole(trace, index)
     if not -len(self.items) <= at < len(self.items):
         empty = "pop from an empty deque" if self.kind is deque else "pop from empty list"
         raise trace.error(IndexError, "pop index out of range" if self.items else empty)
     return self.mutate(trace).pop(at)
+
+
+def _whole(trace: Trace, value: Value) -> int:
+    """What C makes of an argument that is a position or a count."""
+    if trace.has_special(value, "__index__"):
+        value = trace.call_special(value, "__index__", [], {})
+    elif not hasattr(value.python_type(), "__index__"):
+        kind = value.python_type().__name__
+        raise trace.error(TypeError, f"'{kind}' object cannot be interpreted as an integer")
+    return operator.index(value.as_constant())
 
 
 @method(list.sort)

@@ -49,7 +49,10 @@ template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x;
 #else
 template<class T> INL T UNSEEN(T x){ asm("":"+m"(x)); return x; }
 #endif
-template<class T,class A> INL T whole(A x){ return UNSEEN(cvt<T>(x)); }
+// A compiler turns a NaN that it knows into another whole number than the processor does.
+template<class T,class A> INL T whole(A x){
+ if constexpr(tr<T>::n==1) if(__builtin_constant_p(x)) asm("":"+m"(x));
+ return UNSEEN(cvt<T>(x)); }
 template<class T,class A> INL T bits(A x){ return __builtin_bit_cast(T,x); }
 #define CMP(name,o) template<class T> INL auto name(T a,T b){ return narrow(a o b); }
 CMP(lt,<) CMP(le,<=) CMP(gt,>) CMP(ge,>=) CMP(eq,==) CMP(ne,!=)

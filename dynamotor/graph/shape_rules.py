@@ -42,6 +42,11 @@ aten = torch.ops.aten
 def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *args: Any) -> TensorSpec:
     """A row-major result; where something may be wrong with the arguments, the meta kernel says it."""
     transposed, groups = args[3], args[5]
+    if weight.shape and weight.shape[0] < groups:  # the meta kernel says nothing
+        raise RuntimeError(
+            f"Given groups={groups}, expected weight to be at least {groups} at dimension 0, "
+            f"but got weight of size {list(weight.shape)} instead"
+        )
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
     if (
         len(x.shape) == len(weight.shape) >= 3

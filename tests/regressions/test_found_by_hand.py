@@ -1,8 +1,9 @@
-"""Small programs that a person thought of and that were wrong: eager PyTorch is the judge."""
+"""Small programs that a person thought of, or a fuzzer, and that were wrong: eager PyTorch is the judge."""
 
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +92,38 @@ def _a_warning_that_the_function_records(x: torch.Tensor) -> Any:
 def test_what_changes_later_is_seen(function: Callable[..., Any]) -> None:
     x = torch.ones(2)
     assert dynamotor.compile(function, backend="eager")(x) == function(x)
+
+
+@pytest.mark.parametrize("target", ["portable", "avx2"])
+def test_a_nan_that_the_compiler_knows_becomes_the_whole_number_of_the_processor(target: str) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = x.mean(-1, dtype=torch.float64)
+        return mean.to(torch.int64), mean.to(torch.int32)
+
+    x = torch.zeros(0, dtype=torch.bool)
+    assert dynamotor.compile(fn, options={"target": target})(x) == fn(x)
+
+
+def test_a_convolution_without_output_channels_is_refused() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv1d(x, w, padding=1) * 2
+
+    for call in (fn, dynamotor.compile(fn)):
+        with pytest.raises(RuntimeError, match="at least 1 at dimension 0"):
+            call(torch.zeros(1, 0), torch.zeros(0, 1, 0))
+
+
+@pytest.mark.parametrize("position", [1.5, "a", None, True, -1])
+def test_positions_and_counts_of_lists_are_whole_numbers(position: Any) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        items, queue, errors = [1, 2, 3], deque([1, 2, 3]), []
+        for change in (queue.rotate, items.pop, lambda at: items.insert(at, 7)):
+            try:
+                change(position)
+            except TypeError as error:
+                errors.append(str(error))
+        return x + len(errors), items, [*queue], errors
+
+    x = torch.zeros(2)
+    found, wanted = dynamotor.compile(fn, backend="eager")(x), fn(x)
+    assert found[1:] == wanted[1:] and torch.equal(found[0], wanted[0])
