@@ -75,6 +75,9 @@ class CudaRecorder:
             if key not in self._streams:
                 self._streams[key] = torch.cuda.Stream(self.device)
             stream, graph, current = self._streams[key], torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            # what plain calls on this stream have worked in: the recording gets a block of its own, and
+            # replays need no other (entering `torch.cuda.graph` gives free memory back)
+            device_memory.arena_of(self.device).forget(key[1])
             collecting = gc.isenabled()
             gc.disable()  # what it frees may belong to another graph, which a capture does not permit
             try:

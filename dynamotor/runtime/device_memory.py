@@ -81,6 +81,10 @@ class DeviceArena(Arena):
         """The blocks that are kept for a stream."""
         return tuple(self._by_stream.get(stream, ()))
 
+    def forget(self, stream: int) -> None:
+        """Free the idle blocks of a stream."""
+        self._by_stream.pop(stream, None)
+
     def clear(self) -> None:
         """Free the idle blocks."""
         with self._lock:
