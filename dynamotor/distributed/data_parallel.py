@@ -22,6 +22,7 @@ from ..base.config import config
 from ..base.errors import UsageError
 from ..base.events import counters, emit
 from ..base.log import log
+from ..graph.module import graph_module
 from .averager import Averager, averager_of
 from .collectives import has_collectives, overlap, sink_waits
 from .rewrite import BackwardRewriter
@@ -207,6 +208,6 @@ def _note(mode: str, found: Any) -> None:
 
 def _fresh(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy for a backend that may rewrite what it gets."""
-    again = fx.GraphModule(torch.nn.Module(), copy.deepcopy(gm.graph), class_name=type(gm).__name__)
+    again = graph_module(copy.deepcopy(gm.graph), type(gm).__name__)
     again.meta = dict(gm.meta)
     return again
