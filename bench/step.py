@@ -5,7 +5,7 @@ eager: the eager loop. compiled: our compiled forward and backward, the optimize
 model and optimizer compiled by it. step: `compile_step`. On a GPU the compilers' default modes, and behind
 "graphs" the same in mode "reduce-overhead", as the step's. The optimizer is AdamW, fused on a GPU and foreach
 on a CPU. Each model has a process and caches of its own; a way's peak memory is what PyTorch's allocator
-reserves for a step of it (recordings included) beyond what the ways built before it have reserved. "of peak"
+reserves for a step of it (recordings included) in another process, which runs it alone. "of peak"
 is the rate of the model's matrix products and convolutions (PyTorch's count of them in forward and backward)
 over that of one large product in the same types.
 """
@@ -147,7 +147,6 @@ class Worker:
         row: dict[str, Any] = {"model": self.job["model"], "ways": {}}
         calls: dict[str, Callable[[], torch.Tensor]] = {}
         for way in self.job["ways"]:
-            before = self._reserved()
             start = time.perf_counter()
             try:
                 call = self.build(way).call
@@ -161,13 +160,7 @@ class Worker:
             except Exception as error:  # a way that cannot run this model is a row of the table
                 row["ways"][way] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
                 continue
-            found = row["ways"][way] = {"first_s": first, "loss": float(loss)}
-            if self.cuda:
-                self._reserved()
-                torch.cuda.reset_peak_memory_stats()
-                call()
-                self.sync()
-                found["peak_mb"] = (torch.cuda.max_memory_reserved() - before) / 2**20
+            row["ways"][way] = {"first_s": first, "loss": float(loss)}
             calls[way] = call
             print(json.dumps(row), flush=True)
         rounds = turns(
@@ -202,18 +195,25 @@ class Worker:
             times.append(time.perf_counter() - start)
         return 2 * n**3 / min(times[2:])
 
-    def _reserved(self) -> int:
-        """Bytes that PyTorch's allocator cannot give back."""
-        if not self.cuda:
-            return 0
+    def memory(self) -> dict[str, float]:
+        """Megabytes of the one way of the job at the peak of a step that is warm: what PyTorch's allocator has
+        reserved, and what of it is allocated (a recording's own memory counts as a whole).
+        """
+        call = self.build(self.job["ways"][0]).call
+        for _ in range(7):  # the first makes the optimizer's state; CUDA graphs are recorded after some
+            call()
         gc.collect()
         self.sync()
         torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        self.sync()
+        found = {"peak_mb": torch.cuda.max_memory_reserved, "allocated_mb": torch.cuda.max_memory_allocated}
+        return {name: nbytes() / 2**20 for name, nbytes in found.items()}
 
 
 def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """One model in a process of its own; what it had said when its time was up."""
+    """One model in a process of its own, and on a GPU each way's memory in others."""
     cache = tempfile.mkdtemp(prefix="dynamotor-bench-")
     env = dict(
         os.environ,
@@ -221,6 +221,19 @@ def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
         TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
         TRITON_CACHE_DIR=f"{cache}/triton",
     )
+    try:
+        row = {"model": job["model"], "ways": {}, **_worker(job, env, timeout)}
+        if job["device"] == "cuda" and job["task"] == "time":
+            for way, found in row["ways"].items():
+                of_way = {**job, "ways": [way], "task": "memory"}
+                found |= {k: v for k, v in _worker(of_way, env, timeout).items() if k != "notes"}
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+    return row
+
+
+def _worker(job: dict[str, Any], env: dict[str, str], timeout: float) -> dict[str, Any]:
+    """What a process printed last; what it had said when its time was up."""
     command, error = [sys.executable, "-m", "bench.step", json.dumps(job)], ""
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
@@ -234,10 +247,8 @@ def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired as late:
         out = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
         error, notes = f"no end within {timeout:.0f} s", []
-    finally:
-        shutil.rmtree(cache, ignore_errors=True)
     lines = [line for line in out.splitlines() if line.startswith("{")]
-    row = json.loads(lines[-1]) if lines else {"model": job["model"], "ways": {}}
+    row = json.loads(lines[-1]) if lines else {}
     return {**row, "notes": notes, **({"error": error} if error else {})}
 
 
@@ -316,7 +327,9 @@ def main(args: argparse.Namespace) -> int:
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     worker = Worker(given)
-    if given["task"] in TASKS:
+    if given["task"] == "memory":
+        print(json.dumps(worker.memory()), flush=True)
+    elif given["task"] in TASKS:
         print(json.dumps(TASKS[given["task"]][0](worker)), flush=True)
     else:
         worker.run()

@@ -76,22 +76,50 @@ def is_recomputable(node: Node) -> bool:
     return about.pointwise and not about.random
 
 
+@dataclass(frozen=True)
+class Halves:
+    """A graph with a forward and a backward: its nodes in order, those of the backward, what the user gets of
+    the forward (values and what it writes), and what the backward ends in (None: all of it is wanted).
+
+    frugal: memory counts more than time, so that operands of products are computed again too, though that
+    writes them twice.
+    """
+
+    nodes: list[Node]
+    backward: set[Node]
+    values: list[Node]
+    written: list[Node]
+    grads: list[Node] | None
+    frugal: bool = False
+
+
 def partition(joint: Joint) -> Partition:
     """Choose the saved values."""
     nodes = list(joint.gm.graph.nodes)
     backward = dependents(nodes, joint.tangents)
     grads = [node for node in joint.output[2] if node is not None]
-    wanted = needed_for(grads)
+    values, written = list(joint.output[0]), list(joint.output[1])
+    cut, eager_bytes = choose_saved(Halves(nodes, backward, values, written, grads))
+    saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
+    return Partition(saved, _bytes(saved), eager_bytes)
+
+
+def choose_saved(halves: Halves) -> tuple[set[Node], int]:
+    """The values that the backward reads of the forward, and the bytes that eager's autograd would save. What
+    is to be rounded where it is computed twice is marked.
+    """
+    nodes, backward = halves.nodes, halves.backward
+    grads = [] if halves.grads is None else halves.grads
+    wanted = needed_for(list(backward) if halves.grads is None else grads)
     read = {arg for node in backward if node in wanted for arg in node.all_input_nodes}
     eager = {memory_root(node) for node in read.union(grads) - backward}
     eager = {node for node in eager if not is_size(node)}
     eager_bytes = _bytes(eager)
-    cut = _minimum_cut(joint, nodes, backward, wanted, eager)
+    cut = _minimum_cut(halves, wanted, set(grads), eager)
     if cut is None or _bytes(cut) > eager_bytes:
         cut = eager
-    saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
     _round_twice(nodes, cut, {node for node in backward if node in wanted} | set(grads))
-    return Partition(saved, _bytes(saved), eager_bytes)
+    return cut, eager_bytes
 
 
 def _round_twice(nodes: list[Node], saved: set[Node], backward: set[Node]) -> None:
@@ -140,16 +168,14 @@ def _bytes(nodes: Any) -> int:
     return int(sum(_size(node) for node in nodes if node.op != "placeholder"))
 
 
-def _minimum_cut(
-    joint: Joint, nodes: list[Node], backward: set[Node], wanted: set[Node], eager: set[Node]
-) -> set[Node] | None:
+def _minimum_cut(halves: Halves, wanted: set[Node], grads: set[Node], eager: set[Node]) -> set[Node] | None:
     """Each candidate is an edge in → out with its bytes as capacity; the cut edges are the saved values.
 
     None when no cut separates the halves, which cannot be but need not be fatal.
     """
-    forward = needed_for([*joint.output[0], *joint.output[1]])
-    grads = {node for node in joint.output[2] if node is not None}
-    free = {node for node in joint.output[0] if node in eager}
+    nodes, backward = halves.nodes, halves.backward
+    forward = needed_for([*halves.values, *halves.written])
+    free = {node for node in halves.values if node in eager}
     candidates = [node for node in nodes if node in wanted and node not in backward and node.op != "output"]
     index = {node: 2 * i for i, node in enumerate(candidates)}
     source, sink = 2 * len(candidates), 2 * len(candidates) + 1
@@ -158,7 +184,7 @@ def _minimum_cut(
     for node in candidates:
         a = index[node]
         net.edge(a, a + 1, 0.5 if node in free else _cost(node, distance[node]))
-        if node.op == "placeholder" or _must_stay(node, forward, backward, wanted):
+        if node.op == "placeholder" or _must_stay(node, forward, halves, wanted):
             net.edge(source, a, _NEVER)
         for user in node.users:
             if user in index:
@@ -199,7 +225,7 @@ def _cost(node: Node, distance: int) -> float:
     return (16.0 + _size(node)) * 1.1 ** min(distance, 50) * (1.0 if written_anyway else 2.0)
 
 
-def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[Node]) -> bool:
+def _must_stay(node: Node, forward: set[Node], halves: Halves, wanted: set[Node]) -> bool:
     """Whether the op runs in the forward only: it is dear, or the backward would have to write its result out
     anyway.
     """
@@ -209,7 +235,25 @@ def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[
         return True
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
-    return node in forward and not is_view(node) and _feeds_opaque_op(node, backward, wanted)
+    if node not in forward or is_view(node) or not _feeds_opaque_op(node, halves.backward, wanted):
+        return False
+    return not halves.frugal or not _is_operand_alone(node, halves.backward)
+
+
+def _is_operand_alone(node: Node, backward: set[Node]) -> bool:
+    """Whether the forward reads an activation in ops that fuse with nothing alone (what goes on beside them is
+    at the end of a chain that would be computed again as a whole); weights are no activations.
+    """
+    if all(memory_root(arg).op == "placeholder" for arg in node.all_input_nodes):
+        return False
+    stack = [user for user in node.users if user not in backward]
+    while stack:
+        user = stack.pop()
+        if is_view(user):
+            stack.extend(user.users.keys() - backward)
+        elif is_recomputable(user):
+            return False
+    return True
 
 
 def _is_checkpointed(node: Node) -> bool:

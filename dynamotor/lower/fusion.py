@@ -417,6 +417,14 @@ def no_overwrite(group: Group, m: Member) -> Refuse | None:
     return None
 
 
+@rule
+def same_half(group: Group, m: Member) -> Refuse | None:
+    """A kernel of the forward that also does work of the backward would make what the backward computes again
+    where it is made first.
+    """
+    return None if group.members[0].node.half == m.node.half else Refuse("the other half of the step")
+
+
 def try_join(group: Group, node: LoopNode) -> Member | Refuse:
     """The member the node becomes in the group (not yet accepted), or why not."""
     touched = group.accesses()

@@ -100,6 +100,8 @@ class Realizer:
         """Append to the schedule."""
         if isinstance(node, LoopNode):
             node.evaluate()
+        if isinstance(node, LoopNode):
+            node.half = self.node.meta.get("half", "")
         self.schedule.append(node)
 
     def realize(self, x: LoopValue, stride: Sequence[Dim] | None = None) -> BufRef:

@@ -18,11 +18,13 @@ from ..autograd.extract import extract
 from ..autograd.recipe import Recipe
 from ..autograd.runtime import rebuilder
 from ..autograd.simplify import PASSES, has_effect
+from ..base.config import config
 from ..graph.info import GraphInfo
 from ..graph.module import graph_module
 from ..graph.passes import run_passes
 from ..graph.spec import TensorSpec
 from . import host
+from .again import compute_again
 from .numbers import Question
 from .trace import Leaves, NotWhole, Path, Traced
 
@@ -90,6 +92,10 @@ def build_step(
     tensors = {node: path for path, node in leaves.tensors.items() if node not in on_host}
     inputs, fixed = _inputs(traced, tensors, crossing, static)
     main, n_results = _on_device(traced, ends, on_host, crossing, inputs)
+    if (
+        device.type == "cuda" or config.target == "triton"
+    ):  # a CPU has memory enough, and less to spare of time
+        compute_again(main)
     info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
     room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
     return StepProgram(

@@ -83,6 +83,10 @@ class Update:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if not self.is_last:
             return
+        if (
+            loss.is_cuda and not self.began
+        ):  # state that is made now would lie amid what the backward has left
+            torch.cuda.empty_cache()
         self.began = True
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)

@@ -1,0 +1,73 @@
+"""What a step computes again in its backward instead of keeping it in between: what the partition of two graphs
+would not save (`autograd/partition.py`), here within one.
+
+>>> compute_again(gm)      # in place; nodes of the backward have the stage "backward"
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+
+from ..autograd.extract import is_view
+from ..autograd.partition import Halves, choose_saved, dependents
+from ..graph.size_nodes import is_size
+
+
+def compute_again(gm: fx.GraphModule) -> None:
+    """Give the backward copies of the cheap values that it reads of the forward, each before its first use
+    there; originals that nobody reads any more go.
+    """
+    nodes = [node for node in gm.graph.nodes if node.op != "output"]
+    backward = dependents(nodes, [node for node in nodes if _is_backward(node)])
+    (results,) = next(iter(reversed(gm.graph.nodes))).args
+    values = [node for node in results if isinstance(node, fx.Node) and node not in backward]
+    writes = [
+        node for node in nodes if not node.users and node.op == "call_function" and node not in backward
+    ]
+    saved, _ = choose_saved(Halves(nodes, backward, values, writes, None, frugal=True))
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        if node in backward:
+            node.meta["half"] = "backward"
+            for arg in node.all_input_nodes:
+                if arg not in backward:
+                    node.replace_input_with(arg, _again(gm.graph, arg, saved, copies, node))
+    for node in reversed(nodes):
+        if node in copies and not node.users:
+            gm.graph.erase_node(node)
+
+
+def _is_backward(node: fx.Node) -> bool:
+    """Whether the node computes in the backward; parts and views of values are where those are."""
+    computes = node.op == "call_function" and node.target is not operator.getitem and not is_view(node)
+    return computes and node.meta.get("stage") == "backward"
+
+
+def _again(
+    graph: fx.Graph, wanted: fx.Node, saved: set[fx.Node], copies: dict[fx.Node, fx.Node], user: fx.Node
+) -> fx.Node:
+    """What stands for a value of the forward in the backward: itself where it is kept, else a copy before
+    `user`.
+    """
+    stack = [wanted]
+    while stack:
+        node = stack[-1]
+        if node in copies:
+            stack.pop()
+            continue
+        if node in saved or node.op != "call_function" or is_size(node):
+            copies[node] = node
+            continue
+        missing = [arg for arg in node.all_input_nodes if arg not in copies]
+        if missing:
+            stack += missing
+            continue
+        if is_view(node) and all(copies[arg] is arg for arg in node.all_input_nodes):
+            copies[node] = node
+            continue
+        with graph.inserting_before(user):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].meta["half"] = "backward"
+    return copies[wanted]
