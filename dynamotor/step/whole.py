@@ -12,7 +12,7 @@ import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,11 +83,13 @@ class Update:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if not self.is_last:
             return
-        if (
-            loss.is_cuda and not self.began
-        ):  # state that is made now would lie amid what the backward has left
-            torch.cuda.empty_cache()
-        self.began = True
+        first, self.began = not self.began, True
+        with _memory_apart(loss.device) if first and loss.is_cuda else contextlib.nullcontext():
+            self._update()
+        if not self.keep_grads:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _update(self) -> None:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
@@ -97,8 +99,18 @@ class Update:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        if not self.keep_grads:
-            self.optimizer.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def _memory_apart(device: torch.device) -> Iterator[None]:
+    """Let what is made inside lie apart from all else, as PyTorch's allocator does for another stream: the
+    optimizer's state would fill holes between gradients, and keep their memory when they go.
+    """
+    current, other = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    other.wait_stream(current)
+    with torch.cuda.stream(other):
+        yield
+    current.wait_stream(other)
 
 
 @dataclass

@@ -1,0 +1,49 @@
+"""Whole steps that compute cheap values again in their backward, in Triton's interpreter."""
+
+import copy
+
+import pytest
+import torch
+from torch import fx, nn
+
+import dynamotor
+from dynamotor.step import again, build
+
+pytest.importorskip("triton")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def test_a_step_that_computes_again_trains_as_eager_does(monkeypatch):
+    seen = []
+
+    def noted(gm: fx.GraphModule) -> None:
+        before = [str(node.target) for node in gm.graph.nodes]
+        again.compute_again(gm)
+        seen.append((before.count("aten.gelu.default"), [str(node.target) for node in gm.graph.nodes]))
+
+    monkeypatch.setattr(build, "compute_again", noted)
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(Block(), Block()), torch.randn(4, 8), torch.randn(4, 8)
+    other = copy.deepcopy(model)
+    mine, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, other))
+    with dynamotor.config.patch(target="triton"):
+        step = dynamotor.compile_step(model, nn.functional.mse_loss, mine)
+        for _ in range(3):
+            loss = step(x, y)
+            expected = nn.functional.mse_loss(other(x), y)
+            expected.backward()
+            theirs.step()
+            theirs.zero_grad()
+            torch.testing.assert_close(loss, expected.detach())
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    ((gelus, after),) = seen
+    assert gelus == 2 and after.count("aten.gelu.default") == 4  # each once more, instead of being kept
