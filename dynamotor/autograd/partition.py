@@ -241,8 +241,8 @@ def _must_stay(node: Node, forward: set[Node], halves: Halves, wanted: set[Node]
 
 
 def _is_operand_alone(node: Node, backward: set[Node]) -> bool:
-    """Whether the forward reads an activation in ops that fuse with nothing alone (what goes on beside them is
-    at the end of a chain that would be computed again as a whole); weights are no activations.
+    """Whether the forward reads an activation in ops that fuse with nothing alone (what goes on beside them
+    is at the end of a chain that would be computed again as a whole); weights are no activations.
     """
     if all(memory_root(arg).op == "placeholder" for arg in node.all_input_nodes):
         return False

@@ -427,8 +427,8 @@ class LoopNode:
     in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to what is
     there. in_order: as a loop over the indices in row-major order does it (else in any order, sums by
     atomics). `after`: names of nodes that must run before although this one does not read them (writes into
-    inputs). half: "backward" in the backward of a graph that has both, where values are computed again so that
-    they need not be kept.
+    inputs). half: "backward" in the backward of a graph that has both, where values are computed again so
+    that they need not be kept.
     """
 
     buffer: str

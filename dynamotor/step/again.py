@@ -1,5 +1,5 @@
-"""What a step computes again in its backward instead of keeping it in between: what the partition of two graphs
-would not save (`autograd/partition.py`), here within one.
+"""What a step computes again in its backward instead of keeping it in between: what the partition of two
+graphs would not save (`autograd/partition.py`), here within one.
 
 >>> compute_again(gm)      # in place; nodes of the backward have the stage "backward"
 """
