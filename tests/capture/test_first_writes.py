@@ -118,3 +118,39 @@ def test_a_finalizer_that_comes_to_lie_there_runs_in_its_time() -> None:
     thing.seen = Last()
     compiled(thing, X)
     assert said == thing.order == ["end"]
+
+
+class Range(torch.nn.Module):
+    """Keeps the largest value so far, as layers that learn their range of quantisation do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("top", torch.zeros(()))
+        self.register_buffer("unit", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.top
+        if self.top < 5:  # data decides: the graph ends before the buffer is set
+            self.top = self.top + y.max()
+        return y * self.top * self.unit
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_a_buffer_that_is_set_behind_a_break_is_an_input_from_the_first_call(backend):
+    torch.manual_seed(0)
+    expected, module = Range(), Range()
+    compiled = dynamotor.compile(module, backend=backend)
+    x = torch.tensor([1.0, 2.0])
+    before = counters["capture"]["graphs"]
+    first = compiled(x), expected(x)
+    captures = counters["capture"]["graphs"]
+    second = compiled(x + 1), expected(x + 1)
+    assert counters["capture"]["graphs"] == captures > before
+    third = compiled(x - 1), expected(x - 1)  # the branch that was not taken so far
+    for ours, eager in (first, second, third, (module.top, expected.top)):
+        torch.testing.assert_close(ours, eager)
+    module.top = expected.top = torch.tensor(-3.0)
+    torch.testing.assert_close(compiled(x), expected(x))
+    module.unit = torch.tensor(4.0)  # one that it only reads stays bound: this program is another
+    expected.unit = torch.tensor(4.0)
+    torch.testing.assert_close(compiled(x), expected(x))

@@ -16,6 +16,7 @@ from torch import __future__ as future
 from torch.nn.modules import module as torch_module
 
 from ..breaks import unsupported
+from ..bytecode import decode
 from ..guards import IdIs, TypeIs
 from ..protocol import is_data_descriptor
 from ..source import Const
@@ -95,6 +96,8 @@ class NNModuleValue(UserObject):
         for table in _TABLES:
             found = self.table(trace, table).lookup(name)
             if found is not None:
+                if isinstance(found, TensorValue) and found.pinned and table == "_buffers":
+                    _unpin_if_set(trace, name, found)
                 return found
         raise trace.error(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
 
@@ -137,6 +140,14 @@ class NNModuleValue(UserObject):
             buffers.store(trace, name, Constant(name), value)
             return
         trace.object_setattr(self, self.cls, name, value)
+
+
+def _unpin_if_set(trace: Trace, name: str, buffer: TensorValue) -> None:
+    """A buffer that the reading function also sets is another tensor at the next call, even where a break
+    keeps the setting out of this trace.
+    """
+    if any(i.op == "STORE_ATTR" and i.argval == name for i in decode(trace.frames[-1].code).instrs):
+        buffer.unpin(trace)
 
 
 def _global_hooks(trace: Trace) -> bool:
