@@ -14,6 +14,8 @@ import contextvars
 import ctypes
 import functools
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -99,20 +101,40 @@ def cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
-        import platform
-
         return f"{platform.machine()} {platform.processor()}"
     return "\n".join(
         line for line in lines if line.startswith(("model", "flags", "Features", "CPU", "vendor_id"))
     )
 
 
+def _version() -> str:
+    compiler = find_compiler()
+    return _compiler_version(tuple(compiler), os.stat(compiler[0]).st_mtime_ns)
+
+
+@functools.cache
+def _without_faults(version: str) -> tuple[str, ...]:
+    """Flags that keep a compiler of this version from code that is known to be wrong.
+
+    GCC 12 tuned for Zen 3 or Haswell makes gathers of AVX2 of the loops over a vector's lanes, and some read
+    nothing (bilinear upsampling lost four of eight lanes). AVX-512's gathers, which have masks, are right;
+    older versions know no such setting.
+    """
+    found = re.search(r"^\S+ \(.*\) (\d+)\..*\n.*Free Software Foundation", version)
+    concerned = found is not None and int(found[1]) >= 12 and platform.machine() in ("x86_64", "AMD64")
+    if not concerned or "avx512f" in cpu_model():
+        return ()
+    return ("-mtune-ctrl=^use_gather,^use_gather_4parts,^use_gather_2parts",)
+
+
+def _options(flags: Sequence[str]) -> tuple[str, ...]:
+    return (*BASE_FLAGS, *flags, *_without_faults(_version()), *config.cxx_flags)
+
+
 def build_key(source: str, flags: Sequence[str]) -> str:
     """The cache key of a build: everything that decides the bytes of the library."""
-    compiler = find_compiler()
-    version = _compiler_version(tuple(compiler), os.stat(compiler[0]).st_mtime_ns)
-    options = "\0".join((*compiler, *BASE_FLAGS, *flags, *config.cxx_flags))
-    return cache.digest("build-1", source, options, version, cpu_model())
+    options = "\0".join((*find_compiler(), *_options(flags)))
+    return cache.digest("build-1", source, options, _version(), cpu_model())
 
 
 def _failure(code: str, what: str, why: str, source: str, key: str, cure: str) -> BuildError:
@@ -142,7 +164,7 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
             text, out = os.path.join(folder, "unit.cpp"), os.path.join(folder, "unit.so")
             with open(text, "w") as file:
                 file.write(source)
-            command = [*compiler, text, "-o", out, *BASE_FLAGS, *flags, *config.cxx_flags]
+            command = [*compiler, text, "-o", out, *_options(flags)]
             with timed("build"):
                 quick = (
                     {**os.environ, "LD_PRELOAD": ""} if config.sanitize else None

@@ -67,6 +67,8 @@ def test_a_part_that_is_never_read_where_its_loop_runs():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
 def test_gelu_of_large_negative_halves_is_zero(dtype, isa):
+    if isa == "avx512" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("this processor has no AVX-512: its kernels cannot run here")
     x = torch.tensor([-65504.0, -3e4, -300.0, -7.0, 65504.0] * 7).to(dtype)
     with dynamotor.config.patch(isa=isa):
         got = dynamotor.compile(F.gelu)(x)
