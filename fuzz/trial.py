@@ -27,6 +27,7 @@ from .place import on_device
 
 # How things may be compiled: fields of dynamotor.config.
 TARGETS: dict[str, dict[str, Any]] = {
+    "native": {"isa": ""},  # what users get: -march=native and -O2, which g++ tunes for this processor
     "avx512": {"isa": "avx512"},
     "avx2": {"isa": "avx2"},
     "portable": {"isa": "portable"},
@@ -50,7 +51,7 @@ def targets() -> list[str]:
 def compiling(target: str) -> Iterator[None]:
     """The settings under which programs are compiled for a target; random numbers are eager's."""
     triton = target in UNBATCHED
-    flags = () if triton else QUICK
+    flags = () if triton or target == "native" else QUICK
     place = on_device("cuda") if target == "cuda" else contextlib.nullcontext()
     with place, config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
         yield

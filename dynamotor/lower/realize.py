@@ -100,7 +100,6 @@ class Realizer:
         """Append to the schedule."""
         if isinstance(node, LoopNode):
             node.evaluate()
-        if isinstance(node, LoopNode):
             node.half = self.node.meta.get("half", "")
         self.schedule.append(node)
 

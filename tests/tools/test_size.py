@@ -16,7 +16,7 @@ LIMITS = {
     "codegen": 6_176,  # a planner with its tuning (20); whole numbers without -0 (2); long sums in strips (60); flex_attention (590); GPU programs on disk (70); small maps in one launch (170); variants of GPU kernels for sizes (230)
     "distributed": 1_131,  # copies of graphs that write no code (1); buckets reduced and waited for in whole steps (52)
     "graph": 4_437,  # out= of another size (4); shapes of what most programs do without meta kernels that import sympy (190), ops of a GPU with sizes (8); the number of a storage (5); padding to buckets (810); lines of graphs that raise (32), kernels that need not be asked (6); copies of expanded tensors (11); what is lazy (3); picks where nothing is (9); bounds of integers that change between calls (24), parts that are written, dimensions out of range (13); layouts of rolls (9), embedding bags (4); sizes as plain data (29); guards that are settled, unfold and choices with symbols (17); what a loop and the guards know of sizes, shapes of xla (25); control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120); transforms of Fourier (14), views that a layout forbids (11); padding to buckets (1,094: moves along padded dimensions 180, gradients of convolutions and statistics 104); bags with a last offset (5)
-    "lower": 4_995,  # halves of a whole step are not fused (6); what a reduction begins with, for both targets (10); the builder apart from walk, realisation and outputs (45), enums (15); annotations of locals are statements too; 60 write contents of inputs in place
+    "lower": 4_994,  # halves of a whole step are not fused (6); what a reduction begins with, for both targets (10); the builder apart from walk, realisation and outputs (45), enums (15); annotations of locals are statements too; 60 write contents of inputs in place
     "runtime": 1_316,  # gathers that GCC gets wrong (11); recordings let plain calls' memory go (4); huge pages that are slow to come (10); workers are forked by one process (25); C++ laid out for readers (30)
     "step": 1_368,  # values computed again in the backward (50), state apart from gradients (15); the phases of a trace are a class (17); steps of DDP modules (56), optimizers around others, with counts of their own (8)
     "tools": 1_507,  # packages as steps that C++ runs (294); packages
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 46_069
+        sum(size.rooms().values()) <= 46_068
     )  # the aim is 34,000; packages are 250, for C++ 294, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210, __torch_function__ 190, second derivatives 165
 
 
