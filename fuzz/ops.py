@@ -118,6 +118,11 @@ torch.narrow_copy({0}, {dim}, 0, 1) | torch.unfold_copy({0}, {dim}, 1, 1) | {0}.
 {0}.expand({0}.shape) | {0}.detach() | {0}.repeat(*[1] * {0}.dim()) | torch.cat([{0}]) | {0}.flip(()) | {0} + 0
 torch.as_strided_copy({0}, (1,), (1,)) | {0}.view_as({0}) | torch.broadcast_to({0}, {0}.shape) | {0}.long()
 """
+# What goes through memory as it lies, whatever strides a pass would like.
+MEMORY = """
+{0}.as_strided(({0}.numel(),), (1,)) | torch.as_strided_copy({0}, ({0}.numel() // 2,), (2,))
+{0}.as_strided(({0}.numel() // 2, 2), (1, 1)) | torch.as_strided_scatter({0}, {0}.flatten()[:1], (1,), (1,))
+"""
 JOINS = """
 torch.cat([{0}, {1}], {dim}) | torch.stack([{0}, {1}], {dim}) | torch.cat([{0}, {1}, {0}], {dim})
 torch.cat([{0}.flatten(), {1}.flatten()]) | torch.hstack([{0}, {1}]) | torch.vstack([{0}, {1}])
@@ -409,15 +414,17 @@ def loss(g: Generator) -> Line:
 
 
 def convolution(g: Generator) -> Line:
-    """A small convolution with random weights."""
+    """A small convolution with random weights, now and then read as it lies in memory."""
     x = g.pick()
     shape, dtype = g.values[x].shape, g.dtype_name(x)
     if len(shape) not in (3, 4):
-        return "{0}.sum()", (x,)
+        shape, dtype = (g.rng.choice([1, 2]), g.rng.choice([1, 2, 3, 4]), 5, 4), "float32"
+        x = g.new_input(shape, dtype)
     k = g.rng.choice([1, 2, 3])
     weight = g.new_input((g.rng.choice([1, 2, 8]), shape[1], *[k] * (len(shape) - 2)), dtype)
     extra = g.rng.choice(["", ", padding=1", ", stride=2", ", padding=2, dilation=2"])
-    return f"F.conv{len(shape) - 2}d({{0}}, {{1}}{extra})", (x, weight)
+    read = g.rng.choice(["", "", "", ".as_strided((4,), (1,))"])
+    return f"F.conv{len(shape) - 2}d({{0}}, {{1}}{extra}){read}", (x, weight)
 
 
 MAPS = """
@@ -462,6 +469,7 @@ ALL: Kinds = [
     (4, line(PAIRS, 2)),
     (14, line(VIEWS)),
     (4, line(COPIES)),
+    (2, line(MEMORY)),
     (5, line(JOINS)),
     (4, line(PRODUCTS)),
     (3, line(IMAGES)),
@@ -479,5 +487,5 @@ ALL: Kinds = [
     (4, where),
     (4, norm),
     (1, loss),
-    (1, convolution),
+    (3, convolution),
 ]

@@ -606,7 +606,7 @@ def _adopt_layouts(
     made = next(node for node in reversed(forward.graph.nodes) if node.op == "output").args[0]
     arrive = [node for node in backward.graph.nodes if node.op == "placeholder"][first:]
     for node, position in zip(arrive, saved_outputs, strict=False):
-        node.meta["val"] = made[position].meta["val"]
+        node.meta["traced"], node.meta["val"] = node.meta["val"], made[position].meta["val"]
 
 
 def _generators(joint: Joint, backward: set[torch.fx.Node]) -> list[torch.fx.Node]:

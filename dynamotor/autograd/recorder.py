@@ -20,13 +20,14 @@ from ..base.errors import UserLine
 from ..base.registry import Registry
 from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
-from ..graph.op_facts import VIEW_FORMS, facts
+from ..graph.op_facts import VIEW_FORMS, facts, is_custom
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
-from ..graph.sizes import ShapeEnv, Size
+from ..graph.sizes import ShapeEnv, Size, leaves_in
 from ..graph.spec import TensorSpec
 from ..graph.sym_int import from_torch, to_torch
+from . import custom_writes
 from .functional import LAZY_FLAGS, TracedAlias, TracedMemory, base, like, read, slices_of, source_of, write
 from .inplace import functional_form, refuse_overlap
 
@@ -321,8 +322,28 @@ class GraphRecorder:
                 cure="use the out-of-place op",
             )
 
+    def _record_custom_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A user's op that writes, as one that gives what would be written."""
+        form, given = custom_writes.functional_op(func), custom_writes.all_arguments(func, args, kwargs)
+        tensors = [self.alias_of(t) for t in leaves_in(list(given.values())) if isinstance(t, ShapeTensor)]
+        if len({alias.memory for alias in tensors}) < len(tensors):
+            raise UnsupportedOp(
+                "DM229", f"{func} writes memory that another argument shares", cure="clone() the argument"
+            )
+        made = self.record(form, tuple(given.values()), {})
+        results = list(made) if isinstance(made, (tuple, list)) else [made]
+        names = custom_writes.written_names(func)
+        for name, value in zip(names, results[-len(names) :]):
+            self.assign(given[name], value)
+        return custom_writes.with_written(func, results[: -len(names)], given)
+
     def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        form = functional_form(func)
+        try:
+            form = functional_form(func)
+        except UnsupportedOp:
+            if is_custom(func):
+                return self._record_custom_write(func, args, kwargs)
+            raise
         self.refuse_overlap(form, args)
         result = self.record(form, _with_defaults(form, args), kwargs)
         self.assign(args[0], result)

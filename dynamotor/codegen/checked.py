@@ -23,13 +23,13 @@ from torch import fx
 
 from ..base.errors import InternalError, UserLine
 from ..base.events import counters
-from ..graph.op_facts import is_collective
+from ..graph.op_facts import is_collective, is_custom
 from ..graph.sizes import numbers
-from ..graph.spec import copy_as
+from ..graph.spec import TensorSpec, copy_as
 from ..lower.outputs import COPY_
 from ..lower.program import ExternStep, Program, writes_of
 from ..runtime.memory import poison
-from .externs import is_custom, row_major_backward
+from .externs import row_major_backward
 from .folded import FoldedCall
 from .rounding import RUNS, Moved, beyond
 
@@ -291,7 +291,7 @@ def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., A
     with _below_autograd():
         for node in gm.graph.nodes:
             if node.op == "placeholder":
-                values[node] = next(given)
+                values[node] = _as_traced(node, next(given))
             elif node.op == "get_attr":
                 values[node] = operator.attrgetter(str(node.target))(gm)
             elif (
@@ -306,6 +306,12 @@ def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., A
         for node, target, source in copies:
             values[node] = target.copy_(source)
     return values
+
+
+def _as_traced(node: fx.Node, value: Any) -> Any:
+    """An input; a saved value that the forward laid out in its own way, as eager lays it out."""
+    traced = node.meta.get("traced")
+    return copy_as(value, numbers(traced.stride)) if isinstance(traced, TensorSpec) else value
 
 
 def _wide(x: Any) -> Any:

@@ -87,16 +87,6 @@ def returns_many(target: Any) -> bool:
     return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
 
 
-def is_custom(target: Any) -> bool:
-    """Whether somebody else than PyTorch registered the op (and its shape rule)."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in (
-        "aten",
-        "prims",
-        "mkldnn",
-        "dynamotor",
-    )
-
-
 def may_alias(target: Any) -> bool:
     """Whether a result of the call may share memory with an argument (declared, or possible in a composite
     op).

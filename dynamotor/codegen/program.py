@@ -31,6 +31,7 @@ from ..base.errors import BackendError, BuildError, UserLine
 from ..base.events import counters, emit
 from ..base.log import log
 from ..graph.info import GraphInfo
+from ..graph.op_facts import is_custom
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, TensorSpec, copy_as, is_lazy
@@ -426,12 +427,10 @@ class Writer:
             keywords = [a.name for a in step.out_variant._schema.arguments if a.is_out]
             arguments += [f"{keyword}={name}" for keyword, name in zip(keywords, outs, strict=True)]
         call = f"{self.constant(stem, callee.function, callee)}({', '.join(arguments)})"
-        absent = (
-            [k for k, name in enumerate(step.outs) if name is None] if externs.is_custom(step.target) else []
-        )
+        absent = [k for k, name in enumerate(step.outs) if name is None] if is_custom(step.target) else []
         for k in absent:
             outs[k] = self.unique("none")
-        if externs.is_custom(step.target) and externs.returns_many(step.target):
+        if is_custom(step.target) and externs.returns_many(step.target):
             call = f"{self.constant('as_many', functools.partial(_as_many, step))}({call})"
         if step.out_variant is not None or not outs or outs == ["_"]:
             yield call + note

@@ -22,10 +22,11 @@ import torch
 
 from ..base.config import config
 from ..base.errors import BuildError
+from ..graph.op_facts import is_custom
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, plain
 from ..runtime import build, triton_build
 from ..runtime.cuda_graphs import GraphedCall
-from .externs import Callee, is_custom
+from .externs import Callee
 from .folded import FoldedCall, FoldedOnce, Part
 from .gpu_program import GpuProgram, Launch
 from .program import CallProgram, Expected, Listing

@@ -9,6 +9,7 @@ True
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +112,32 @@ def facts(func: OpOverload) -> OpFacts:
         and len(schema.returns) == 1
         and func.namespace == "aten",
     )
+
+
+def is_custom(target: object) -> bool:
+    """Whether somebody else than PyTorch registered the op (and its shape rule)."""
+    return isinstance(target, OpOverload) and target.namespace not in ("aten", "prims", "mkldnn", "dynamotor")
+
+
+# Ops that address memory, or go through it in its order: what they give depends on their operands' strides.
+_ADDRESS_MEMORY = {
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+    aten._reshape_alias.default,
+}
+
+
+def sees_strides(target: object) -> bool:
+    """Whether a call may tell two tensors of equal elements and other strides apart: a pass that lays values
+    out otherwise than eager gives such a call eager's strides back.
+
+    Attention draws by index; a code that nobody here wrote may do with memory what it likes.
+    """
+    if not isinstance(target, OpOverload):
+        return target is not operator.getitem
+    draws = facts(target).random and "attention" not in target._schema.name
+    return draws or target in _ADDRESS_MEMORY or is_custom(target)
 
 
 def is_collective(target: object) -> bool:

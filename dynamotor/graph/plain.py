@@ -195,7 +195,9 @@ _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def encode_graph(gm: fx.GraphModule) -> list[Any]:
-    """A graph's nodes, a row each: name, op, target, arguments, keywords, `val` and the user's line."""
+    """A graph's nodes, a row each: name, op, target, arguments, keywords, `val`, the user's line and, of what lies
+    otherwise than in eager, eager's spec.
+    """
     return [
         [
             node.name,
@@ -205,6 +207,7 @@ def encode_graph(gm: fx.GraphModule) -> list[Any]:
             encode(node.kwargs),
             encode(node.meta.get("val")),
             encode(node.meta.get("where")),
+            encode(node.meta.get("traced")),
         ]
         for node in gm.graph.nodes
     ]
@@ -214,11 +217,13 @@ def decode_graph(rows: list[Any], symbols: Mapping[str, Any] | None = None) -> f
     """The graph that `encode_graph` wrote down, of these symbols (`symbols_by_name`)."""
     graph = fx.Graph()
     known: dict[str, Any] = dict(symbols or {})
-    for name, op, target, args, kwargs, val, where in rows:
+    for name, op, target, args, kwargs, val, where, traced in rows:
         called = decode(target) if op == "call_function" else target
         known[name] = node = graph.create_node(op, called, decode(args, known), decode(kwargs, known), name)
         if val is not None:
             node.meta["val"] = decode(val, known)
         if where is not None:
             node.meta["where"] = decode(where)
+        if traced is not None:
+            node.meta["traced"] = decode(traced, known)
     return graph_module(graph)

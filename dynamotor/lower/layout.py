@@ -14,12 +14,14 @@ from torch import fx
 
 from ..base.errors import DynamotorError
 from ..graph.info import GraphInfo
+from ..graph.layout import is_dense
 from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.op_facts import sees_strides
 from ..graph.shapes import at_hints, has_symbols, infer_spec, specs_in
-from ..graph.sizes import Dims
+from ..graph.sizes import Dims, hint
 from ..graph.spec import TensorSpec, channels_last_stride
 from .program import BufRef
-from .rewrite import call, output_node
+from .rewrite import call, looks_at_another, output_node
 
 aten = torch.ops.aten
 # Where convolutions run faster channels-last: oneDNN on a CPU, the tensor cores of a GPU.
@@ -57,26 +59,61 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
     output = output_node(graph)
     promised = {node: node.meta["val"] for node in output.all_input_nodes}
     # Saved values arrive channels-last in a backward that was traced with eager's strides.
-    changed = {node for node in graph.nodes if node.op == "placeholder" and is_channels_last(find_spec(node))}
+    changed = {
+        node: node.meta.get("traced", node.meta["val"])
+        for node in graph.nodes
+        if node.op == "placeholder" and is_channels_last(find_spec(node))
+    }
     converted: dict[fx.Node, fx.Node] = {}
     loose: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         before = node.meta.get("val")
+        give_strides_back(graph, node, changed)
         if _wants_channels_last(node):
-            _convert_inputs(graph, node, converted)
+            _convert_inputs(graph, node, converted, changed)
             node.meta["val"] = _channels_last_result(node)
         elif any(n in changed for n in node.all_input_nodes):
             node.meta["val"] = inferred_again(node, loose)
         if _is_loose(node, loose):
             loose.add(node)
         if node.meta.get("val") != before:
-            changed.add(node)
+            changed[node] = before
     restore_outputs(graph, output, promised, info)
 
 
-def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.Node]) -> None:
+def give_strides_back(graph: fx.Graph, node: fx.Node, changed: dict[fx.Node, Any]) -> None:
+    """Before a call that tells strides apart: copies of its operands as eager lays them out. `changed` holds
+    eager's specs of what lies otherwise.
+    """
+    if not sees_strides(node.target):
+        return
+    for x in node.all_input_nodes:
+        eager = changed.get(x)
+        if isinstance(eager, TensorSpec) and eager.stride != spec_of(x).stride:
+            with graph.inserting_before(node):
+                node.replace_input_with(x, _as_in_eager(graph, x, changed))
+
+
+def _as_in_eager(graph: fx.Graph, x: fx.Node, changed: dict[fx.Node, Any]) -> fx.Node:
+    """A copy with eager's strides; where those leave holes, of the memory that x looks at, looked at alike."""
+    eager = changed.get(x, x.meta["val"])
+    if is_dense(eager) or not looks_at_another(x):
+        order = sorted(range(len(eager.shape)), key=lambda d: -hint(eager.stride[d]))
+        turned = x if eager.is_contiguous else call(graph, aten.permute.default, x, order)
+        copied = call(graph, aten.clone.default, turned, memory_format=torch.contiguous_format)
+        back = [order.index(d) for d in range(len(order))]
+        return copied if turned is x else call(graph, aten.permute.default, copied, back)
+    source = _as_in_eager(graph, operand(x, 0), changed)
+    view = graph.node_copy(x, lambda n: source if n is x.args[0] else n)
+    view.meta["val"] = eager
+    return view
+
+
+def _convert_inputs(
+    graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.Node], changed: dict[fx.Node, Any]
+) -> None:
     """Give a convolution activations, incoming gradient and weight channels-last.
 
     The library would convert a row-major weight itself, at each of its calls and slower than a kernel of
@@ -97,6 +134,7 @@ def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.
                     memory_format=torch.channels_last,
                     spec=TensorSpec(spec.shape, channels_last_stride(spec.shape), spec.dtype, spec.device),
                 )
+                changed[converted[x]] = changed.get(x, spec)
             if position < activations:  # what reads x later (a residual sum) stays channels-last too
                 # (but not the write of a mutated input, which is into the input itself)
                 later = {

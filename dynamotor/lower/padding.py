@@ -19,11 +19,10 @@ from torch import fx
 
 from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
-from ..graph.op_facts import facts
 from ..graph.sizes import hint
 from ..graph.spec import HALVES, TensorSpec
-from .layout import inferred_again, restore_outputs
-from .rewrite import call, output_node
+from .layout import give_strides_back, inferred_again, restore_outputs
+from .rewrite import call, looks_at_another, output_node
 
 aten = torch.ops.aten
 ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once
@@ -36,18 +35,18 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
     graph, output = gm.graph, output_node(gm.graph)
     promised = {node: node.meta["val"] for node in output.all_input_nodes}
     known: dict[tuple[fx.Node, int, int], fx.Node] = {}
-    changed: set[fx.Node] = set()
+    changed: dict[fx.Node, TensorSpec] = {}  # what lies otherwise than in eager, and how it lies there
     for node in [n for n in graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
         more = _missing(node)
         if more is None:
             continue
         with graph.inserting_before(node):
             result = _padded_product(graph, node, more, known)
+        changed[result] = node.meta["val"]
         if node in promised:
             promised[result] = promised.pop(node)
         node.replace_all_uses_with(result)
         graph.erase_node(node)
-        changed.add(result)
     if changed:
         _spread_strides(graph, changed)
         restore_outputs(graph, output, promised, info)
@@ -120,15 +119,9 @@ def _save_without_copy(output: fx.Node, info: GraphInfo) -> None:
 
 def _memory(node: Any) -> Any:
     """The node whose memory a chain of views looks at."""
-    while isinstance(node, fx.Node) and _looks_at_another(node):
+    while isinstance(node, fx.Node) and looks_at_another(node):
         node = node.args[0]
     return node
-
-
-def _looks_at_another(node: fx.Node) -> bool:
-    if node.target in (aten._unsafe_view.default, aten.reshape.default):
-        return True
-    return isinstance(node.target, torch._ops.OpOverload) and facts(node.target).is_view
 
 
 def _is_sliced(node: fx.Node) -> bool:
@@ -140,7 +133,7 @@ def _is_sliced(node: fx.Node) -> bool:
     )
 
 
-def _spread_strides(graph: fx.Graph, changed: set[fx.Node]) -> None:
+def _spread_strides(graph: fx.Graph, changed: dict[fx.Node, TensorSpec]) -> None:
     """Infer the specs of what reads results that have other strides now."""
     for node in graph.nodes:
         if (
@@ -148,7 +141,8 @@ def _spread_strides(graph: fx.Graph, changed: set[fx.Node]) -> None:
             and any(n in changed for n in node.all_input_nodes)
             and node.target is not aten.copy_.default
         ):
+            give_strides_back(graph, node, changed)
             before = node.meta["val"]
             node.meta["val"] = inferred_again(node, set())
             if node.meta["val"] != before:
-                changed.add(node)
+                changed[node] = before

@@ -30,6 +30,13 @@ def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: A
     return node
 
 
+def looks_at_another(node: fx.Node) -> bool:
+    """Whether a node's result lies in the memory of its first operand."""
+    if node.target in (aten._unsafe_view.default, aten.reshape.default):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and facts(node.target).is_view
+
+
 def only_user(node: fx.Node) -> fx.Node | None:
     """The one node that uses this one, or None when there are none or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
 
 from ... import _C
 from ...base.errors import DynamotorError
 from ...graph.kernel_checks import tf32
+from ...graph.op_facts import facts
 from ...graph.raised import history_is_refused
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, leaves_in
@@ -619,6 +621,7 @@ def torch_call(
     before = list(map(version, given))
     result = trial(trace, target, run, trial_args, trial_kwargs)
     written = [t for t, then in zip(given, before) if version(t) != then]
+    written += _declared_written(target, trial_args, trial_kwargs)
     if written and any(version(data) != then for data, then in trace.__dict__.get("_data_of_tensors", ())):
         raise _data_written()
     if written:
@@ -735,6 +738,20 @@ def _bind(trace: Trace, made: list[Size], result: Value) -> None:
             raise unsupported(
                 "data-dependent", f"no dimension of {value.describe()} is the size that it depends on"
             )
+
+
+def _declared_written(target: Any, args: list[Any], kwargs: dict[str, Any]) -> list[ShapeTensor]:
+    """What a registered op's schema says that it writes: such an op counts no versions, as in eager."""
+    if isinstance(target, OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    if not isinstance(target, OpOverload) or target.namespace == "aten":
+        return []
+    given = dict(zip((a.name for a in target._schema.arguments), args)) | kwargs
+    names = [
+        place if isinstance(place, str) else target._schema.arguments[place].name
+        for place in facts(target).writes
+    ]
+    return [t for name in names for t in leaves_in(given.get(name)) if isinstance(t, ShapeTensor)]
 
 
 def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,78 @@
+"""Ops of users that write into their arguments stay in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+
+@pytest.fixture
+def ops() -> Iterator[Any]:
+    """A library of ops that write: `into`, `bump` (with a result) and `scaled` (options of all kinds)."""
+    with torch.library._scoped_library("writes", "DEF") as library:
+        library.define("into(Tensor(a!) dst, Tensor src) -> ()")
+        library.impl("into", lambda dst, src: (dst.copy_(src), None)[1], "CompositeExplicitAutograd")
+        library.impl("into", lambda dst, src: None, "Meta")
+        library.define("bump(Tensor(a!) dst, Tensor src) -> Tensor")
+        library.impl("bump", lambda dst, src: dst.add_(src) * 2, "CompositeExplicitAutograd")
+        library.impl("bump", lambda dst, src: torch.empty_like(dst), "Meta")
+        library.define(
+            "scaled(Tensor src, Tensor(a!) a, Tensor? more=None, *, Scalar by=2, int[] at=[0], Tensor(b!) b, "
+            "str how='add') -> (Tensor, Tensor(a!))"
+        )
+
+        def scaled(src, a, more=None, *, by=2, at=(0,), b, how="add"):  # type: ignore[no-untyped-def]
+            getattr(a, how + "_")(src * by + (0 if more is None else more))
+            b[at[0]] = 7
+            return src + a, a
+
+        library.impl("scaled", scaled, "CompositeExplicitAutograd")
+        library.impl(
+            "scaled",
+            lambda src, a, more=None, *, by=2, at=(0,), b, how="add": (torch.empty_like(src), a),
+            "Meta",
+        )
+        yield torch.ops.writes
+
+
+PROGRAMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "without a result": lambda ops, x: (f := torch.full([3], 7.0), ops.into(f, x), f * f)[2],
+    "by name": lambda ops, x: (f := torch.full([3], 7.0), ops.into(src=x, dst=f), f * f)[2],
+    "overload": lambda ops, x: (f := torch.full([3], 7.0), ops.into.default(f, x), f * f)[2],
+    "into a view": lambda ops, x: (f := torch.ones(2, 3), ops.into(f[0], x), f * f)[2],
+    "seen by a view": lambda ops, x: (f := x * 2, v := f.view(3), ops.into(f, x), v * 3)[3],
+    "into an input": lambda ops, x: (ops.into(x, x + 1), x * 2)[1],
+    "with a result": lambda ops, x: (f := x * 1, z := ops.bump(f, x), f + z)[2],
+    "options": lambda ops, x: (a := x * 1, b := x * 2, ops.scaled(x, a, by=3, b=b), a, b),
+    "more options": lambda ops, x: (
+        a := x * 1,
+        b := x * 2,
+        ops.scaled(x, a, x + 5, at=[1, 2], b=b, how="sub")[1] + 1,
+        a,
+        b,
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_custom_op_that_writes_stays_in_the_graph(ops: Any, program: str) -> None:
+    given, expected_given = torch.arange(3.0), torch.arange(3.0)
+    expected = PROGRAMS[program](ops, expected_given)
+    compiled = dynamotor.compile(lambda x: PROGRAMS[program](ops, x), fullgraph=True)
+    torch.testing.assert_close(compiled(given), expected)
+    torch.testing.assert_close(given, expected_given)
+
+
+def test_a_custom_op_that_writes_what_another_argument_shows_is_left_to_eager(ops: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        f = x * 2
+        ops.bump(f[:2], f[2:4])
+        return f * 3
+
+    x = torch.arange(5.0)
+    torch.testing.assert_close(dynamotor.compile(function)(x), function(x))
