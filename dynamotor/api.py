@@ -37,6 +37,11 @@ __all__ = ["compile", "compile_fx", "disable", "reset"]
 _dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+# What compiles some callables in its own way (`step/`): (callable, backend, settings) -> what stands for it, or
+# None.
+SPECIAL: list[Callable[[Any, Any, CompileOptions], Any]] = []
+
+
 def compile(
     model: Callable[..., Any] | None = None,
     *,
@@ -49,7 +54,8 @@ def compile(
 ) -> Any:
     """Compile a function or module; also a decorator, with and without arguments.
 
-    model: a function, method, `torch.nn.Module` or any callable. Returns a callable of the same kind: a
+    model: a function, method, `torch.nn.Module` or any callable; an optimizer's `step` runs as one program
+      (`step/alone.py`). Returns a callable of the same kind: a
     module gives a module
       that shares parameters, buffers, hooks and `state_dict` keys with it.
     backend: "native", "auto" (measures several for each graph, see docs/backends.md), "aot_eager",
@@ -87,6 +93,9 @@ def compile(
         )
     if disable:
         return model
+    for rule in SPECIAL:
+        if (stands_in := rule(model, backend, settings)) is not None:
+            return stands_in
     symbolic: Callable[[str, bool], bool] = functools.partial(takes_symbols, backend, settings)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
     if isinstance(model, torch.nn.Module):

@@ -38,7 +38,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from ..api import compile as compile_
+from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
 from ..backends import Backend
 from ..base.config import config
@@ -51,7 +51,8 @@ from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
 from ..distributed.wrapper import has_module_hooks, why_not_whole
 from ..graph.info import GraphInfo
-from .whole import GraphStep, Update, warn_in_pieces
+from .alone import OptimizerStep, optimizer_of
+from .whole import CompileGraph, GraphStep, Update, warn_in_pieces
 
 __all__ = ["compile_step"]
 
@@ -116,6 +117,31 @@ def compile_step(
     update = Update(optimizer, clipped, scaler, accumulate, keep_grads)
     settings = CompileOptions(True, False, mode, types.MappingProxyType(dict(options or {})))
     return _Step(model, loss_fn, update, n_inputs, backend, settings)
+
+
+def graph_compiler(backend: str, settings: dict[str, Any]) -> CompileGraph:
+    """What compiles the graph of a step under these settings."""
+
+    def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple]:
+        with config.patch(**settings):
+            if backend == "aot_eager":
+                return graph.forward
+            return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+
+    return compile_graph
+
+
+def _alone(method: Any, backend: Any, options: CompileOptions) -> OptimizerStep | None:
+    """What `dynamotor.compile(optimizer.step)` gives; None for other callables."""
+    optimizer = optimizer_of(method)
+    if optimizer is None or backend not in ("native", "aot_eager"):
+        return None
+    with config.patch(**options.settings):  # gradients lie elsewhere at each step: nothing to replay
+        settings = asdict(config.snapshot()) | {"cuda_graphs": False}
+    return OptimizerStep(method, optimizer, graph_compiler(backend, settings), settings)
+
+
+SPECIAL.append(_alone)
 
 
 def _check(model: Any, optimizer: Any, accumulate: Any) -> None:
@@ -228,11 +254,7 @@ class _Step:
         )
         settings = self._settings()
 
-        def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple]:
-            with config.patch(**settings):
-                if self.backend == "aot_eager":
-                    return graph.forward
-                return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+        compile_graph = graph_compiler(self.backend, settings)
 
         def differentiated(gm: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
             with config.patch(**settings):

@@ -248,7 +248,7 @@ _copied = functools.partial(mapped, lambda leaf: leaf)
 def trace_step(
     gm: fx.GraphModule,
     examples: Sequence[torch.Tensor],
-    loss_at: int,
+    loss_at: int | None,
     optimizer: torch.optim.Optimizer,
     *,
     clip: Callable[[list[Any]], Any] | None,
@@ -259,16 +259,19 @@ def trace_step(
     rewriter: BackwardRewriter | None = None,
 ) -> Traced:
     """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several
-    accumulated backwards). `rewriter`: has gradients averaged over ranks, together with what `.grad` holds.
+    accumulated backwards). `loss_at`: None for the update alone. `rewriter`: has gradients averaged over ranks, together with what `.grad` holds.
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """
     trace = _StepTrace(gm, examples, optimizer, scale, held)
     with recording(trace.recorder), preserved_modes():
         results = trace.forward(gm, examples)
-        trace.backward(results[loss_at], accumulate)
+        if loss_at is not None:
+            trace.backward(results[loss_at], accumulate)
     trace.reduce(rewriter)
     trace.update(optimizer, clip)
+    if loss_at is None and any(grad.note.memory.version for grad in trace.held.values()):
+        raise NotWhole("DM505", "optimizer.step() writes gradients, which stay")
     return trace.finish(results, keep_grads)
 
 
@@ -307,6 +310,7 @@ class _StepTrace:
         tensors.update({("grad", i): tensor.note.node for i, tensor in self.held.items()})
         if self.scaled is not None:
             tensors["scale",] = self.scaled.note.node
+        self.grads: dict[int, ShapeTensor] = {}
         self.averages: dict[int, ShapeTensor] = {}
         self.found: ShapeTensor | None = None
 

@@ -143,7 +143,7 @@ class GraphStep:
     def __init__(
         self,
         gm: torch.fx.GraphModule,
-        loss_at: int,
+        loss_at: int | None,
         update: Update,
         compile_graph: CompileGraph | str,
         pieces: Callable[[torch.fx.GraphModule, Any], Callable[..., Any]],
@@ -182,6 +182,7 @@ class GraphStep:
         results = list(
             forward(*tensors) if self.averager is None else self.averager.forward(forward, tensors)
         )
+        assert self.loss_at is not None
         self.update.in_pieces(results[self.loss_at])
         return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
 
@@ -250,6 +251,12 @@ class GraphStep:
         learns = {id(t) for t in tensors if t.requires_grad}
         if any(p.grad is not None for p in parameters if id(p) not in learns):
             return None  # the optimizer moves what is unused or frozen too
+        return (
+            tuple(held) if not self._step_hooks() else self._refuse("DM503", "the optimizer has step hooks")
+        )
+
+    def _step_hooks(self) -> bool:
+        """Whether somebody wants to run before or after the optimizer's step."""
         optimizer = self.update.optimizer
         hooks = (
             getattr(optimizer, "_optimizer_step_pre_hooks", {}),  # wrappers may have none
@@ -257,13 +264,11 @@ class GraphStep:
             optim._global_optimizer_pre_hooks,
             optim._global_optimizer_post_hooks,
         )
-        if any(
+        return any(
             not getattr(hook, "__module__", "").startswith("dynamotor.xla")
             for found in hooks
             for hook in found.values()
-        ):
-            return self._refuse("DM503", "the optimizer has step hooks")
-        return tuple(held)
+        )
 
     def _settings(self) -> tuple:
         """What is part of a program: hyperparameters but for floating numbers, and plain attributes of the

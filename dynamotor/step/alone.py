@@ -1,0 +1,134 @@
+"""`dynamotor.compile(optimizer.step)`: the update alone as one program, for loops that are the user's own.
+
+>>> update = dynamotor.compile(optimizer.step)
+>>> loss.backward(); update(); optimizer.zero_grad()
+
+It is a whole step (`whole.py`) without forward and backward: the parameters are the inputs of an empty graph,
+and their gradients are there already.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..base.events import counters, emit
+from ..base.log import warn_once
+from ..graph.module import graph_module
+from .whole import CompileGraph, GraphStep, Update
+
+LAYOUTS = 8  # of parameters and gradients, that programs are kept for
+
+
+def optimizer_of(method: Any) -> torch.optim.Optimizer | None:
+    """The optimizer whose `step` a callable is, also behind a scheduler's count; None of others."""
+    found = getattr(method, "__self__", None)
+    if getattr(method, "_wrapped_by_lr_sched", False) and method.__closure__ is not None:
+        cells = dict(zip(method.__code__.co_freevars, method.__closure__, strict=True))
+        found = cells["opt_ref"].cell_contents() if "opt_ref" in cells else None
+    is_step = isinstance(found, torch.optim.Optimizer) and getattr(method, "__name__", "") == "step"
+    return found if is_step else None
+
+
+class OptimizerStep:
+    """What stands for `optimizer.step`; it takes what that takes. `original`: the method."""
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        optimizer: torch.optim.Optimizer,
+        compile_graph: CompileGraph,
+        settings: dict[str, Any],
+    ) -> None:
+        self.original, self.optimizer = original, optimizer
+        self.compile_graph, self.settings = compile_graph, settings
+        self.steps: dict[Any, _Alone] = {}
+        self.running = False
+        self.reasons: list[tuple[str, str]] = []
+        functools.update_wrapper(self, original, updated=())
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """What a scheduler takes of a method to count its calls: it binds that to the optimizer anew."""
+
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        return step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step; with a closure, and where it is no program, that of eager PyTorch."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers ask
+        if self.running or args or kwargs:
+            return self.original(*args, **kwargs)
+        self.running = True  # the trace calls `optimizer.step()`, which may be this object
+        try:
+            return self._step()
+        finally:
+            self.running = False
+
+    def _step(self) -> Any:
+        learning = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [p.grad for p in learning]
+        if any(p.device.type not in ("cpu", "cuda") or g.is_sparse for p, g in zip(learning, grads)):
+            return self.original()
+        key = tuple(
+            [(id(p), p.shape, p.stride(), p.dtype, g.stride(), g.dtype) for p, g in zip(learning, grads)]
+        )
+        step = self.steps.get(key)
+        if step is None:
+            if len(self.steps) == LAYOUTS or not key:
+                return self.original()
+            step = self.steps[key] = _Alone(self, len(learning))
+        if not {p.untyped_storage()._cdata for p in learning}.isdisjoint(
+            [g.untyped_storage()._cdata for g in grads]
+        ):
+            return self.original()
+        step(*learning)
+        return None
+
+    def explain(self) -> str:
+        """How the steps so far ran."""
+        whole = sum(len(found) for step in self.steps.values() for found in step.programs.values())
+        lines = [f"{whole} program(s) of {type(self.optimizer).__name__}.step"]
+        return "\n".join([*lines, *(f"in eager PyTorch [{code}]: {why}" for code, why in self.reasons)])
+
+    def note(self, code: str, reason: str) -> None:
+        """Say why steps run in eager PyTorch."""
+        self.reasons.append((code, reason))
+        step = f"{type(self.optimizer).__name__}.step"
+        counters["fallback"][f"step.{code}"] += 1
+        emit("fallback", what="step", name=step, reason=reason, code=code)
+        warn_once(f"step.{step}.{code}.{reason}", f"[{code}] {step} runs in eager PyTorch: {reason}")
+
+
+class _Alone(GraphStep):
+    """A whole step over an empty graph."""
+
+    def __init__(self, of: OptimizerStep, n: int) -> None:
+        graph = torch.fx.Graph()
+        for i in range(n):
+            graph.placeholder(f"parameter_{i}")
+        graph.output(([],))
+        gm = graph_module(graph)
+        gm.meta["static_inputs"] = frozenset(range(n))
+        update = Update(of.optimizer, None, None, 1, keep_grads=False)
+        super().__init__(gm, None, update, of.compile_graph, _no_pieces, of.note, of.settings, None)
+        self.eager = of.original
+
+    def _in_pieces(self, tensors: Sequence[torch.Tensor], forward: Any = None) -> list[Any]:
+        self.update.began = True
+        self.eager()
+        return []
+
+    def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+        if self._step_hooks():
+            return self._refuse("DM503", "the optimizer has step hooks")
+        return tuple(range(len(tensors)))
+
+
+def _no_pieces(gm: torch.fx.GraphModule, tensors: Any) -> Callable[..., Any]:
+    raise AssertionError("an update alone has no forward")

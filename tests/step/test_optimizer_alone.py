@@ -1,0 +1,157 @@
+"""`dynamotor.compile(optimizer.step)`: one program, and the numbers of the eager loop."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "SGD with momentum": lambda ps: torch.optim.SGD(
+        ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01, amsgrad=True),
+    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.01),
+    "AdamW foreach": lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=True),
+    "AdamW fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
+    "AdamW maximize": lambda ps: torch.optim.AdamW(ps, lr=0.01, maximize=True),
+    "Adamax": lambda ps: torch.optim.Adamax(ps, lr=0.01),
+    "NAdam": lambda ps: torch.optim.NAdam(ps, lr=0.01),
+    "RAdam": lambda ps: torch.optim.RAdam(ps, lr=0.01),
+    "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01, centered=True, momentum=0.5),
+    "Rprop": lambda ps: torch.optim.Rprop(ps, lr=0.01),
+    "Adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.01),
+    "Adadelta": lambda ps: torch.optim.Adadelta(ps, lr=0.1),
+    "ASGD": lambda ps: torch.optim.ASGD(ps, lr=0.1),
+    "Adafactor": lambda ps: torch.optim.Adafactor(ps, lr=0.01),
+}
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
+
+
+def train(
+    net: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: Callable[[], Any],
+    steps: int = 5,
+    before: Callable[[int], None] = lambda k: None,
+) -> None:
+    """Train on fresh random batches, equal ones for equal numbers of steps."""
+    for k in range(steps):
+        before(k)
+        x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+        net(x).square().sum().backward()
+        step()
+        optimizer.zero_grad()
+
+
+def both(
+    make: Callable[[Any], torch.optim.Optimizer], **how: Any
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer, Any]:
+    """Train twice, in eager and compiled; asserts equal parameters."""
+    eager, compiled = model(), model()
+    first, second = make(eager.parameters()), make(compiled.parameters())
+    train(eager, first, first.step, **how)
+    step = dynamotor.compile(second.step)
+    train(compiled, second, step, **how)
+    torch.testing.assert_close(list(compiled.parameters()), list(eager.parameters()))
+    return first, second, step
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_compiled_step_is_one_program_with_the_numbers_of_eager(name: str) -> None:
+    first, second, step = both(OPTIMIZERS[name])
+    assert not step.reasons, step.explain()
+    assert step.explain().startswith(("1 program", "2 program", "3 program"))
+    torch.testing.assert_close(second.state_dict()["state"], first.state_dict()["state"])
+
+
+@pytest.mark.parametrize("first", ["scheduler", "compile", "compile in its place"])
+def test_schedulers_and_settings_change_nothing_but_numbers(first: str) -> None:
+    def trained(wrap: Callable[[Any], Any], first: str) -> tuple[torch.nn.Module, Any]:
+        net = model()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        step = wrap(optimizer.step) if first != "scheduler" else None
+        if first == "compile in its place":
+            optimizer.step = step  # type: ignore[method-assign]
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        step = step or wrap(optimizer.step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a scheduler that saw no step would warn
+            train(net, optimizer, lambda: (step(), scheduler.step()))
+        return net, step
+
+    eager, _ = trained(lambda step: step, "scheduler")
+    compiled, step = trained(dynamotor.compile, first)
+    torch.testing.assert_close(list(compiled.parameters()), list(eager.parameters()))
+    assert step.explain().startswith("1 program")
+
+
+def test_a_step_put_in_the_place_of_the_method_runs_once() -> None:
+    eager, compiled = model(), model()
+    first, second = (torch.optim.AdamW(net.parameters()) for net in (eager, compiled))
+    second.step = dynamotor.compile(second.step)  # type: ignore[method-assign]
+    train(eager, first, lambda: first.step())
+    train(compiled, second, lambda: second.step())
+    torch.testing.assert_close(list(compiled.parameters()), list(eager.parameters()))
+
+
+def test_parameters_without_gradients_stay() -> None:
+    def freeze(k: int) -> None:
+        for net in nets:
+            net[0].weight.requires_grad_(k % 2 == 0)
+            net[2].requires_grad_(k != 3)
+
+    nets: list[Any] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.01)
+
+    eager, compiled = model(), model()
+    nets[:] = [eager, compiled]
+    first, second = make(eager.parameters()), make(compiled.parameters())
+    train(eager, first, first.step, before=freeze)
+    train(compiled, second, dynamotor.compile(second.step), before=freeze)
+    torch.testing.assert_close(list(compiled.parameters()), list(eager.parameters()))
+
+
+def test_gradients_of_other_strides_and_loaded_state_are_seen() -> None:
+    results = []
+    for wrap in (lambda step: step, dynamotor.compile):
+        parameter = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
+        optimizer = torch.optim.Adam([parameter], lr=0.1)
+        step = wrap(optimizer.step)
+        for k in range(6):
+            grad = torch.linspace(-1, 1, 12).reshape(4, 3).t() if k % 2 else torch.ones(3, 4) * k
+            parameter.grad = grad
+            step()
+            if k == 3:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        results.append(parameter.detach())
+    torch.testing.assert_close(*results)
+
+
+def test_closures_hooks_and_shared_memory_are_left_to_eager() -> None:
+    calls: list[str] = []
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    step = dynamotor.compile(optimizer.step)
+    assert step(lambda: calls.append("closure") or torch.tensor(2.0)) == 2.0
+    parameter.grad = parameter.detach()  # x -= x / 2
+    step(), step(), step()
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), 0.125))
+    optimizer.register_step_post_hook(lambda *_: calls.append("hook"))
+    parameter.grad = torch.ones(3)
+    step(), step()
+    assert calls == ["closure", "hook", "hook"]
+    assert [code for code, _ in step.reasons] == ["DM503"]
