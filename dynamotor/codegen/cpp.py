@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.config import config
+from ..base.errors import UsageError
 from ..lower.index import Div, Index, Loaded, Mod
 from ..lower.ir import (
     COLS,
@@ -28,7 +29,7 @@ from ..lower.ir import (
     walk,
 )
 from .cpp_cols import ColsEmitter
-from .cpp_kernel import Emitter, RowsEmitter, isa
+from .cpp_kernel import Emitter, RowsEmitter, isa, native_width
 from .cpp_scan import ScanEmitter
 from .scopes import title
 from .verify import verify_cpp, verify_places
@@ -50,7 +51,15 @@ _FEW_LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 
 
 def flags(source: str) -> tuple[str, ...]:
-    """Flags that this text is written for; the runtime adds the user's `config.cxx_flags`."""
+    """Flags that this text is written for; the runtime adds the user's `config.cxx_flags`. UsageError DM109
+    where this processor cannot run it: the first call would end the process.
+    """
+    if isa()[0] > native_width():
+        raise UsageError(
+            "DM109",
+            f"config.isa = {config.isa!r}, which this processor does not have",
+            cure='"portable" runs everywhere, "" is this machine',
+        )
     libraries = ("-fopenmp",) if "#pragma omp" in source or config.sanitize else _FEW_LIBRARIES
     return (*_FLAGS, *isa()[1].split(), *libraries, *(_SANITIZERS if config.sanitize else []))
 

@@ -55,7 +55,8 @@ ISAS = {
 
 
 @functools.cache
-def _native_width() -> int:
+def native_width() -> int:
+    """Floats in the widest vector that this machine can run."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -65,7 +66,7 @@ def _native_width() -> int:
 
 def machine_width() -> int:
     """Floats in the widest vector of this machine, or of the instruction set that `config.isa` names."""
-    return isa()[0] or _native_width()
+    return isa()[0] or native_width()
 
 
 def isa() -> tuple[int, str]:

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from .._C import tensor_layouts
 from ..base.events import counters, emit
 from ..base.log import warn_once
 from ..graph.module import graph_module
-from .whole import CompileGraph, GraphStep, Update
+from .whole import CompileGraph, GraphStep, Update, are_same
 
 LAYOUTS = 8  # of parameters and gradients, that programs are kept for
 
@@ -46,6 +47,7 @@ class OptimizerStep:
         self.original, self.optimizer = original, optimizer
         self.compile_graph, self.settings = compile_graph, settings
         self.steps: dict[Any, _Alone] = {}
+        self.last: _Alone | None = None
         self.running = False
         self.reasons: list[tuple[str, str]] = []
         functools.update_wrapper(self, original, updated=())
@@ -73,22 +75,21 @@ class OptimizerStep:
     def _step(self) -> Any:
         learning = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in learning]
-        if any(p.device.type not in ("cpu", "cuda") or g.is_sparse for p, g in zip(learning, grads)):
-            return self.original()
-        key = tuple(
-            [(id(p), p.shape, p.stride(), p.dtype, g.stride(), g.dtype) for p, g in zip(learning, grads)]
-        )
+        last = self.last
+        if last is not None and last.lies_as_before(learning, grads):
+            return last(*learning)
+        key = tuple([(id(p), *_lies(p), *_lies(g)) for p, g in zip(learning, grads)])
         step = self.steps.get(key)
         if step is None:
-            if len(self.steps) == LAYOUTS or not key:
+            others = any(t.device.type not in ("cpu", "cuda") or t.is_sparse for t in (*learning, *grads))
+            if others or len(self.steps) == LAYOUTS or not key:
                 return self.original()
             step = self.steps[key] = _Alone(self, len(learning))
-        if not {p.untyped_storage()._cdata for p in learning}.isdisjoint(
-            [g.untyped_storage()._cdata for g in grads]
-        ):
+        if {p.untyped_storage()._cdata for p in learning} & {g.untyped_storage()._cdata for g in grads}:
             return self.original()
-        step(*learning)
-        return None
+        step.note_layouts(learning, grads)
+        self.last = step
+        return step(*learning)
 
     def explain(self) -> str:
         """How the steps so far ran."""
@@ -118,6 +119,34 @@ class _Alone(GraphStep):
         update = Update(of.optimizer, None, None, 1, keep_grads=False)
         super().__init__(gm, None, update, of.compile_graph, _no_pieces, of.note, of.settings, None)
         self.eager = of.original
+        self.learning: list[torch.Tensor] = []
+        self.lie: Any = None
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        super().__call__(*tensors)
+
+    def note_layouts(self, learning: list[torch.Tensor], grads: list[Any]) -> None:
+        """Remember how parameters and gradients lie, for the next call's question."""
+        own, given = tensor_layouts(learning), tensor_layouts(grads)
+        self.learning, self.lie = learning, None
+        if isinstance(own, bytes) and isinstance(given, bytes):
+            self.lie = (
+                own,
+                frozenset(_storages(own, _starts(own))[0]),
+                _starts(given),
+                _storages(given, _starts(given))[1],
+            )
+
+    def lies_as_before(self, learning: list[torch.Tensor], grads: list[Any]) -> bool:
+        """Whether all is laid out as noted, gradients wherever they lie but in a parameter's memory."""
+        if self.lie is None or not are_same(learning, self.learning):
+            return False
+        own, mine, starts, layouts = self.lie
+        given = tensor_layouts(grads)
+        if not isinstance(given, bytes) or len(given) != len(layouts) or tensor_layouts(learning) != own:
+            return False
+        storages, rest = _storages(given, starts)
+        return rest == layouts and mine.isdisjoint(storages)
 
     def _in_pieces(self, tensors: Sequence[torch.Tensor], forward: Any = None) -> list[Any]:
         self.update.began = True
@@ -128,6 +157,29 @@ class _Alone(GraphStep):
         if self._step_hooks():
             return self._refuse("DM503", "the optimizer has step hooks")
         return tuple(range(len(tensors)))
+
+
+def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, None if tensor.is_sparse else tensor.stride(), tensor.dtype, tensor.device
+
+
+def _starts(layouts: bytes) -> list[int]:
+    """At which word each tensor's layout starts: (storage, lazy, dtype and device, ndim, *sizes, *strides)."""
+    words, starts, at = memoryview(layouts).cast("q"), [], 0
+    while at < len(words):
+        starts.append(at)
+        at += 4 + 2 * words[at + 3]
+    return starts
+
+
+def _storages(layouts: bytes, starts: list[int]) -> tuple[list[int], bytearray]:
+    """The tensors' storages, and the layouts without them."""
+    rest = bytearray(layouts)
+    words = memoryview(rest).cast("q")
+    storages = [words[at] for at in starts]
+    for at in starts:
+        words[at] = 0
+    return storages, rest
 
 
 def _no_pieces(gm: torch.fx.GraphModule, tensors: Any) -> Callable[..., Any]:

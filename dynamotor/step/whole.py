@@ -115,10 +115,13 @@ def _memory_apart(device: torch.device) -> Iterator[None]:
 
 @dataclass
 class _Bound:
-    """A program with the tensors and the numbers' homes that it reads and writes now."""
+    """A program with the tensors and the numbers' homes that it reads and writes now. `grads`: where among
+    the extra tensors the gradients of which inputs go.
+    """
 
     program: StepProgram
-    extra: list[torch.Tensor]
+    extra: list[torch.Tensor | None]
+    grads: list[tuple[int, Any]]
     read: list[Callable[[], float]]
     write: list[Callable[[float], None]]
     on_device: list[torch.Tensor]
@@ -160,6 +163,8 @@ class GraphStep:
         self.bound: list[_Bound] = []
         self.key: Any = None
         self.flat: list[Any] = []
+        self.kept: list[Any] = []
+        self.only_tensors = False
         self.growths, self.why_not = 0, ""
         self.storages: set[int] = set()
 
@@ -206,14 +211,14 @@ class GraphStep:
         if not optimizer.state and not self.update.began:  # optimizers make their state in the first step
             return self._in_pieces(tensors, self.gm.forward)
         key = held, self._settings()
-        flat = self._flat_state()
-        if (
-            key != self.key
-            or len(flat) != len(self.flat)
-            or not all(map(operator.is_, flat, self.flat))
-            or any(bound.moved for bound in self.bound)
-        ):
+        kept = self._kept()
+        same = key == self.key and self.only_tensors and are_same(kept, self.kept)
+        flat = self.flat if same else _flat(kept)
+        if not same:
+            same = key == self.key and are_same(flat, self.flat)
+        if not same or any(bound.moved for bound in self.bound):
             self.key, self.flat, self.bound = key, flat, []
+            self.kept, self.only_tensors = kept, all(isinstance(value, torch.Tensor) for value in kept)
             structure = key, tuple([_structure(v) for v in flat]), tuple(map(id, self.update.parameters()))
             self.bound = [self._bind(program) for program in self.programs.setdefault(structure, [])]
             self.structure = structure
@@ -288,16 +293,12 @@ class GraphStep:
             scale,
         )
 
-    def _flat_state(self) -> list[Any]:
-        """All that the optimizer keeps, by object; Python's own numbers by type."""
-        flat: list[Any] = []
+    def _kept(self) -> list[Any]:
+        """All that the optimizer keeps, by object."""
+        kept: list[Any] = []
         for entries in self.update.optimizer.state.values():
-            for value in entries.values() if isinstance(entries, dict) else (entries,):
-                if type(value) in (list, tuple, dict):
-                    flat += torch.utils._pytree.tree_leaves(value)
-                else:
-                    flat.append(type(value) if type(value) in (int, float) else value)
-        return flat
+            kept += entries.values() if isinstance(entries, dict) else (entries,)
+        return kept
 
     def _refuse(self, code: str, reason: str) -> Any:
         """From now on this graph's steps run in pieces."""
@@ -363,16 +364,17 @@ class GraphStep:
 
     def _bind(self, program: StepProgram) -> _Bound:
         parameters = self.update.parameters()
-        extra = [parameters[k] for k in program.parameters]
-        extra += [self._tensor(path) for path in program.tensors if path[0] != "grad"]
+        extra: list[torch.Tensor | None] = [parameters[k] for k in program.parameters]
+        grads = [(len(extra) + k, path[1]) for k, path in enumerate(program.tensors) if path[0] == "grad"]
+        extra += [None if path[0] == "grad" else self._tensor(path) for path in program.tensors]
         read = [self._reader(path) for path in program.reads]
         written = [(path, self._value(path)) for path in program.writes]
         write = [self._writer(path) for path, value in written if not _is_on_device(value)]
         on_device = [value for _, value in written if _is_on_device(value)]
         values = [self._value(path) for path in program.reads]
         on_host = [value for value in values if isinstance(value, torch.Tensor) and not _is_on_device(value)]
-        self.storages = {t.untyped_storage()._cdata for t in [*parameters, *extra]}
-        return _Bound(program, extra, read, write, on_device, on_host, data_pointers(on_host))
+        self.storages = {t.untyped_storage()._cdata for t in [*parameters, *extra] if t is not None}
+        return _Bound(program, extra, grads, read, write, on_device, on_host, data_pointers(on_host))
 
     def _tensor(self, path: Path) -> torch.Tensor:
         return self.update.scaler._scale if path == ("scale",) else self._value(path)  # type: ignore[union-attr, return-value]
@@ -417,14 +419,9 @@ class GraphStep:
 
     def _run(self, bound: _Bound, tensors: Sequence[torch.Tensor], numbers: list[float]) -> Any:
         program, update = bound.program, self.update
-        arguments: list[Any] = [*tensors, *bound.extra[: len(program.parameters)]]
-        k = len(program.parameters)
-        for path in program.tensors:
-            if path[0] == "grad":
-                arguments.append(tensors[path[1]].grad)
-            else:
-                arguments.append(bound.extra[k])
-                k += 1
+        arguments: list[Any] = [*tensors, *bound.extra]
+        for at, i in bound.grads:
+            arguments[len(tensors) + at] = tensors[i].grad
         arguments += program.constants
         n = len(program.numbers)
         k = n + len(bound.write)
@@ -451,6 +448,22 @@ class GraphStep:
             _leave(tensors[i], results[program.n_values + n], i in program.owned)
         values = results[: program.n_values]
         return values if program.rebuild is None else program.rebuild(tensors, values)
+
+
+def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two lists hold the same objects."""
+    return len(values) == len(others) and all(map(operator.is_, values, others))
+
+
+def _flat(kept: Sequence[Any]) -> list[Any]:
+    """What containers hold, too; Python's own numbers by type."""
+    flat: list[Any] = []
+    for value in kept:
+        if type(value) in (list, tuple, dict):
+            flat += torch.utils._pytree.tree_leaves(value)
+        else:
+            flat.append(type(value) if type(value) in (int, float) else value)
+    return flat
 
 
 def _leave(tensor: torch.Tensor, grad: torch.Tensor, owned: bool) -> None:

@@ -131,6 +131,20 @@ def test_other_instruction_sets_get_right_code_too(isa):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_an_instruction_set_that_the_processor_lacks_is_an_error(monkeypatch):
+    """Not a SIGILL at the first call."""
+    monkeypatch.setattr(
+        Path, "read_text", lambda self: "flags: sse4_2 avx2"
+    )  # /proc/cpuinfo of an older machine
+    cpp_kernel.native_width.cache_clear()
+    try:
+        with config.patch(isa="avx512"), pytest.raises(UsageError, match="DM109.*does not have"):
+            cpp.flags("int f();")
+    finally:
+        monkeypatch.undo()
+        cpp_kernel.native_width.cache_clear()
+
+
 def test_an_unknown_instruction_set_is_an_error():
     with config.patch(isa="mmx"), pytest.raises(UsageError, match="DM109"):
         cpp.flags("")
