@@ -24,7 +24,7 @@ from torch import fx
 from ..base.errors import InternalError, UserLine
 from ..base.events import counters
 from ..graph.op_facts import is_collective, is_custom
-from ..graph.sizes import numbers
+from ..graph.sizes import hint, numbers
 from ..graph.spec import TensorSpec, copy_as
 from ..lower.outputs import COPY_
 from ..lower.program import ExternStep, Program, writes_of
@@ -309,9 +309,12 @@ def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., A
 
 
 def _as_traced(node: fx.Node, value: Any) -> Any:
-    """An input; a saved value that the forward laid out in its own way, as eager lays it out."""
+    """An input; a saved value that the forward laid out in its own way, in eager's order of dimensions."""
     traced = node.meta.get("traced")
-    return copy_as(value, numbers(traced.stride)) if isinstance(traced, TensorSpec) else value
+    if not isinstance(traced, TensorSpec):
+        return value
+    order = sorted(range(len(traced.shape)), key=lambda d: -hint(traced.stride[d]))
+    return value.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
 
 
 def _wide(x: Any) -> Any:

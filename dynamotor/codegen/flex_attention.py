@@ -121,14 +121,28 @@ class Kernels:
     """A case's functions; being built, those of a backward where gradients are on."""
 
     def __init__(self, case: Case, which: Sequence[str] = ("forward", "delta", "queries", "keys")) -> None:
+        plain = case.mask is not None and len(case.free) == case.n_score  # a mask of places alone
+        self.forward = "" if case.rows is not None and plain and "forward" in which else "forward"
+        which = which if self.forward else ("partial", *which)
         self.device = case.query.device
         self._functions = {what: getattr(flex_kernels, what)(case) for what in which}
         self._made: dict[str, Callable[..., None]] = {}
         if self.device.type == "cuda":
             arch = triton_launch.arch(self.device.index)
             self._jobs = {what: job_of(f, arch) for what, f in self._functions.items()}
-            for what in which if torch.is_grad_enabled() else which[:1]:
+            for what in which if torch.is_grad_enabled() else which[: 1 if self.forward else 2]:
                 triton_build.start_kernel(self._jobs[what])
+
+    def forward_for(self, by_row: Tensors) -> str:
+        """Which forward suits a mask: by the first one's share of blocks that are masked in part. A mask that
+        reads tensors (documents) is quicker with the other's tiles.
+        """
+        if not self.forward and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return "forward"
+        if not self.forward:
+            part, full = int(by_row[0].sum()), int(by_row[2].sum()) if len(by_row) > 2 else 0
+            self.forward = "partial" if part > full else "forward"
+        return self.forward
 
     def __call__(self, what: str, *tensors: torch.Tensor) -> None:
         """Run one of the functions on its tensors."""
@@ -164,7 +178,7 @@ class _Attention(torch.autograd.Function):
         out = q.new_empty(*q.shape[:3], v.shape[3])
         lse = q.new_empty(q.shape[:3], dtype=F32)
         by_row, by_column = _split(case, blocks)
-        run("forward", q, k, v, out, lse, *by_row, *free)
+        run(run.forward_for(by_row), q, k, v, out, lse, *by_row, *free)
         ctx.run, ctx.case, ctx.counts = run, case, (len(free), len(by_row))
         ctx.save_for_backward(q, k, v, out, lse, *free, *by_row, *by_column)
         return out, lse

@@ -26,6 +26,7 @@ LOG2E = 1.4426950408889634
 # `python -m bench.flex --tune` on an H200 (64 and 128; causal, bfloat16).
 TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "forward": {64: (64, 128, 4, 2), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "partial": {64: (64, 64, 4, 3), 128: (128, 32, 4, 3), 256: (64, 32, 4, 2)},  # a window, on an H100
     "queries": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
     "keys": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 }
@@ -255,9 +256,14 @@ def _dot(w: _Writer, a: str, b: str) -> str:
     return f"tl.dot({a}, {b}{exact})"
 
 
-def forward(case: Case) -> TritonFunction:
+def partial(case: Case) -> TritonFunction:
+    """`forward`, for masks of places most of whose blocks are masked in part."""
+    return forward(case, "partial")
+
+
+def forward(case: Case, tiles: str = "forward") -> TritonFunction:
     """Of q, k, v, out and lse: the output in the queries' type, and the logarithm of each row's sum."""
-    w = _Writer(case, "forward", tile(case, "forward"))
+    w = _Writer(case, "forward", tile(case, tiles))
     programs = _start(w, 0)
     w.parts()
     w.text(f"""

@@ -14,14 +14,14 @@ from torch import fx
 
 from ..base.errors import DynamotorError
 from ..graph.info import GraphInfo
-from ..graph.layout import is_dense
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.op_facts import sees_strides
 from ..graph.shapes import at_hints, has_symbols, infer_spec, specs_in
-from ..graph.sizes import Dims, hint
-from ..graph.spec import TensorSpec, channels_last_stride
+from ..graph.sizes import Dims, equal, hint
+from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .program import BufRef
 from .rewrite import call, looks_at_another, output_node
+from .value import is_dense
 
 aten = torch.ops.aten
 # Where convolutions run faster channels-last: oneDNN on a CPU, the tensor cores of a GPU.
@@ -91,7 +91,7 @@ def give_strides_back(graph: fx.Graph, node: fx.Node, changed: dict[fx.Node, Any
         return
     for x in node.all_input_nodes:
         eager = changed.get(x)
-        if isinstance(eager, TensorSpec) and eager.stride != spec_of(x).stride:
+        if isinstance(eager, TensorSpec) and not equal(eager.stride, spec_of(x).stride):
             with graph.inserting_before(node):
                 node.replace_input_with(x, _as_in_eager(graph, x, changed))
 
@@ -101,7 +101,8 @@ def _as_in_eager(graph: fx.Graph, x: fx.Node, changed: dict[fx.Node, Any]) -> fx
     eager = changed.get(x, x.meta["val"])
     if is_dense(eager) or not looks_at_another(x):
         order = sorted(range(len(eager.shape)), key=lambda d: -hint(eager.stride[d]))
-        turned = x if eager.is_contiguous else call(graph, aten.permute.default, x, order)
+        row_major = equal(eager.stride, contiguous_stride(eager.shape))
+        turned = x if row_major else call(graph, aten.permute.default, x, order)
         copied = call(graph, aten.clone.default, turned, memory_format=torch.contiguous_format)
         back = [order.index(d) for d in range(len(order))]
         return copied if turned is x else call(graph, aten.permute.default, copied, back)

@@ -90,7 +90,7 @@ def test_kernels_give_what_the_matrix_gives(case: Any, monkeypatch: pytest.Monke
     wanted = attention("", SCORES[score], block, given, grads)
     assert not ran
     found = attention("triton", SCORES[score], block, given, grads)
-    assert ran == ["forward", "delta", "queries", "keys"]
+    assert ran[0] in ("forward", "partial") and ran[1:] == ["delta", "queries", "keys"]
     bound = 3e-5 if dtype == torch.float32 else 4e-2
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(

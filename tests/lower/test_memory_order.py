@@ -84,3 +84,24 @@ def test_a_backward_reads_saved_values_in_the_memory_order_of_eager() -> None:
         return Turned.apply(convolved(x)) * 2
 
     torch.testing.assert_close(gradient(dynamotor.compile(function, fullgraph=True)), gradient(function))
+
+
+@pytest.mark.parametrize("cut", [lambda y: y, lambda y: y[:, :4]])
+def test_one_program_for_all_sizes_sees_the_strides_of_eager(
+    cut: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = cut(F.conv2d(x, torch.linspace(-0.05, 0.05, 16 * 8 * 9).reshape(16, 8, 3, 3), stride=2))
+        return (torch.rand_like(y) + y).sin()
+
+    compiled = dynamotor.compile(function, fullgraph=True, dynamic=True, options={"fallback_random": True})
+    for size in (10, 12, 15):
+        x = torch.randn(2, 8, size, size, requires_grad=True)
+        torch.manual_seed(0)
+        expected = function(x)
+        torch.manual_seed(0)
+        found = compiled(x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.sum(), x), torch.autograd.grad(expected.sum(), x)
+        )
