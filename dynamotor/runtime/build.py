@@ -192,7 +192,7 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
             str(error),
             source,
             key,
-            "use a faster machine or file system, or report the source",
+            "use a faster machine or file system, raise config.build_seconds, or report the source",
         ) from error
     except OSError as error:
         raise _failure(
