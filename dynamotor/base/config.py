@@ -95,7 +95,8 @@ class Config:
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.
     layout_opt: bool = True
     fold_constants: bool = True
-    # Products of half precision on a GPU get rows that fill 16 bytes when each of their sizes is at least this.
+    # Products of half precision on a GPU get rows that fill 16 bytes when each of their sizes is at least
+    # this.
     pad_products_from: int = 512
     # Pooling and bilinear upsampling on a CPU call aten's kernels, which are quicker; False makes loops of
     # them, as on a GPU, which fuse with what stands around them.

@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from ..autograd.aot import memory_groups
+from ..autograd.calls import no_autocast
 from ..autograd.functional import read
-from ..autograd.joint import OutputPlan, check_inputs, no_autocast, plan_outputs, run_torch_graph
+from ..autograd.joint import OutputPlan, check_inputs, plan_outputs, run_torch_graph
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
