@@ -260,7 +260,8 @@ def trace_step(
     rewriter: BackwardRewriter | None = None,
 ) -> Traced:
     """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several
-    accumulated backwards). `loss_at`: None for the update alone. `rewriter`: has gradients averaged over ranks, together with what `.grad` holds.
+    accumulated backwards). `loss_at`: None for the update alone. `rewriter`: has gradients averaged over
+    ranks, together with what `.grad` holds.
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """
