@@ -36,6 +36,7 @@ def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
 # What the files are there for: the first mechanism with a matching pattern (of paths in the package) has a
 # file.
 MECHANISMS: dict[str, str] = {
+    "padding to buckets (backend xla)": "graph/padding* graph/buckets*",
     "symbolic sizes": "graph/siz* graph/sym* graph/data_sizes* capture/sizes* capture/values/size* codegen/triton_sizes* "
     "codegen/triton_family* lower/instance* autograd/variants*",
     "functions inside graphs (vmap, cond, flex_attention, checkpoints)": "graph/bodies* graph/control_flow* graph/flex* "

@@ -37,8 +37,8 @@ __all__ = ["compile", "compile_fx", "disable", "reset"]
 _dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-# What compiles some callables in its own way (`step/`): (callable, backend, settings) -> what stands for it, or
-# None.
+# What compiles some callables in its own way (`step/`): (callable, backend, settings) -> what stands for
+# it, or None.
 SPECIAL: list[Callable[[Any, Any, CompileOptions], Any]] = []
 
 

@@ -34,7 +34,7 @@ from .graph.module import copy_of
 from .graph.plain import NotPlain
 from .graph.spec import duplicate
 
-LEAST, MOST, SECONDS = 5, 40, 1.0  # rounds, and until so much time has gone
+LEAST, MOST = 5, 40  # rounds
 NOISE = 1e-5  # of the largest value: what a gradient may differ by that is zero but for rounding
 
 
@@ -224,7 +224,7 @@ def _measured(gm: fx.GraphModule, inputs: list[Any], names: Sequence[str]) -> li
         if not one.out:
             calls[one.name], samples[one.name] = call, list[tuple[float, float]]()
     begin, rounds = time.perf_counter(), 0
-    while rounds < LEAST or (rounds < MOST and time.perf_counter() - begin < SECONDS):
+    while rounds < LEAST or (rounds < MOST and time.perf_counter() - begin < config.auto_seconds):
         rounds += 1
         for name in list(calls)[:: 1 if rounds % 2 else -1]:
             samples[name].append(copies.run(calls[name])[2:])

@@ -206,3 +206,9 @@ def test_a_class_has_its_name_for_itself() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, set()).add(room_of(path))
     assert {name for name, rooms in places.items() if len(rooms) > 1} <= TWICE
+
+
+def test_no_test_patches_a_constant() -> None:
+    """What a test wants otherwise is a setting or an argument."""
+    patched = re.compile(r"\.setattr\(\s*[\w.]+,\s*\"_?[A-Z][A-Z_]+\"")
+    assert not [path for path in (ROOT / "tests").rglob("*.py") if patched.search(path.read_text())]

@@ -13,9 +13,8 @@ from dynamotor.base.events import collect
 
 
 @pytest.fixture(autouse=True)
-def _few(tmp_path, monkeypatch):
-    monkeypatch.setattr(autobackend, "SECONDS", 0.0)
-    with config.patch(cache_dir=str(tmp_path), disk_cache=True, check=False, verify=False):
+def _few(tmp_path):
+    with config.patch(auto_seconds=0.0, cache_dir=str(tmp_path), disk_cache=True, check=False, verify=False):
         yield
 
 

@@ -4,7 +4,8 @@ to PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,13 +69,20 @@ def without_autocast(compiled: Compiled) -> Compiled:
 
 def call_without_autocast(compiled: Compiled, inputs: tuple) -> Any:
     """Call it with autocast off."""
-    regions = _autocast_regions()
-    if not regions:
+    if not _autocast_regions():
         return compiled(*inputs)
+    with no_autocast():
+        return compiled(*inputs)
+
+
+@contextlib.contextmanager
+def no_autocast() -> Iterator[None]:
+    """What runs inside runs in the types that were chosen, whatever region surrounds it."""
+    regions = _autocast_regions()
     for kind in regions:
         torch.set_autocast_enabled(kind, False)
     try:
-        return compiled(*inputs)
+        yield
     finally:
         for kind in regions:
             torch.set_autocast_enabled(kind, True)

@@ -19,6 +19,7 @@ from ..graph.nodes import operand, overload
 from ..graph.op_facts import facts
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import is_size
+from ..graph.walks import in_order, reached
 from .functional import with_holes
 
 aten = torch.ops.aten
@@ -76,17 +77,8 @@ def extract(
 
 def inputs_of(roots: Sequence[Node | None], boundary: set[Node]) -> set[Node]:
     """The nodes of the boundary that the roots depend on, without looking behind them."""
-    found: set[Node] = set()
-    seen: set[Node] = set()
-    stack = [node for node in roots if node is not None]
-    while stack:
-        node = stack.pop()
-        if node in boundary:
-            found.add(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
+    start = [node for node in roots if node is not None]
+    return reached(start, lambda node: [] if node in boundary else node.all_input_nodes) & boundary
 
 
 def _order(
@@ -95,36 +87,16 @@ def _order(
     """The nodes that the roots depend on. Anchored nodes keep the joint order, the others come just before
     they are used.
     """
-    wanted: set[Node] = set()
-    stack = [node for node in roots if node is not None and node not in known]
-    while stack:
-        node = stack.pop()
-        if node not in wanted:
-            wanted.add(node)
-            stack.extend(arg for arg in node.all_input_nodes if arg not in known and arg not in wanted)
-    in_order = [node for node in joint.nodes if node in wanted]
+    start = [node for node in roots if node is not None and node not in known]
+    wanted = reached(start, lambda node: [arg for arg in node.all_input_nodes if arg not in known])
+    as_joint = [node for node in joint.nodes if node in wanted]
     if anchored is None:
-        return in_order
-    placed: dict[Node, None] = {}
-    for node in [*(n for n in in_order if n in anchored), *(n for n in in_order if n not in anchored)]:
-        _place(node, wanted, placed)
-    return list(placed)
-
-
-def _place(node: Node, wanted: set[Node], placed: dict[Node, None]) -> None:
-    """Append the node after its arguments (an explicit stack: chains may be longer than Python's)."""
-    stack = [(node, False)]
-    while stack:
-        node, ready = stack.pop()
-        if node in placed:
-            continue
-        if ready:
-            placed[node] = None
-            continue
-        stack.append((node, True))
-        stack.extend(
-            (arg, False) for arg in reversed(node.all_input_nodes) if arg in wanted and arg not in placed
-        )
+        return as_joint
+    first, later = ([n for n in as_joint if (n in anchored) is is_first] for is_first in (True, False))
+    return in_order(
+        reversed([*first, *later]),
+        lambda node: [arg for arg in reversed(node.all_input_nodes) if arg in wanted],
+    )
 
 
 def _emit(graph: torch.fx.Graph, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Node:

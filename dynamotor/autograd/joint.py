@@ -6,7 +6,6 @@ plan of how the user's outputs come from the values and the inputs.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec, contiguous_stride
 from ..graph.sym_int import from_torch
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
+from .calls import no_autocast
 from .functional import TracedAlias, read, with_holes
 from .reach import reaching
 from .recipe import OutputPlan, Recipe, Step
@@ -396,18 +396,3 @@ def _backward(
             raise
         nodes = [None if grad is None else recorder.node_of(grad) for grad in grads]
     return [tangent.note.memory.input for tangent in tangents], nodes
-
-
-@contextlib.contextmanager
-def no_autocast() -> Any:
-    """Backward formulas run in the types that the forward chose, whatever region surrounds the
-    compilation.
-    """
-    before = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    for kind in before:
-        torch.set_autocast_enabled(kind, False)
-    try:
-        yield
-    finally:
-        for kind in before:
-            torch.set_autocast_enabled(kind, True)

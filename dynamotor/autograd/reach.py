@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..graph.shape_tensor import shape_mode
+from ..graph.walks import in_order
 
 
 def reaching(
@@ -28,7 +29,7 @@ def reaching(
     for k, root in enumerate(roots):
         masks[root.grad_fn] = masks.get(root.grad_fn, 0) | 1 << k
     masks.pop(None, None)
-    for node in reversed(_arguments_first(list(masks))):
+    for node in reversed(in_order(masks, leads_to)):
         for following, place in node.next_functions:
             masks[following] = masks.get(following, 0) | masks[node]
             through[following, place] = through.get((following, place), 0) | masks[node]
@@ -41,6 +42,11 @@ def reaching(
     return [masks.get(_node_of(leaf), 0) for leaf in inputs], inner
 
 
+def leads_to(node: Any) -> list[Any]:
+    """The next nodes of autograd's graph."""
+    return [following for following, _ in node.next_functions if following is not None]
+
+
 def _node_of(leaf: torch.Tensor) -> Any:
     """Where a tensor's gradient arrives, as `get_gradient_edge` says it, which imports
     torch.distributed.tensor at first.
@@ -49,26 +55,6 @@ def _node_of(leaf: torch.Tensor) -> Any:
         return leaf.grad_fn
     with shape_mode(), torch.enable_grad():  # under a mode: without one PyTorch asks whether it is a DTensor
         return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-
-
-def _arguments_first(nodes: Sequence[Any]) -> list[Any]:
-    """All nodes of autograd's graph from these on, each behind what it leads to (an explicit stack: graphs
-    are deep).
-    """
-    placed: dict[Any, None] = {}
-    stack = [(node, False) for node in nodes]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            placed[node] = None
-        elif node not in placed:
-            stack.append((node, True))
-            stack.extend(
-                (following, False)
-                for following, _ in node.next_functions
-                if following is not None and following not in placed
-            )
-    return list(placed)
 
 
 def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[int]) -> dict[int, list[int]]:

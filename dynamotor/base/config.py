@@ -58,6 +58,8 @@ class Config:
     # The C++ compiler; "" means $CXX, then g++, then clang++.
     cxx: str = ""
     cxx_flags: tuple[str, ...] = ()
+    # Seconds after which a C++ compiler that has not ended is stopped (DM303).
+    build_seconds: float = 300.0
     # The vectors that C++ kernels are built for: "" this machine's, "avx512", "avx2" or "portable" (any
     # x86-64; on other processors the compiler's default). Only what the machine has can run.
     isa: str = ""
@@ -76,6 +78,8 @@ class Config:
     # What backend="auto" (and mode="max-autotune") measures for each graph; "inductor" and other backends may
     # be named too.
     auto_backends: str = "eager,native,native_cudagraphs,xla"
+    # How long it takes turns for each graph, after five rounds.
+    auto_seconds: float = 1.0
     # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel
     # instead of numbers in it: further shapes build few kernels or none (turned on by a second shape, or
     # dynamic=True; dynamic=False keeps it off).
@@ -91,6 +95,12 @@ class Config:
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.
     layout_opt: bool = True
     fold_constants: bool = True
+    # Products of half precision on a GPU get rows that fill 16 bytes when each of their sizes is at least
+    # this.
+    pad_products_from: int = 512
+    # Pooling and bilinear upsampling on a CPU call aten's kernels, which are quicker; False makes loops of
+    # them, as on a GPU, which fuse with what stands around them.
+    aten_windows: bool = True
     # Intermediate buffers are kept between calls, so that no call pays for page faults.
     reuse_memory: bool = True
     # How gradients of a DistributedDataParallel module are reduced: "ingraph" (all-reduces inside the

@@ -12,12 +12,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-
-try:
-    import numpy as np
-except ImportError:  # PyTorch works without it
-    np = None  # type: ignore[assignment]
 
 from .breaks import Unsupported, unsupported
 from .guards import TypeIs
@@ -32,8 +28,8 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 _PLAIN = (int, float, complex, bool, str, type(None))
-_SCALARS: tuple[type, ...] = () if np is None else tuple({np.dtype(code).type for code in "?bhilqBHILQefdFD"})
-_CALLABLES: tuple[type, ...] = () if np is None else (np.ufunc, type(np.prod))
+_SCALARS: tuple[type, ...] = tuple({np.dtype(code).type for code in "?bhilqBHILQefdFD"})
+_CALLABLES: tuple[type, ...] = (np.ufunc, type(np.prod))
 PURE_TYPES.update(base for scalar in _SCALARS for base in scalar.__mro__ if base is not object)
 
 
@@ -119,9 +115,7 @@ _UFUNCS: dict[str, tuple[Any, frozenset[torch.dtype]]] = {
     **{name: (getattr(torch, name), BOOLS) for name in _LOGICAL.split()},
     **{f"arc{name}": (getattr(torch, f"a{name}"), FLOATS) for name in _INVERSE.split()},
 }
-_MAKERS = (
-    () if np is None else (np.zeros, np.ones, np.full, np.eye, np.arange, np.linspace, np.array, np.asarray)
-)
+_MAKERS = np.zeros, np.ones, np.full, np.eye, np.arange, np.linspace, np.array, np.asarray
 
 
 def _of_arrays(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -162,11 +156,10 @@ def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Valu
             given |= {key: value for key, value in kwargs.items() if not is_none(value)}
             return rule(trace, given["a"], *[given.get(key) for key in parameters])
 
-        if np is not None:
-            _FUNCTIONS[getattr(np, name)] = call
-            method = vars(np.ndarray).get(name)
-            if method is not None:
-                builtin_rule(method)(call)
+        _FUNCTIONS[getattr(np, name)] = call
+        method = vars(np.ndarray).get(name)
+        if method is not None:
+            builtin_rule(method)(call)
         return call
 
     return add
@@ -281,7 +274,7 @@ _joining("stack", torch.stack)
 @call_finder
 def _find_method(fn: Any) -> CallRule | None:
     """Methods of arrays without a rule of their own: on numbers that the trace knows, unless they write them."""
-    if not isinstance(fn, _METHODS) or np is None or fn.__objclass__ is not np.ndarray:
+    if not isinstance(fn, _METHODS) or fn.__objclass__ is not np.ndarray:
         return None
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -302,7 +295,7 @@ _METHODS = types.MethodDescriptorType, types.WrapperDescriptorType
 @builtin_rule(torch.Tensor.numpy)
 def _numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tensor = args[0]
-    plain = type(tensor) is TensorValue and len(args) == 1 and not kwargs and np is not None
+    plain = type(tensor) is TensorValue and len(args) == 1 and not kwargs
     example = tensor.example if plain else None  # type: ignore[attr-defined]
     if example is None or example.requires_grad or example.device.type != "cpu" or example.dtype not in ANY:
         raise unsupported(
@@ -320,38 +313,39 @@ def _from_numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     return torch_call(trace, "detach", [array.tensor(trace)], {})
 
 
-if np is not None:
+def _in_python(name: str) -> None:
+    """Numbers of an array as Python's."""
 
-    @builtin_rule(np.ndarray.item)
-    def _item(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    @builtin_rule(getattr(np.ndarray, name))
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
-            raise refused("item() of one of several numbers")
-        return trace.call_method(args[0].tensor(trace), "item", [])
+            raise refused(f"{name}() with unusual arguments")
+        return trace.call_method(args[0].tensor(trace), name, [])
 
-    @builtin_rule(np.ndarray.tolist)
-    def _tolist(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
-            raise refused("tolist with unusual arguments")
-        return trace.call_method(args[0].tensor(trace), "tolist", [])
 
-    @builtin_rule(np.ndarray.reshape, np.reshape)
-    def _reshape(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if kwargs or not args or len(args) < 2:
-            raise refused("reshape with unusual arguments")
-        return _viewed(trace, args[0], "reshape", *args[1:])
+for _name in ("item", "tolist"):
+    _in_python(_name)
 
-    @builtin_rule(np.ndarray.astype)
-    def _astype(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        array, dtype = (*args, None, None)[:2]
-        if kwargs or len(args) != 2 or type(array) is not ArrayValue or array.scalar:
-            raise refused("astype with unusual arguments")
-        try:
-            wanted = torch.from_numpy(np.empty(0, dtype=dtype.as_constant())).dtype  # type: ignore[union-attr]
-        except TypeError:
-            raise refused("astype to a type that tensors lack") from None
-        had = array.tensor(trace).example.dtype
-        if wanted not in ANY or (had in FLOATS and wanted not in FLOATS):
-            raise refused(f"astype from {had} to {wanted}")
-        _row_major(trace, array, "astype")
-        to = torch_call(trace, "to", [array.tensor(trace), Constant(wanted)], {"copy": Constant(True)})
-        return ArrayValue.of(to)
+
+@builtin_rule(np.ndarray.reshape, np.reshape)
+def _reshape(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if kwargs or not args or len(args) < 2:
+        raise refused("reshape with unusual arguments")
+    return _viewed(trace, args[0], "reshape", *args[1:])
+
+
+@builtin_rule(np.ndarray.astype)
+def _astype(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    array, dtype = (*args, None, None)[:2]
+    if kwargs or len(args) != 2 or type(array) is not ArrayValue or array.scalar:
+        raise refused("astype with unusual arguments")
+    try:
+        wanted = torch.from_numpy(np.empty(0, dtype=dtype.as_constant())).dtype  # type: ignore[union-attr]
+    except TypeError:
+        raise refused("astype to a type that tensors lack") from None
+    had = array.tensor(trace).example.dtype
+    if wanted not in ANY or (had in FLOATS and wanted not in FLOATS):
+        raise refused(f"astype from {had} to {wanted}")
+    _row_major(trace, array, "astype")
+    to = torch_call(trace, "to", [array.tensor(trace), Constant(wanted)], {"copy": Constant(True)})
+    return ArrayValue.of(to)

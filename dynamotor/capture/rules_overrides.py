@@ -64,9 +64,6 @@ class SubclassValue(UserObject):
     def _new(self, cg: Codegen) -> str:
         return f"{cg.emit(self.tensor)}.as_subclass({cg.constant(self.cls)})"
 
-    def describe(self) -> str:
-        return f"a {self.cls.__name__}"
-
 
 @wrap_rule(torch.Tensor, subclasses=True)
 def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:

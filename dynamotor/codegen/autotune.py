@@ -21,7 +21,6 @@ from ..graph.spec import TensorSpec, duplicate
 ROUNDS = 12
 _PAUSE = 1_000_000  # cycles: the host gets ahead, so that only the device's time counts
 _FEW = 0.005  # of all elements
-_CACHE = 1 << 28  # bytes read before each call: data starts out of the cache, as in a model
 
 
 def random_inputs(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
@@ -38,20 +37,26 @@ def random_inputs(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
 
 
 def time_calls(
-    calls: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor], device: torch.device
+    calls: Sequence[Callable[..., Any]],
+    inputs: Sequence[torch.Tensor],
+    device: torch.device,
+    rounds: int = ROUNDS,
 ) -> list[float]:
     """Median milliseconds of each call on the same inputs, in turns. One whose results are not the first
     one's is out.
     """
     with timed("autotune"), torch.cuda.device(device), torch.no_grad():
-        other = torch.ones(_CACHE, dtype=torch.int8, device=device)
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        other = torch.ones(
+            5 * cache, dtype=torch.int8, device=device
+        )  # read before each call: as in a model, data is not in it
         wanted = _results(calls[0], inputs)
         alive = [
             wanted is not None,
             *(wanted is not None and _agrees(_results(c, inputs), wanted) for c in calls[1:]),
         ]
         times: list[list[float]] = [[] for _ in calls]
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for call, runs, found in zip(calls, alive, times, strict=True):
                 if runs:
                     found.append(_once(call, inputs, other))

@@ -306,7 +306,9 @@ class GpuProgram(CallProgram):
         emit("fallback", what="template", name=self.name, reason=str(error), code=error.code)
         return self._without_templates()
 
-    def _time(self, info: GraphInfo, programs: Sequence[Program]) -> list[float]:
+    def _time(
+        self, info: GraphInfo, programs: Sequence[Program], rounds: int = autotune.ROUNDS
+    ) -> list[float]:
         """Milliseconds of programs with the same inputs; their kernels are built side by side before any is
         timed.
         """
@@ -315,7 +317,7 @@ class GpuProgram(CallProgram):
         calls = [GpuProgram(program, plain, self.device, _raise, expanded=True) for program in placed]
         try:
             inputs = autotune.random_inputs([placed[0].buffers[name].spec for name in placed[0].inputs])
-            return autotune.time_calls(calls, inputs, self.device)
+            return autotune.time_calls(calls, inputs, self.device, rounds)
         except torch.OutOfMemoryError:
             return [float("inf")] * len(programs)
 

@@ -138,6 +138,8 @@ class StoredProgram(CallProgram):
 _PACKAGE = Path(__file__).resolve().parents[1]
 _APART = ("xla", "distributed", "tools")  # rooms that have no part in a program that is kept
 _NOT_READ = {
+    "auto_seconds",
+    "build_seconds",
     "cache_dir",
     "cache_size_limit",
     "debug",

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from ..base.errors import InternalError
 from .spec import TensorSpec
+from .walks import reached
 
 
 def wrong(node: fx.Node, what: str, stage: str = "aten") -> NoReturn:
@@ -67,11 +68,4 @@ def spec_of(node: Any) -> TensorSpec:
 
 def needed_for(wanted: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes that these depend on, these with them."""
-    found: set[fx.Node] = set()
-    todo = list(wanted)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
+    return reached(wanted, lambda node: node.all_input_nodes)

@@ -25,7 +25,6 @@ from .sym_int import SYMBOLIC, from_torch, to_torch
 __all__ = ["DataDependent", "Recorder", "ShapeTensor", "UnsupportedOp", "infer", "recording", "shape_mode"]
 
 aten = torch.ops.aten
-_PLAIN_PRODUCTS = torch.__version__ < "2.13"
 
 
 class Recorder(Protocol):
@@ -62,9 +61,7 @@ class ShapeTensor(torch.Tensor):
     def make(spec: TensorSpec, requires_grad: bool = False, memory: Memory | None = None) -> ShapeTensor:
         """A new ShapeTensor; `memory` makes it a view of that memory."""
         shape, stride, offset = _in_torch(spec)
-        more: Any = (
-            {"_extra_dispatch_keys": products.extra_keys()} if spec.is_symbolic and _PLAIN_PRODUCTS else {}
-        )
+        more: Any = {"_extra_dispatch_keys": products.extra_keys()} if spec.is_symbolic else {}
         tensor = torch.Tensor._make_wrapper_subclass(
             ShapeTensor,
             shape,

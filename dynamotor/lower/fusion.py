@@ -425,7 +425,7 @@ def same_half(group: Group, m: Member) -> Refuse | None:
     return None if group.members[0].node.half == m.node.half else Refuse("the other half of the step")
 
 
-def try_join(group: Group, node: LoopNode) -> Member | Refuse:
+def try_join(group: Group, node: LoopNode, rules: Sequence[Rule] = RULES) -> Member | Refuse:
     """The member the node becomes in the group (not yet accepted), or why not."""
     touched = group.accesses()
     own = node.evaluate()
@@ -453,19 +453,19 @@ def try_join(group: Group, node: LoopNode) -> Member | Refuse:
         if isinstance(member, Refuse):
             refusal = member
             continue
-        refused = next((r for check in RULES if (r := check(group, member)) is not None), None)
+        refused = next((r for check in rules if (r := check(group, member)) is not None), None)
         if refused is None:
             return member
         refusal = refused
     return refusal
 
 
-def replay(number: int, nodes: Sequence[LoopNode]) -> Group | Refuse:
+def replay(number: int, nodes: Sequence[LoopNode], rules: Sequence[Rule]) -> Group | Refuse:
     """One group of all these nodes (in an order in which they can be computed), or why not."""
     group = Group(number)
     group.start(nodes[0])
     for node in nodes[1:]:
-        member = try_join(group, node)
+        member = try_join(group, node, rules)
         if isinstance(member, Refuse):
             return member
         group.accept(member)
@@ -483,8 +483,10 @@ def shares_enough(group: Group, node: LoopNode) -> bool:
 class Fuser:
     """Greedy fusion in program order, over a graph of groups and extern calls that stays without cycles."""
 
-    def __init__(self, schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str] = ()) -> None:
-        self.overwritten = set(overwritten)  # inputs
+    def __init__(
+        self, schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str], rules: Sequence[Rule]
+    ) -> None:
+        self.overwritten, self.rules = set(overwritten), rules  # inputs; what may refuse
         self.items: list[Group | ExternNode | None] = []  # None: a group that became part of another
         self.owner: dict[str, int] = {}  # buffer -> item that made it last
         self.before: list[int] = []  # for each item a bit set of the items that must run before it
@@ -555,7 +557,7 @@ class Fuser:
             others = direct & ~(1 << at)
             if self._closure(others) >> at & 1:
                 continue  # something that it needs runs after the group
-            member = try_join(group, node)
+            member = try_join(group, node, self.rules)
             if isinstance(member, Member):
                 group.accept(member)
                 self._add_before(at, others)
@@ -594,9 +596,8 @@ class Fuser:
                 first, second = self.items[a], self.items[b]
                 if not isinstance(first, Group) or not isinstance(second, Group) or not self._adjacent(a, b):
                     continue
-                merged = replay(
-                    a, sorted((m.node for m in (*first.members, *second.members)), key=position.__getitem__)
-                )
+                nodes = sorted((m.node for m in (*first.members, *second.members)), key=position.__getitem__)
+                merged = replay(a, nodes, self.rules)
                 if isinstance(merged, Refuse):
                     if listening("refuse"):
                         emit(
@@ -679,9 +680,11 @@ def _origins(group: Group) -> str:
 
 
 def fuse(
-    schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str] = ()
+    schedule: Sequence[LoopNode | ExternNode],
+    overwritten: Collection[str] = (),
+    rules: Sequence[Rule] = RULES,
 ) -> list[Group | ExternNode]:
     """Group the loop nodes; gives groups and extern calls in an order in which they can run. `overwritten`:
     inputs that are.
     """
-    return Fuser(schedule, overwritten).run()
+    return Fuser(schedule, overwritten, rules).run()

@@ -97,7 +97,7 @@ def give_strides_back(graph: fx.Graph, node: fx.Node, changed: dict[fx.Node, Any
 
 
 def _as_in_eager(graph: fx.Graph, x: fx.Node, changed: dict[fx.Node, Any]) -> fx.Node:
-    """A copy with eager's strides; where those leave holes, of the memory that x looks at, looked at alike."""
+    """A copy with eager's strides; where those leave holes, of the memory that x looks at, seen alike."""
     eager = changed.get(x, x.meta["val"])
     if is_dense(eager) or not looks_at_another(x):
         order = sorted(range(len(eager.shape)), key=lambda d: -hint(eager.stride[d]))

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,7 +28,7 @@ from . import (  # noqa: F401  (rules register themselves)
     ops_upsample,
     ops_views,
 )
-from .fusion import Group, fuse
+from .fusion import RULES, Group, Rule, fuse
 from .index import is_zero
 from .instance import instances, nodes_at
 from .ir import ExternNode, LoopNode, forget_expressions, roots, walk
@@ -43,7 +43,7 @@ from .write_back import write_back
 aten = torch.ops.aten
 
 
-def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
+def lower_graph(gm: fx.GraphModule, info: GraphInfo, rules: Sequence[Rule] = RULES) -> Program:
     """Lower a functional aten graph (contract 3) to a program (contract 4)."""
     forget_expressions()
     ctx, inputs, outputs = lower_nodes(gm, info)
@@ -52,7 +52,7 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     if config.verify:
         for nodes, specs in nodes_at(ctx.env, schedule, ctx.buffers):
             verify_nodes(nodes, specs)
-    items = fuse(schedule, ctx.mutated)
+    items = fuse(schedule, ctx.mutated, rules)
     steps = _steps(ctx, items, wanted)
     if not ctx.is_symbolic:
         steps = write_back(steps, ctx.buffers, ctx.mutated, wanted - set(ctx.mutated))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..base.config import config
 from ..graph.sizes import Dim
 from . import value as views
 from .index import Index
@@ -24,7 +25,6 @@ from .ops_reduce import total, wide
 from .value import LoopValue
 
 aten = torch.ops.aten
-ON_CPU = False
 MAX_WINDOW = 25  # elements; larger windows are left to aten
 Place = tuple[Index, ...]
 
@@ -84,7 +84,7 @@ def _windows(
     ctx: LoopBuilder, x: LoopValue, out: Sequence[Dim], kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[PoolWindow]:
     """One for each of the two last dimensions."""
-    decline_if(not (ctx.on_gpu or ON_CPU), "pooling on a CPU")
+    decline_if(config.aten_windows and not ctx.on_gpu, "pooling on a CPU")
     kernel, padding, dilation = _pair(kernel), _pair(padding), _pair(dilation)
     stride = _pair(stride) if stride not in ((), []) else kernel
     decline_if(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..base.config import config
 from ..graph.sizes import Dim, is_symbolic, numbers
 from ..graph.spec import numel
 from .index import Index, Loaded
@@ -16,7 +17,6 @@ from .ops_reduce import wide
 from .value import LoopValue
 
 aten = torch.ops.aten
-ON_CPU = False  # bilinear: aten's kernel is vectorised, ours would read element by element
 MAX_COPIES = 16
 
 
@@ -115,7 +115,7 @@ def _bilinear(
     scale_w: float | None = None,
 ) -> LoopValue:
     decline_if(
-        not (ctx.on_gpu or ON_CPU) or not x.dtype.is_floating_point or not numel(x.shape),
+        (config.aten_windows and not ctx.on_gpu) or not x.dtype.is_floating_point or not numel(x.shape),
         "bilinear upsampling on a CPU, of integers or of nothing",
     )
     (h, w), (out_h, out_w) = x.shape[-2:], out

@@ -34,7 +34,6 @@ from ..base.log import log
 from .cpp_text import laid_out
 
 BASE_FLAGS = ("-shared", "-fPIC")
-TIMEOUT_SECONDS = 300.0
 WAIT_SECONDS = 60.0  # for another process that builds the same source
 _NO_SPACE = ("No space left on device", "Disk quota exceeded", "File size limit exceeded")  # compilers' words
 _CURE = "install g++ (or clang++), set $CXX or dynamotor.config.cxx"
@@ -170,7 +169,12 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
                     {**os.environ, "LD_PRELOAD": ""} if config.sanitize else None
                 )  # the sanitizers are for what it builds
                 done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, env=quick
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=config.build_seconds,
+                    check=False,
+                    env=quick,
                 )
             if done.returncode == 0:
                 counters["build"]["compiled"] += 1
@@ -188,7 +192,7 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
             str(error),
             source,
             key,
-            "use a faster machine or file system, or report the source",
+            "use a faster machine or file system, raise config.build_seconds, or report the source",
         ) from error
     except OSError as error:
         raise _failure(

@@ -164,7 +164,7 @@ def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _starts(layouts: bytes) -> list[int]:
-    """At which word each tensor's layout starts: (storage, lazy, dtype and device, ndim, *sizes, *strides)."""
+    """At which word each layout starts: (storage, lazy, dtype and device, ndim, *sizes, *strides)."""
     words, starts, at = memoryview(layouts).cast("q"), [], 0
     while at < len(words):
         starts.append(at)

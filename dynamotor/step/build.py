@@ -95,7 +95,7 @@ def build_step(
     if (
         device.type == "cuda" or config.target == "triton"
     ):  # a CPU has memory enough, and less to spare of time
-        compute_again(main)
+        run_passes(main, [("compute again", compute_again)], stage="step")
     info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
     room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
     return StepProgram(

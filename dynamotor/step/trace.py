@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from ..autograd.aot import memory_groups
+from ..autograd.calls import no_autocast
 from ..autograd.functional import read
-from ..autograd.joint import OutputPlan, check_inputs, no_autocast, plan_outputs, run_torch_graph
+from ..autograd.joint import OutputPlan, check_inputs, plan_outputs, run_torch_graph
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
@@ -259,7 +260,8 @@ def trace_step(
     rewriter: BackwardRewriter | None = None,
 ) -> Traced:
     """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several
-    accumulated backwards). `loss_at`: None for the update alone. `rewriter`: has gradients averaged over ranks, together with what `.grad` holds.
+    accumulated backwards). `loss_at`: None for the update alone. `rewriter`: has gradients averaged over
+    ranks, together with what `.grad` holds.
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """

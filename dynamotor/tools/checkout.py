@@ -12,15 +12,15 @@ from ..base.errors import UsageError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def bench(name: str) -> ModuleType:
+def bench(name: str, root: Path = ROOT) -> ModuleType:
     """A module of the top-level `bench`; UsageError DM122 where there is none."""
-    if not (ROOT / "bench" / "__init__.py").is_file():
+    if not (root / "bench" / "__init__.py").is_file():
         raise UsageError(
             "DM122",
             "the benchmarks and their models are not installed",
-            why=f"they are the folder `bench` of the repository, which no wheel holds; {ROOT} has none",
+            why=f"they are the folder `bench` of the repository, which no wheel holds; {root} has none",
             cure="clone the repository, `pip install -e .` there, and give the command again",
         )
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
     return importlib.import_module(f"bench.{name}")

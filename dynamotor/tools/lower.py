@@ -16,6 +16,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..api import compile as compile_, plain
+from ..autograd.reach import leads_to
+from ..graph.walks import reached
 from .record import Record
 
 
@@ -142,13 +144,6 @@ def _tensors(result: Any) -> Any:
 
 def _leaves(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors in whose `.grad` a backward of these would add."""
-    todo, seen, found = [t.grad_fn for t in tensors], set(), []
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        todo += [following for following, _ in node.next_functions]
-    return found
+    start = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    nodes = reached(start, leads_to)
+    return [node.variable for node in nodes if hasattr(node, "variable")]

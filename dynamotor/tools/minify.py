@@ -29,6 +29,7 @@ from ..base.config import config
 from ..base.errors import DynamotorError, UsageError
 from ..base.events import Event, subscribe
 from ..graph.spec import TensorSpec
+from ..graph.walks import reached
 from .lower import call_both_ways
 
 Inputs = Sequence[Any]
@@ -162,12 +163,8 @@ def _cut(
     """The graph of these calls as far as the outputs need them; what they read of others are inputs. None:
     not of tensors.
     """
-    needed, todo = set(), [n for n in outputs if n in set(kept)]
-    while todo:
-        node = todo.pop()
-        if node not in needed:
-            needed.add(node)
-            todo += [i for i in node.all_input_nodes if i in set(kept)]
+    among = set(kept)
+    needed = reached(among.intersection(outputs), lambda node: among.intersection(node.all_input_nodes))
     if not needed:
         return None
     graph, env, inputs = fx.Graph(), {}, []

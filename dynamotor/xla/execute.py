@@ -21,6 +21,7 @@ import torch
 
 from ..base.errors import DynamotorError
 from ..base.events import emit
+from ..graph.walks import reached
 from . import metrics, persistent_cache, replicated, replication, rng
 from .dtypes import on_cpu
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
@@ -97,16 +98,9 @@ class Graph:
 
 def _needed(steps: dict[int, Step], outputs: Sequence[int]) -> set[int]:
     """Positions that the outputs need; a collective is always needed: the other replicas wait for it."""
-    stack = [p for p in outputs if p >= 0] + [
-        p for p, step in steps.items() if step.instruction.rule.collective
-    ]
-    needed: set[int] = set()
-    while stack:
-        position = stack.pop()
-        if position not in needed:
-            needed.add(position)
-            stack.extend(p for p in steps[position].inputs if p >= 0)
-    return needed
+    start = [p for p in outputs if p >= 0]
+    start += [p for p, step in steps.items() if step.instruction.rule.collective]
+    return reached(start, lambda position: [p for p in steps[position].inputs if p >= 0])
 
 
 def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:

@@ -20,7 +20,6 @@ from dynamotor.codegen.triton_gemm import Tiling, emit_product
 from dynamotor.codegen.triton_gemm_sites import find_sites, put
 from dynamotor.codegen.triton_ops import HELPERS
 from dynamotor.codegen.triton_product import Operand, Product
-from dynamotor.lower import padding
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available
 
@@ -166,8 +165,8 @@ def test_columns_that_nobody_reads_are_not_computed(templates):
 @pytest.mark.parametrize(
     "tiling", [SMALL, Tiling(16, 32, 16, persistent=True, tma=True)], ids=["pointers", "descriptors"]
 )
-def test_logits_of_a_padded_vocabulary_go_straight_to_the_user(templates, monkeypatch, bias, tiling):
-    monkeypatch.setattr(padding, "WORTH", 8)
+@config.patch(pad_products_from=8)
+def test_logits_of_a_padded_vocabulary_go_straight_to_the_user(templates, bias, tiling):
     labels = templates(tiling)
     x, w, b = randn(2, 12, 32, dtype=BF16), randn(45, 32, dtype=BF16), randn(45, dtype=BF16) if bias else None
     text = compare(lambda x, w, b: F.linear(F.relu(x), w, b), x, w, b, tolerance=1e-2)

@@ -15,6 +15,7 @@ import fake_cuda  # noqa: E402
 
 import dynamotor
 from dynamotor.base.config import config
+from dynamotor.base.errors import BackendError
 from dynamotor.base.events import collect
 from dynamotor.codegen import autotune, gemm_table, gpu_program, triton_gemm_choice
 from dynamotor.codegen.gpu_program import GpuProgram
@@ -40,15 +41,20 @@ def _own_cache(tmp_path):
 
 
 def program_of(fn, *inputs):
-    """The launches of a function as `choose` gets them."""
+    """The launches of a function as `choose` gets them; no product is computed."""
     seen = []
+
+    def choose(program, gpu, tune=None):
+        seen.append(program)
+        raise BackendError("DM401", "seen")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            gpu_program.triton_gemm_choice,
-            "choose",
-            lambda program, gpu, tune=None: seen.append(program) or program,
-        )
-        with torch.no_grad(), config.patch(target="triton", strict=True):
+        patch.setattr(gpu_program.triton_gemm_choice, "choose", choose)
+        with (
+            torch.no_grad(),
+            config.patch(target="triton", strict=True, check=False),
+            pytest.raises(BackendError, match="seen"),
+        ):
             dynamotor.compile(fn)(*inputs)
     return seen[0]
 
@@ -369,10 +375,8 @@ def test_programs_are_timed_in_turns_and_one_that_does_not_run_is_out(monkeypatc
     library = trial(program, site, [program.steps[n] for n in site.steps()])
     template = trial(program, site, [template_step(program, site, Tiling(64, 64, 64))])
     info, device = GraphInfo("inference", "trial"), torch.device("cpu")
-    monkeypatch.setattr(autotune, "ROUNDS", 2)
-    monkeypatch.setattr(autotune, "_CACHE", 16)
     times = GpuProgram(library, info, device, gpu_program._raise, expanded=True)._time(
-        info, [library, template]
+        info, [library, template], rounds=2
     )
     assert times == [1.0, 1.0]
     placed = gpu_program._placed(
@@ -396,7 +400,6 @@ def test_programs_are_timed_in_turns_and_one_that_does_not_run_is_out(monkeypatc
 
 def test_what_a_candidate_leaves_in_its_inputs_counts(monkeypatch):
     fake_cuda.install(monkeypatch)
-    monkeypatch.setattr(autotune, "_CACHE", 16)
 
     def fn(x, w, r):
         y = F.silu(x @ w)

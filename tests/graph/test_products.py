@@ -10,14 +10,13 @@ from torch import nn
 
 import dynamotor
 from dynamotor.base.events import counters
-from dynamotor.graph import products, shape_tensor
+from dynamotor.graph import products
 
 SHAPES = [(6,), (7, 6), (5, 7, 6), (1, 7, 6), (3, 5, 7, 6), (3, 1, 7, 6), (1, 5, 7, 6), (5, 1, 6)]
 
 
 @pytest.fixture(autouse=True)
-def _products_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape_tensor, "_PLAIN_PRODUCTS", True)
+def _afresh() -> None:
     dynamotor.reset()
     counters["specialised"].clear()
 

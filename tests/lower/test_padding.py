@@ -12,7 +12,6 @@ from dynamotor.base.config import config
 from dynamotor.codegen import gpu_program, triton
 from dynamotor.graph.info import GraphInfo
 from dynamotor.graph.verify import verify_aten_graph
-from dynamotor.lower import padding
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.padding import pad_products
 from dynamotor.runtime import triton_interpret
@@ -21,8 +20,9 @@ aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(padding, "WORTH", 8)
+def _small():
+    with config.patch(pad_products_from=8):
+        yield
 
 
 def padded(fn, *inputs, kind="inference", n_outputs=0):

@@ -7,14 +7,15 @@ import torch
 import torch.nn.functional as F
 from harness import check
 
-from dynamotor.lower import ops_pool
+from dynamotor.base.config import config
 
 aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def _on_both_targets(monkeypatch):
-    monkeypatch.setattr(ops_pool, "ON_CPU", True)
+def _on_both_targets():
+    with config.patch(aten_windows=False):
+        yield
 
 
 def image(dtype=torch.float32, shape=(2, 3, 11, 14)):

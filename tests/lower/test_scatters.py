@@ -166,8 +166,11 @@ def test_a_place_out_of_range_raises(bad, operands):
         call(x, index, y)
 
 
-def test_deterministic_sums_are_left_to_aten_on_a_gpu(monkeypatch):
+def test_deterministic_sums_are_left_to_aten_on_a_gpu():
     x, y, index = torch.randn(6, 7), torch.randn(5, 7), torch.randint(0, 6, (5, 7))
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     left = ["aten.scatter_add.default"] if config.target == "triton" else []
-    check(lambda x, i, y: x.scatter_add(0, i, y) + 1, x, index, y, fallbacks=left)
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(lambda x, i, y: x.scatter_add(0, i, y) + 1, x, index, y, fallbacks=left)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -5,14 +5,15 @@ import torch
 import torch.nn.functional as F
 from harness import check
 
-from dynamotor.lower import ops_upsample
+from dynamotor.base.config import config
 
 aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def _on_both_targets(monkeypatch):
-    monkeypatch.setattr(ops_upsample, "ON_CPU", True)
+def _on_both_targets():
+    with config.patch(aten_windows=False):
+        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

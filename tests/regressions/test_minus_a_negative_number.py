@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor import config
 
 
 @pytest.mark.parametrize(
     "x", [torch.randn(7), torch.randn(19, dtype=torch.float64), torch.arange(5), torch.randn(9).bfloat16()]
 )
-def test_signs_in_a_row(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamotor.config, "strict", True)
-
+@config.patch(strict=True)
+def test_signs_in_a_row(x: torch.Tensor) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (
             x - -3,
@@ -28,9 +28,8 @@ def test_signs_in_a_row(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Non
         assert torch.equal(found, wanted)
 
 
-def test_true_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamotor.config, "strict", True)
-
+@config.patch(strict=True)
+def test_true_as_a_number() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.all() >= y, x.all() + y, x.all() * 0.5
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import dynamotor
+from dynamotor import config
 
 
-def test_a_part_outside_of_the_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamotor.config, "strict", True)
-
+@config.patch(strict=True)
+def test_a_part_outside_of_the_slice() -> None:
     def f(x: torch.Tensor, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         return torch.cat([y * 2, x.sum(-1, keepdim=True)], -1)[::3, :52:3].index_select(1, at)
 

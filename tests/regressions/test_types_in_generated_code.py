@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 
 import dynamotor
+from dynamotor import config
 from dynamotor.base.errors import InternalError
 from dynamotor.lower.ir import I32, I64, compare, const, select
 
 
 @pytest.mark.parametrize("fn", [torch.exp2, torch.sin, torch.square, torch.reciprocal, torch.sigmoid])
-def test_a_boolean_that_was_filled(
-    fn: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dynamotor.config, "strict", True)
+@config.patch(strict=True)
+def test_a_boolean_that_was_filled(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     found = dynamotor.compile(lambda x: fn(x.fill_(1)))(torch.zeros(19, dtype=torch.bool))
     torch.testing.assert_close(found, fn(torch.ones(19, dtype=torch.bool)))
 

@@ -4,6 +4,7 @@ meets one.
 
 import contextlib
 import itertools
+import types
 
 import torch
 
@@ -65,6 +66,7 @@ def install(patch):
         "graph": graphs.graph,
         "_sleep": lambda cycles: None,
         "synchronize": lambda: None,
+        "get_device_properties": lambda device: types.SimpleNamespace(L2_cache_size=16),
         "device": lambda device: contextlib.nullcontext(),
         "current_stream": lambda: current[0],
         "set_stream": lambda stream: current.__setitem__(0, stream),

@@ -11,12 +11,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-
-try:
-    import numpy as np
-except ImportError:  # PyTorch works without it
-    np = None  # type: ignore[assignment]
 
 from ..breaks import Unsupported, unsupported
 from ..guards import TypeIs
@@ -324,9 +320,7 @@ def refused(what: str, cause: str = "its rules may differ from PyTorch's") -> Un
     return unsupported("unsupported-call", f"NumPy: {what}", cause, cure="use torch's functions on tensors")
 
 
-if np is not None:
-
-    @wrap_rule(np.ndarray)
-    def _wrap_array(trace: Trace, source: Any, obj: Any) -> Value:
-        trace.reader.guard(TypeIs(source, np.ndarray))
-        return ArrayValue(source, obj)
+@wrap_rule(np.ndarray)
+def _wrap_array(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(TypeIs(source, np.ndarray))
+    return ArrayValue(source, obj)

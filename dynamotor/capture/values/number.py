@@ -39,7 +39,7 @@ class FloatValue(Constant):
     """A float from outside (`root`), or what `step` makes of it. text: for people."""
 
     __slots__ = ("trace", "root", "now", "step", "text")
-    symbolic = True
+    symbolic = is_plain = True
 
     def __init__(
         self, trace: Trace, root: Source, now: float, step: Step | None = None, text: str = ""
@@ -55,10 +55,6 @@ class FloatValue(Constant):
         """The number as it is at this call: the program is for this one alone."""
         self.trace.reader.guard(ConstEquals(self.root, self.now))
         return self.now if self.step is None else self.step(self.now)
-
-    @property
-    def is_plain(self) -> bool:
-        return True
 
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False

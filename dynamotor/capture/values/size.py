@@ -42,7 +42,7 @@ class SizeValue(Constant):
     """An int that is known as an expression."""
 
     __slots__ = ("trace", "expr")
-    symbolic = True
+    symbolic = is_plain = True
 
     def __init__(self, trace: Trace, expr: Size) -> None:
         self.source, self.trace, self.expr = None, trace, expr
@@ -53,10 +53,6 @@ class SizeValue(Constant):
     @property
     def value(self) -> int:
         return int(self.expr)
-
-    @property
-    def is_plain(self) -> bool:
-        return True
 
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
@@ -115,7 +111,7 @@ class QuotientValue(Constant):
     """A float that is a size over a positive integer: what is rounded of it is a size, all else a number."""
 
     __slots__ = ("over", "by")
-    symbolic = True
+    symbolic = is_plain = True
 
     def __init__(self, over: Size, by: int) -> None:
         self.source, self.over, self.by = None, over, by
@@ -126,10 +122,6 @@ class QuotientValue(Constant):
     @property
     def value(self) -> float:
         return int(self.over) / self.by
-
-    @property
-    def is_plain(self) -> bool:
-        return True
 
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
@@ -171,7 +163,7 @@ class ConditionValue(Constant):
     """A comparison of sizes that only data decides: whoever needs the answer breaks the graph."""
 
     __slots__ = ("trace", "condition")
-    symbolic = True
+    symbolic = is_plain = True
 
     def __init__(self, trace: Trace, condition: Condition) -> None:
         self.source, self.trace, self.condition = None, trace, condition
@@ -182,10 +174,6 @@ class ConditionValue(Constant):
     @property
     def value(self) -> bool:
         return self.condition.ask()
-
-    @property
-    def is_plain(self) -> bool:
-        return True
 
     def truth(self, trace: Trace) -> bool:
         return self.value

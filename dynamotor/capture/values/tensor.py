@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ... import _C
 from ...base.errors import DynamotorError
+from ...base.registry import Registry
 from ...graph.kernel_checks import tf32
 from ...graph.op_facts import facts
 from ...graph.raised import history_is_refused
@@ -432,24 +433,13 @@ def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
 
 
 # Attributes -------------------------------------------------------------------------------------------------
-attribute_rules: dict[str, Callable[[Trace, TensorValue], Value]] = {}
-
-
-def attribute_rule(
-    *names: str,
-) -> Callable[[Callable[[Trace, TensorValue], Value]], Callable[[Trace, TensorValue], Value]]:
-    """Register the rule of tensor attributes that are more than metadata."""
-
-    def add(rule: Callable[[Trace, TensorValue], Value]) -> Callable[[Trace, TensorValue], Value]:
-        for name in names:
-            attribute_rules[name] = rule
-        return rule
-
-    return add
+# Of attributes that are more than metadata.
+attribute_rules: Registry[str, Callable[[Trace, TensorValue], Value]] = Registry("attribute")
+attribute_rule = attribute_rules.register
 
 
 def _view_attribute(name: str) -> None:
-    attribute_rules[name] = lambda trace, value: torch_call(trace, getattr, [value, Constant(name)], {})
+    attribute_rules.add(name, lambda trace, value: torch_call(trace, getattr, [value, Constant(name)], {}))
 
 
 for _name in ("T", "mT", "H", "mH", "real", "imag"):

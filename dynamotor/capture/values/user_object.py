@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
@@ -146,14 +146,6 @@ class UserObject(Value):
         raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
 
     # Contents of builtin bases ------------------------------------------------------------------------------
-    def is_constant(self) -> bool:
-        return False
-
-    def binary(
-        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
-    ) -> Value | None:
-        return trace.generic_binary(self, op, other, reflected)
-
     def listed(self, trace: Trace) -> list[Value]:
         iterator = self.iterate(trace)
         for name in ("__len__", "__length_hint__"):
