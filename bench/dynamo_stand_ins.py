@@ -122,19 +122,24 @@ def export(f: Callable[..., Any], *extra: Any, aten_graph: bool = False, **how: 
     return captured
 
 
+def _gives(out: torch.Tensor, value: Any) -> bool:
+    """Whether a result is an output of the graph, or its number."""
+    return out is value or type(value) in (int, float) and out.numel() == 1 and out.item() == value
+
+
 def _again(gm: Any, inputs: Any, outs: Any, result: Any, given: Any) -> Any:
     """The graph behind the arguments and results of the call that it was captured in."""
     leaves = pytree.tree_leaves(given)
     places = [next((k for k, leaf in enumerate(leaves) if leaf is t), None) for t in inputs]
     flat, structure = pytree.tree_flatten(result)
-    made = [next((k for k, out in enumerate(outs) if out is value), None) for value in flat]
+    made = [next((k for k, out in enumerate(outs) if _gives(out, value)), None) for value in flat]
     passed = [next((k for k, leaf in enumerate(leaves) if leaf is value), None) for value in flat]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         now = pytree.tree_leaves((args, kwargs))
         got = gm(*[t if k is None else now[k] for k, t in zip(places, inputs, strict=True)])
         values = [
-            got[m] if m is not None and torch.is_tensor(v) else now[p] if p is not None else v
+            (got[m] if torch.is_tensor(v) else got[m].item()) if m is not None else v if p is None else now[p]
             for m, p, v in zip(made, passed, flat, strict=True)
         ]
         return pytree.tree_unflatten(values, structure)
@@ -255,6 +260,10 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
     if report.when != "call" and report.outcome == "passed":
         return
     text = "" if report.outcome == "passed" else _short(call.excinfo)
+    if report.outcome == "failed" and "Unexpected success" in str(
+        report.longrepr
+    ):  # marked as failing with Dynamo
+        report.outcome, text = "passed", "which the test does not expect"
     _note(
         {
             "test": f"{item.cls.__name__ if item.cls else ''}.{item.originalname}",

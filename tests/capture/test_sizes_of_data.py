@@ -359,3 +359,20 @@ def test_a_number_that_only_leaves_is_one_graph_for_any_backend() -> None:
         lambda a: (a.sum().item(), a * 2), backend=lambda gm, i: gm.forward, fullgraph=True
     )
     assert repr(compiled(X)) == repr((X.sum().item(), X * 2))
+
+
+def test_a_number_that_nobody_takes_leaves_no_copy() -> None:
+    graphs = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    def program(a: torch.Tensor) -> torch.Tensor:
+        a.add(1).add_(2).item()
+        total = a.sum()
+        total.item()
+        return total / 2
+
+    assert dynamotor.compile(program, backend=backend, fullgraph=True)(X[0, :1]).equal(X[0, :1].sum() / 2)
+    assert not any(n.target == "clone" for n in graphs[0].graph.nodes)

@@ -170,6 +170,7 @@ class HeldNumber(Constant):
         self.read_at = tuple([(frame, frame.step_at) for frame in trace.frames])
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
+        trace.graph.snapshots.append(self.tensor.node)  # type: ignore[attr-defined]
 
     def python_type(self) -> type:
         return self.kind
