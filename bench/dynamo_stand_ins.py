@@ -279,4 +279,5 @@ def _short(excinfo: Any) -> str:
         return ""
     here = [entry for entry in excinfo.traceback if "/test/" in str(entry.path)]
     where = f"{here[-1].path.name}:{here[-1].lineno + 1}: " if here else ""
-    return f"{where}{excinfo.typename}: {excinfo.value}"[:600]
+    text = str(excinfo.value).replace(f"{Path.cwd()}/", "").partition("\n\nTo execute this test")[0]
+    return f"{where}{excinfo.typename}: {text}"[:400]

@@ -113,11 +113,13 @@ def totals(rows: dict[str, dict[str, Rows]], places: Sequence[str]) -> dict[str,
     counts: dict[str, Counter[str]] = {way: Counter() for way in WAYS}
     only_theirs: Counter[str] = Counter()
     open_: list[str] = []
+    only_ours = 0
     for place in places:
         file, _, test = place.partition("::")
         for way in WAYS:
             counts[way][rows[file].get(way, {}).get(test, {}).get("outcome", "not run")] += 1
         theirs, ours = (rows[file].get(way, {}).get(test, {}) for way in WAYS)
+        only_ours += ours.get("outcome") == "passed" != theirs.get("outcome")
         if theirs.get("outcome") == "passed" and ours.get("outcome") != "passed":
             why = reason(test, ours, table)
             only_theirs[why or "open"] += 1
@@ -126,9 +128,31 @@ def totals(rows: dict[str, dict[str, Rows]], places: Sequence[str]) -> dict[str,
     return {
         "tests": len(places),
         **{way: dict(found) for way, found in counts.items()},
+        "only dynamotor passes": only_ours,
         "only stock passes": dict(only_theirs.most_common()),
         "open": open_,
     }
+
+
+def section(found: dict[str, Any]) -> list[str]:
+    """What docs/libraries.md says of a file that `write` wrote."""
+    counted = found["totals"]
+    theirs, ours = (counted[way] for way in WAYS)
+    lines = ["## torchdynamo's own tests", "", ABOUT, ""]
+    lines += [
+        f"Of {counted['named']} named {counted['tests']} are there: stock passes {theirs['passed']}, dynamotor {ours['passed']}. "
+        f"dynamotor also passes {counted['only dynamotor passes']} that stock does not."
+    ]
+    lines += ["", "| what stock alone passes | tests |", "|---|---|"]
+    lines += [
+        f"| {why if why != 'open' else 'open'} | {n} |" for why, n in counted["only stock passes"].items()
+    ]
+    return [*lines, "", "Open:", "", *[f"- `{one.partition(': ')[0]}`" for one in counted["open"]]]
+
+
+ABOUT = """The tests that torchdynamo had in 2022, as they are in PyTorch 2.6, run by PyTorch 2.13: once as they are, once with `torch.compile`,
+`torch._dynamo.optimize`, `export` and their kin answered by dynamotor (`bench/dynamo_stand_ins.py`). They count graphs and calls of a backend
+that only counts. `python -m bench dynamo_tests PATH --names FILE --json docs/results/dynamo-tests.json` wrote the figures."""
 
 
 def main() -> None:
