@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from .capture.marks import is_compiling
+
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:
     return module
@@ -49,6 +51,8 @@ class _Forward:
         if twin is None:
             return type(self.module).forward
         forward = self.module.forward
+        if is_compiling():
+            return forward
         if forward != self.made[0]:
             self.made = forward, self.again(forward)
         return self.made[1]

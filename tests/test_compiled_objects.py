@@ -167,6 +167,8 @@ def test_forward_is_compiled_too():
     plain = Scaled(3, 3)
     compiled = dynamotor.compile(plain, backend=backend)
     compiled.register_forward_hook(lambda module, args, out: out + 1)
+    whole = dynamotor.compile(lambda x: compiled.forward(x) * 2, backend="eager", fullgraph=True)
+    assert whole(x).equal(plain.forward(x) * 2)
     assert compiled.forward(x, factor=2.0).equal(plain.forward(x, factor=2.0)) and len(graphs) == 1
     assert compiled(x).equal(plain(x)) and len(graphs) == 2
     assert inspect.signature(compiled.forward) == inspect.signature(plain.forward)
