@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import torchvision_stub
+from . import dynamo_tests, torchvision_stub
 from .beside import Row, in_child, measure, printed, table
 from .families import PHASES, REASONS as FAMILY_REASONS
 from .library_cases import CASES
@@ -80,6 +80,8 @@ def page() -> str:
     for phase in PHASES:
         rows = list(found.get(phase, {}).values())
         lines += ["", f"### {names[phase]}", "", summary(rows), "", table(rows, FAMILY_REASONS)]
+    if tests := read("dynamo-tests.json"):
+        lines += ["", *dynamo_tests.section(tests)]
     return "\n".join(lines) + "\n"
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from .capture.marks import is_compiling
+
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:
     return module
@@ -36,10 +38,30 @@ def _entry(module: torch.nn.Module, dispatcher: Callable[..., Any]) -> dict[str,
     return {"_run_ddp_forward": run}
 
 
+class _Forward:
+    """`compiled.forward(...)`, called without the module's hooks: compiled too, on its own, when it is first
+    asked for. What the module's `__dict__` has under that name goes before.
+    """
+
+    def __init__(self, module: torch.nn.Module, again: Callable[[Any], Any]) -> None:
+        self.module, self.again = module, again
+        self.made: tuple[Any, Any] = (None, None)
+
+    def __get__(self, twin: Any, cls: type) -> Any:
+        if twin is None:
+            return type(self.module).forward
+        forward = self.module.forward
+        if is_compiling():
+            return forward
+        if forward != self.made[0]:
+            self.made = forward, self.again(forward)
+        return self.made[1]
+
+
 def compile_module(
     module: torch.nn.Module,
     dispatcher: Callable[..., Any],
-    again: Callable[[torch.nn.Module], torch.nn.Module],
+    again: Callable[[Any], Any],
 ) -> torch.nn.Module:
     """A twin of `module` that shares its `__dict__` and calls `dispatcher`.
 
@@ -51,6 +73,7 @@ def compile_module(
     """
     members = {
         **_entry(module, dispatcher),
+        **({} if isinstance(module, DistributedDataParallel) else {"forward": _Forward(module, again)}),
         "__deepcopy__": lambda self, memo: again(copy.deepcopy(module, memo)),
         "__copy__": lambda self: again(copy.copy(module)),
         "__reduce_ex__": lambda self, protocol: (_itself, (module,)),

@@ -1,5 +1,6 @@
 """Backends that are not ours get graphs with symbols as `torch.compile` gives them: `torch.SymInt`
-placeholders of a PyTorch ShapeEnv, and a tracing context that knows a fake tensor for each example.
+placeholders of a PyTorch ShapeEnv, a tracing context that knows a fake tensor for each example, and the line
+of each node.
 
 >>> compiled = call_backend(backend, gm, examples)
 """
@@ -28,6 +29,9 @@ def call_backend(
     Raises BackendError (DM406) for an assumption that cannot be told in our terms.
     """
     gm = with_operators(gm)
+    for node in gm.graph.nodes:
+        if (where := node.meta.get("where")) is not None:  # as torch.fx's own tools show and hand it on
+            node.stack_trace = where.entry()
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     if not any(map(is_size, placeholders)):
         return backend(gm, list(examples))

@@ -5,6 +5,7 @@ own class's name.
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 import warnings
@@ -150,3 +151,26 @@ def test_a_module_with_slots():
         owner.scale = value
         assert module.scale == compiled.scale == value
         torch.testing.assert_close(compiled(x), module.linear(x) * value)
+
+
+def test_forward_is_compiled_too():
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    class Scaled(nn.Linear):
+        def forward(self, x, *, factor=1.0):
+            return super().forward(x) * factor
+
+    plain = Scaled(3, 3)
+    compiled = dynamotor.compile(plain, backend=backend)
+    compiled.register_forward_hook(lambda module, args, out: out + 1)
+    whole = dynamotor.compile(lambda x: compiled.forward(x) * 2, backend="eager", fullgraph=True)
+    assert whole(x).equal(plain.forward(x) * 2)
+    assert compiled.forward(x, factor=2.0).equal(plain.forward(x, factor=2.0)) and len(graphs) == 1
+    assert compiled(x).equal(plain(x)) and len(graphs) == 2
+    assert inspect.signature(compiled.forward) == inspect.signature(plain.forward)
+    compiled.forward = lambda x: x + 5  # both have it, as both have all attributes
+    assert compiled(x).equal(x + 6) and plain(x).equal(x + 6)

@@ -87,3 +87,15 @@ def test_a_backend_that_cannot_take_symbols_gets_numbers():
         x = torch.randn(n)
         torch.testing.assert_close(compiled(x), double(x))
     assert counters["capture"]["sizes kept numbers"] == 1
+
+
+def test_nodes_have_the_lines_of_the_program():
+    seen = []
+
+    def backend(gm, inputs):
+        seen.extend(node.stack_trace for node in gm.graph.nodes if node.op.startswith("call"))
+        return gm.forward
+
+    dynamotor.compile(program, backend=backend)(torch.randn(4, 3, 2), torch.randn(6, 5))
+    assert len(seen) > 3 and all(f'File "{__file__}", line' in trace for trace in seen)
+    assert "in program\n    h = torch.nn.functional.gelu" in seen[0]

@@ -282,3 +282,47 @@ def test_replace_torch_compile_ends_with_an_error():
         assert torch.compile is not theirs
         _ = 1 / 0
     assert torch.compile is theirs
+
+
+class Counted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.names = ["a", "b"]
+
+    @dynamotor.assume_constant_result
+    def parts(self, y):
+        return {"same": y, "places": [torch.nonzero(y), len(self.names)]}
+
+    def forward(self, y):
+        made = self.linear(y)
+        made.add_(1)
+        of_made, of_input = self.parts(made), self.parts(y)
+        return of_made["places"][0] + of_input["places"][1], of_input["same"] * y
+
+
+def test_constant_results_of_tensors_and_modules():
+    module, other = Counted(), torch.randn(3, 4)
+    expected, compiled = module(x), dynamotor.compile(module, fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+    later = compiled(other)
+    assert later[0].equal(expected[0]) and later[1].allclose(x * other)
+
+
+def test_a_result_is_not_taken_as_constant_after_a_change():
+    @dynamotor.assume_constant_result
+    def total(items):
+        return sum(items)
+
+    def program(y, items):
+        items.append(2.0)
+        return y * total(items)
+
+    expected, items = x * 3.0, [1.0]
+    assert dynamotor.compile(program)(x, items).equal(expected) and items == [1.0, 2.0]
+
+
+def test_run_inside_of_a_graph():
+    inner = dynamotor.run(lambda y: y.sin() * 10)
+    compiled = dynamotor.compile(lambda y: inner(y) + 1, fullgraph=True, backend="eager")
+    assert compiled(x).equal(x.sin() * 10 + 1)

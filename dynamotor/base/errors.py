@@ -30,6 +30,13 @@ class UserLine:
         where = f"{self.filename}:{self.lineno}" + (f" in {self.function}" if self.function else "")
         return f"{where}\n    {text}" if text else where
 
+    def entry(self) -> str:
+        """The line as a traceback prints it."""
+        text = linecache.getline(self.filename, self.lineno).strip()
+        return f'  File "{self.filename}", line {self.lineno}, in {self.function}\n' + (
+            text and f"    {text}\n"
+        )
+
     def traceback(self) -> TracebackType:
         """A traceback that shows this line."""
         name = self.function

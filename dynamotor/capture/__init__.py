@@ -52,8 +52,9 @@
   the unbacked symbols that it makes. They are `SizeValue`s like others: arithmetic and use as a size stay in
   the graph, a question that nothing proves breaks it at its line (a comparison first gives a
   `ConditionValue`, which `torch._check` takes), results read them from the graph's outputs. A float or bool
-  of a tensor is a `HeldNumber`: handed on by way of an output, and who looks at it breaks the graph. Where sizes stay numbers
-  (`dynamic=False`, a backend that takes no symbols) the call itself breaks.
+  of a tensor is a `HeldNumber`: handed on by way of an output, and who looks at it breaks the graph; sums,
+  differences and products of floats are held too. Where sizes stay numbers
+  (`dynamic=False`, a backend that takes no symbols) the call itself breaks, but for `item()`, whose number is held.
 * `inner_frames.py` + `csrc/frame_hook.c`: while a break runs the user's instruction natively, the PEP 523
   hook sends each user function entered there to a dispatcher of its own. Outside of that no hook is
   installed.

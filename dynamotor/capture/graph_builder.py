@@ -33,6 +33,7 @@ class GraphBuilder:
             False  # calls belong to a checkpoint: the backward runs them again and saves nothing of them
         )
         self.gathers = False  # numbers in tensors index other tensors without being read (`flex_attention`)
+        self.snapshots: list[fx.Node] = []  # copies of numbers that may be handed on
         self._where = where
         self._last_input: fx.Node | None = None
         self._names: dict[str, int] = {}
@@ -90,6 +91,9 @@ class GraphBuilder:
 
     def module(self, outputs: list[fx.Node]) -> fx.GraphModule:
         """The finished graph with a flat tuple of outputs."""
+        for node in [part for copy in self.snapshots for part in (copy, *copy.all_input_nodes)]:
+            if node.target in ("clone", "detach") and not node.users and node not in outputs:
+                self.graph.erase_node(node)
         node = self.graph.output(tuple(outputs))
         node.meta["val"] = tuple(o.meta["val"] for o in outputs)
         gm = graph_module(self.graph, "Captured")

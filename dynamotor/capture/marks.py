@@ -13,13 +13,17 @@ import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+from torch.utils import _pytree as pytree
+
 from .. import _C
 from .guards import IdIs
-from .stance import set_stance
+from .stance import RUN, set_stance
 from .trust import trusted_module
 from .values.base import CallRule, Value, builtin_rule, builtin_rules, call_finder, refusing, wrap_rule
 from .values.constant import Constant
 from .values.klass import Builtin
+from .values.present import now
 from .values.torch_function import graph_function
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -92,8 +96,8 @@ def disallow_in_graph(fn: Any) -> Any:
 
 
 def assume_constant_result(fn: F) -> F:
-    """Call a function (with constant arguments) when the graph is made, and take its result as a constant
-    from then on.
+    """Call a function when the graph is made, with what its arguments are then, and take its result as a
+    constant from then on (of tensors that it gives back, a copy).
     """
     fn.__dict__["_dynamo_marked_constant"] = True
     builtin_rules.pop(fn, None)
@@ -119,9 +123,14 @@ builtin_rule(is_compiling)(lambda trace, args, kwargs: Constant(True))
 def _find_constant(fn: Any) -> CallRule | None:
     if not isinstance(fn, types.FunctionType) or not fn.__dict__.get("_dynamo_marked_constant"):
         return None
-    return lambda trace, args, kwargs: trace.make(
-        fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
-    )
+
+    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        given = [now(trace, a) for a in args], {name: now(trace, v) for name, v in kwargs.items()}
+        tensors = {id(leaf) for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)}
+        result = fn(*given[0], **given[1])
+        return trace.make(pytree.tree_map(lambda x: x.clone() if id(x) in tensors else x, result))
+
+    return rule
 
 
 @call_finder
@@ -149,9 +158,12 @@ def _find_compiled(fn: Any) -> CallRule | None:
 
 @call_finder
 def _find_wrapped(fn: Any) -> CallRule | None:
-    """What `torch.compile` or `torch.compiler.nested_compile_region` made is captured as what it was."""
+    """What `torch.compile`, `torch.compiler.nested_compile_region` or `run` made is captured as what it was."""
     if not isinstance(fn, types.FunctionType) or is_disabled(fn):
         return None
+    if fn.__code__ is RUN:
+        (cell,) = fn.__closure__ or ()
+        return lambda trace, args, kwargs: trace.tail_call(trace.make(cell.cell_contents), args, kwargs)
     made = fn.__globals__.get("__name__") == "torch._dynamo.eval_frame"  # `functools.wraps` copies marks
     mark = "_torchdynamo_orig_callable" if made else "__marked_compile_region_fn__"
     inner = fn.__dict__.get(mark)

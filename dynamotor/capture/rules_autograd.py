@@ -35,12 +35,10 @@ _own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
 @builtin_rule(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, args = args[0], args[1:]
-    if (
-        not isinstance(cls, ClassValue)
-        or kwargs
-        or not all(isinstance(a, TensorValue) or a.is_constant() for a in args)
-    ):
+    if not isinstance(cls, ClassValue) or kwargs:
         raise _refused(cls, "its arguments are not tensors and constants")
+    if not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
+        return _without_gradient(trace, cls, args)
     for arg in args:
         _ = arg.node if isinstance(arg, TensorValue) else None  # makes its placeholder
     ModeEffect.of(trace)  # so that a rehearsal's `no_grad` is no effect that is new
@@ -57,16 +55,30 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return torch_call(trace, cls.value.apply, args, {})
 
 
+def _without_gradient(trace: Trace, cls: ClassValue, args: list[Value]) -> Value:
+    """The forward alone, inlined with whatever it does, where autograd records no call of the backward."""
+    tensors = [a for a in args if isinstance(a, TensorValue)]
+    graded = torch.is_grad_enabled() and any(a.example.requires_grad for a in tensors)
+    if graded or trace.sizes.in_body:
+        raise _refused(cls, "its arguments are not tensors and constants")
+    needs = [Constant(isinstance(a, TensorValue) and a.example.requires_grad) for a in args]
+    ctx = trace.call_python(polyfills.context, [TupleValue(needs)])
+    outputs = trace.call_python(polyfills.plain_forward, [_forward_of(trace, cls), cls, ctx, *args])
+    if {_owner(o) for o in _parts(outputs) if isinstance(o, TensorValue)} & {*map(_owner, tensors)}:
+        raise _refused(cls, "it returns an argument or a view of one")  # apply() gives another view
+    return outputs
+
+
+def _forward_of(trace: Trace, cls: ClassValue) -> Value:
+    old = trace.type_attr(cls.value, "setup_context") is _own_setup
+    return trace.make(polyfills.forward if old else polyfills.forward_and_setup)
+
+
 def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
     """Interpret forward and backward; the guards stay."""
     needs = [Constant(isinstance(a, TensorValue) and a.example.requires_grad) for a in args]
     ctx = trace.call_python(polyfills.context, [TupleValue(needs)])
-    run = (
-        polyfills.forward
-        if trace.type_attr(cls.value, "setup_context") is _own_setup
-        else polyfills.forward_and_setup
-    )
-    outputs = _parts(trace.call_python(run, [cls, ctx, *args]))
+    outputs = _parts(trace.call(_forward_of(trace, cls), [cls, ctx, *args]))
     tensors = [value for value in outputs if isinstance(value, TensorValue)]
     if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue)}:
         raise _refused(cls, "it returns an argument or a view of one")  # eager lets nobody write into these

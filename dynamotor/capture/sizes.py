@@ -303,7 +303,12 @@ class TraceSizes:
     @property
     def takes_data(self) -> bool:
         """Whether sizes and numbers that data decides may stay in the graph."""
-        return self.symbolic and self.counts and not self.in_body and self.policy.takes("cpu", of_data=True)
+        return self.symbolic and self.hands_on and self.policy.takes("cpu", of_data=True)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether a number of a tensor may be read from an output of the graph, which any backend gives."""
+        return self.counts and not self.in_body
 
     def bind(self, graph: GraphBuilder, symbol: Size, node: fx.Node) -> None:
         """The node that gives an unbacked symbol's value."""

@@ -13,6 +13,7 @@ True
 from __future__ import annotations
 
 import types
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -172,6 +173,35 @@ class Called(Source):
 
     def read(self, parent: Any) -> Any:
         return self.key(parent)
+
+
+SEQUENCE_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
+
+
+@dataclass(frozen=True)
+class _StepsAhead:
+    steps: int
+
+    def __call__(self, iterator: Any) -> Any:
+        if type(iterator) not in SEQUENCE_ITERATORS:
+            raise TypeError
+        _, (items,), *at = iterator.__reduce__()
+        index = self.steps + (at[0] or 0 if at else 0)
+        if index >= len(items):
+            raise TypeError
+        return items[index]
+
+
+class Ahead(Called):
+    """The item so many steps ahead of an iterator over a list, tuple or range, which stays where it is."""
+
+    __slots__ = ()
+
+    def __init__(self, base: Source, steps: int) -> None:
+        super().__init__(base, _StepsAhead(steps))
+
+    def __str__(self) -> str:
+        return f"{self.base}[+{self.key.steps}]"
 
 
 class InstanceDict(Source):

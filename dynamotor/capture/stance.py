@@ -68,3 +68,6 @@ def run(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
 
     return call
+
+
+RUN = run(run).__code__  # of what it gives

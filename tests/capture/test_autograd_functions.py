@@ -204,3 +204,40 @@ def test_transforms_are_one_break_each():
     x = torch.rand(3, 4) + 1
     torch.testing.assert_close(dynamotor.compile(function)(x), function(x))
     assert dynamotor.explain(function)(x).graph_count <= 2
+
+
+class WithLayers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, layers, seen):
+        ctx.save_for_backward(x)
+        for layer in layers:
+            x = layer(x)
+            seen.append(x)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None
+
+
+@pytest.mark.parametrize("graded", [False, True])
+def test_arguments_that_are_no_tensors_where_nothing_is_differentiated(graded):
+    layers = [torch.nn.Linear(3, 3), torch.nn.ReLU()]
+    x = torch.randn(2, 3)
+
+    def program(x):
+        states = []
+        return WithLayers.apply(x, layers, states), states, torch.is_grad_enabled()
+
+    with torch.set_grad_enabled(graded):
+        found = dynamotor.compile(program, fullgraph=True)(x)
+        torch.testing.assert_close(found, program(x))
+        assert not found[0].requires_grad and not found[1][0].requires_grad
+
+
+def test_arguments_that_are_no_tensors_break_where_a_gradient_is_asked():
+    layers = [torch.nn.Linear(3, 3)]
+    x = torch.randn(2, 3, requires_grad=True)
+    out = dynamotor.compile(lambda x: WithLayers.apply(x + 1, layers, []) * 2)(x)
+    out.sum().backward()
+    assert x.grad.equal(torch.full((2, 3), 2.0))

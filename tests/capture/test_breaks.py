@@ -259,7 +259,7 @@ def test_numbers_that_are_only_returned_are_not_guarded():
 def test_what_a_call_gives_and_nobody_takes_is_not_guarded():
     def rest(x):
         y = x.sum()
-        y.item()
+        y.tolist()
         return x / y
 
     backend = Recorder()

@@ -326,3 +326,53 @@ def test_a_bool_that_an_inner_frame_looks_at_breaks_where_it_was_read() -> None:
     assert (
         counters["capture"]["graphs"] == 3 and sum(counters["breaks"].values()) == 1
     )  # before it, and two behind
+
+
+SUMS: dict[str, Callable[..., Any]] = {
+    "sum": lambda a, b: a[0].item() + b[0].item() + a[1].item(),
+    "difference and product": lambda a, b: (a[0].item() * 2.5 - b[1].item() * 3, a + 1),
+    "reflected": lambda a, b: 1 - a[0].item(),
+    "in place": lambda a, b: sum([v.item() for v in a]),
+    "beyond the largest": lambda a, b: a.half()[0].item() * 1e300 * 1e300,
+    "quotient": lambda a, b: a[0].item() / 2,
+    "integer": lambda a, b: a.int()[0].item() + b[0].item(),
+    "bool": lambda a, b: (a[0] > 0).item() + b[0].item(),
+    "two integers": lambda a, b: [0 + a.int().sum().item(), a + 1],
+    "two floats": lambda a, b: (1.5 - a.sum().item(), b.sum().item() > 2.0, 0.0 * a[0].item()),
+    "large integer": lambda a, b: a[0].item() + 2**60,
+    "shown": lambda a, b: f"{a[0].item() + 1:.3f}",
+    "compared": lambda a, b: "more" if a[0].item() + b[0].item() > 0 else "less",
+}
+
+
+@pytest.mark.parametrize("program", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize("backend", ["eager", lambda gm, inputs: gm.forward], ids=["ours", "other"])
+def test_sums_of_floats_of_tensors(program: Callable[..., Any], backend: Any) -> None:
+    compiled = dynamotor.compile(program, backend=backend)
+    for _ in range(3):
+        a, b = torch.randn(3), torch.randn(3)
+        assert repr(compiled(a, b)) == repr(program(a, b))
+
+
+def test_a_number_that_only_leaves_is_one_graph_for_any_backend() -> None:
+    compiled = dynamotor.compile(
+        lambda a: (a.sum().item(), a * 2), backend=lambda gm, i: gm.forward, fullgraph=True
+    )
+    assert repr(compiled(X)) == repr((X.sum().item(), X * 2))
+
+
+def test_a_number_that_nobody_takes_leaves_no_copy() -> None:
+    graphs = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    def program(a: torch.Tensor) -> torch.Tensor:
+        a.add(1).add_(2).item()
+        total = a.sum()
+        total.item()
+        return total / 2
+
+    assert dynamotor.compile(program, backend=backend, fullgraph=True)(X[0, :1]).equal(X[0, :1].sum() / 2)
+    assert not any(n.target == "clone" for n in graphs[0].graph.nodes)

@@ -400,3 +400,35 @@ def test_random_functions_keep_eagers_order():
     ours = compiled(a)
     torch.manual_seed(0)
     torch.testing.assert_close(ours, fn(a), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: a.new(a.shape),
+        lambda a: a.new(a[:1, :2].size()),
+        lambda a: a.new(torch.Size([2, 5])),
+        lambda a: a.new(a.size() + torch.Size([3])),
+        lambda a: torch.FloatTensor(a.shape),
+        lambda a: torch.Tensor(a.shape[:1]),
+        lambda a: a.new(4, 3),
+        lambda a: a.new(),
+    ],
+)
+def test_only_a_size_makes_a_tensor_of_that_size(function, dynamic):
+    a = x(4, 3)
+    result = dynamotor.compile(function, backend="eager", dynamic=dynamic)(a)
+    assert (result.shape, result.dtype) == (function(a).shape, function(a).dtype)
+
+
+def test_numbers_in_the_place_of_a_size():
+    a = x(4, 3)
+    assert dynamotor.compile(lambda a: a.new((4, 3)), backend="eager")(a).equal(a.new((4, 3)))
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_a_shape_as_a_tensor(dynamic):
+    compiled = dynamotor.compile(lambda a: torch._shape_as_tensor(a) + 1, fullgraph=True, dynamic=dynamic)
+    for shape in ((6,), (7, 4), (8, 4), ()):
+        assert compiled(torch.ones(shape)).equal(torch._shape_as_tensor(torch.ones(shape)) + 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 
 class Context:
     """What `forward` and `backward` get as `ctx`."""
@@ -41,3 +43,9 @@ def forward_and_setup(cls: Any, ctx: Context, *args: Any) -> Any:
 
 def backward(cls: Any, ctx: Context, *grads: Any) -> Any:
     return cls.backward(ctx, *grads)
+
+
+def plain_forward(run: Any, cls: Any, ctx: Any, *args: Any) -> Any:
+    """A forward that nothing is recorded of."""
+    with torch.no_grad():
+        return run(cls, ctx, *args)

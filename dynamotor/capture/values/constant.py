@@ -102,8 +102,8 @@ class Constant(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         if self.is_plain:
-            if other.held:
-                return None  # its own rule knows what may be done
+            if other.held:  # its own rule knows what may be done, also where Python asks one of two ints only
+                return other.binary(trace, op, self, not reflected)
             if other.is_constant():
                 a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
                 if type(other) is Constant or isinstance(self.value, type(other.as_constant())):

@@ -7,8 +7,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from ..breaks import unsupported
+from ..guards import TypeIs
 from ..polyfills import cursors
-from .base import Iterator, Value
+from ..source import SEQUENCE_ITERATORS, Ahead, Missing
+from .base import Iterator, Value, wrap_rule
 from .constant import Constant, is_none
 from .containers import TupleValue
 
@@ -107,3 +110,60 @@ class FilterIterator(OverIterators):
 def _step(trace: Trace, inners: list[Any]) -> list[Value]:
     """The next item of each, up to the first that has none."""
     return list(itertools.takewhile(lambda item: item is not None, (inner.next(trace) for inner in inners)))
+
+
+# Iterators from outside ------------------------------------------------------------------------------------
+def _has(iterator: Any, ahead: Ahead) -> bool:
+    try:
+        ahead.step(iterator)
+    except Missing:
+        return False
+    return True
+
+
+def _take(iterator: Any, steps: int) -> None:
+    for _ in itertools.islice(iterator, steps):
+        pass
+
+
+class OutsideIterator(Iterator):
+    """An iterator over a list, tuple or range that somebody holds. Where it stands is no fact of the program:
+    its items are read ahead of it, and it takes its steps behind the graph.
+    """
+
+    __slots__ = ("obj", "steps")
+
+    def __init__(self, source: Any, obj: Any) -> None:
+        super().__init__(source)
+        self.obj, self.steps = obj, 0
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def next(self, trace: Trace) -> Value | None:
+        self._check(trace)
+        ahead = Ahead(self.source, self.steps)
+        more = trace.reader.ask(
+            self.source, self.obj, f"whether there is {ahead}", lambda now: _has(now, ahead)
+        )
+        trace.effects.touch(self)
+        self.steps += 1
+        return trace.wrap(ahead, ahead.step(self.obj)) if more else None
+
+    def _check(self, trace: Trace) -> None:
+        items = trace.reader.values.get(id(self.obj.__reduce__()[1][0]))
+        if items is not None and items in trace.effects.touched:
+            raise unsupported(
+                "unsupported-mutation", "a list is changed while an iterator from outside walks it"
+            )
+
+    def replay(self, cg: Codegen) -> None:
+        """Take the steps; at the end, one that fails."""
+        self._check(cg.trace)
+        cg.statement(f"{cg.constant(_take)}({cg.emit(self)}, {self.steps})")
+
+
+@wrap_rule(*SEQUENCE_ITERATORS)
+def _wrap_iterator(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(TypeIs(source, type(obj)))
+    return OutsideIterator(source, obj)

@@ -129,9 +129,10 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
         data = known(trace, x)
         if data is not None and (name == "tolist" or data.numel() == 1 and bool(data.isfinite())):
             return trace.fresh(getattr(data, name)())
-        if not trace.sizes.takes_data:
-            return refuse(trace, args, kwargs)
         shape, dtype = x.example.spec.shape, x.example.dtype
+        if not trace.sizes.takes_data:
+            one = trace.sizes.hands_on and name == "item" and all(type(n) is int and n == 1 for n in shape)
+            return HeldNumber(trace, x) if one else refuse(trace, args, kwargs)
         if name == "tolist" and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_LIST:
             return ListValue([rule_of_item(trace, [part], {}) for part in x.unpack(trace)])
         if name == "__bool__":
@@ -151,6 +152,9 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
 
 
 _COMPARISONS = frozenset((operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne))
+_SUMS = {
+    getattr(operator, i + name): getattr(operator, name) for name in ("add", "sub", "mul") for i in ("", "i")
+}
 _EXACT = 1 << 53  # whole numbers up to here are floats
 
 
@@ -166,6 +170,7 @@ class HeldNumber(Constant):
         self.read_at = tuple([(frame, frame.step_at) for frame in trace.frames])
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
+        trace.graph.snapshots.append(self.tensor.node)  # type: ignore[attr-defined]
 
     def python_type(self) -> type:
         return self.kind
@@ -186,12 +191,22 @@ class HeldNumber(Constant):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        """A comparison with a number is handed on too: as Python compares, with 64 bits."""
+        """A comparison with a number is handed on too, and sums, differences and products of floats: as Python
+        computes, with 64 bits.
+        """
+        sums = op in _SUMS and self.kind is float
+        held = sums and type(other) is HeldNumber and other.kind is float
         plain = type(other) is Constant and type(other.value) in (int, float, bool)
-        if op not in _COMPARISONS or not plain or abs(other.value) > _EXACT:  # type: ignore[attr-defined]
+        near = held or plain and not abs(other.value) > _EXACT  # type: ignore[attr-defined]
+        if not near or not sums and op not in _COMPARISONS:
             return super().binary(trace, op, other, reflected)
-        wide = torch_call(trace, "to", [self.tensor, Constant(torch.float64)], {})
-        return HeldNumber(trace, torch_call(trace, op, [other, wide] if reflected else [wide, other], {}))  # type: ignore[arg-type]
+        pair = [self.wide(trace), other.wide(trace) if type(other) is HeldNumber else other]
+        function = _SUMS.get(op, op)
+        return HeldNumber(trace, torch_call(trace, function, pair[::-1] if reflected else pair, {}))  # type: ignore[arg-type]
+
+    def wide(self, trace: Trace) -> Value:
+        """The tensor with 64 bits, which hold any float of a tensor."""
+        return torch_call(trace, "to", [self.tensor, Constant(torch.float64)], {})
 
     def reconstruct(self, cg: Codegen) -> str:
         return f"{cg.emit(self.tensor)}.item()"
@@ -429,6 +444,18 @@ def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return torch_call(trace, torch.tensor, [data, *args[1:]], named)
 
 
+@builtin_rule(torch._shape_as_tensor)
+def _shape_as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return _tensor(trace, [args[0].getattr(trace, "shape")], {"dtype": Constant(torch.int64)})
+
+
+@builtin_rule(torch.Tensor.new)
+def _new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A new tensor of numbers, or of a size: which, only the class `torch.Size` says, and a graph holds tuples."""
+    sized = len(args) == 2 and args[1].python_type() is torch.Size
+    return torch_call(trace, "new_empty" if sized else "new", args, kwargs)
+
+
 def _is_size(value: Value) -> bool:
     return type(value) is SizeValue
 
@@ -483,6 +510,8 @@ wrap_held(TensorType, type(torch.LongTensor))
 def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """What the constructors of before `torch.tensor` make of a list of numbers, or of sizes."""
     if args and not kwargs and all(isinstance(a, Constant) and type(a.value) is int for a in args):
+        return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
+    if len(args) == 1 and not kwargs and args[0].python_type() is torch.Size:
         return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
     if kwargs or len(args) != 1 or args[0].python_type() not in (list, tuple):
         raise unsupported(

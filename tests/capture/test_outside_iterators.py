@@ -1,0 +1,122 @@
+"""Iterators over lists, tuples and ranges that come from outside: their items are read where they stand, and they
+take their steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import dynamotor
+
+x = torch.ones(2)
+MAKERS = {
+    "floats": lambda: iter([1.0, 2.0, 3.0, 4.0]),
+    "tensors": lambda: iter([x * k for k in range(4)]),
+    "tuple": lambda: iter((1.0, 2.0, 3.0)),
+    "range": lambda: iter(range(2, 11, 2)),
+    "empty": lambda: iter(()),
+}
+
+
+def two(x, it):
+    return x + next(it) * next(it)
+
+
+def rest(x, it):
+    return [x * v for v in it], next(it, None)
+
+
+def pairs(x, it):
+    return [x + p * q for p, q in zip(it, it, strict=False)]
+
+
+def first_two(x, it):
+    return [x + v for v in itertools.islice(it, 2)]
+
+
+def caught(x, it):
+    try:
+        return x + next(it)
+    except StopIteration:
+        return x - 1
+
+
+def outcome(function, it):
+    try:
+        result = function(x, it)
+    except Exception as error:
+        result = type(error)
+    return repr(result), repr(list(it))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("function", [two, rest, pairs, first_two, caught])
+def test_items_and_what_is_left(function, make):
+    compiled = dynamotor.compile(function, backend="eager")
+    for skipped in (0, 1, 2, 3, 0):
+        mine, theirs = make(), make()
+        for it in (mine, theirs):
+            next(itertools.islice(it, skipped, skipped), None)
+        assert outcome(compiled, mine) == outcome(function, theirs)
+
+
+def test_where_it_stands_is_no_fact():
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    compiled = dynamotor.compile(lambda x, it: x + next(it), backend=backend, fullgraph=True)
+    it = iter([torch.ones(2) * k for k in range(12)])
+    for k in range(12):
+        assert compiled(x, it).equal(x + k)
+    assert len(graphs) == 1
+
+
+def test_an_iterator_that_has_ended_stays_so():
+    items = [1.0]
+    it = iter(items)
+    dynamotor.compile(rest, backend="eager")(x, it)
+    items.append(2.0)
+    assert list(it) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_list_changes(before):
+    def changes(x, it, items):
+        if before:
+            items.append(7.0)
+        y = x + next(it)
+        if not before:
+            items.insert(0, 7.0)
+        return y, next(it)
+
+    found = []
+    for function in (changes, dynamotor.compile(changes, backend="eager")):
+        items = [1.0, 2.0]
+        it = iter(items)
+        found.append((repr(function(x, it, items)), items, list(it)))
+    assert found[0] == found[1]
+
+
+def test_a_named_iterator_across_a_break():
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    def program(x):
+        it = iter(tuple(range(6)))
+        x = x + next(it) + next(it)
+        x.numpy().tolist()
+        for v in it:
+            x = x * 2 + v
+        return x, list(it)
+
+    assert repr(dynamotor.compile(program, backend=backend)(x)) == repr(program(x))
+    assert len(graphs) == 2
