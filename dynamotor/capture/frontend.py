@@ -30,6 +30,7 @@ from ..base.options import CompileOptions
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
+from ..graph.states import left_when_raising
 from ..graph.text import program_text
 from . import (
     failed_graphs,
@@ -45,6 +46,7 @@ from . import (
     rules_numpy,
     rules_overrides,
     rules_parameters,
+    rules_states,
     rules_threads,
     rules_transformers,
     rules_transforms,
@@ -56,6 +58,7 @@ from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
 from .inner_frames import InnerFrames
+from .lazy_modules import Afresh
 from .output import Codegen
 from .sizes import FloatIs, SizePolicy, SizesHold, TraceSizes
 from .source import Const, Source
@@ -78,6 +81,7 @@ REGISTERED = (
     rules_numpy,
     rules_overrides,
     rules_parameters,
+    rules_states,
     rules_threads,
     rules_transformers,
     rules_transforms,
@@ -128,7 +132,8 @@ class Captured:
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     replays: bool = False  # Python objects are written after the graph
     check: int | None = None  # the output that says whether a test of data failed
-    draws: bool = False  # the graph takes random numbers, and tests data
+    draws: bool = False  # the graph takes random numbers, and tests data or sets states
+    states: bool = False  # the graph sets states of the thread
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
@@ -341,6 +346,7 @@ class Compiler:
         row = captured.sizes.row()
         guards = captured.guards if row is None else [*captured.guards, row]
         run = checked(run, captured.check, captured.draws)
+        run = left_when_raising(run) if captured.states else run
         entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
         entry.general = row is not None
         captured.sizes.close()
@@ -498,6 +504,8 @@ class Compiler:
                 if more
                 else self._raises(raised, trace, kwnames, ambient)
             )
+        except Afresh:
+            return self._trace(args, kwnames, fixed)
         except Unsupported as stop:
             more = _beyond(
                 fixed, trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames)
@@ -506,6 +514,10 @@ class Compiler:
                 return self._trace(args, kwnames, {**fixed, **more})
             if not trace.checks.stand():
                 return self._without_checks(args, kwnames, fixed)
+            if rules_states.broken_region(trace):
+                self.policy.broken_regions = True
+                log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
+                return self._trace(args, kwnames, fixed)
             note_break(stop.reason)
             if self.strict:
                 raise stop.reason.error() from None
@@ -540,7 +552,7 @@ class Compiler:
                 if (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where)
                 else numbers
             )
-        except Raised:
+        except (Raised, Afresh):
             pass
         finally:
             trace.forget()
@@ -692,6 +704,7 @@ def finish_trace(
         tensor.writes_inputs(trace) or any(map(failed_graphs.acts_outside, gm.graph.nodes))
     )
     lines = trace.reader.guards if trace.reader.heard else {}
+    states = rules_states.StateEffect.of(trace)
     return Captured(
         gm,
         inputs,
@@ -705,7 +718,8 @@ def finish_trace(
         effects,
         bool(trace.effects),
         check,
-        trace.draws and (check is not None or trace.checks.of_sizes),
+        trace.draws and (check is not None or trace.checks.of_sizes or states is not None),
+        states=states is not None,
         lines=lines,
     )
 
@@ -757,13 +771,15 @@ def make_dispatcher(
     options: CompileOptions,
     backend: Backend,
     symbolic: Callable[[str, bool], bool] = no_symbols,
+    states: bool = False,
 ) -> Any:
     """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
 
     symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors, and (True) for
-    such that data decides (asked at each capture).
+    such that data decides (asked at each capture). states: whether it takes calls that set states.
     """
-    return Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic)).dispatcher()
+    policy = SizePolicy(options.dynamic, symbolic, states=states)
+    return Compiler(fn, options, backend, policy).dispatcher()
 
 
 def eager_texts(events: Iterable[Event]) -> list[str]:

@@ -78,6 +78,8 @@ class SizePolicy:
     )  # the numbers of each entry, by the id of its guards
     refused: str = ""
     checks: bool = True  # tests of data that only raise are put off until the graph has run
+    states: bool = False  # the backend takes calls that set states (`graph/states.py`)
+    broken_regions: bool = False  # the graph breaks inside of what such calls begin and end
 
     def takes(self, device: str, of_data: bool = False) -> bool:
         """Whether sizes of a device's tensors may be symbols."""
@@ -99,7 +101,7 @@ class SizePolicy:
 
     def again(self) -> SizePolicy:
         """The same choices for another callable, of which nothing is known yet."""
-        return SizePolicy(self.dynamic, self.symbolic)
+        return SizePolicy(self.dynamic, self.symbolic, states=self.states)
 
     def learn(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Note in what a call differs from what an entry with these guards was compiled for."""

@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_module
 from ..breaks import unsupported
 from ..bytecode import decode
 from ..guards import IdIs, TypeIs
+from ..lazy_modules import initialise
 from ..protocol import is_data_descriptor
 from ..source import Const
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
@@ -54,6 +55,7 @@ class NNModuleValue(UserObject):
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self._plain_call(trace):
             return trace.tail_call(self.getattr(trace, "forward"), args, kwargs)
+        initialise(trace, self, args, kwargs)
         return super().call(trace, args, kwargs)
 
     def _plain_call(self, trace: Trace) -> bool:
