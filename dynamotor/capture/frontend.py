@@ -12,9 +12,10 @@ import os
 import sys
 import threading
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -112,6 +113,7 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 _NONE: Mapping[Source, Assumption] = {}
+_PLAIN_MODES = (None, "max-autotune-no-cudagraphs")  # others replay graphs, into which all inputs are copied
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
@@ -162,6 +164,7 @@ class Compiler:
         self.handling = False  # whether who called last is handling an exception
         owner = getattr(fn, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
+        self.model = weakref.ref(owner) if module else None
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
 
     def dispatcher(self) -> Any:
@@ -348,7 +351,8 @@ class Compiler:
         run = checked(run, captured.check, captured.draws)
         run = left_when_raising(run) if captured.states else run
         entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
-        entry.general = row is not None
+        rounds = captured.reason is not None and captured.reason.kind == "loop"  # any round
+        entry.general = row is not None or rounds
         captured.sizes.close()
         return entry
 
@@ -356,9 +360,8 @@ class Compiler:
         self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
     ) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
-        full = len(dispatcher.entries) >= config.cache_size_limit * (
-            MORE_SHAPES if self.options.dynamic else 1
-        )
+        most = config.cache_size_limit * (MORE_SHAPES if self.options.dynamic else 1)
+        full = len(dispatcher.entries) >= most
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
             return False
@@ -370,6 +373,8 @@ class Compiler:
         for e in dispatcher.entries:
             if e.n_positional == n_positional and e.kwnames == kwnames:
                 self.policy.learn(e.info.guards, args)
+                if 2 * len(dispatcher.entries) >= most:
+                    self.policy.unbind(e.info.guards, args)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
         log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
@@ -420,12 +425,22 @@ class Compiler:
             type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries
         )
 
+    def meets_modules_of(self, parent: Compiler) -> None:
+        """This compiles a part of what another one compiles, which may be called for each of its modules."""
+        self.model = parent.model
+        if self.options.mode in _PLAIN_MODES:
+            self.policy.is_repeated = self._is_repeated
+
+    def _is_repeated(self, cls: type) -> bool:
+        model = None if self.model is None else self.model()
+        return model is not None and sum(type(module) is cls for module in model.modules()) > 1
+
     def forget(self) -> None:
         """Drop what was compiled for the rest of functions after breaks and for functions entered in
         breaks.
         """
         self.resumes.clear()
-        self.policy = self.policy.again()
+        self.policy = replace(self.policy.again(), is_repeated=self.policy.is_repeated)
         self.inner.forget()
         self.told_full = False
 
@@ -655,6 +670,7 @@ class ResumeCompiler(Compiler):
     def __init__(self, point: ResumePoint, parent: Compiler) -> None:
         super().__init__(point.native(), parent.options, parent.backend, parent.policy.again())
         self.point, self.resumes, self.inner = point, parent.resumes, parent.inner
+        self.meets_modules_of(parent)
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
         return self.point.run(trace, args)
@@ -668,6 +684,7 @@ class InnerCompiler(Compiler):
     def __init__(self, fn: types.FunctionType, parent: Compiler) -> None:
         super().__init__(fn, parent.options, parent.backend, parent.policy.again())
         self.resumes, self.inner = parent.resumes, parent.inner
+        self.meets_modules_of(parent)
 
     def _split(self, values: Any) -> tuple[list[Any], dict[str, Any]]:
         code = self.fn.__code__

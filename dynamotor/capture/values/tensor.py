@@ -80,7 +80,12 @@ class TensorValue(Value):
             obj,
             cls,
         )
-        self.pinned = source is not None and is_static(source) and source not in trace.sizes.policy.replaced
+        self.pinned = (
+            source is not None
+            and is_static(source)
+            and source not in trace.sizes.policy.replaced
+            and not (trace.repeated and source.leads_through(trace.repeated))
+        )
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
         self.data_of: TensorValue | None = None  # this is `data_of.data`
