@@ -114,7 +114,7 @@ def check(
     torch.backends.cuda.matmul.allow_tf32 = "TF32" in name
     target = "triton" if inputs[0].device.type == "cpu" else ""
     try:
-        with torch.no_grad(), forced(tiling) as labels, config.patch(target=target):
+        with torch.no_grad(), forced(tiling) as labels, config.patch(target=target, program_cache=False):
             got = compile_(lambda *given: fn(*given))(*inputs)
             want = fn(*(t.double() for t in inputs))
     finally:

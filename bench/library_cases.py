@@ -513,7 +513,7 @@ def solve(way: Way, solver: str, whole: bool) -> Tensors:
 
 @case(
     "torchdiffeq: rk4, the whole solver compiled",
-    reason="loops whose conditions are tensors: each breaks, and each value of the solver's index is a program of its own",
+    reason="loops whose conditions are tensors: each breaks, and the rest of a round is captured here, eager there",
 )
 def rk4(way: Way) -> Tensors:
     return solve(way, "rk4", whole=True)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import _C
 from ._module import compile_module
-from .backends import Backend, resolve, takes_symbols
+from .backends import Backend, resolve, takes_states, takes_symbols
 from .base import failures
 from .base.config import config
 from .base.errors import BackendError, DynamotorError, InternalError, UsageError
@@ -97,16 +97,17 @@ def compile(
         if (stands_in := rule(model, backend, settings)) is not None:
             return stands_in
     symbolic: Callable[[str, bool], bool] = functools.partial(takes_symbols, backend, settings)
+    states = takes_states(backend)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
     if isinstance(model, torch.nn.Module):
         plain = _uncompiled(model)
         inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
         dispatcher = make_dispatcher(
-            types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic
+            types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic, states
         )
         _dispatchers.add(dispatcher)
         return compile_module(plain, dispatcher, again)
-    dispatcher = make_dispatcher(model, settings, backend_call, symbolic)
+    dispatcher = make_dispatcher(model, settings, backend_call, symbolic, states)
     _dispatchers.add(dispatcher)
     functools.update_wrapper(dispatcher, model, updated=())
     dispatcher.warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)

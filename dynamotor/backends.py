@@ -110,6 +110,11 @@ def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str,
     return wanted and (known or not of_data and not _is_ours(_named(backend)))
 
 
+def takes_states(backend: str | Backend) -> bool:
+    """Whether graphs may have calls that set states of the thread (`graph/states.py`): they are cut there."""
+    return backend in ("native", "eager", "aot_eager")
+
+
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     """Placeholders that hold the same parameter or buffer at every call."""
     return gm.meta.get("static_inputs", frozenset())

@@ -26,8 +26,9 @@ time.
 * A graph with an op that cannot be recorded or differentiated is cut around it (`autograd/around.py` says
   where, `stages.StagedCall` runs the parts); "fallback" events say so (`what="op"`), and `explain` shows
   them.
-* A graph with `data_dependent` nodes (contract 2) is cut around them in the same way, which is no fallback:
-  they run in eager PyTorch, the parts between them are compiled. Symbols pass borders as ints, each part
+* A graph with `data_dependent` nodes or state calls (contract 2) is cut around them in the same way, which is
+  no fallback: they run in eager PyTorch, the parts between them are compiled. Symbols pass borders as ints,
+  each part
   computes its sizes from them. A part of a graph with symbols is a `variants.Variants`: compiled at its first
   run in a `ShapeEnv` of its own, where every symbol, unbacked ones too, has a value (0 and 1 are programs of
   their own), and again only for sizes that its own guards refuse.

@@ -36,6 +36,7 @@ from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
 from ..graph.spec import is_lazy, storage_number
+from ..graph.states import is_state_call
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from . import again
@@ -178,11 +179,15 @@ def _aot_compile(
 
 
 def _decided_late(gm: torch.fx.GraphModule) -> list[Node]:
-    """The nodes around which the graph is cut since data decides what they give."""
+    """The nodes around which the graph is cut: data decides what they give, or they set a state."""
     calls = [
         n for n in gm.graph.nodes if n.op.startswith("call")
     ]  # a number that was read is an input of a part
-    return [n for n in calls if "data_dependent" in n.meta or isinstance(n.target, ControlFlow)]
+    return [n for n in calls if _is_apart(n)]
+
+
+def _is_apart(node: Node) -> bool:
+    return "data_dependent" in node.meta or isinstance(node.target, ControlFlow) or is_state_call(node)
 
 
 def _in_parts(

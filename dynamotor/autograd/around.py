@@ -18,6 +18,7 @@ from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size
 from ..graph.spec import TensorSpec, storage_number
+from ..graph.states import enter_inference, is_state_call, leave_inference, random_state
 from ..graph.sym_int import to_torch
 
 
@@ -36,11 +37,15 @@ class _Trial:
         self.wanting = {tensor.memory for tensor in tensors if tensor.requires_grad}
         self.writes: list[set[Any]] = []
         self.first_use: dict[Any, int] = {}
+        self.graded: list[bool] = []  # grad mode around the regions of inference mode that are open
         with shape_mode():
             for at, node in enumerate(self.calls):
                 self._call(at, node)
 
     def _call(self, at: int, node: fx.Node) -> None:
+        if is_state_call(node):
+            self._state(node)
+            return
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
         given = [self.env[n] for n in node.all_input_nodes if isinstance(self.env[n], ShapeTensor)]
         before = [tensor._version for tensor in given]
@@ -58,6 +63,16 @@ class _Trial:
         for tensor in (*given, result):
             if isinstance(tensor, ShapeTensor):
                 self.first_use.setdefault(tensor.memory, at)
+
+    def _state(self, node: fx.Node) -> None:
+        """States are not set here, but grad mode: tensors of inference mode would not count their writes."""
+        self.writes.append(set())
+        self.env[node] = materialise(node.meta["val"]) if node.target is random_state else None
+        if node.target is enter_inference:
+            self.graded.append(torch.is_grad_enabled())
+            torch._C._set_grad_enabled(not node.args[0])
+        elif node.target is leave_inference:
+            torch._C._set_grad_enabled(self.graded.pop())
 
     def free(self) -> list[bool]:
         """Whether a border may lie before each call, and at the end."""

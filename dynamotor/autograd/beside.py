@@ -20,6 +20,7 @@ from ..base.events import counters, silence
 from ..graph.bodies import Transformed
 from ..graph.control_flow import ControlFlow
 from ..graph.spec import duplicate
+from ..graph.states import STATE_CALLS
 
 Compiled = Callable[..., Any]
 Values = dict[str, torch.Tensor | None]
@@ -68,6 +69,7 @@ def _repeatable(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
         and "on_backward" not in gm.meta
         and all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type == "cpu" for x in tensors)
         and not any(isinstance(f, (Transformed, ControlFlow)) for f in calls)
+        and STATE_CALLS.isdisjoint(calls)
         and all(_is_plain(getattr(f, "__module__", None) or "torch") for f in calls)
         and not any("empty" in str(node.target) or "generator" in node.kwargs for node in gm.graph.nodes)
         and not (any("conv" in str(f) for f in calls) and any(map(_is_channels_last, tensors)))

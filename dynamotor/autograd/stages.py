@@ -21,6 +21,7 @@ from ..graph.raised import show_its_line
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, Symbol, equal
 from ..graph.spec import TensorSpec, contiguous_stride
+from ..graph.states import enter_inference, leave_inference
 from .variants import Variants
 
 Compiled = Callable[..., Any]
@@ -66,6 +67,7 @@ class _Modes:
     def __init__(self) -> None:
         self.outside = self.graded = torch.is_grad_enabled()
         self.regions: list[fx.Node] = []
+        self.around: list[tuple[bool, bool]] = []  # the same of what is around inference mode
 
     def enter(self, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> None:
         for region in self.regions:
@@ -81,6 +83,11 @@ class _Modes:
         """Note what a call does to the modes."""
         if node.target is torch._C._set_grad_enabled:
             self.graded = bool(node.args[0])
+        elif node.target is enter_inference:
+            self.around.append((self.outside, self.graded))
+            self.outside = self.graded = not node.args[0]
+        elif node.target is leave_inference:
+            self.outside, self.graded = self.around.pop()
         elif node.target is _enter_autocast:
             self.regions.append(node)
         elif node.target is _exit_autocast:

@@ -7,7 +7,8 @@
   tensors), no `get_attr`, no `call_module`;
 * `call_function` nodes of public torch/operator functions and `call_method` nodes of tensor methods;
   `operator.getitem` for tuples; `torch._C._set_grad_enabled(bool)` and
-  `torch.amp.autocast_mode._enter_autocast(...)/_exit_autocast(node)` for regions; in-place ops stay;
+  `torch.amp.autocast_mode._enter_autocast(...)/_exit_autocast(node)` for regions; in-place ops stay; calls of
+  `graph/states.py` that set inference mode or the state of random numbers, for backends that take them;
 * `output` node: a flat tuple of nodes; `gm.meta["static_inputs"]`: frozenset of placeholder indices bound to
   parameters/buffers (the same tensor object at each call until a guard fails); `node.meta["val"]` on all
   nodes; `node.meta["where"]`: `UserLine`.

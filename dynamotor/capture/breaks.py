@@ -29,6 +29,7 @@ CODES: dict[str, str] = {
     "too-long": "DM223",
     "raised": "DM224",
     "finalizer": "DM225",
+    "loop": "DM226",
     "transform": "DM227",
     "frames": "DM228",
 }

@@ -12,9 +12,10 @@ import os
 import sys
 import threading
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from ..base.options import CompileOptions
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
+from ..graph.states import left_when_raising
 from ..graph.text import program_text
 from . import (
     failed_graphs,
@@ -45,6 +47,7 @@ from . import (
     rules_numpy,
     rules_overrides,
     rules_parameters,
+    rules_states,
     rules_threads,
     rules_transformers,
     rules_transforms,
@@ -56,6 +59,7 @@ from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
 from .inner_frames import InnerFrames
+from .lazy_modules import Afresh
 from .output import Codegen
 from .sizes import FloatIs, SizePolicy, SizesHold, TraceSizes
 from .source import Const, Source
@@ -78,6 +82,7 @@ REGISTERED = (
     rules_numpy,
     rules_overrides,
     rules_parameters,
+    rules_states,
     rules_threads,
     rules_transformers,
     rules_transforms,
@@ -108,6 +113,7 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 _NONE: Mapping[Source, Assumption] = {}
+_PLAIN_MODES = (None, "max-autotune-no-cudagraphs")  # others replay graphs, into which all inputs are copied
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
@@ -128,7 +134,8 @@ class Captured:
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     replays: bool = False  # Python objects are written after the graph
     check: int | None = None  # the output that says whether a test of data failed
-    draws: bool = False  # the graph takes random numbers, and tests data
+    draws: bool = False  # the graph takes random numbers, and tests data or sets states
+    states: bool = False  # the graph sets states of the thread
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
@@ -157,6 +164,7 @@ class Compiler:
         self.handling = False  # whether who called last is handling an exception
         owner = getattr(fn, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
+        self.model = weakref.ref(owner) if module else None
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
 
     def dispatcher(self) -> Any:
@@ -341,8 +349,10 @@ class Compiler:
         row = captured.sizes.row()
         guards = captured.guards if row is None else [*captured.guards, row]
         run = checked(run, captured.check, captured.draws)
+        run = left_when_raising(run) if captured.states else run
         entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
-        entry.general = row is not None
+        rounds = captured.reason is not None and captured.reason.kind == "loop"  # any round
+        entry.general = row is not None or rounds
         captured.sizes.close()
         return entry
 
@@ -350,9 +360,8 @@ class Compiler:
         self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
     ) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
-        full = len(dispatcher.entries) >= config.cache_size_limit * (
-            MORE_SHAPES if self.options.dynamic else 1
-        )
+        most = config.cache_size_limit * (MORE_SHAPES if self.options.dynamic else 1)
+        full = len(dispatcher.entries) >= most
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
             return False
@@ -364,6 +373,8 @@ class Compiler:
         for e in dispatcher.entries:
             if e.n_positional == n_positional and e.kwnames == kwnames:
                 self.policy.learn(e.info.guards, args)
+                if 2 * len(dispatcher.entries) >= most:
+                    self.policy.unbind(e.info.guards, args)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
         log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
@@ -414,12 +425,22 @@ class Compiler:
             type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries
         )
 
+    def meets_modules_of(self, parent: Compiler) -> None:
+        """This compiles a part of what another one compiles, which may be called for each of its modules."""
+        self.model = parent.model
+        if self.options.mode in _PLAIN_MODES:
+            self.policy.is_repeated = self._is_repeated
+
+    def _is_repeated(self, cls: type) -> bool:
+        model = None if self.model is None else self.model()
+        return model is not None and sum(type(module) is cls for module in model.modules()) > 1
+
     def forget(self) -> None:
         """Drop what was compiled for the rest of functions after breaks and for functions entered in
         breaks.
         """
         self.resumes.clear()
-        self.policy = self.policy.again()
+        self.policy = replace(self.policy.again(), is_repeated=self.policy.is_repeated)
         self.inner.forget()
         self.told_full = False
 
@@ -498,6 +519,8 @@ class Compiler:
                 if more
                 else self._raises(raised, trace, kwnames, ambient)
             )
+        except Afresh:
+            return self._trace(args, kwnames, fixed)
         except Unsupported as stop:
             more = _beyond(
                 fixed, trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames)
@@ -506,6 +529,10 @@ class Compiler:
                 return self._trace(args, kwnames, {**fixed, **more})
             if not trace.checks.stand():
                 return self._without_checks(args, kwnames, fixed)
+            if rules_states.broken_region(trace):
+                self.policy.broken_regions = True
+                log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
+                return self._trace(args, kwnames, fixed)
             note_break(stop.reason)
             if self.strict:
                 raise stop.reason.error() from None
@@ -540,7 +567,7 @@ class Compiler:
                 if (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where)
                 else numbers
             )
-        except Raised:
+        except (Raised, Afresh):
             pass
         finally:
             trace.forget()
@@ -643,6 +670,7 @@ class ResumeCompiler(Compiler):
     def __init__(self, point: ResumePoint, parent: Compiler) -> None:
         super().__init__(point.native(), parent.options, parent.backend, parent.policy.again())
         self.point, self.resumes, self.inner = point, parent.resumes, parent.inner
+        self.meets_modules_of(parent)
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
         return self.point.run(trace, args)
@@ -656,6 +684,7 @@ class InnerCompiler(Compiler):
     def __init__(self, fn: types.FunctionType, parent: Compiler) -> None:
         super().__init__(fn, parent.options, parent.backend, parent.policy.again())
         self.resumes, self.inner = parent.resumes, parent.inner
+        self.meets_modules_of(parent)
 
     def _split(self, values: Any) -> tuple[list[Any], dict[str, Any]]:
         code = self.fn.__code__
@@ -692,6 +721,7 @@ def finish_trace(
         tensor.writes_inputs(trace) or any(map(failed_graphs.acts_outside, gm.graph.nodes))
     )
     lines = trace.reader.guards if trace.reader.heard else {}
+    states = rules_states.StateEffect.of(trace)
     return Captured(
         gm,
         inputs,
@@ -705,7 +735,8 @@ def finish_trace(
         effects,
         bool(trace.effects),
         check,
-        trace.draws and (check is not None or trace.checks.of_sizes),
+        trace.draws and (check is not None or trace.checks.of_sizes or states is not None),
+        states=states is not None,
         lines=lines,
     )
 
@@ -757,13 +788,15 @@ def make_dispatcher(
     options: CompileOptions,
     backend: Backend,
     symbolic: Callable[[str, bool], bool] = no_symbols,
+    states: bool = False,
 ) -> Any:
     """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
 
     symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors, and (True) for
-    such that data decides (asked at each capture).
+    such that data decides (asked at each capture). states: whether it takes calls that set states.
     """
-    return Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic)).dispatcher()
+    policy = SizePolicy(options.dynamic, symbolic, states=states)
+    return Compiler(fn, options, backend, policy).dispatcher()
 
 
 def eager_texts(events: Iterable[Event]) -> list[str]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .breaks import unsupported
 from .bytecode import Instr
 from .checks import decided
 from .interpreter import Frame, GeneratorValue, opcode, replace
+from .polyfills.cursors import Cursor
 from .protocol import ObjectIterator
 from .values.base import MISSING, Iterator, Raised, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
 from .values.operators import c_name
+
+if TYPE_CHECKING:
+    from .trace import Trace
 
 SYMBOLS = {
     "+": operator.add,
@@ -63,6 +67,12 @@ def jump(frame: Frame, instr: Instr, target: int) -> None:
 def for_iter(frame: Frame, instr: Instr, target: int) -> None:
     iterator = frame.stack[-1]
     if not isinstance(iterator, Iterator):
+        if _differs_by_round(frame.trace, iterator):
+            raise unsupported(
+                "loop",
+                "the next round of a loop in whose rounds the graph breaks begins",
+                cure="keep what breaks out of the loop",
+            )
         iterator = ObjectIterator(iterator)
     item = iterator.next(frame.trace)
     if item is None:
@@ -70,6 +80,15 @@ def for_iter(frame: Frame, instr: Instr, target: int) -> None:
         frame.ip = target
     else:
         frame.stack.append(item)
+
+
+def _differs_by_round(trace: Trace, iterator: Value) -> bool:
+    """Whether a break left this iterator in the frame and another round found it elsewhere: then the next item is
+    taken natively and comes as an argument, so that one program serves all rounds."""
+    policy = trace.sizes.policy
+    return issubclass(iterator.python_type(), Cursor) and any(
+        source.leads_through((iterator.source,)) for source in policy.varying
+    )
 
 
 def _jump_rule(when: str, holds: Callable[[Any, Value], bool]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from .breaks import unsupported
 from .source import Called
@@ -69,6 +70,10 @@ class SubclassValue(UserObject):
 def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     cls = type(obj)
     trace.reader.guard_type(source, cls)
+    if is_lazy(obj):  # an alias would keep the node that collects gradients of this shape
+        raise unsupported(
+            "unsupported-value", "a parameter has no size yet", cure="call its module once before"
+        )
     _check_class(trace, cls)
     tensor = trace.wrap(Called(source, _plain_tensor), _plain_tensor(obj))
     assert isinstance(tensor, TensorValue)

@@ -35,7 +35,7 @@ from ..graph.sizes import (
 )
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .breaks import unsupported
-from .guards import ConstEquals, Guard, IdIs, TensorMatch
+from .guards import ConstEquals, Guard, IdIs, TensorMatch, first_failure
 from .source import Const, DictItem, Missing, SizeOf, Source, StrideOf
 
 if TYPE_CHECKING:
@@ -77,7 +77,10 @@ class SizePolicy:
         default_factory=dict
     )  # the numbers of each entry, by the id of its guards
     refused: str = ""
+    is_repeated: Callable[[type], bool] | None = None  # whether the program has several modules of a class
     checks: bool = True  # tests of data that only raise are put off until the graph has run
+    states: bool = False  # the backend takes calls that set states (`graph/states.py`)
+    broken_regions: bool = False  # the graph breaks inside of what such calls begin and end
 
     def takes(self, device: str, of_data: bool = False) -> bool:
         """Whether sizes of a device's tensors may be symbols."""
@@ -99,7 +102,7 @@ class SizePolicy:
 
     def again(self) -> SizePolicy:
         """The same choices for another callable, of which nothing is known yet."""
-        return SizePolicy(self.dynamic, self.symbolic)
+        return SizePolicy(self.dynamic, self.symbolic, states=self.states)
 
     def learn(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Note in what a call differs from what an entry with these guards was compiled for."""
@@ -129,6 +132,15 @@ class SizePolicy:
             self.replaced |= others
         if self.guessed is not None:
             self.guessed |= self._guesses([row for row in guards if type(row) is TensorMatch])
+
+    def unbind(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+        """Make inputs of parameters and buffers of modules that come as arguments, where an entry with these
+        guards does not fit since it is bound to those of another module, and for nothing else."""
+        others = {row.source: row for row in guards if type(row) is IdIs and not row.check(args)}
+        tables = [s.base.key for s in others if isinstance(s.base, DictItem) and not s.is_held]
+        rest = [row for row in guards if getattr(row, "source", None) not in others or type(row) is not IdIs]
+        if len(others) == sum(key in ("_parameters", "_buffers") for key in tables):
+            self.replaced.update(others if first_failure(rest, args) is None else ())
 
     def _guesses(self, rows: list[TensorMatch]) -> set[Source]:
         """Sizes that are likely to differ too, at another call: the batch of a tensor of which a size differs

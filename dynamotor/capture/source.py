@@ -13,6 +13,7 @@ True
 from __future__ import annotations
 
 import types
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -90,6 +91,10 @@ class Source:
         while source.base is not None:
             source = source.base
         return source
+
+    def leads_through(self, sources: Container[Source | None]) -> bool:
+        """Whether one of these is on the way, or this one."""
+        return self in sources or self.base is not None and self.base.leads_through(sources)
 
     @property
     def is_held(self) -> bool:

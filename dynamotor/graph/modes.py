@@ -1,5 +1,5 @@
-"""Grad mode and autocast, which a trace changes for real: read, and put back. And settings that go with a
-call.
+"""Grad mode, inference mode and autocast, which a trace changes for real: read, and put back. And settings
+that go with a call.
 
 >>> with preserved_modes():
 ...     torch._C._set_grad_enabled(False)
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from .states import leave_to, open_regions
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 # The settings that choose attention's kernels: what sets each, and what reads it.
@@ -45,13 +47,17 @@ class UnderSettings:
 
 @contextlib.contextmanager
 def preserved_modes() -> Iterator[None]:
-    """Put grad mode and autocast back as they were: a trace changes them for real and may stop anywhere."""
+    """Put grad mode, inference mode and autocast back as they were: a trace changes them for real and may
+    stop anywhere.
+    """
     grad = torch.is_grad_enabled()
     cache = torch.is_autocast_cache_enabled()
     autocast, nesting = autocast_state(), _nesting()
+    regions = open_regions()
     try:
         yield
     finally:
+        leave_to(regions)
         torch._C._set_grad_enabled(grad)
         torch.set_autocast_cache_enabled(cache)
         for _ in range(_nesting() - nesting):

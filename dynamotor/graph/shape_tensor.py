@@ -118,7 +118,17 @@ def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
     if about.writes and any(r is not None for r in about.returns):
         return _returned_arguments(about.returns, result, args, kwargs)
-    return materialise(result, getattr(args[0], "memory", None) if about.is_view else None)
+    if not about.is_view or not isinstance(args[0], ShapeTensor):
+        return materialise(result)
+    return _views(result, args[0])
+
+
+def _views(result: Any, base: ShapeTensor) -> Any:
+    """Views of a tensor for the specs of a result: tensors of inference mode if it is one, in any mode."""
+    if base.is_inference() is torch.is_inference_mode_enabled():
+        return materialise(result, base.memory)
+    with torch.inference_mode(base.is_inference()):
+        return materialise(result, base.memory)
 
 
 def set_spec(tensor: ShapeTensor, spec: TensorSpec) -> ShapeTensor:

@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ..breaks import unsupported
 from ..source import Const
-from .base import Value, builtin_rule, refusing
+from .base import Value, builtin_rule
 from .constant import Constant
 from .user_object import UserObject
 
@@ -179,13 +179,3 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     trace.graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
     real.__exit__(None, None, None)
     return Constant(False)
-
-
-# The tensors of a region are others than those outside (`is_inference`): it is a graph of its own.
-builtin_rule(torch.inference_mode.__enter__, torch.inference_mode.__exit__)(
-    refusing(
-        "context",
-        "torch.inference_mode() begins or ends",
-        cure="enter it outside the compiled function, or use torch.no_grad",
-    )
-)

@@ -18,8 +18,9 @@ from torch.nn.modules import module as torch_module
 from ..breaks import unsupported
 from ..bytecode import decode
 from ..guards import IdIs, TypeIs
+from ..lazy_modules import initialise
 from ..protocol import is_data_descriptor
-from ..source import Const
+from ..source import Const, DictItem
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant, is_none
 from .containers import DictValue, SetValue, contents_of
@@ -54,6 +55,7 @@ class NNModuleValue(UserObject):
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self._plain_call(trace):
             return trace.tail_call(self.getattr(trace, "forward"), args, kwargs)
+        initialise(trace, self, args, kwargs)
         return super().call(trace, args, kwargs)
 
     def _plain_call(self, trace: Trace) -> bool:
@@ -168,7 +170,18 @@ def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
     trace.reader.guard(TypeIs(source, cls))
     if isinstance(obj, torch.jit.ScriptModule):
         raise unsupported("unsupported-call", f"{cls.__name__} is a TorchScript module")
+    _note_if_repeated(trace, source, cls)
     return NNModuleValue(cls, source, obj, content_base(trace, cls, source, obj))
+
+
+def _note_if_repeated(trace: Trace, source: Any, cls: type) -> None:
+    """The rest of a frame is called with one module after the other, where the program has several of the class:
+    then what it computes is for all of them. Not without gradients, where constants are folded and reordered.
+    """
+    is_repeated = trace.sizes.policy.is_repeated
+    inside = isinstance(source.base, DictItem) and source.base.key == "_modules"
+    if is_repeated is not None and not inside and not source.is_held and trace.graded and is_repeated(cls):
+        trace.repeated.add(source)
 
 
 @builtin_rule(torch.nn.RNNBase._weights_have_changed)

@@ -80,7 +80,12 @@ class TensorValue(Value):
             obj,
             cls,
         )
-        self.pinned = source is not None and is_static(source) and source not in trace.sizes.policy.replaced
+        self.pinned = (
+            source is not None
+            and is_static(source)
+            and source not in trace.sizes.policy.replaced
+            and not (trace.repeated and source.leads_through(trace.repeated))
+        )
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
         self.data_of: TensorValue | None = None  # this is `data_of.data`
@@ -219,10 +224,19 @@ class TensorValue(Value):
             places = key.items if isinstance(key, SequenceValue) else [key]
             if all(isinstance(place, TensorValue) for place in places):
                 return torch_call(trace, torch.ops.aten.index.Tensor, [self, ListValue(places)], {})
-        return torch_call(trace, operator.getitem, [self, key], {})
+        plain, changing = _without_symbols(self.example.dim(), key)
+        if not changing:
+            return torch_call(trace, operator.getitem, [self, key], {})
+        found: Value = self if plain is None else torch_call(trace, operator.getitem, [self, plain], {})
+        for dim, index in reversed(changing):
+            found = torch_call(trace, torch.select, [found, Constant(dim), index], {})
+        return found
 
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
-        torch_call(trace, operator.setitem, [self, key, value], {})
+        target: Value = self
+        if _without_symbols(self.example.dim(), key)[1]:
+            target, key = self.getitem(trace, key), Constant(...)
+        torch_call(trace, operator.setitem, [target, key, value], {})
 
     def contains(self, trace: Trace, item: Value) -> Value:
         raise unsupported("data-dependent", "`in` looks for a value in a tensor")
@@ -240,6 +254,29 @@ class TensorValue(Value):
             return cg.new_object(self, f"{cg.emit(self.data_of)}.data")
         _check_kept(self.trace, self.example)
         return cg.tensor(self)
+
+
+def _without_symbols(ndim: int, key: Value) -> tuple[Value | None, list[tuple[int, Value]]]:
+    """An index with whole dimensions where it has numbers that differ between calls (None: that is all that it
+    has), which PyTorch's indexing takes for plain ones, and the result's dimensions from which to select these."""
+    parts = key.items if type(key) is TupleValue else [key]
+    kinds = [part.python_type() for part in parts]
+    symbols = [kind is int and part.symbolic for kind, part in zip(kinds, parts, strict=True)]
+    if not any(symbols) or not _INDEXES.issuperset(kinds):
+        return key, []
+    taken = sum(kind in (int, slice) for kind in kinds)
+    places: list[tuple[int, Value]] = []
+    dim = 0
+    for part, kind, symbol in zip(parts, kinds, symbols, strict=True):
+        if symbol:
+            places.append((dim, part))
+        dim += ndim - taken if kind is _ELLIPSIS else symbol or kind is not int
+    plain = [Constant(slice(None)) if symbol else part for part, symbol in zip(parts, symbols, strict=True)]
+    return None if all(symbols) else TupleValue(plain), places
+
+
+_ELLIPSIS = type(...)
+_INDEXES = frozenset((int, slice, type(None), _ELLIPSIS))
 
 
 class ReturnTypeValue(TupleValue):

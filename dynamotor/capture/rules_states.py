@@ -1,0 +1,162 @@
+"""Inference mode and the state of random numbers in a trace: nodes of the graph (`graph/states.py`) around which a
+backend cuts. A region in which the graph breaks is none: then the graph breaks at its ends instead.
+
+Inference mode is also entered for real, as grad mode is, so that the trial's tensors are inference tensors.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import _compile
+
+from ..graph import states
+from .breaks import Unsupported, unsupported
+from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder
+from .values.constant import Constant
+from .values.context import ModeEffect
+from .values.tensor import TensorValue, torch_call
+from .values.user_object import UserObject
+
+if TYPE_CHECKING:
+    from .output import Codegen
+    from .trace import Trace
+
+_SEEDS = range(-(2**63), 2**64)
+
+
+class StateEffect(Value):
+    """The states that a trace sets: an effect, which functions that others call later may not have."""
+
+    __slots__ = ("regions", "saved")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.regions: list[Value] = []  # those of inference mode that are open
+        self.saved = False  # a state was read, which a generator may put back in its `finally`
+
+    @staticmethod
+    def of(trace: Trace) -> StateEffect | None:
+        """The one of a trace that sets states."""
+        return trace.__dict__.get("state_effect")
+
+    def python_type(self) -> type:
+        return StateEffect
+
+    def real(self) -> Any:
+        return self
+
+    def replay(self, cg: Codegen) -> None:
+        """The graph has done it all."""
+        if self.regions:
+            raise unsupported("context", "torch.inference_mode() is left open")
+
+
+def broken_region(trace: Trace) -> bool:
+    """Whether a trace stopped inside a region: it is to be made again without such regions."""
+    effect = StateEffect.of(trace)
+    if effect is None or trace.sizes.policy.broken_regions:
+        return False
+    return bool(effect.regions) or effect.saved and any(g.has_duties() for g in trace.generators)
+
+
+def _state_call(trace: Trace, refused: Unsupported) -> StateEffect:
+    """Note a call that sets a state. Raises `refused` where that is no node."""
+    policy = trace.sizes.policy
+    if not policy.states or policy.broken_regions or trace.sizes.in_body or trace.graph.recompute:
+        raise refused
+    effect = StateEffect.of(trace) or StateEffect()
+    trace.__dict__["state_effect"] = effect
+    trace.effects.touch(effect)
+    return effect
+
+
+def _random_call(trace: Trace, name: str) -> StateEffect:
+    why = "it reads or sets the state of a random number generator"
+    effect = _state_call(trace, unsupported("random", f"{name} is called", why))
+    trace.draws = True
+    return effect
+
+
+# Inference mode ---------------------------------------------------------------------------------------------
+def _inference(trace: Trace, region: Value) -> StateEffect:
+    if not isinstance(region, UserObject) or region.obj is not MISSING:
+        raise _refused()
+    effect = _state_call(trace, _refused())
+    ModeEffect.of(trace)  # grad mode goes with it
+    return effect
+
+
+def _refused() -> Unsupported:
+    return unsupported(
+        "context",
+        "torch.inference_mode() begins or ends",
+        cure="enter it outside the compiled function, or use torch.no_grad",
+    )
+
+
+@builtin_rule(torch.inference_mode.__enter__)
+def _enter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    (region,) = args
+    effect = _inference(trace, region)
+    mode = bool(region.getattr(trace, "mode").as_constant())
+    trace.graph.call_function(states.enter_inference, (mode,), {})
+    states.enter_inference(mode)
+    effect.regions.append(region)
+    return Constant(None)
+
+
+@builtin_rule(torch.inference_mode.__exit__)
+def _exit(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    effect = _inference(trace, args[0])
+    if not effect.regions or effect.regions[-1] is not args[0]:
+        raise _refused()
+    trace.graph.call_function(states.leave_inference, (), {})
+    states.leave_inference()
+    effect.regions.pop()
+    return Constant(None)
+
+
+# Random numbers ---------------------------------------------------------------------------------------------
+@builtin_rule(torch.random.fork_rng)
+def _fork_rng(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    _random_call(trace, "fork_rng")
+    return trace.inline_function(torch.random.fork_rng, args, kwargs)
+
+
+@builtin_rule(torch.get_rng_state)
+def _get_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    _random_call(trace, "get_rng_state").saved = True
+    length = torch.get_rng_state().numel()
+    return torch_call(
+        trace, states.random_state, [], {}, run=lambda: torch.empty(length, dtype=torch.uint8, device="cpu")
+    )
+
+
+@builtin_rule(torch.set_rng_state)
+def _set_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    (state,) = args or kwargs.values()
+    if not isinstance(state, TensorValue) or state.example.dtype is not torch.uint8:
+        raise unsupported("random", "set_rng_state() is called with what is no state")
+    _random_call(trace, "set_rng_state")
+    trace.graph.call_function(states.restore_random_state, (state.node,), {})
+    return Constant(None)
+
+
+@call_finder
+def _find_manual_seed(fn: Any) -> CallRule | None:
+    """`import torch._dynamo` puts a function around it, so that it is not captured."""
+    around = type(fn) is types.FunctionType and fn.__code__.co_filename == _compile.__file__
+    return _manual_seed if around and fn.__dict__.get("__wrapped__") is torch.random.manual_seed else None
+
+
+@builtin_rule(torch.random.manual_seed)
+def _manual_seed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    (number,) = args or kwargs.values()
+    if number.python_type() is not int or number.as_constant() not in _SEEDS:
+        raise unsupported("random", "manual_seed() is called with what is no seed")
+    _random_call(trace, "manual_seed")
+    trace.graph.call_function(states.seed, (int(number.as_constant()),), {})
+    return trace.make(torch.default_generator)
