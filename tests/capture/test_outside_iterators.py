@@ -5,6 +5,8 @@ take their steps.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -120,3 +122,26 @@ def test_a_named_iterator_across_a_break():
 
     assert repr(dynamotor.compile(program, backend=backend)(x)) == repr(program(x))
     assert len(graphs) == 2
+
+
+def _appends(items: list[float], it: Iterator[float], x: torch.Tensor) -> torch.Tensor:
+    items.append(5.0)
+    return x * sum(it)
+
+
+def _overwrites(items: list[float], it: Iterator[float], x: torch.Tensor) -> torch.Tensor:
+    first = next(it)
+    items[1] = 7.0
+    return x * first * next(it)
+
+
+@pytest.mark.parametrize("function", [_appends, _overwrites])
+def test_an_iterator_may_walk_the_list_that_changes_at_a_later_call_only(function: Any) -> None:
+    """Which list it walks is not guarded: `f([..], iter(other), x)`, then `f(items, iter(items), x)`."""
+    compiled = dynamotor.compile(function)
+    for same in (False, True, False, True):
+        results = []
+        for run in (function, compiled):
+            items = [1.0, 2.0]
+            results.append(run(items, iter(items if same else [1.0, 2.0]), torch.ones(1)))
+        torch.testing.assert_close(results[1], results[0])
