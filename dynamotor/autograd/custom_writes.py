@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..graph.op_facts import facts
+from ..graph.op_facts import facts, written_names
 from ..graph.shapes import UnsupportedOp
 from ..graph.spec import copy_as
 
@@ -27,21 +27,19 @@ _DEFAULT = re.compile(r"=(\[[^]]*\]|\"[^\"]*\"|'[^']*'|[^,]*)")
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 
-def written_names(func: OpOverload) -> list[str]:
-    """The names of the arguments that an op writes."""
-    arguments = func._schema.arguments
-    return [arguments[place].name if isinstance(place, int) else place for place in facts(func).writes]
-
-
 @functools.cache
 def functional_op(func: OpOverload) -> OpOverload:
     """The op that runs `func` on copies of what it writes: it returns the new results of `func`, then the
-    copies. Raises UnsupportedOp where something else than single tensors is written.
+    copies. Raises UnsupportedOp where something else than single tensors is written, and where the op gives
+    something else than tensors (the work of a collective, which goes on writing).
     """
     schema, written = func._schema, written_names(func)
     types = {argument.name: str(argument.type) for argument in schema.arguments}
-    if any(types[name] != "Tensor" for name in written):
-        raise UnsupportedOp("DM236", f"{func} writes more than single tensors", cure="use an out-of-place op")
+    given = [str(value.type) for value in schema.returns]
+    if any(types[name] != "Tensor" for name in written) or not {"Tensor", "List[Tensor]"}.issuperset(given):
+        raise UnsupportedOp(
+            "DM236", f"{func} writes, or gives, more than single tensors", cure="use an out-of-place op"
+        )
     name = f"{schema.name.replace('::', '_')}_{next(_SERIAL)}"  # a library may go, and come again
     _library.define(f"{name}{_signature(func, written)}")
     run = functools.partial(_run_on_copies, func, written)

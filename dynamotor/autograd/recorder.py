@@ -20,7 +20,7 @@ from ..base.errors import UserLine
 from ..base.registry import Registry
 from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
-from ..graph.op_facts import VIEW_FORMS, facts, is_custom
+from ..graph.op_facts import VIEW_FORMS, facts, is_custom, written_names
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
@@ -332,7 +332,7 @@ class GraphRecorder:
             )
         made = self.record(form, tuple(given.values()), {})
         results = list(made) if isinstance(made, (tuple, list)) else [made]
-        names = custom_writes.written_names(func)
+        names = written_names(func)
         for name, value in zip(names, results[-len(names) :]):
             self.assign(given[name], value)
         return custom_writes.with_written(func, results[: -len(names)], given)

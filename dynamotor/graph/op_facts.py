@@ -114,6 +114,12 @@ def facts(func: OpOverload) -> OpFacts:
     )
 
 
+def written_names(func: OpOverload) -> list[str]:
+    """The names of the arguments that an op writes."""
+    arguments = func._schema.arguments
+    return [place if isinstance(place, str) else arguments[place].name for place in facts(func).writes]
+
+
 def is_custom(target: object) -> bool:
     """Whether somebody else than PyTorch registered the op (and its shape rule)."""
     return isinstance(target, OpOverload) and target.namespace not in ("aten", "prims", "mkldnn", "dynamotor")

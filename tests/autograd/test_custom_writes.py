@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.autograd.custom_writes import functional_op
+from dynamotor.graph.shapes import UnsupportedOp
 
 
 @pytest.fixture
@@ -76,3 +78,8 @@ def test_a_custom_op_that_writes_what_another_argument_shows_is_left_to_eager(op
 
     x = torch.arange(5.0)
     torch.testing.assert_close(dynamotor.compile(function)(x), function(x))
+
+
+def test_a_collective_that_goes_on_writing_is_left_to_eager() -> None:
+    with pytest.raises(UnsupportedOp, match="DM236"):
+        functional_op(torch.ops.c10d._allgather_base_.default)  # it gives a Work, too

@@ -21,7 +21,7 @@ from ... import _C
 from ...base.errors import DynamotorError
 from ...base.registry import Registry
 from ...graph.kernel_checks import tf32
-from ...graph.op_facts import facts
+from ...graph.op_facts import written_names
 from ...graph.raised import history_is_refused
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, leaves_in
@@ -774,11 +774,9 @@ def _declared_written(target: Any, args: list[Any], kwargs: dict[str, Any]) -> l
     if not isinstance(target, OpOverload) or target.namespace == "aten":
         return []
     given = dict(zip((a.name for a in target._schema.arguments), args)) | kwargs
-    names = [
-        place if isinstance(place, str) else target._schema.arguments[place].name
-        for place in facts(target).writes
+    return [
+        t for name in written_names(target) for t in leaves_in(given.get(name)) if isinstance(t, ShapeTensor)
     ]
-    return [t for name in names for t in leaves_in(given.get(name)) if isinstance(t, ShapeTensor)]
 
 
 def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
