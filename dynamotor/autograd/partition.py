@@ -49,6 +49,7 @@ _RECOMPUTABLE = {
     aten.masked_fill.Tensor,
     aten.where.self,
     aten.gelu_backward.default,
+    aten.batch_norm_elemt.default,
     torch.ops.dynamotor.rand.default,
 }
 

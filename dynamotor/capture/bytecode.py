@@ -18,7 +18,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # What the interpreter may rely on, beside what `dis` says of an opcode:
 NORMALISED = {
@@ -41,15 +41,17 @@ NORMALISED = {
     "UNARY_POSITIVE": "and LIST_TO_TUPLE, IMPORT_STAR, PRINT_EXPR, STOPITERATION_ERROR, PREP_RERAISE_STAR: intrinsics by name",
 }
 
-_INTRINSIC_1 = {
-    1: "PRINT_EXPR",
-    2: "IMPORT_STAR",
-    3: "STOPITERATION_ERROR",
-    4: "ASYNC_GEN_WRAP",
-    5: "UNARY_POSITIVE",
-    6: "LIST_TO_TUPLE",
+_INTRINSICS = {
+    "CALL_INTRINSIC_1": {
+        1: "PRINT_EXPR",
+        2: "IMPORT_STAR",
+        3: "STOPITERATION_ERROR",
+        4: "ASYNC_GEN_WRAP",
+        5: "UNARY_POSITIVE",
+        6: "LIST_TO_TUPLE",
+    },
+    "CALL_INTRINSIC_2": {1: "PREP_RERAISE_STAR"},
 }
-_INTRINSIC_2 = {1: "PREP_RERAISE_STAR"}
 _BINARY = tuple(text for _, text in opcode._nb_ops)  # type: ignore[attr-defined]
 _RENAMED = {
     "JUMP_FORWARD": "JUMP",
@@ -67,8 +69,7 @@ CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[at
 IS_311 = sys.version_info[:2] == (3, 11)
 
 
-@dataclass(frozen=True, slots=True)
-class Instr:
+class Instr(NamedTuple):
     """One normalised instruction. `offset`..`end` are the bytes it covers, its prefixes and companions
     included.
     """
@@ -100,8 +101,7 @@ ExceptionRange: Any = dis._ExceptionTableEntry  # type: ignore[attr-defined]
 parse_exception_table: Callable[[types.CodeType], list[Any]] = dis._parse_exception_table  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """One raw instruction: byte offset of its first EXTENDED_ARG or itself, opcode, full argument, end past
     its caches.
     """
@@ -179,16 +179,6 @@ def units(raw: bytes) -> Iterator[Unit]:
         at = end
 
 
-def jump_target(unit: Unit) -> int | None:
-    """Byte offset that a raw instruction may jump to, or None. All jumps of 3.11 and 3.12 are relative."""
-    if unit.opcode not in dis.hasjrel:
-        return None
-    name = unit.name
-    target = unit.end + (-2 if "BACKWARD" in name else 2) * unit.arg
-    # 3.12 leaves the loop past END_FOR: the iterator is popped by FOR_ITER itself.
-    return target + 2 if name == "FOR_ITER" and not IS_311 else target
-
-
 def encode_exception_table(ranges: list[ExceptionRange]) -> bytes:
     """The bytes of `co_exceptiontable` for ranges sorted by start."""
     out = bytearray()
@@ -214,35 +204,57 @@ def localsplus_names(code: types.CodeType) -> tuple[str, ...]:
     return code.co_varnames + extra + code.co_freevars
 
 
-def _normalise(code: types.CodeType, unit: Unit, slots: tuple[str, ...]) -> tuple[str, Any, Any]:
-    """(op, arg, argval) of one raw instruction."""
-    name, arg = unit.name, unit.arg
+Form = Callable[[int, types.CodeType, tuple[str, ...]], tuple[str, Any, Any]]
+
+
+def _form(opcode_: int) -> Form:
+    """What gives (op, arg, argval) of one raw instruction for its argument, code and names of slots."""
+    name = opcode.opname[opcode_]
     op = _RENAMED.get(name, name)
-    if unit.opcode in dis.hasconst:
-        return op, arg, None if name == "KW_NAMES" else code.co_consts[arg]
     if name == "LOAD_GLOBAL":
-        return op, bool(arg & 1), code.co_names[arg >> 1]
+        return lambda arg, code, slots: (op, bool(arg & 1), code.co_names[arg >> 1])
     if name == "LOAD_ATTR" and not IS_311:
-        return ("LOAD_METHOD" if arg & 1 else op), None, code.co_names[arg >> 1]
+        return lambda arg, code, slots: ("LOAD_METHOD" if arg & 1 else op, None, code.co_names[arg >> 1])
     if name == "LOAD_SUPER_ATTR":
-        return op, (bool(arg & 1), bool(arg & 2)), code.co_names[arg >> 2]
-    if unit.opcode in dis.hasname:
-        return op, arg, code.co_names[arg]
-    if unit.opcode in dis.haslocal or unit.opcode in dis.hasfree:
-        return op, arg, slots[arg]
+        return lambda arg, code, slots: (op, (bool(arg & 1), bool(arg & 2)), code.co_names[arg >> 2])
+    if opcode_ in dis.hasconst and name != "KW_NAMES":
+        return lambda arg, code, slots: (op, arg, code.co_consts[arg])
+    if opcode_ in dis.hasname:
+        return lambda arg, code, slots: (op, arg, code.co_names[arg])
+    if opcode_ in dis.haslocal or opcode_ in dis.hasfree:
+        return lambda arg, code, slots: (op, arg, slots[arg])
     if name == "COMPARE_OP":
-        return op, arg, dis.cmp_op[arg if IS_311 else arg >> 4]
+        return lambda arg, code, slots: (op, arg, dis.cmp_op[arg if IS_311 else arg >> 4])
     if name == "BINARY_OP":
-        return op, arg, _BINARY[arg]
+        return lambda arg, code, slots: (op, arg, _BINARY[arg])
     if name in ("IS_OP", "CONTAINS_OP"):
-        return op, arg, bool(arg)
-    if name == "CALL_INTRINSIC_1":
-        return _INTRINSIC_1.get(arg, name), arg, None
-    if name == "CALL_INTRINSIC_2":
-        return _INTRINSIC_2.get(arg, name), arg, None
+        return lambda arg, code, slots: (op, arg, bool(arg))
+    if name in _INTRINSICS:
+        return lambda arg, code, slots: (_INTRINSICS[name].get(arg, name), arg, None)
     if name == "SEND":
-        return op, not IS_311, None
-    return op, arg if unit.opcode >= dis.HAVE_ARGUMENT else None, None
+        return lambda arg, code, slots: (op, not IS_311, None)
+    if opcode_ >= dis.HAVE_ARGUMENT:
+        return lambda arg, code, slots: (op, arg, None)
+    return lambda arg, code, slots: (op, None, None)
+
+
+def _reach(opcode_: int) -> Callable[[int, int], int] | None:
+    """What gives the offset that a raw instruction may jump to, of its end and argument; None where it does
+    not jump. All jumps of 3.11 and 3.12 are relative.
+    """
+    if opcode_ not in dis.hasjrel:
+        return None
+    name = opcode.opname[opcode_]
+    if name == "FOR_ITER" and not IS_311:  # leaves the loop past END_FOR: it pops the iterator itself
+        return lambda end, arg: end + 2 * arg + 2
+    if "BACKWARD" in name:
+        return lambda end, arg: end - 2 * arg
+    return lambda end, arg: end + 2 * arg
+
+
+# Asked once for each opcode: a first call decodes some thousand instructions.
+_FORMS = tuple(map(_form, range(256)))
+_REACHES = tuple(map(_reach, range(256)))
 
 
 def _line_lookup(code: types.CodeType) -> dict[int, int | None]:
@@ -251,42 +263,32 @@ def _line_lookup(code: types.CodeType) -> dict[int, int | None]:
 
 def _decode(code: types.CodeType) -> CodeInfo:
     slots, lines = localsplus_names(code), _line_lookup(code)
+    raw = list(units(code.co_code))
     instrs: list[Instr] = []
     kwnames: tuple[str, ...] = ()
     # Offset of a KW_NAMES or PRECALL whose CALL has not come yet: the CALL begins there.
     begin: int | None = None
-    for unit in units(code.co_code):
-        name = unit.name
-        if name == "KW_NAMES":
-            kwnames, begin = code.co_consts[unit.arg], unit.start
+    for start, offset, number, raw_arg, end in raw:
+        op, arg, argval = _FORMS[number](raw_arg, code, slots)
+        if op in _DROPPED:
             continue
-        if name == "PRECALL":
-            begin = unit.start if begin is None else begin
+        if op == "KW_NAMES":
+            kwnames, begin = code.co_consts[raw_arg], start
             continue
-        if name in _DROPPED:
+        if op == "PRECALL":
+            begin = start if begin is None else begin
             continue
-        op, arg, argval = _normalise(code, unit, slots)
-        offset = unit.start
         if op == "CALL":
-            offset, argval = (unit.start if begin is None else begin), kwnames
+            start, argval = (start if begin is None else begin), kwnames
             kwnames, begin = (), None
-        instrs.append(
-            Instr(
-                op,
-                arg,
-                argval,
-                offset,
-                unit.end,
-                lines.get(unit.offset),
-                jump_target(unit),
-                unit.opcode,
-                unit.arg if unit.opcode >= dis.HAVE_ARGUMENT else None,
-            )
-        )
+        reach = _REACHES[number]
+        target = reach and reach(end, raw_arg)
+        effect = raw_arg if number >= dis.HAVE_ARGUMENT else None
+        instrs.append(Instr(op, arg, argval, start, end, lines.get(offset), target, number, effect))
     # A jump may aim at a dropped RESUME or cache: it means the next instruction kept.
     index = {instr.offset: i for i, instr in enumerate(instrs)}
     following = len(instrs) - 1
-    for unit in reversed(list(units(code.co_code))):
+    for unit in reversed(raw):
         following = index.setdefault(unit.start, following)
     return CodeInfo(code, tuple(instrs), index, tuple(parse_exception_table(code)), slots)
 

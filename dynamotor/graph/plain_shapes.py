@@ -277,6 +277,12 @@ for _func, _suggests in STATISTICS.items():
     shape_rules.add(_func, _normalisation(_func, _suggests))
 
 
+@shape_rule(aten.batch_norm_elemt.default)
+def _batch_norm_elements(x: TensorSpec, *args: Any) -> TensorSpec:
+    """What a batch norm makes of its input and statistics: it lies as the batch norm's result does."""
+    return x.with_stride(packed_stride(x, x.shape))
+
+
 @shape_rule(aten.cudnn_batch_norm.default)
 def _cudnn_batch_norm(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
     """As the native one, and what only its own backward reads."""

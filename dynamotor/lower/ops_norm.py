@@ -277,6 +277,22 @@ def _batch_norm_eval(
     return _scale_shift(ctx, x, _channel(mean, rank), _channel(rstd, rank), w, b, x.shape, dtype)
 
 
+@lowering(aten.batch_norm_elemt.default)
+def _batch_norm_elements(
+    ctx: LoopBuilder,
+    x: LoopValue,
+    weight: LoopValue | None,
+    bias: LoopValue | None,
+    mean: LoopValue,
+    rstd: LoopValue,
+    eps: float,
+) -> LoopValue:
+    decline_if(not numel(x.shape), "empty batch")
+    rank = len(x.shape)
+    w, b = (None if p is None else _channel(p, rank) for p in (weight, bias))
+    return _scale_shift(ctx, x, _channel(mean, rank), _channel(rstd, rank), w, b, x.shape, ctx.spec.dtype)
+
+
 def _running(
     ctx: LoopBuilder, old: LoopValue, new: LoopValue, momentum: float, dtype: torch.dtype
 ) -> LoopValue:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch import fx
 
 from ..autograd.extract import is_view
 from ..autograd.partition import Halves, choose_saved, dependents
 from ..graph.size_nodes import is_size
 
+aten = torch.ops.aten
+
 
 def compute_again(gm: fx.GraphModule) -> None:
     """Give the backward copies of the cheap values that it reads of the forward, each before its first use
     there; originals that nobody reads any more go.
     """
+    _split_batch_norms(gm.graph)
     nodes = [node for node in gm.graph.nodes if node.op != "output"]
     backward = dependents(nodes, [node for node in nodes if _is_backward(node)])
     (results,) = next(iter(reversed(gm.graph.nodes))).args
@@ -37,6 +41,24 @@ def compute_again(gm: fx.GraphModule) -> None:
     for node in reversed(nodes):
         if node in copies and not node.users:
             gm.graph.erase_node(node)
+
+
+def _split_batch_norms(graph: fx.Graph) -> None:
+    """Batch norms of training in two ops: the statistics, and what is made of the input by them, which is a
+    map and may be made twice.
+    """
+    for norm in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
+        x, weight, bias, _, _, training, _, eps = norm.args
+        parts = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
+        if not training or not parts.keys() >= {0, 1, 2}:
+            continue
+        out, mean, rstd = (parts[i] for i in range(3))
+        norm.append(rstd), norm.append(mean)
+        with graph.inserting_before(out):
+            made = graph.call_function(aten.batch_norm_elemt.default, (x, weight, bias, mean, rstd, eps))
+        made.meta = dict(out.meta)
+        out.replace_all_uses_with(made)
+        graph.erase_node(out)
 
 
 def _is_backward(node: fx.Node) -> bool:

@@ -361,13 +361,14 @@ def guard_overlaps(trace: Trace) -> None:
     """
     inputs = [v for v in outside_tensors(trace) if v._node is not None]
     written = [v for v in inputs if v.written]
+    loose = [v for v in inputs if not v.pinned]
     for value in written:
         if (
             value.example.requires_grad and not value.obj.is_inference()
         ):  # eager lets nobody write into a leaf
             trace.reader.attribute(value.source, value.obj, "is_leaf")
-        others = [o for o in inputs if o is not value and not (o.pinned and value.pinned)]
-        others = [o for o in others if o not in written or id(o) > id(value)]
+        others = [o for o in (loose if value.pinned else inputs) if o is not value]
+        others = [o for o in others if not o.written or id(o) > id(value)]
         if others and are_apart([value.obj, *[o.obj for o in others]], 1):
             trace.reader.guard(NoOverlap(value.source, tuple([o.source for o in others])))
     pinned = [v for v in inputs if v.pinned and not hasattr(type(v.obj), "_memory_token")]
@@ -389,7 +390,8 @@ def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: li
     overlap."""
     if target is not operator.setitem:  # of other writes into a tensor of inference mode the trial knows
         written = [t for t in written if not t.is_inference()]
-    values = [v for v in outside_tensors(trace) if any(v.example.memory is t.memory for t in given)]
+    memories = {id(t.memory) for t in given}
+    values = [v for v in outside_tensors(trace) if id(v.example.memory) in memories]
     for value in values:
         if all(value.example.memory is not t.memory for t in written):
             continue
