@@ -14,8 +14,10 @@ import builtins
 import functools
 import keyword
 import linecache
+import marshal
 import operator
 import os
+import sys
 import types
 import weakref
 from collections import Counter
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..base import cache
 from ..base.config import config
 from ..base.errors import BackendError, BuildError, UserLine
 from ..base.events import counters, emit
@@ -42,6 +45,7 @@ from . import checked, cpp, externs
 _view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
 KEPT_NAMES = 1 << 14  # names of such views and kernels, for more sizes
+LONG = 10_000  # characters of a text whose code is kept on disk: 5 ms of Python's compiler, and a file
 UNIT_CHARACTERS = (
     7_000  # a translation unit of about this size compiles in 0.15 s, of which 0.06 s are its own
 )
@@ -648,9 +652,8 @@ class CallProgram:
         filename = f"<dynamotor {self.name} {id(self):x}>"
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(True), filename)
         weakref.finalize(self, linecache.cache.pop, filename, None).atexit = False
+        self._code = _code_of(self.source, filename)
         scope: dict[str, Any] = {}
-        exec(compile(self.source, filename, "exec"), {"torch": torch}, scope)
-        self._code: types.CodeType = scope["call"].__code__
         symbols = listing.symbols
         self._sizes = (
             operator.itemgetter(*symbols)
@@ -823,6 +826,22 @@ class CallProgram:
         finally:
             if config.reuse_memory:
                 self._arena.release(block)
+
+
+def _code_of(source: str, filename: str) -> types.CodeType:
+    """The code of a text's function. That of a long text is kept on disk, as `.pyc` files are: Python takes
+    20 ms for the text of a model's backward.
+    """
+    kept, key = len(source) > LONG, cache.digest(sys.version, source)
+    known = cache.load("python", key) if kept else None
+    if known is not None:
+        return marshal.loads(known).replace(co_filename=filename)
+    scope: dict[str, Any] = {}
+    exec(compile(source, filename, "exec"), {"torch": torch}, scope)
+    code: types.CodeType = scope["call"].__code__
+    if kept:
+        cache.store("python", key, marshal.dumps(code))
+    return code
 
 
 class CallInstance:

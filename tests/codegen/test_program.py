@@ -9,8 +9,10 @@ import weakref
 import pytest
 import torch
 
+import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, BuildError
+from dynamotor.base.events import counters
 from dynamotor.codegen import cpp, program as call_program
 from dynamotor.codegen.cpp import CFunction
 from dynamotor.graph.info import GraphInfo
@@ -403,3 +405,18 @@ def test_constants_and_views_of_them():
     torch.testing.assert_close(y, x + value.t())
     c.zero_()
     torch.testing.assert_close(program(x)[1], torch.arange(6.0).view(2, 3))
+
+
+def test_the_code_of_a_long_text_is_read_from_the_disk_by_the_next_compilation():
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(300):
+            x = x @ w
+        return x
+
+    x, w = torch.randn(4, 4), torch.eye(4) + 0.01 * torch.randn(4, 4)
+    with dynamotor.config.patch(program_cache=False, disk_cache=True):
+        before = counters["cache"]["python.hit"]
+        torch.testing.assert_close(dynamotor.compile(chain)(x, w), chain(x, w))
+        again = dynamotor.compile(lambda x, w: chain(x, w))
+        torch.testing.assert_close(again(x, w), chain(x, w))
+    assert counters["cache"]["python.hit"] == before + 1
