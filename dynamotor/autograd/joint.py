@@ -7,11 +7,12 @@ plan of how the user's outputs come from the values and the inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..graph.layout import is_dense
 from ..graph.module import graph_module
@@ -50,6 +51,7 @@ class Joint:
         default_factory=dict
     )  # for each user output that others are computed from, their tangents
     versions: dict[int, int] = field(default_factory=dict)  # of the values that were written, by place
+    frees: bool = True  # whether eager's nodes have something to free after a backward
 
     @property
     def symbols(self) -> dict[int, Symbol]:
@@ -78,6 +80,7 @@ class Joint:
             tuple(node.meta["val"] for node in self.tangents),
             self.inner,
             self.versions,
+            frees=self.frees,
         )
 
 
@@ -113,12 +116,14 @@ def trace_joint(
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
     if any(differentiable):
+        _check_leaves(results, inputs)
         _check_gradients(requires_grad, mutated)
     gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
     tangents: list[torch.fx.Node] = []
     grads: list[Any] = []
     reach: dict[int, Any] = {}
     inner: Sequence[int] = []
+    frees = bool(gradient_of) and _frees([t.grad_fn for t in roots if t is not None])
     if gradient_of:
         wanted, leaves = (
             [t for t, graded in zip(roots, differentiable, strict=True) if graded],
@@ -141,7 +146,23 @@ def trace_joint(
         reach,
         {k: mask for k, mask in enumerate(inner) if mask},
         {k: alias.memory.version for k, (alias, _) in enumerate(sources) if alias.memory.version},
+        frees,
     )
+
+
+def _frees(nodes: list[Any]) -> bool:
+    """Whether any node behind these saved a tensor: where none did, eager runs a second backward."""
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        names = [name for name in dir(node) if name.startswith(("_saved_", "saved_tensors"))]
+        if any(torch.is_tensor(t) for name in names for t in pytree.tree_leaves(getattr(node, name))):
+            return True
+        nodes += [following for following, _ in node.next_functions]
+    return False
 
 
 _SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that say nothing of what they were given
@@ -201,6 +222,15 @@ def check_inputs(
                 "an input is changed in place and shares memory with another input",
                 cure="clone one of them",
             )
+
+
+def _check_leaves(results: Sequence[Any], inputs: Mapping[int, ShapeTensor]) -> None:
+    """What the program makes with `requires_grad=True` and gives away has to gather its gradient as a leaf does."""
+    given = {id(tensor) for tensor in inputs.values()}
+    if any(
+        isinstance(t, ShapeTensor) and t.requires_grad and t.is_leaf and id(t) not in given for t in results
+    ):
+        raise UnsupportedOp("DM234", "an output is a leaf that is made inside", cure="make the leaf outside")
 
 
 def _check_gradients(requires_grad: Sequence[bool], mutated: Sequence[int]) -> None:

@@ -255,6 +255,7 @@ class _Backward:
         self.reach, self.nothing = node.reach, (None,) * len(node.gradients)
         self.numbers, self.inner, self.gradients = node.tangents, bool(recipe.inner), node.gradients
         self.keeps_more = again is not None and bool(again.unsaved)
+        self.saves = recipe.frees or bool(saved) or bool(node.saved_outputs)
         self.compiled_for = _compiled_when_called(node.compile_backward, once=len(self.arriving) == 1)
 
     def __call__(self, ctx: Any, tangents: Sequence) -> Sequence:
@@ -266,7 +267,7 @@ class _Backward:
             arrived = [n for n, (k, _) in zip(self.numbers, arriving, strict=True) if tangents[k] is not None]
             refuse_hooks(ctx, sum(1 << number for number in arrived))
         try:
-            saved = list(ctx.saved_tensors)
+            saved = list(ctx.saved_tensors) if self.saves else []
         except RuntimeError as error:
             if self.n_saved_inputs:
                 note_write(error)

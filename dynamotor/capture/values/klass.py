@@ -464,6 +464,13 @@ def _bind_member(trace: Trace, raw: Any, name: str, instance: Value, cls: type) 
     raise unsupported("unsupported-value", f"attribute {name!r} of {instance.describe()}")
 
 
+def _unpacks(obj: Any, name: str) -> bool:
+    """Whether a read of an attribute runs the hooks of saved tensors: neither a trace nor a guard may do that."""
+    return name.startswith(("saved_", "_saved_")) and isinstance(
+        obj, torch._C._FunctionBase | torch.autograd.graph.Node
+    )
+
+
 @binders.register(types.GetSetDescriptorType)
 def _bind_getset(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
     if name == "__class__":
@@ -475,6 +482,8 @@ def _bind_getset(trace: Trace, raw: Any, name: str, instance: Value, cls: type) 
                 return attrs
         if issubclass(instance.cls, BaseException) and instance.obj is MISSING:
             return instance.slots.get(name) or trace.make(() if name == "args" else None)
+        if _unpacks(instance.obj, name):
+            raise unsupported("autograd", f"{name!r} of a node of autograd is read: its hooks may count that")
         if instance.obj is not MISSING or instance.takes_over:
             return instance.load_slot(trace, raw)
     if isinstance(instance, Constant):
