@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -359,15 +360,25 @@ def _compiled_when_called(
     return backward_for
 
 
+def hooks_of(output: torch.Tensor) -> dict[int, Any]:
+    """The hooks that an output has or will get, which outlive it: they hang on its node."""
+    if output.grad_fn is None:
+        return {}
+    if output._backward_hooks is None:
+        output._backward_hooks = OrderedDict()
+        output.grad_fn._register_hook_dict(output)
+    return output._backward_hooks
+
+
 def refuse_hooks(ctx: Any, arrived: int) -> None:
     """An output that others are computed from sees only the gradient from outside: its hooks would be told
     too little.
     """
-    for reference, mask in getattr(ctx, "watched", ()):
+    for reference, hooks, mask in getattr(ctx, "watched", ()):
         output = reference()
-        if output is None or not mask & arrived:
+        if not mask & arrived:
             continue
-        if output.retains_grad or any(map(_is_users, (output._backward_hooks or {}).values())):
+        if output is not None and output.retains_grad or any(map(_is_users, hooks.values())):
             raise BackendError(
                 "DM403",
                 "a hook or retain_grad on an output that other outputs are computed from",

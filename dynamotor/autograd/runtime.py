@@ -17,7 +17,7 @@ from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
 from .again import Again
 from .calls import call_without_grad, with_versions, without_autocast
-from .nodes import AutogradNode, Finish, through_nodes, through_one_node
+from .nodes import AutogradNode, Finish, hooks_of, through_nodes, through_one_node
 from .recipe import OutputPlan, Recipe
 
 Compiled = Callable[..., Any]
@@ -79,7 +79,7 @@ def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, recipe: Rec
     def finish(inputs: Sequence, values: Sequence, contexts: Sequence) -> tuple:
         outputs = tuple(values) if rebuild is None else rebuild(inputs, values)
         if inner:
-            watched = [(weakref.ref(outputs[k]), mask) for k, mask in inner]
+            watched = [(weakref.ref(outputs[k]), hooks_of(outputs[k]), mask) for k, mask in inner]
             for context in contexts:
                 context.watched = watched
         return outputs

@@ -19,8 +19,8 @@ from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported
 from .polyfills import autograd_function as polyfills
-from .values.base import MISSING, Iterator, Raised, Value, builtin_rule
-from .values.constant import Constant
+from .values.base import MISSING, CallRule, Iterator, Raised, Value, builtin_rule
+from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
 from .values.klass import ClassValue
@@ -209,13 +209,39 @@ def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
             True,
             None,
         ]:
-            raise unsupported(
+            stop = unsupported(
                 "autograd",
                 "torch.autograd.grad is called",
                 "a tensor from outside has a history or a hook",
                 "compile what calculates it too, or call it outside the compiled function",
             )
+            stop.whole = _inside_of_graph(trace, args[1] if len(args) > 1 else kwargs.get("inputs"))
+            raise stop
     return torch_call(trace, torch.autograd.grad, args, kwargs)
+
+
+def _inside_of_graph(trace: Trace, wanted: Value | None) -> bool:
+    """Whether gradients are asked of what this trace has calculated: once compiled, it is one node of autograd,
+    and nothing inside of it can be asked for."""
+    if wanted is None or is_none(wanted):
+        return False
+    parts = [wanted] if isinstance(wanted, TensorValue) else wanted.unpack(trace)
+    return any(isinstance(p, TensorValue) and p.obj is MISSING and not p.example.is_leaf for p in parts)
+
+
+def _refuse_backward(name: str, place: int) -> CallRule:
+    """The rule of a function whose argument at `place` says what gathers gradients."""
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        stop = unsupported("autograd", f"{name} is called", "it changes autograd's state")
+        stop.whole = _inside_of_graph(trace, args[place] if len(args) > place else kwargs.get("inputs"))
+        raise stop
+
+    return rule
+
+
+builtin_rule(torch.Tensor.backward)(_refuse_backward("Tensor.backward", 4))
+builtin_rule(torch.autograd.backward)(_refuse_backward("torch.autograd.backward", 5))
 
 
 # Hooks on gradients -----------------------------------------------------------------------------------------
@@ -237,8 +263,30 @@ def _may_be_hooked_later(trace: Trace, tensor: Value) -> bool:
     )
 
 
+def _has_been_used(tensor: Value | None) -> bool:
+    """Whether the trace has calculated something from a tensor that it made: a hook that is put on it behind the
+    graph would not be told of the gradient from there."""
+    made = isinstance(tensor, TensorValue) and tensor.obj is MISSING and tensor.example.requires_grad
+    return made and bool(tensor.node.users)  # type: ignore[union-attr]
+
+
+@builtin_rule(torch.Tensor.retain_grad)
+def _retain_grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    stop = unsupported("autograd", "Tensor.retain_grad is called", "it changes autograd's state")
+    stop.whole = _has_been_used(args[0])
+    raise stop
+
+
 @builtin_rule(torch.Tensor.register_hook)
 def _register_hook(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    try:
+        return _hooked(trace, args, kwargs)
+    except Unsupported as stop:
+        stop.whole = stop.whole or _has_been_used(args[0])
+        raise
+
+
+def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A node that hooks the function's body on to the tensor; autograd calls it in the recording too. A tensor
     from outside gets the program's own function after the graph, which hands the whole gradient to it."""
     tensor = args[0]

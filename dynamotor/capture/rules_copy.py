@@ -166,18 +166,18 @@ def _deep_tensor(trace: Trace, value: TensorValue, memo: dict[Value, Value]) -> 
     if not (alone and whole) or not parameter and (value.cls is not torch.Tensor or example.requires_grad):
         return None
     offset = trace.call(trace.make(torch.Tensor.storage_offset), [value])
-    attributes = value.attributes or value.obj is not MISSING and value.obj.__dict__
-    if offset.as_constant() or attributes and not parameter:
+    if offset.as_constant() or value.attributes and not parameter:
         return None
     if value.obj is not MISSING and not parameter:
-        trace.reader.ask(value.source, value.obj, "its attributes", _has_attributes)
+        if trace.reader.ask(value.source, value.obj, "its attributes", _has_attributes):
+            return None
     copied = torch_call(trace, "clone", [torch_call(trace, "detach", [value], {})], {})
     wanted = Constant(example.requires_grad)
     return trace.call(trace.make(torch.nn.Parameter), [copied, wanted]) if parameter else copied
 
 
 def _has_attributes(tensor: torch.Tensor) -> bool:
-    return bool(tensor.__dict__)
+    return bool(tensor.__dict__) or tensor.grad is not None
 
 
 class _Cyclic(Value):

@@ -166,7 +166,6 @@ _EFFECTS = (
     torch.set_autocast_gpu_dtype,
 )
 _AUTOGRAD = (
-    torch.autograd.backward,
     torch.autograd.functional.jacobian,
     torch.autograd.functional.hessian,
     torch.autograd.functional.vjp,
@@ -250,10 +249,8 @@ REFUSED_METHODS: dict[str, tuple[str, str]] = {
     ),
     **dict.fromkeys(
         (
-            "backward",
             "register_hook",
             "register_post_accumulate_grad_hook",
-            "retain_grad",
             "requires_grad_",
             "detach_",
             "_backward_hooks",

@@ -12,8 +12,24 @@ from typing import Any
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+_RANDOM_FROM = getattr(torch.ops.aten.random, "from")
+
+
+def random_from(*args: Any, **kwargs: Any) -> Any:
+    """`aten.random.from`, whose name no Python code can write."""
+    return _RANDOM_FROM(*args, **kwargs)
+
 
 class _OnDemand(_LazyGraphModule):
+    def real_recompile(self) -> None:
+        """Write the code."""
+        unwritable = self.graph.find_nodes(op="call_function", target=_RANDOM_FROM)
+        for node in unwritable:
+            node.target = random_from
+        super().real_recompile()
+        for node in unwritable:
+            node.target = _RANDOM_FROM
+
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The first call; `self(...)`, which FX runs, would print an error of the user's."""
         self.real_recompile()

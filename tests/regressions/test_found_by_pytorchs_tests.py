@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -87,3 +89,70 @@ def test_a_second_backward_where_nothing_was_saved(program):
         except RuntimeError as error:
             said.append(str(error)[:50])
     assert said[0] == said[1]
+
+
+class _Parent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.child = torch.nn.ReLU()
+
+
+def test_a_module_that_a_break_makes_has_its_submodules():
+    """Its `__init__` is captured on its own, over a module that is there already."""
+    make = dynamotor.disable(lambda cls: cls(), recursive=False)
+    made = dynamotor.compile(lambda cls: make(cls), backend="eager")(_Parent)
+    assert list(made._modules) == ["child"] and "child" not in made.__dict__
+
+
+@pytest.mark.parametrize("uses", [lambda z, h: z.register_hook(h), lambda z, h: z.retain_grad()])
+def test_hooks_on_what_others_were_calculated_from(uses):
+    """The gradient from the others stays inside of a compiled graph: a hook was not called, without a word."""
+
+    def fn(x, seen):
+        z = x * 2
+        out = z.sin()
+        uses(z, seen.append)
+        return (out, z) if z.retains_grad else (out,)
+
+    said = []
+    for run in (fn, dynamotor.compile(fn, backend="aot_eager")):
+        seen = []
+        out, *more = run(torch.ones(2, requires_grad=True), seen)
+        out.sum().backward()
+        said.append(str((seen, [z.grad for z in more])))
+    assert said[0] == said[1]
+
+
+def test_hooks_on_an_output_that_is_gone():
+    z, out = dynamotor.compile(lambda x: (z := x * 2, z.sin()), backend="aot_eager")(
+        torch.ones(2, requires_grad=True)
+    )
+    z.register_hook(lambda grad: None)
+    del z
+    with pytest.raises(dynamotor.BackendError, match="DM403"):
+        out.sum().backward()
+
+
+def test_gradients_of_what_was_calculated_on_the_way():
+    def fn(x, w):
+        between = w * 2
+        out = (between * x).sin().sum()
+        (grad,) = torch.autograd.grad(out, between)
+        return grad
+
+    x, w = torch.ones(2), torch.ones(2, requires_grad=True) * 1
+    for run in (fn, dynamotor.compile(fn, backend="aot_eager")):
+        assert torch.equal(run(x, w), torch.full((2,), torch.tensor(2.0).cos()))
+
+
+def test_a_copy_has_the_gradient():
+    x = torch.zeros(2)
+    compiled = dynamotor.compile(copy.deepcopy, backend="eager")
+    assert compiled(x).grad is None
+    x.grad = torch.ones(2)
+    assert compiled(x).grad.tolist() == [1, 1]
+
+
+def test_an_op_whose_name_is_a_keyword_of_python():
+    compiled = dynamotor.compile(lambda x: x.random_(3, 4) + 1, backend="aot_eager")
+    assert compiled(torch.zeros(2)).tolist() == [4, 4]

@@ -115,7 +115,7 @@ class NNModuleValue(UserObject):
         if trace.type_attr(self.cls, "__setattr__") is not Module.__setattr__ or self.obj is MISSING:
             trace.generic_setattr(self, name, value)
             return
-        if issubclass(value.python_type(), torch.nn.Parameter) or isinstance(value, NNModuleValue):
+        if issubclass(value.python_type(), Module | torch.nn.Parameter | torch.nn.Buffer):
             raise unsupported(
                 "unsupported-mutation",
                 f"a parameter or submodule {name!r} of {self.describe()} is set",
