@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 
 import pytest
 import torch
@@ -156,3 +157,44 @@ def test_a_copy_has_the_gradient():
 def test_an_op_whose_name_is_a_keyword_of_python():
     compiled = dynamotor.compile(lambda x: x.random_(3, 4) + 1, backend="aot_eager")
     assert compiled(torch.zeros(2)).tolist() == [4, 4]
+
+
+class _Settings(types.ModuleType):
+    kept = 1
+
+    @property
+    def value(self):
+        return _Settings.kept
+
+    @value.setter
+    def value(self, new):
+        _Settings.kept = new
+
+
+settings = _Settings("settings")
+
+
+def test_a_name_that_a_modules_class_sets():
+    """As those of torch.backends: it was stored beside, and nothing was set."""
+
+    def fn(new):
+        settings.value = new
+        return settings.value
+
+    compiled = dynamotor.compile(fn, backend="eager")
+    for new in (2, 3, 2):
+        assert compiled(new) == new == _Settings.kept
+    assert "value" not in vars(settings)
+
+
+def test_settings_of_backends_are_set():
+    def fn(x):
+        torch.backends.cudnn.deterministic = True
+        return x + 1
+
+    before = torch.backends.cudnn.deterministic
+    try:
+        dynamotor.compile(fn, backend="eager")(torch.ones(1))
+        assert torch._C._get_cudnn_deterministic()
+    finally:
+        torch.backends.cudnn.deterministic = before

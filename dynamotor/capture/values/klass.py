@@ -224,9 +224,17 @@ class PythonModule(Constant):
         return found
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        self._check_plain(trace, name)
         self.dict.store(trace, name, Constant(name), value)
 
+    def _check_plain(self, trace: Trace, name: str) -> None:
+        """A module of a class of its own (torch.backends.*) may do anything when a name is set."""
+        setter, own = (trace.type_attr(type(self.value), attr) for attr in ("__setattr__", name))
+        if setter is not object.__setattr__ or own is not MISSING and is_data_descriptor(own):
+            raise unsupported("unsupported-mutation", f"{name!r} of module {self.value.__name__} is set")
+
     def delattr(self, trace: Trace, name: str) -> None:
+        self._check_plain(trace, name)
         self.dict.delitem(trace, Constant(name))
 
     def describe(self) -> str:
