@@ -6,17 +6,9 @@ DYNAMO_TESTS_WAY=dynamotor, answers torch.compile's capture by ours.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import functools
-import importlib
-import json
 import os
-import signal
-import sys
-import types
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +23,13 @@ import dynamotor
 from dynamotor import BackendError, CaptureError, UsageError
 from dynamotor.api import plain
 
-SECONDS = 60  # for one test
+from .rows_of_tests import (  # noqa: F401
+    pytest_collection_modifyitems,
+    pytest_pycollect_makemodule,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+)
+
 _config = torch._dynamo.config
 
 
@@ -178,106 +176,14 @@ def _stand_in() -> None:
     raised.RecompileError = raised.FailOnRecompileLimitHit = UsageError  # type: ignore[misc, assignment]
 
 
-# -- names of other versions that tests import --------------------------------------------------------------
-class _Absent:
-    """What this version lacks: no, and a decorator that changes nothing."""
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __call__(self, fn: Any = None, *_: Any, **__: Any) -> Any:
-        return fn if callable(fn) else self
-
-    def __getattr__(self, name: str) -> Any:
-        return self
-
-
-def pytest_pycollect_makemodule(module_path: Path) -> None:
-    """Before a test file is imported: give PyTorch's modules the names that it imports from them."""
-    for node in ast.parse(module_path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
-            name = str(node.module)
-            try:
-                module = importlib.import_module(name)
-            except ImportError:
-                module = sys.modules[name] = types.ModuleType(name)
-            for alias in node.names:
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(f"{name}.{alias.name}")
-                if not hasattr(module, alias.name):
-                    setattr(module, alias.name, _Absent())
-
-
 if not hasattr(_config, "cache_size_limit"):
     _config.cache_size_limit = _DEFAULT_LIMIT
 if os.environ.get("DYNAMO_TESTS_WAY") == "dynamotor":
     _stand_in()
 
 
-# -- what became of each test -------------------------------------------------------------------------------
-def _note(row: dict[str, Any]) -> None:
-    path = os.environ.get("DYNAMO_TESTS_ROWS")
-    if path:
-        with open(path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Leave out what ran before (a test that ends the process is not run again), and what is not asked for."""
-    done = set(filter(None, os.environ.get("DYNAMO_TESTS_DONE", "").split("\n")))
-    wanted = os.environ.get("DYNAMO_TESTS_ONLY", "").split()
-    for item in items:
-        if hasattr(item.cls, "guard_manager_clone_hook_fn"):  # a hook of another version's guards
-            item.cls.guard_manager_clone_hook_fn = lambda *_: None
-    names = {item: f"{item.cls.__name__ if item.cls else ''}.{item.originalname}" for item in items}
-    items[:] = [
-        item
-        for item in items
-        if names[item] not in done and (not wanted or item.originalname in wanted or names[item] in wanted)
-    ]
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: Any) -> Iterator[None]:
-    """A limit for each test."""
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"more than {SECONDS} s")
-
-    _note({"test": f"{item.cls.__name__ if item.cls else ''}.{item.originalname}", "started": True})
-    signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
-    """One row for a test that ran, or failed before or after."""
-    report = (yield).get_result()
-    if report.when != "call" and report.outcome == "passed":
-        return
-    text = "" if report.outcome == "passed" else _short(call.excinfo)
-    if report.outcome == "failed" and "Unexpected success" in str(
-        report.longrepr
-    ):  # marked as failing with Dynamo
-        report.outcome, text = "passed", "which the test does not expect"
-    _note(
-        {
-            "test": f"{item.cls.__name__ if item.cls else ''}.{item.originalname}",
-            "outcome": report.outcome,
-            "why": text,
-        }
-    )
-
-
-def _short(excinfo: Any) -> str:
-    """The last line of the test file on the stack, and the error."""
-    if excinfo is None:
-        return ""
-    here = [entry for entry in excinfo.traceback if "/test/" in str(entry.path)]
-    where = f"{here[-1].path.name}:{here[-1].lineno + 1}: " if here else ""
-    text = str(excinfo.value).replace(f"{Path.cwd()}/", "").partition("\n\nTo execute this test")[0]
-    return f"{where}{excinfo.typename}: {text}"[:400]
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: Any) -> None:
+    """A hook of another version's guards."""
+    if hasattr(item.cls, "guard_manager_clone_hook_fn"):
+        item.cls.guard_manager_clone_hook_fn = lambda *_: None

@@ -34,7 +34,14 @@ REASONS = Path(__file__).with_suffix(".tsv")
 Rows = dict[str, dict[str, str]]
 
 
-def run(path: Path, file: str, way: str, only: Sequence[str], seconds: float) -> Rows:
+def run(
+    path: Path,
+    file: str,
+    way: str,
+    only: Sequence[str],
+    seconds: float,
+    plugin: str = "bench.dynamo_stand_ins",
+) -> Rows:
     """Each test of a file: its outcome and why. A test that ends the process has failed; the rest go on."""
     rows: Rows = {}
     while True:
@@ -54,7 +61,7 @@ def run(path: Path, file: str, way: str, only: Sequence[str], seconds: float) ->
                 "pytest",
                 "-q",
                 "-p",
-                "bench.dynamo_stand_ins",
+                plugin,
                 "--noconftest",
                 "--assert=plain",
             ]

@@ -18,7 +18,7 @@ from torch.testing._internal import common_utils
 
 import dynamotor
 
-from .test_rows import (  # noqa: F401
+from .rows_of_tests import (  # noqa: F401
     note,
     pytest_collection_modifyitems,
     pytest_pycollect_makemodule,
@@ -26,14 +26,11 @@ from .test_rows import (  # noqa: F401
     pytest_runtest_protocol,
 )
 
-sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # a CPU build of torch may have one that does not load
+# A CPU build of torch may have a torchvision beside it that does not load.
+sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 _BACKEND = os.environ.get("TORCH_TESTS_BACKEND", "")
-# What compares runs as it is; what runs a function many times runs it compiled.
-_AS_IT_IS = (
-    "assertEqual assertNotEqual assertEqualIgnoreType assertExpected assertExpectedInline compare_with_numpy"
-)
+_AS_IT_IS = "assertEqual assertNotEqual assertEqualIgnoreType assertExpected assertExpectedInline"
 _THEIRS = tuple(os.path.dirname(module.__file__) for module in (torch, unittest))
-_OUTSIDE = "gradcheck gradgradcheck"
 
 
 def _cell(function: Any, seen: set[int]) -> Any:
@@ -82,20 +79,17 @@ def _call(test: Any, method: Any) -> Any:
         note({"test": f"{type(test).__name__}.{test._testMethodName}", "graphs": graphs, **found})
 
 
-def _as_it_is(cls: type, name: str) -> None:
-    if name in vars(cls):
-        setattr(cls, name, dynamotor.disable(vars(cls)[name]))
+def _set_up() -> None:
+    """What compares runs as it is; what runs a function many times runs it compiled."""
+    unittest.TestCase._callTestMethod = _call  # type: ignore[attr-defined]
+    for cls in (common_utils.TestCase, unittest.TestCase):
+        for name in set(_AS_IT_IS.split()) & vars(cls).keys():
+            dynamotor.disable(vars(cls)[name])
+    for function in (torch.testing.make_tensor, torch.testing.assert_close):
+        dynamotor.disable(function)
+    for function in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        dynamotor.disable(function, recursive=False)
 
 
 if _BACKEND:
-    unittest.TestCase._callTestMethod = _call  # type: ignore[attr-defined]
-    for _name in _AS_IT_IS.split():
-        for _cls in (common_utils.TestCase, unittest.TestCase):
-            _as_it_is(_cls, _name)
-    for _name in ("make_tensor",):
-        setattr(torch.testing, _name, dynamotor.disable(getattr(torch.testing, _name)))
-    for _name in _OUTSIDE.split():
-        for _home in (torch.autograd, torch.autograd.gradcheck, common_utils):
-            if callable(getattr(_home, _name, None)) and not isinstance(getattr(_home, _name), type(torch)):
-                dynamotor.disable(getattr(_home, _name), recursive=False)
-    torch.testing.assert_close = dynamotor.disable(torch.testing.assert_close)
+    _set_up()

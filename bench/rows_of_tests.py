@@ -1,6 +1,6 @@
-"""What became of each test of a test file of PyTorch's, a line of JSON each; parts of pytest plugins that run such files.
+"""What became of each test of a file of PyTorch's tests, a line of JSON each: hooks for pytest plugins.
 
-A plugin imports the hooks that it wants: `from .test_rows import pytest_runtest_makereport  # noqa: F401`.
+A plugin imports those that it wants: `from .rows_of_tests import pytest_runtest_makereport  # noqa: F401`.
 """
 
 from __future__ import annotations
