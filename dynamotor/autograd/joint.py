@@ -225,7 +225,7 @@ def check_inputs(
 
 
 def _check_leaves(results: Sequence[Any], inputs: Mapping[int, ShapeTensor]) -> None:
-    """What the program makes with `requires_grad=True` and gives away has to gather its gradient as a leaf does."""
+    """What is made with `requires_grad=True` and given away has to gather its gradient as a leaf does."""
     given = {id(tensor) for tensor in inputs.values()}
     if any(
         isinstance(t, ShapeTensor) and t.requires_grad and t.is_leaf and id(t) not in given for t in results

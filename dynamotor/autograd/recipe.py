@@ -47,8 +47,8 @@ class Recipe:
     in which gradients of values arrive. inner: for each user output that others are computed from, their
     tangents (bits). versions: the results that in-place ops made, and how many ops. For second derivatives
     (`again.py`): the written inputs whose `old` contents gradients need, the devices of whose generators it
-    `draws`, and whether the graph can run but `once`. frees: whether eager's backward frees something, and so does
-    not run twice.
+    `draws`, and whether the graph can run but `once`. frees: whether eager's backward frees something, and
+    so does not run twice.
     """
 
     n_inputs: int
