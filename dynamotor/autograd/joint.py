@@ -227,9 +227,8 @@ def check_inputs(
 def _check_leaves(results: Sequence[Any], inputs: Mapping[int, ShapeTensor]) -> None:
     """What is made with `requires_grad=True` and given away has to gather its gradient as a leaf does."""
     given = {id(tensor) for tensor in inputs.values()}
-    if any(
-        isinstance(t, ShapeTensor) and t.requires_grad and t.is_leaf and id(t) not in given for t in results
-    ):
+    leaves = [t for t in results if isinstance(t, ShapeTensor) and t.requires_grad and t.is_leaf]
+    if any(id(t) not in given and t.note.func is None for t in leaves):  # no view that no_grad made
         raise UnsupportedOp("DM234", "an output is a leaf that is made inside", cure="make the leaf outside")
 
 
