@@ -518,11 +518,12 @@ class DictValue(Value):
             text = cg.emit(owner)
             own = "__dict__" if getattr(owner, "_dict", None) is self else "keywords"  # of a partial
             return text if contents_of(owner) is self else f"{text}.{own}"
-        name = cg.new_object(self, f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
-        for key, value in self.table.values():
-            cg.statement(f"{name}[{cg.emit(key)}] = {cg.emit(value)}")
+        name = filled = cg.bound(f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
         if self.kind is types.MappingProxyType:
-            return cg.new_object(self, f"{cg.constant(self.kind)}({name})")
+            name = cg.bound(f"{cg.constant(self.kind)}({filled})")
+        cg.remember(self, name)
+        for key, value in self.table.values():
+            cg.statement(f"{filled}[{cg.emit(key)}] = {cg.emit(value)}")
         return name
 
     def replay(self, cg: Codegen) -> None:
