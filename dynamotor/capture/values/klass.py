@@ -84,7 +84,7 @@ class ClassValue(Constant):
         cls, kind = self.value, type(raw)
         value = trace.type_attr_value(cls, name, raw)
         if kind is classmethod:
-            return BoundMethod(trace.make(raw.__func__), self)
+            return _bind_to_class(trace, raw, name, self)
         if kind is staticmethod:
             return trace.make(raw.__func__)
         if kind is types.ClassMethodDescriptorType or (
@@ -387,7 +387,7 @@ class SuperValue(Value):
             trace.type_attr(klass, name)
         if self.owner is not self.instance.python_type():  # in a classmethod
             if type(raw) is classmethod:
-                return BoundMethod(trace.make(raw.__func__), self.instance)
+                return _bind_to_class(trace, raw, name, self.instance)
             if type(raw) is types.FunctionType:
                 return trace.type_attr_value(klass, name, raw)
             return ClassValue(klass)._bind(trace, raw, name)
@@ -397,6 +397,16 @@ class SuperValue(Value):
 
 
 # Binding ----------------------------------------------------------------------------------------------------
+def _bind_to_class(trace: Trace, raw: Any, name: str, owner: Value) -> Value:
+    """What a `classmethod` gives: up to Python 3.12 the descriptor that it holds is asked, if it holds one."""
+    held = raw.__func__
+    if type(held) is property:
+        return _bind_property(trace, held, name, owner, type(owner))
+    if type(held) is not types.FunctionType and hasattr(type(held), "__get__"):
+        raise unsupported("unsupported-value", f"a class method over a {type(held).__name__}")
+    return BoundMethod(trace.make(held), owner)
+
+
 register_all(
     binders.register,
     (
@@ -409,8 +419,8 @@ register_all(
         ((staticmethod,), lambda trace, raw, name, instance, cls: trace.make(raw.__func__)),
         (
             (classmethod,),
-            lambda trace, raw, name, instance, cls: BoundMethod(
-                trace.make(raw.__func__), trace.make(instance.python_type())
+            lambda trace, raw, name, instance, cls: _bind_to_class(
+                trace, raw, name, trace.make(instance.python_type())
             ),
         ),
         (
