@@ -351,7 +351,7 @@ def _fromkeys_of(kind: type) -> None:
         if kwargs:
             raise unsupported("unsupported-call", f"{kind.__name__}.fromkeys() is called with names")
         made = trace.instantiate(kind, [], {})
-        contents_of(made).update(trace, _fromkeys(trace, args, kwargs))  # type: ignore[attr-defined]
+        contents_of(made).update(trace, _fromkeys(trace, args, kwargs))  # type: ignore[union-attr]
         return made
 
 
