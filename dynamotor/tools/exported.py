@@ -34,7 +34,7 @@ from .package import build_package, refused
 
 @dataclass(frozen=True)
 class Placeholder:
-    """An input of the graph. kind: "argument", "parameter", "buffer", "constant" (another tensor that the code
+    """An input of the graph. kind: "argument", "parameter", "buffer", "constant" (a tensor that the code
     holds) or "size" (of an argument); target: which."""
 
     name: str
