@@ -99,15 +99,18 @@ class GraphBuilder:
                     kept.pop()
                     self.graph.erase_node(node)
                     self.graph.erase_node(last)
+                    self.n_calls -= 2
                     continue
             kept.append(node)
 
-    def module(self, outputs: list[fx.Node]) -> fx.GraphModule:
-        """The finished graph with a flat tuple of outputs."""
+    def module(self, outputs: list[fx.Node]) -> fx.GraphModule | None:
+        """The finished graph with a flat tuple of outputs; None where nothing is called."""
         for node in [part for copy in self.snapshots for part in (copy, *copy.all_input_nodes)]:
             if node.target in ("clone", "detach") and not node.users and node not in outputs:
                 self.graph.erase_node(node)
         self._forget_idle_modes()
+        if not self.n_calls:
+            return None
         node = self.graph.output(tuple(outputs))
         node.meta["val"] = tuple(o.meta["val"] for o in outputs)
         gm = graph_module(self.graph, "Captured")
