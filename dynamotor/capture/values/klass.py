@@ -20,7 +20,7 @@ from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, InstanceDict
 from ..trust import trusted_module
 from .arguments import refuse_misfits
-from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
+from .base import MISSING, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
 from .containers import DictValue
 from .function import BoundMethod, FunctionValue
@@ -304,6 +304,28 @@ wrap_held(
     type(typing.Optional),
     typing.TypeVar,
 )
+
+
+def _compared(name: str) -> None:
+    """`==` and `!=` of C functions and of their bound kin, as `__torch_function__` asks them: of held objects."""
+
+    @builtin_rule(getattr(types.BuiltinFunctionType, name), getattr(types.MethodWrapperType, name))
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        mine, other = args
+        if issubclass(other.python_type(), type(None) | types.FunctionType | types.MethodType):
+            return Constant(NotImplemented)
+        if not all(_is_held_function(value) for value in args):
+            raise unsupported("unsupported-call", f"{mine.describe()} is compared with {other.describe()}")
+        real = mine.as_constant()
+        return trace.fresh(getattr(type(real), name)(real, other.as_constant()))
+
+
+def _is_held_function(value: Value) -> bool:
+    return isinstance(value, Builtin) or isinstance(value, BoundBuiltin) and type(value.instance) is Builtin
+
+
+for _name in ("__eq__", "__ne__"):
+    _compared(_name)
 
 
 # Descriptors and wrappers whose attributes a program may set; those of the other held objects are fixed.
