@@ -72,3 +72,15 @@ def test_defaults_and_inner_functions() -> None:
 def test_a_proxy_of_a_dict_beside_other_containers() -> None:
     m, items, table, holders = dynamotor.compile(proxy, backend="eager")(torch.zeros(1))
     assert m["list"] == [1] and items == [2] and table == {"k": 3} and holders[0] is m
+
+
+def error(x):
+    e = ValueError("a")
+    items = [e]
+    e.args = (items, e)
+    return x + 1, e, items
+
+
+def test_an_exception_among_its_own_arguments() -> None:
+    _, e, items = dynamotor.compile(error, backend="eager", fullgraph=True)(torch.zeros(1))
+    assert e.args == (items, e) and items == [e] and type(e) is ValueError
