@@ -84,3 +84,8 @@ def error(x):
 def test_an_exception_among_its_own_arguments() -> None:
     _, e, items = dynamotor.compile(error, backend="eager", fullgraph=True)(torch.zeros(1))
     assert e.args == (items, e) and items == [e] and type(e) is ValueError
+
+
+def test_what_a_stop_iteration_carries() -> None:
+    _, e = dynamotor.compile(lambda x: (x + 1, StopIteration(3)), backend="eager")(torch.zeros(1))
+    assert e.value == 3 and e.args == (3,)

@@ -212,7 +212,7 @@ class UserObject(Value):
         name = cg.new_object(self, f"{cg.constant(maker)}.__new__({cg.constant(self.cls)})")
         if args is not None:  # which may hold the exception
             cg.statement(f"{cg.constant(_SET_ARGS)}({name}, {cg.emit(args)})")
-        for slot in ("__cause__", "__context__", "__traceback__", "name", "obj"):
+        for slot in ("__cause__", "__context__", "__traceback__", "name", "obj", "value"):
             value = self.slots.get(slot)
             if value is not None:
                 cg.statement(f"{name}.{slot} = {cg.emit(value)}")
