@@ -7,7 +7,9 @@ DYNAMO_TESTS_WAY=dynamotor, answers torch.compile's capture by ours.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,11 @@ from .rows_of_tests import (  # noqa: F401
     pytest_runtest_makereport,
     pytest_runtest_protocol,
 )
+
+try:
+    importlib.import_module("torchvision")
+except Exception:  # made for another PyTorch: what asks whether it is there must hear that it is not
+    sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 _config = torch._dynamo.config
 

@@ -90,7 +90,8 @@ def chosen(names: Sequence[str], rows: dict[str, dict[str, Rows]]) -> dict[str, 
     """For each name that counts, its row as "file::Class.test"; what is found nowhere is left out."""
     every = {f"{file}::{test}" for file, ways in rows.items() for test in ways.get(WAYS[0], {})}
     by_test: dict[str, str] = {}
-    for one in sorted(every, key=lambda one: (FILES.index(one.partition("::")[0]), one)):
+    order = {file: k for k, file in enumerate(FILES)}
+    for one in sorted(every, key=lambda one: (order.get(one.partition("::")[0], len(order)), one)):
         by_test.setdefault(one.rpartition(".")[2], one)
     found = {}
     for name in names:

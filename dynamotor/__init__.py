@@ -22,8 +22,9 @@ from .capture.sizes import mark_dynamic, mark_static
 from .capture.stance import run, set_stance
 from .step import compile_step
 from .tools.explain import explain
+from .tools.exported import export
 from .tools.lower import lower
-from .tools.package import export, load
+from .tools.package import load
 from .tools.replace import replace_torch_compile
 from .tools.report import report
 from .tools.stream import install as _install

@@ -106,7 +106,7 @@ def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str,
     wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
     if settings.options.get("pad", config.pad) and _named(backend) is _elsewhere("xla"):
         return wanted and not of_data
-    known = backend in ("native", "auto", "eager", "aot_eager")
+    known = backend in ("native", "auto", "eager", "aot_eager") or hasattr(backend, "takes_symbols")
     return wanted and (known or not of_data and not _is_ours(_named(backend)))
 
 

@@ -710,7 +710,7 @@ def finish_trace(
     check = None if failed is None else cg.place(failed.node)
     finish, code = cg.function(result)
     log("code", code)
-    gm = trace.graph.module(cg.outputs) if trace.graph.n_calls else None
+    gm = trace.graph.module(cg.outputs)
     if gm is not None:
         log("graphs", lambda: f"captured\n{program_text(gm)}")
     inputs = trace.graph.inputs if gm is not None else []

@@ -89,11 +89,28 @@ class GraphBuilder:
             node.meta["recompute"] = True
         return node
 
-    def module(self, outputs: list[fx.Node]) -> fx.GraphModule:
-        """The finished graph with a flat tuple of outputs."""
+    def _forget_idle_modes(self) -> None:
+        """Take out calls that set a mode and back, with nothing between them."""
+        kept: list[fx.Node] = []
+        for node in self.graph.nodes:
+            last = kept[-1] if kept else None
+            if last is not None and last.target is node.target is torch._C._set_grad_enabled:
+                if last.args != node.args:  # it was the other way before: a call is there where it differed
+                    kept.pop()
+                    self.graph.erase_node(node)
+                    self.graph.erase_node(last)
+                    self.n_calls -= 2
+                    continue
+            kept.append(node)
+
+    def module(self, outputs: list[fx.Node]) -> fx.GraphModule | None:
+        """The finished graph with a flat tuple of outputs; None where nothing is called."""
         for node in [part for copy in self.snapshots for part in (copy, *copy.all_input_nodes)]:
             if node.target in ("clone", "detach") and not node.users and node not in outputs:
                 self.graph.erase_node(node)
+        self._forget_idle_modes()
+        if not self.n_calls:
+            return None
         node = self.graph.output(tuple(outputs))
         node.meta["val"] = tuple(o.meta["val"] for o in outputs)
         gm = graph_module(self.graph, "Captured")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import struct
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -176,6 +177,29 @@ class IdIs(Guard):
 
     def check_value(self, value: Any) -> bool:
         return value is self.obj
+
+
+@dataclass(frozen=True, eq=False)
+class TensorIs(Guard):
+    """`value` is the tensor that `ref` leads to, which the guard does not keep alive."""
+
+    ref: weakref.ref[torch.Tensor]
+    code = "tensor_is"
+    text = "{source} is {now}, not the tensor that is bound"
+
+    @classmethod
+    def of(cls, source: Source, tensor: torch.Tensor) -> TensorIs:
+        """The row for a tensor."""
+        return cls(source, weakref.ref(tensor))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is TensorIs and self.source == other.source and self.ref is other.ref
+
+    def __hash__(self) -> int:
+        return hash((self.source, id(self.ref)))
+
+    def check_value(self, value: Any) -> bool:
+        return value is not None and value is self.ref()
 
 
 @dataclass(frozen=True, eq=False)
@@ -660,6 +684,7 @@ rows: Registry[str, type] = Registry("guard")
 for _row in (
     TypeIs,
     IdIs,
+    TensorIs,
     ConstEquals,
     TensorMatch,
     Length,

@@ -9,6 +9,7 @@ effects.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -39,12 +40,14 @@ class Codegen:
         self.prologue: list[str] = []
         self.lines: list[str] = []
         self.names: dict[int, str] = {}
+        self.unfilled: set[int] = set()  # cells that are made and have no contents yet, by id
         self.for_frame = (
             False  # iterators are for the stack of a frame, where only a resumed capture reads them
         )
         self.constants: dict[str, Any] = {}
         self.outputs: list[Any] = []  # fx nodes, in the order of `outs`
         self._constant_names: dict[int, str] = {}
+        self._fresh = itertools.count()
         self._out_index: dict[Any, int] = {}
         self._kept: list[Any] = []
         self._replayed: set[int] = set()
@@ -68,14 +71,14 @@ class Codegen:
         if known is not None:
             return known
         if text.isidentifier():
-            self._remember(value, text)
+            self.remember(value, text)
             return text
         return self.new_object(value, text)
 
     def _fetched(self, value: Value) -> str:
         """Outside objects are fetched first of all: an effect may move what their sources go through."""
         name = self.fetched_name(value.source)
-        self._remember(value, name)
+        self.remember(value, name)
         return name
 
     def fetched_name(self, source: Source) -> str:
@@ -83,19 +86,29 @@ class Codegen:
         text = self.fetch(source)
         if text.isidentifier():
             return text
-        name = f"v{len(self.names)}_{len(self.prologue)}"
+        name = f"v{next(self._fresh)}"
         self.prologue.append(f"{name} = {text}")
         return name
 
     def new_object(self, value: Value, text: str) -> str:
         """Bind the expression to a fresh name that stands for the value; call it before emitting the value's
-        contents, so that contents may refer back to it."""
-        name = f"v{len(self.names)}"
-        self.statement(f"{name} = {text}")
-        self._remember(value, name)
+        contents, so that contents may refer back to it. A value that was made while the expression's parts
+        were (one of them holds it) stays that object."""
+        known = self.names.get(id(value))
+        if known is not None:
+            return known
+        name = self.bound(text)
+        self.remember(value, name)
         return name
 
-    def _remember(self, value: Value, name: str) -> None:
+    def bound(self, text: str) -> str:
+        """A fresh name, bound to the expression."""
+        name = f"v{next(self._fresh)}"
+        self.statement(f"{name} = {text}")
+        return name
+
+    def remember(self, value: Value, name: str) -> None:
+        """The name stands for the value."""
         self.names[id(value)] = name
         self._kept.append(value)
 

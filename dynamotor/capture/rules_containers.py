@@ -7,6 +7,7 @@ A method is registered under the C descriptor, so subclasses reach it through th
 from __future__ import annotations
 
 import operator
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from .values.containers import (
     TupleValue,
     contents_of,
 )
+from .values.deque import DequeValue
 from .values.text import text_of
 from .values.user_object import UserObject
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
-NONE, TRUE, ZERO, ONE, LAST = map(Constant, (None, True, 0, 1, -1))
+NONE, TRUE, ZERO, ONE, LAST, _END = map(Constant, (None, True, 0, 1, -1, sys.maxsize))
 
 
 _IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "mul", "or", "and", "sub", "xor"))
@@ -118,6 +120,8 @@ register_all(
         ((list.append,), lambda trace, self, item: self.mutate(trace).append(item)),
         ((deque.append,), lambda trace, self, item: self.put(trace, item)),
         ((deque.appendleft,), lambda trace, self, item: self.put(trace, item, left=True)),
+        ((deque.extendleft,), lambda trace, self, other: self.extend(trace, other, left=True)),
+        ((deque.copy,), lambda trace, self: DequeValue(self.items, maxlen=self.maxlen)),
         ((deque.pop,), lambda trace, self: _pop(trace, self)),
         ((deque.popleft,), lambda trace, self: _pop(trace, self, ZERO)),
         ((list.extend, deque.extend), lambda trace, self, other: self.extend(trace, other)),
@@ -130,7 +134,7 @@ register_all(
         ((deque.rotate,), lambda trace, self, by=ONE: _rotate(self.mutate(trace), _whole(trace, by))),
         ((list.copy,), lambda trace, self: ListValue(self.items)),
         (
-            (list.count, tuple.count),
+            (list.count, tuple.count, deque.count),
             lambda trace, self, item: Constant(sum(trace.equal(other, item) for other in self.items)),
         ),
         *(
@@ -230,28 +234,36 @@ def _rotate(items: list[Value], by: int) -> None:
     items[:] = rest
 
 
-def _position(trace: Trace, self: Any, item: Value, start: int = 0) -> int | None:
-    return next((i for i, other in enumerate(self.items) if i >= start and trace.equal(other, item)), None)
+def _position(trace: Trace, self: Any, item: Value, among: slice = slice(None)) -> int | None:
+    places = range(*among.indices(len(self.items)))
+    return next((i for i in places if trace.equal(self.items[i], item)), None)
 
 
-@method(list.remove)
+@method(list.remove, deque.remove)
 def _remove(trace: Trace, self: ListValue, item: Value) -> None:
-    at = _position(trace, self, item)
+    at, kind = _position(trace, self, item), self.kind.__name__
     if at is None:
-        raise trace.error(ValueError, "list.remove(x): x not in list")
+        raise trace.error(ValueError, f"{kind}.remove(x): x not in {kind}")
     del self.mutate(trace)[at]
 
 
-@method(list.index, tuple.index)
-def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO) -> Value:
-    at = _position(trace, self, item, start.as_constant())
-    if at is None and self.python_type() is tuple:
+@method(list.index, tuple.index, deque.index)
+def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO, stop: Value = _END) -> Value:
+    at = _position(trace, self, item, slice(_whole(trace, start), _whole(trace, stop)))
+    if at is None and self.kind is tuple:
         raise trace.error(ValueError, "tuple.index(x): x not in tuple")
     if at is None and not item.is_constant():
         raise unsupported("unsupported-call", "index() of what is not there")
     if at is None:
-        raise trace.error(ValueError, f"{item.as_constant()!r} is not in list")
+        raise trace.error(ValueError, f"{item.as_constant()!r} is not in {self.kind.__name__}")
     return Constant(at)
+
+
+@method(deque.insert)
+def _insert(trace: Trace, self: DequeValue, index: Value, item: Value) -> None:
+    if self.maxlen is not None and len(self.items) >= self.maxlen:
+        raise trace.error(IndexError, "deque already at its maximum size")
+    self.mutate(trace).insert(_whole(trace, index), item)
 
 
 # dict -------------------------------------------------------------------------------------------------------
@@ -331,6 +343,20 @@ def _dict_copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _fromkeys(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     value = args[1] if len(args) > 1 else Constant(None)
     return DictValue([(k.hash_key(trace), k, value) for k in args[0].unpack(trace)])
+
+
+def _fromkeys_of(kind: type) -> None:
+    @builtin_rule(kind.fromkeys)  # type: ignore[attr-defined]
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        if kwargs:
+            raise unsupported("unsupported-call", f"{kind.__name__}.fromkeys() is called with names")
+        made = trace.instantiate(kind, [], {})
+        contents_of(made).update(trace, _fromkeys(trace, args, kwargs))  # type: ignore[union-attr]
+        return made
+
+
+for _kind in (OrderedDict, defaultdict):
+    _fromkeys_of(_kind)
 
 
 @method(OrderedDict.move_to_end)

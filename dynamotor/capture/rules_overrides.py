@@ -133,6 +133,13 @@ builtin_rule(vars(_Switch)["__enter__"])(_switch(1))
 builtin_rule(vars(_Switch)["__exit__"])(_switch(-1))
 
 
+@builtin_rule(torch._C._is_torch_function_enabled)
+def _is_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The `Ambient` row compares what holds outside."""
+    inside: int = trace.plain_calls
+    return Constant(torch._C._is_torch_function_enabled() and not inside)
+
+
 # Calls ------------------------------------------------------------------------------------------------------
 def _is_getter(fn: Any) -> bool:
     if type(fn) is not types.MethodWrapperType or fn.__name__ != "__get__":

@@ -35,7 +35,7 @@ from ..graph.sizes import (
 )
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .breaks import unsupported
-from .guards import ConstEquals, Guard, IdIs, TensorMatch, first_failure
+from .guards import ConstEquals, Guard, IdIs, TensorIs, TensorMatch, first_failure
 from .source import Const, DictItem, Missing, SizeOf, Source, StrideOf
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class SizePolicy:
                     self.varying.add(row.source)
             elif kind is SizesHold:
                 self.apart.update(row.told_apart(args))
-        others = {row.source for row in guards if type(row) is IdIs and not row.check(args)}
+        others = {row.source for row in guards if type(row) in (IdIs, TensorIs) and not row.check(args)}
         if all(isinstance(s.base, DictItem) and s.base.key == "_buffers" for s in others):
             self.replaced |= others
         if self.guessed is not None:
@@ -136,9 +136,9 @@ class SizePolicy:
     def unbind(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Make inputs of parameters and buffers of modules that come as arguments, where an entry with these
         guards does not fit since it is bound to those of another module, and for nothing else."""
-        others = {row.source: row for row in guards if type(row) is IdIs and not row.check(args)}
+        others = {row.source: row for row in guards if type(row) in (IdIs, TensorIs) and not row.check(args)}
         tables = [s.base.key for s in others if isinstance(s.base, DictItem) and not s.is_held]
-        rest = [row for row in guards if getattr(row, "source", None) not in others or type(row) is not IdIs]
+        rest = [row for row in guards if others.get(getattr(row, "source", None)) is not row]
         if len(others) == sum(key in ("_parameters", "_buffers") for key in tables):
             self.replaced.update(others if first_failure(rest, args) is None else ())
 

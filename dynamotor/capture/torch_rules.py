@@ -62,7 +62,7 @@ _QUERY_NAMES = {
     # The `Ambient` row compares it at each call (traces by others run eager, see `foreign_modes`).
     "ambient": """
         is_grad_enabled is_inference_mode_enabled is_autocast_cache_enabled get_default_dtype get_default_device
-        are_deterministic_algorithms_enabled is_autocast_cpu_enabled _C._is_torch_function_enabled
+        are_deterministic_algorithms_enabled is_autocast_cpu_enabled
         _C._are_functorch_transforms_active _C._functorch.peek_interpreter_stack
         jit.is_tracing _C._get_tracing_state _C._is_tracing
         _C._is_fx_tracing fx._symbolic_trace.is_fx_tracing fx._symbolic_trace.is_fx_symbolic_tracing

@@ -6,7 +6,7 @@ static const char *STEP_NAMES[N_STEPS] = {
     "func_attr", "globals_of", "builtins_of", "method_self", "method_func", "size_of", "stride_of",
 };
 static const char *CHECK_NAMES[N_CHECKS] = {
-    "type_is", "id_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "replaceable", "missing_type_attr",
+    "type_is", "id_is", "tensor_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "replaceable", "missing_type_attr",
     "missing_attr", "cell_empty", "predicate", "mro_is", "kernel_settings", "same", "distinct", "no_overlap", "apart", "sizes",
 };
 

@@ -54,7 +54,8 @@ static void watch_type(GuardProgram *program, int node, PyObject *type, Watched 
 
 static void watch_check(GuardProgram *program, int node, int index, PyObject *value, Watched *watched) {
     switch (program->checks[index].kind) {
-    case CHECK_ID_IS: return;
+    case CHECK_ID_IS:
+    case CHECK_TENSOR_IS: return;
     case CHECK_TYPE_IS: watch_class(program, node, value); return;
     case CHECK_TENSOR_MATCH: add(program, WATCH_TENSOR, index, value, 0); return;
     case CHECK_MISSING_KEY:

@@ -61,20 +61,20 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def _refused(what: str, why: str, cure: str = "compile() takes all programs") -> UsageError:
+def refused(what: str, why: str, cure: str = "compile() takes all programs") -> UsageError:
     return UsageError("DM114", f"this program cannot be exported: {what}", why=why, cure=cure)
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A program that was captured and built for example arguments; `package(path)` writes it."""
+class Package:
+    """A program that was captured and built for example arguments; `write(path)` makes it a file."""
 
     program: dict[str, Any]  # all but weights and libraries, as plain data
     libraries: dict[str, bytes]
     weights: list[torch.Tensor]
     steps: str  # the same program, for C++
 
-    def package(self, path: str | os.PathLike[str]) -> None:
+    def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all."""
         target = Path(path)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -97,9 +97,9 @@ class Exported:
         return "\n".join([*head, f"weights {len(self.weights)} {offsets}", self.steps])
 
 
-def export(
+def build_package(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Exported:
+) -> Package:
     """Capture and build a model (or function) for inference on arguments like these, on a CPU.
 
     Its weights are those of now; arguments that are no tensors are part of the program. Raises UsageError
@@ -134,28 +134,28 @@ def export(
     with torch.no_grad(), collect("not kept") as events, config.patch(**whole):
         result = compile(model, backend=backend, fullgraph=True, dynamic=False)(*args, **kwargs)
         if not found:
-            raise _refused("it has no graph of tensors", "nothing of it runs on tensors")
+            raise refused("it has no graph of tensors", "nothing of it runs on tensors")
         place, inputs, static, outs = found[0]
         payload = cache.load("program", place._name("forward")) if place is not None else None
         if payload is None:
-            raise _refused(
+            raise refused(
                 events[0].data["reason"] if events else "the disk cache refuses it", "a file holds plain data"
             )
         entry = json.loads(payload)
         if {"gpu", "graphed"} & entry["program"].keys():
-            raise _refused("it runs on a GPU", "a file holds programs of a CPU")
+            raise refused("it runs on a GPU", "a file holds programs of a CPU")
         libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
         environment = _environment()
     recipe: Recipe = decode(entry["recipe"])
     if recipe.mutated:
-        raise _refused(
+        raise refused(
             "it writes its inputs or buffers",
             "the file's weights are shared by all calls",
             "clone what is written",
         )
     present = {key: data for key, data in libraries.items() if data}
     if len(present) < len(libraries):
-        raise _refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
+        raise refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
     weights: list[torch.Tensor] = []
     arguments = {k: leaf for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
@@ -173,7 +173,7 @@ def export(
     }
     results = [(k, outs[k]) for k in _outs_in(program["result"])]
     steps = steps_of(entry, inputs, places, weights, results, arguments)
-    return Exported(program, present, weights, steps)
+    return Package(program, present, weights, steps)
 
 
 def _place(
@@ -185,7 +185,7 @@ def _place(
             if leaf is tensor:
                 return ["argument", k]
     if tensor.dtype not in _NAMES:
-        raise _refused(f"a weight of type {tensor.dtype}", "safetensors has no such type")
+        raise refused(f"a weight of type {tensor.dtype}", "safetensors has no such type")
     weights.append(tensor.detach())
     return ["weight", len(weights) - 1]
 
@@ -196,7 +196,7 @@ def _structure(value: Any, outs: tuple[Any, ...]) -> Any:
         for k, out in enumerate(outs):
             if out is value:
                 return {"out": k}
-        raise _refused(
+        raise refused(
             "a result that its graph does not give",
             "it is an input, or was made beside the graph",
             "return a clone",
@@ -207,7 +207,7 @@ def _structure(value: Any, outs: tuple[Any, ...]) -> Any:
         return {type(value).__name__: [_structure(item, outs) for item in value]}
     if isinstance(value, Mapping):
         return {"dict": [[str(key), _structure(item, outs)] for key, item in value.items()]}
-    raise _refused(
+    raise refused(
         f"a result that is a {type(value).__qualname__}",
         "another process may not have its class",
         "return a tuple or dict",

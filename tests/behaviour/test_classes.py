@@ -32,6 +32,15 @@ class Base:
     def __hash__(self): return hash(self.a)
 S3 = []
 class Empty: __slots__ = ()
+class OfClass:
+    v = 3
+    @classmethod
+    @property
+    def kind(cls): return cls.v + 1
+    @classmethod
+    @property
+    def where(cls): return slice(0, cls.v)
+    static = classmethod(staticmethod(lambda v: v))
 class Plain: pass
 class Left(Base):
     kind = "left"
@@ -191,6 +200,7 @@ def annotated(a: int) -> str: return str(a)
 """
 
 TABLE = r"""
+OfClass.kind, OfClass().kind, OfClass.where, OfClass.static(2), OfClass().static(2) #2
 Base().who(), Left().who(), Right(5).who(), Both().who(), Both(1, 2).b, Both.kind, Right.kind, Both().kind
 obj.double, obj.a, obj.st(3), Base.st(1), obj.cl(2), Left.cl(3), Left.make(a=5).a, type(Both.make()).__name__
 obj == Base(4), obj != Base(4), obj == 3, hash(obj) == hash(Base(4)), obj in [Base(4)], {obj: 1}[Base(4)]

@@ -123,6 +123,21 @@ deque([1]).pop(0)
 DQ[0:1] #2
 DQ + deque([1]) #2
 deque([1], 2) * 2 #2
+[3, 1, 3].index(3, -1), [3, 1, 3].index(3, 1, 9), (1, 2, 1).index(1, 1), DQ.index(3, 1), deque([1, 2, 1]).index(1, 1, 3), [1].index(1, True)
+[3, 1].index(3, 1)
+(1, 2).index(2, 0, -1)
+DQ.index(9)
+[1].index(1, None)
+DQ.copy(), deque([1], 3).copy(), deque([1, 1]).count(1), DQ.count(9)
+deque([1]).remove(2)
+deque([1], 1).insert(0, 2)
+OrderedDict.fromkeys("ba", 2), OrderedDict.fromkeys("ab"), defaultdict.fromkeys("ab", 3), defaultdict.fromkeys("a").default_factory, defaultdict.fromkeys("a")["z"]
+
+ d = deque([1, 2, 3], 5)
+ d.insert(-1, x)
+ d.extendleft("ab")
+ d.remove(2)
+ return d, DQ.copy() is DQ
 [] < {}
 next(gen(0))
 dict([1])

@@ -51,8 +51,15 @@ class Odd(torch.Tensor):
     @property
     def shape(self): return "odd"
     def sum(self): return 3
+class Asking(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func == torch.sin: func = torch.cos
+        if func != torch.add and func == torch.Tensor.ndim.__get__: return 7
+        return super().__torch_function__(func, types, args, kwargs or {})
 class Param(nn.Parameter): pass
 torch.manual_seed(5)
+asking = torch.randn(3).as_subclass(Asking)
 s, p, m, odd = (torch.randn(3, 4).as_subclass(c) for c in (Sub, Plain, Sub, Odd)); met = Meta(torch.randn(3, 4), {"k": 3}); log = Log(torch.randn(3, 4))
 own, base, derived = (torch.randn(3, 4).as_subclass(c) for c in (Minus, Base, Derived)); par = Param(torch.ones(4))
 """
@@ -64,8 +71,18 @@ s.contiguous() is s, s.to(torch.float32) is s, isinstance(s, Sub), isinstance(s,
 p.twice(), p.half, p.twice().half, met.meta, (met * 2).meta, (met.view(-1) + 1).meta["k"], Meta(x, {"a": 1}), Meta(x, {"a": 1}) + 1, odd.shape, odd.sum(), (odd + x).t()
 x.as_subclass(Sub), x.as_subclass(Sub) + 1, x.as_subclass(Sub).as_subclass(torch.Tensor), s.as_subclass(torch.Tensor) * 2, x.as_subclass(Sub).add_(1)
 (log + x).t, torch.sin(log).t, torch.cat([log, x]).t, F.gelu(log + x).t, torch.sum(log).t #2
+torch.sin(asking), asking.ndim, torch.sin == torch.cos, torch.sin != torch.sin, len == len, None != torch.add, torch.Tensor.ndim.__get__ == torch.Tensor.shape.__get__
 x + own, own + x, base + derived, derived + base, base - x
 torch.add(input=s, other=x), base + x, x + log, par * x, s.is_leaf, x * 2 if s.sum() > 0 else x, s.tolist()[0][0] #4
+
+    with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass():
+            y = x + 1
+        return torch._C._is_torch_function_enabled(), y
+
+    with torch._C.DisableTorchFunctionSubclass():
+        inner = torch._C._is_torch_function_enabled()
+    return inner, torch._C._is_torch_function_enabled(), x + 1
 
     Log.names.clear()
     F.relu(torch.cat([log, x]))

@@ -25,6 +25,7 @@ from dynamotor.capture.guards import (
     NoOverlap,
     SameObject,
     SetEquals,
+    TensorIs,
     TensorMatch,
     TypeIs,
     const_equal,
@@ -193,6 +194,16 @@ def check_change(guards, change, undo, args=(), inputs=()):
         undo()
         assert both()
     return program
+
+
+def test_a_tensor_that_is_not_kept_alive():
+    box = Plain(w=torch.ones(2))
+    first, other = box.w, torch.ones(2)
+    guard = TensorIs.of(DictItem(InstanceDict(held(box)), "w"), box.w)
+    program = check_change([guard], setter(box, "w", other), setter(box, "w", first))
+    box.w = None
+    del first
+    assert guard.ref() is None and program.check(()) is None and not guard.check(())
 
 
 def setter(target, name, value):

@@ -71,6 +71,20 @@ def test_a_model_given_as_argument_is_freed():
     assert found() is None
 
 
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_nor_are_its_parameters_kept(backend):
+    compiled = dynamotor.compile(lambda model, x: model(x), backend=backend)
+    model, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    weights = [weakref.ref(p) for p in model.parameters()]
+    for _ in range(2):
+        assert torch.equal(compiled(model, x), model(x))
+    del model
+    gc.collect()
+    assert [ref() for ref in weights] == [None, None]
+    again = torch.nn.Linear(4, 4)
+    assert torch.allclose(compiled(again, x), again(x))
+
+
 def test_at_the_limit_calls_run_eager_and_reasons_are_looked_for_once():
     def program(x, k):
         return x + len(k)

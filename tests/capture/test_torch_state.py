@@ -250,3 +250,21 @@ def test_flags_that_a_program_asks_for_are_guarded():
         assert torch.equal(compiled(a), a * 3)
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_modes_that_are_set_and_back_again_leave_no_calls():
+    def program(x, y):
+        before = torch.is_grad_enabled()
+        for enabled in (False, True, False):
+            torch.set_grad_enabled(enabled)
+        x.add_(y)
+        with torch.enable_grad():
+            pass
+        torch.set_grad_enabled(before)
+
+    graphs = []
+    x = torch.nn.Parameter(torch.zeros(4))
+    dynamotor.compile(program, backend=lambda gm, _: graphs.append(gm.graph) or gm)(x, torch.ones(4))
+    (graph,) = graphs
+    assert [n.args for n in graph.nodes if n.target is torch._C._set_grad_enabled] == [(False,), (True,)]
+    assert torch.is_grad_enabled() and torch.equal(x, torch.ones(4))

@@ -158,9 +158,9 @@ class Other:
 @pytest.mark.parametrize(
     "model", [Counts(), lambda x: Other(x + 1), lambda x: (x, x + 1), lambda x: x + torch.tensor([1.0, 2.0])]
 )
-def test_what_a_file_cannot_hold_is_refused(model: Any) -> None:
+def test_what_a_file_cannot_hold_is_refused(model: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="DM114"):
-        dynamotor.export(model, (torch.randn(3, 2),))
+        dynamotor.export(model, (torch.randn(3, 2),)).package(tmp_path / "refused.dm")
 
 
 def test_the_command_lists_what_is_inside(

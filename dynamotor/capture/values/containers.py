@@ -411,14 +411,16 @@ class DictValue(Value):
         return True
 
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
-        """`dict.__setitem__`."""
+        """`dict.__setitem__`. What is there already (`self.count += 1` of a tensor) is not written again."""
+        old = self.table.get(hash_key)
+        if old is not None and old[1] is value:
+            return
         if self.obj is not MISSING:
             trace.effects.touch(self, self._held(hash_key))
             self._may_replace(hash_key)
             self.changed[hash_key] = None
         else:
             trace.effects.change(self)
-        old = self.table.get(hash_key)
         self.table[hash_key] = (key if old is None else old[0], value)
 
     def _may_replace(self, key: Hashable) -> None:
@@ -518,11 +520,12 @@ class DictValue(Value):
             text = cg.emit(owner)
             own = "__dict__" if getattr(owner, "_dict", None) is self else "keywords"  # of a partial
             return text if contents_of(owner) is self else f"{text}.{own}"
-        name = cg.new_object(self, f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
-        for key, value in self.table.values():
-            cg.statement(f"{name}[{cg.emit(key)}] = {cg.emit(value)}")
+        name = filled = cg.bound(f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
         if self.kind is types.MappingProxyType:
-            return cg.new_object(self, f"{cg.constant(self.kind)}({name})")
+            name = cg.bound(f"{cg.constant(self.kind)}({filled})")
+        cg.remember(self, name)
+        for key, value in self.table.values():
+            cg.statement(f"{filled}[{cg.emit(key)}] = {cg.emit(value)}")
         return name
 
     def replay(self, cg: Codegen) -> None:

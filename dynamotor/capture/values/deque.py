@@ -61,9 +61,9 @@ class DequeValue(ListValue):
         if self.maxlen is not None and len(items) > self.maxlen:
             items.pop(-1 if left else 0)
 
-    def extend(self, trace: Trace, other: Value) -> None:
+    def extend(self, trace: Trace, other: Value, left: bool = False) -> None:
         for item in list(self.items) if contents_of(other) is self else other.each(trace):
-            self.put(trace, item)
+            self.put(trace, item, left)
 
     def index_of(self, trace: Trace, key: Value) -> Any:
         if not issubclass(key.python_type(), int):

@@ -80,10 +80,23 @@ class CellValue(Value):
         return super().getattr(trace, name)
 
     def reconstruct(self, cg: Codegen) -> str:
-        name = cg.new_object(self, f"{cg.constant(types.CellType)}()")
-        if self.contents is not None:
-            cg.statement(f"{name}.cell_contents = {cg.emit(self.contents)}")
+        name = self.bare(cg)
+        self.fill(cg)
         return name
+
+    def bare(self, cg: Codegen) -> str:
+        """The cell, one made in the trace still without contents."""
+        if self.source is not None or id(self) in cg.names:
+            return cg.emit(self)
+        cg.unfilled.add(id(self))
+        return cg.new_object(self, f"{cg.constant(types.CellType)}()")
+
+    def fill(self, cg: Codegen) -> None:
+        """Give a bare cell its contents."""
+        if id(self) in cg.unfilled:
+            cg.unfilled.discard(id(self))
+            if self.contents is not None:
+                cg.statement(f"{cg.emit(self)}.cell_contents = {cg.emit(self.contents)}")
 
     def replay(self, cg: Codegen) -> None:
         """Give the outside cell its final contents."""
@@ -301,7 +314,7 @@ class FunctionValue(Value):
     def reconstruct(self, cg: Codegen) -> str:
         if self.fn is not MISSING:
             return cg.constant(self.fn)
-        closure = "".join(f"{cg.emit(cell)}, " for cell in self.closure)
+        closure = "".join(f"{cell.bare(cg)}, " for cell in self.closure)
         defaults = "".join(f"{cg.emit(v)}, " for v in self.defaults)
         name = cg.new_object(
             self,
@@ -317,6 +330,8 @@ class FunctionValue(Value):
                 cg.statement(f"{name}.{attr} = {cg.emit(value)}")
         for _, (key, value) in self.dict.load().items():
             cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+        for cell in self.closure:  # which may hold this very function
+            cell.fill(cg)
         return name
 
     def describe(self) -> str:

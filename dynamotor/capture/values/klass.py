@@ -20,7 +20,7 @@ from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, InstanceDict
 from ..trust import trusted_module
 from .arguments import refuse_misfits
-from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
+from .base import MISSING, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
 from .containers import DictValue
 from .function import BoundMethod, FunctionValue
@@ -84,7 +84,7 @@ class ClassValue(Constant):
         cls, kind = self.value, type(raw)
         value = trace.type_attr_value(cls, name, raw)
         if kind is classmethod:
-            return BoundMethod(trace.make(raw.__func__), self)
+            return _bind_to_class(trace, raw, name, self)
         if kind is staticmethod:
             return trace.make(raw.__func__)
         if kind is types.ClassMethodDescriptorType or (
@@ -314,6 +314,28 @@ wrap_held(
 )
 
 
+def _compared(name: str) -> None:
+    """`==` and `!=` of C functions and of their bound kin, as `__torch_function__` asks them: of held objects."""
+
+    @builtin_rule(getattr(types.BuiltinFunctionType, name), getattr(types.MethodWrapperType, name))
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        mine, other = args
+        if issubclass(other.python_type(), type(None) | types.FunctionType | types.MethodType):
+            return Constant(NotImplemented)
+        if not all(_is_held_function(value) for value in args):
+            raise unsupported("unsupported-call", f"{mine.describe()} is compared with {other.describe()}")
+        real = mine.as_constant()
+        return trace.fresh(getattr(type(real), name)(real, other.as_constant()))
+
+
+def _is_held_function(value: Value) -> bool:
+    return isinstance(value, Builtin) or isinstance(value, BoundBuiltin) and type(value.instance) is Builtin
+
+
+for _name in ("__eq__", "__ne__"):
+    _compared(_name)
+
+
 # Descriptors and wrappers whose attributes a program may set; those of the other held objects are fixed.
 _CHANGEABLE = frozenset(
     (property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper)
@@ -395,7 +417,7 @@ class SuperValue(Value):
             trace.type_attr(klass, name)
         if self.owner is not self.instance.python_type():  # in a classmethod
             if type(raw) is classmethod:
-                return BoundMethod(trace.make(raw.__func__), self.instance)
+                return _bind_to_class(trace, raw, name, self.instance)
             if type(raw) is types.FunctionType:
                 return trace.type_attr_value(klass, name, raw)
             return ClassValue(klass)._bind(trace, raw, name)
@@ -405,6 +427,16 @@ class SuperValue(Value):
 
 
 # Binding ----------------------------------------------------------------------------------------------------
+def _bind_to_class(trace: Trace, raw: Any, name: str, owner: Value) -> Value:
+    """What a `classmethod` gives: up to Python 3.12 the descriptor that it holds is asked, if it holds one."""
+    held = raw.__func__
+    if type(held) is property:
+        return _bind_property(trace, held, name, owner, type(owner))
+    if type(held) is not types.FunctionType and hasattr(type(held), "__get__"):
+        raise unsupported("unsupported-value", f"a class method over a {type(held).__name__}")
+    return BoundMethod(trace.make(held), owner)
+
+
 register_all(
     binders.register,
     (
@@ -417,8 +449,8 @@ register_all(
         ((staticmethod,), lambda trace, raw, name, instance, cls: trace.make(raw.__func__)),
         (
             (classmethod,),
-            lambda trace, raw, name, instance, cls: BoundMethod(
-                trace.make(raw.__func__), trace.make(instance.python_type())
+            lambda trace, raw, name, instance, cls: _bind_to_class(
+                trace, raw, name, trace.make(instance.python_type())
             ),
         ),
         (

@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from ..breaks import unsupported
 from ..bytecode import decode
-from ..guards import IdIs, TypeIs
+from ..guards import TensorIs, TypeIs
 from ..lazy_modules import initialise
 from ..protocol import is_data_descriptor
 from ..source import Const, DictItem
@@ -193,7 +193,7 @@ def _weights_have_changed(trace: Trace, args: list[Value], kwargs: dict[str, Val
     for name in module.obj._flat_weights_names:
         weight = module.getattr(trace, name)
         if isinstance(weight, TensorValue):
-            trace.reader.guard(IdIs(weight.source, weight.obj))
+            trace.reader.guard(TensorIs.of(weight.source, weight.obj))
     return Constant(False)
 
 

@@ -27,7 +27,7 @@ from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, sha
 from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
 from ..breaks import Unsupported, unsupported
-from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
+from ..guards import Apart, KernelSettings, MissingKey, NoOverlap, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
@@ -112,7 +112,7 @@ class TensorValue(Value):
                     cure="return it from the function",
                 )
             if self.pinned:
-                self.trace.reader.guard(IdIs(self.source, self.obj))
+                self.trace.reader.guard(TensorIs.of(self.source, self.obj))
             spec = self.trace.sizes.read(self.source, self.obj, static=self.pinned)
             self.trace.sizes.placeholders(self.trace.graph, spec)
             self._node = self.trace.graph.input(
@@ -126,7 +126,7 @@ class TensorValue(Value):
         """
         self.pinned = False
         if self._node is not None and self.source is not None:  # what the trace made comes from no place
-            trace.reader.guards.pop(IdIs(self.source, self.obj), None)
+            trace.reader.guards.pop(TensorIs.of(self.source, self.obj), None)
             trace.graph.static.discard(trace.graph.inputs.index(self.source))
 
     def python_type(self) -> type:

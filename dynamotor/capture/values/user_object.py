@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..output import Codegen
     from ..trace import Trace
 
+_SET_ARGS = BaseException.args.__set__  # type: ignore[attr-defined]
+
 
 class UserObject(Value):
     """An instance of any class. `obj` is the outside object or MISSING; `slots` holds C members and the like
@@ -206,13 +208,11 @@ class UserObject(Value):
 
     def _reconstruct_exception(self, cg: Codegen) -> str:
         args = self.slots.get("args")
-        name = cg.new_object(
-            self,
-            f"{cg.constant(BaseException)}.__new__({cg.constant(self.cls)}, *{cg.emit(args)})"
-            if args is not None
-            else f"{cg.constant(self.cls)}.__new__({cg.constant(self.cls)})",
-        )
-        for slot in ("__cause__", "__context__", "__traceback__", "name", "obj"):
+        maker = self.cls if args is None else BaseException
+        name = cg.new_object(self, f"{cg.constant(maker)}.__new__({cg.constant(self.cls)})")
+        if args is not None:  # which may hold the exception
+            cg.statement(f"{cg.constant(_SET_ARGS)}({name}, {cg.emit(args)})")
+        for slot in ("__cause__", "__context__", "__traceback__", "name", "obj", "value"):
             value = self.slots.get(slot)
             if value is not None:
                 cg.statement(f"{name}.{slot} = {cg.emit(value)}")

@@ -1,0 +1,282 @@
+"""A program captured whole: one functional aten graph, what its inputs are, and guards at its entry.
+
+>>> program = dynamotor.export(model, (tokens,), dynamic_shapes={"tokens": {0: "batch"}})
+>>> program.graph_module.print_readable()
+>>> program.module()(other_tokens)      # on any backend; UsageError (DM115) where a guard does not hold
+>>> program.exported_program()          # the same as torch.export.ExportedProgram
+>>> program.package("model.dm")         # the same as a file (tools/package.py)
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..api import compile, dispatcher_of
+from ..autograd.aot import aot_compile
+from ..backends import static_inputs
+from ..base.errors import UsageError
+from ..capture.dispatch import miss_reason
+from ..capture.guards import TensorMatch
+from ..capture.sizes import mark_dynamic
+from ..capture.source import SizeOf, Source
+from ..capture.stance import set_stance
+from .package import build_package, refused
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """An input of the graph. kind: "argument", "parameter", "buffer", "constant" (a tensor that the code
+    holds) or "size" (of an argument); target: which."""
+
+    name: str
+    kind: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """outputs: results of the graph; writes: inputs that it writes, in the order of its last nodes, `copy_`;
+    result: Python text, how what the program returns is made of the results before views are taken out."""
+
+    inputs: tuple[Placeholder, ...]
+    outputs: tuple[str, ...]
+    writes: tuple[str, ...]
+    result: str
+
+
+def export(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> Exported:
+    """Capture a model (or function) for inference on arguments like these; nothing of it runs. What is no
+    tensor is part of the program.
+
+    dynamic_shapes: as in `torch.export.export`, for each parameter by its name, or in order, the dimensions
+      of its tensors that may differ: `{0: "batch"}`, `{0: torch.export.Dim("batch", min=2, max=64)}`.
+    Raises CaptureError where the graph breaks, and UsageError where a program has no graph of tensors, or one
+    that must be cut (DM114), or needs the number itself of a dimension that may differ (DM117).
+    """
+    return Exported(model, tuple(args), dict(kwargs or {}), dynamic_shapes)
+
+
+class Exported:
+    """See `export`. graph_module: the aten graph; graph_signature; guards: what must hold at a call."""
+
+    def __init__(
+        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+    ) -> None:
+        named = _by_parameter(model, args, kwargs)
+        if isinstance(dynamic_shapes, Sequence):
+            dynamic_shapes = dict(zip(named, dynamic_shapes, strict=True))
+        twins = {id(t): (_marked(t, dims), dims) for t, dims in _dimensions(named, dynamic_shapes) if dims}
+        self.model = model
+        self._dims = {id(twin): dims for twin, dims in twins.values()}
+        self.args, self.kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda t: twins[id(t)][0] if id(t) in twins else t, (args, kwargs)
+        )
+        self._graphs: list[fx.GraphModule] = []
+        entry = dispatcher_of(self._compiled(self._backend)).entries[0]
+        if len(self._graphs) != 1:
+            cause = "parts of it run in eager PyTorch" if self._graphs else "nothing of it runs on tensors"
+            raise refused("it is not one graph", cause)
+        self._entry, self.graph_module = entry, self._graphs[0]
+        self.guards = tuple(map(str, entry.info.guards))
+        self._refuse_numbers()
+        self.graph_signature = self._signature()
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The aten graph."""
+        return self.graph_module.graph
+
+    def module(self, backend: Any = "native") -> Callable[..., Any]:
+        """The program as a callable of the same arguments, on any backend of `compile`. Its parameters are
+        the model's. A call for which a guard does not hold raises UsageError (DM115)."""
+        compiled = self._compiled(backend)
+        (entry,) = dispatcher_of(compiled).entries
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with torch.no_grad():
+                try:
+                    with set_stance("fail_on_recompile"):
+                        return compiled(*args, **kwargs)
+                except UsageError:
+                    flat = (*args, *kwargs.values())
+                    if entry.n_positional == len(args) and entry.program.check(flat) is not None:
+                        raise
+                    why = miss_reason(entry, flat, len(args), tuple(kwargs))
+            raise UsageError("DM115", "the exported program is not for this call", why=why)
+
+        return call
+
+    def package(self, path: str | os.PathLike[str]) -> None:
+        """Write the program, built for this machine's CPU, with its weights of now, as a file for
+        `dynamotor.load`. Raises UsageError (DM114) for what a file cannot hold."""
+        if self._dims:
+            raise refused("sizes of it may differ", "a file holds programs of fixed sizes")
+        build_package(self.model, self.args, self.kwargs).write(path)
+
+    def exported_program(self) -> Any:
+        """The program as a `torch.export.ExportedProgram`, with the model's names of its parameters. Raises
+        UsageError (DM114) where it changes Python objects, and what torch.export raises."""
+        if self._entry.info.data.replays:
+            raise refused("it changes Python objects", "an ExportedProgram holds tensors alone")
+        root = _Root(self._torch_graph, self._entry, self.graph_signature.inputs, self._examples)
+        root.forward = _with_signature(root.run, self.model)  # type: ignore[method-assign]
+        shapes: Any = torch.export.ShapesCollection()
+        for tensor in filter(self._dims_of, pytree.tree_leaves((self.args, self.kwargs))):
+            shapes[tensor] = {
+                d: torch.export.Dim.AUTO if type(dim) is str else dim
+                for d, dim in self._dims_of(tensor).items()
+            }
+        with torch.no_grad():
+            return torch.export.export(root, self.args, self.kwargs, dynamic_shapes=shapes, strict=False)
+
+    def _dims_of(self, value: Any) -> Mapping[int, Any]:
+        return self._dims.get(id(value), {})
+
+    def _compiled(self, backend: Any) -> Any:
+        compiled = compile(self.model, backend=backend, fullgraph=True)
+        with torch.no_grad():
+            compiled.warm_up(*self.args, **self.kwargs)
+        return compiled
+
+    def _backend(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        copy = fx.Graph()
+        copy.output(copy.graph_copy(gm.graph, {}))
+        self._torch_graph, self._examples = fx.GraphModule(gm, copy), list(inputs)
+
+        def keep(graph: fx.GraphModule, _info: Any) -> Callable[..., Any]:
+            self._graphs.append(graph)
+            return graph.forward
+
+        return aot_compile(gm, list(inputs), keep, static_inputs=static_inputs(gm))
+
+    _backend.takes_symbols = True  # type: ignore[attr-defined]
+
+    def _refuse_numbers(self) -> None:
+        flat = (*self.args, *self.kwargs.values())
+        for row in self._entry.info.guards:
+            if type(row) is TensorMatch and not row.source.is_held:
+                for d in self._dims_of(row.source.fetch(flat)):
+                    if row.shape[d] is not None:
+                        raise UsageError(
+                            "DM117",
+                            f"the program needs dimension {d} of {row.source} to be {row.shape[d]}",
+                            cure="leave it out of dynamic_shapes; explain() says what asks for it",
+                        )
+
+    def _signature(self) -> Signature:
+        nodes = list(self.graph.nodes)
+        held = dict(_names_of(self.model))
+        inputs = [
+            Placeholder(node.name, *held.get(id(tensor), _place(source)))
+            for node, tensor, source in zip(nodes, self._examples, self._entry.info.inputs)
+        ]
+        writes = [str(node.args[0]) for node in nodes if node.target is torch.ops.aten.copy_.default]
+        outputs = map(str, nodes[-1].args[0])
+        return Signature(tuple(inputs), tuple(outputs), tuple(writes), self._entry.info.data.code)
+
+
+class _Root(torch.nn.Module):
+    """The captured graph between a call's arguments and its results, with the tensors that it holds."""
+
+    def __init__(
+        self, gm: fx.GraphModule, entry: Any, inputs: Sequence[Placeholder], tensors: Sequence[Any]
+    ) -> None:
+        super().__init__()
+        self.captured, self.entry = gm, entry
+        self.held: list[str | None] = []
+        for k, (place, tensor) in enumerate(zip(inputs, tensors, strict=True)):
+            name = f"constant_{k}" if place.kind == "constant" else place.target
+            self.held.append(None if place.kind in ("argument", "size") else name)
+            if self.held[-1]:
+                _put(self, name, tensor)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        flat = (*args, *kwargs.values())
+        places = zip(self.held, self.entry.info.inputs, strict=True)
+        values = [operator.attrgetter(name)(self) if name else source.fetch(flat) for name, source in places]
+        outs = self.captured(*values)
+        return outs if self.entry.finish is None else self.entry.finish(outs, flat)
+
+
+def _with_signature(run: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """The function with the parameters of the model, by which torch.export names the inputs."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    forward.__signature__ = _signature_of(model)  # type: ignore[attr-defined]
+    return forward
+
+
+def _put(root: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, torch.nn.Module())
+        root = root._modules[part]  # type: ignore[assignment]
+    if isinstance(tensor, torch.nn.Parameter):
+        root.register_parameter(last, tensor)
+    else:
+        root.register_buffer(last, tensor)
+
+
+def _names_of(model: Any) -> Iterator[tuple[int, tuple[str, str]]]:
+    if isinstance(model, torch.nn.Module):
+        for name, buffer in model.named_buffers():
+            yield id(buffer), ("buffer", name)
+        for name, parameter in model.named_parameters():
+            yield id(parameter), ("parameter", name)
+
+
+def _place(source: Source) -> tuple[str, str]:
+    kind = "constant" if source.is_held else "size" if type(source) is SizeOf else "argument"
+    return kind, str(source)
+
+
+def _by_parameter(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by the names of the parameters that take them."""
+    return dict(_signature_of(model).bind(*args, **kwargs).arguments)
+
+
+def _signature_of(model: Any) -> inspect.Signature:
+    return inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
+
+
+def _dimensions(value: Any, asked: Any) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
+    """Each tensor with what is asked of its dimensions that may differ."""
+    if asked is None or not asked:
+        return
+    pairs = asked.items() if isinstance(asked, Mapping) else enumerate(asked)
+    if isinstance(value, torch.Tensor):
+        yield value, {d: dim for d, dim in pairs if not _is_fixed(dim)}
+        return
+    for key, part in pairs:
+        yield from _dimensions(value[key], part)
+
+
+def _is_fixed(dim: Any) -> bool:
+    hint = getattr(getattr(dim, "type", None), "name", "")  # of Dim.STATIC
+    return dim is None or type(dim) is int or hint == "STATIC"
+
+
+def _marked(tensor: torch.Tensor, dims: Mapping[int, Any]) -> torch.Tensor:
+    """An example to capture with, so that the marks do not stay on the user's tensor."""
+    twin = tensor.detach()
+    for d, dim in dims.items():
+        mark_dynamic(twin, d, min=getattr(dim, "min", None), max=getattr(dim, "max", None))
+    return twin
