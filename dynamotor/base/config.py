@@ -64,7 +64,7 @@ class Config:
     # x86-64; on other processors the compiler's default). Only what the machine has can run.
     isa: str = ""
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU);
-    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests.
+    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests of a checkout.
     target: str = ""
     # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time,
     # more memory held.

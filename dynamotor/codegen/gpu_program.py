@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import checkout
 from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, emit
@@ -30,7 +31,7 @@ from ..graph.sizes import Size, hint
 from ..graph.spec import TensorSpec, copy_as
 from ..lower.lowering import Decline, decline_if
 from ..lower.program import ExternStep, LoopStep, Program, refs
-from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
+from ..runtime import device_memory, memory, triton_build, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
 from .cpp import structure
 from .program import CallInstance, CallProgram, Writer, nbytes_of
@@ -149,10 +150,11 @@ def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
 
 
 def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
-    """The function in the interpreter."""
-    kernel = triton_interpret.make_interpreted(HELPERS + f.source, f.name, int(f.grid), ints)
+    """The function in the interpreter, which only tests need: a checkout has it."""
+    interpreter = checkout.bench("triton_interpret")
+    kernel = interpreter.make_interpreted(HELPERS + f.source, f.name, int(f.grid), ints)
     other = f.fallback
-    return kernel if other is None else triton_interpret.by_alignment(kernel, interpreted(other, ints))
+    return kernel if other is None else interpreter.by_alignment(kernel, interpreted(other, ints))
 
 
 def _placed(program: Program, device: torch.device) -> Program:

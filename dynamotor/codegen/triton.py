@@ -2,7 +2,7 @@
 
 >>> functions, steps = expand(program)      # the program's loop steps as launches over more buffers
 
-The functions are text; runtime/triton_build.py makes GPU code of them, runtime/triton_interpret.py runs them
+The functions are text; runtime/triton_build.py makes GPU code of them, bench/triton_interpret.py runs them
 without a GPU.
 """
 

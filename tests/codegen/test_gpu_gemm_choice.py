@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import fake_cuda  # noqa: E402
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError
 from dynamotor.base.events import collect
@@ -26,7 +27,6 @@ from dynamotor.codegen.triton_gemm_sites import find_sites, template_step, trial
 from dynamotor.graph.info import GraphInfo
 from dynamotor.graph.spec import TensorSpec
 from dynamotor.lower.program import ExternStep
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 BF16 = torch.bfloat16
