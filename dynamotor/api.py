@@ -87,10 +87,11 @@ def compile(
     )
     if model is None:
         return functools.partial(again, disable=disable)
-    if not callable(model):
-        raise UsageError(
-            "DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}"
-        )
+    UsageError.when(
+        not callable(model),
+        "DM100",
+        f"compile() takes a function, a method or a module, not {type(model).__name__}",
+    )
     if disable:
         return model
     for rule in SPECIAL:

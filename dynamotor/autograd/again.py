@@ -146,13 +146,13 @@ class FirstDerivative:
 
     def __call__(self, *operands: torch.Tensor) -> tuple:
         again, n = self.again, len(self.places)
-        if again.recipe.draws and not again.as_eager_draws and not isinstance(operands[0], ShapeTensor):
-            raise BackendError(
-                "DM408",
-                "the gradient of the gradient of a graph that draws random numbers was asked for",
-                why="it cannot be recorded, and eager PyTorch draws others",
-                cure="set dynamotor.config.fallback_random, or leave the function out with dynamotor.disable",
-            )
+        BackendError.when(
+            again.recipe.draws and not again.as_eager_draws and not isinstance(operands[0], ShapeTensor),
+            "DM408",
+            "the gradient of the gradient of a graph that draws random numbers was asked for",
+            why="it cannot be recorded, and eager PyTorch draws others",
+            cure="set dynamotor.config.fallback_random, or leave the function out with dynamotor.disable",
+        )
         inputs: dict[int, Any] = dict(self.sizes)
         with torch.enable_grad():  # aliases: an input may have been computed from another one
             for i, one in zip(self.places, operands, strict=False):

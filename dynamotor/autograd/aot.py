@@ -214,21 +214,23 @@ def _is_tensor(value: Any) -> bool:
 
 def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> None:
     """Autograd saves none: a compiled backward may want one where eager's wants what was made of it."""
-    if any(graded) and any(_is_tensor(t) and t.is_inference() for t in inputs):
-        raise UnsupportedOp(
-            "DM244", "an input of a graph with gradients was made in inference mode", cure="clone() it first"
-        )
+    UnsupportedOp.when(
+        any(graded) and any(_is_tensor(t) and t.is_inference() for t in inputs),
+        "DM244",
+        "an input of a graph with gradients was made in inference mode",
+        cure="clone() it first",
+    )
 
 
 def memory_groups(inputs: Sequence[Any]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
     tensors = [t for t in inputs if _is_tensor(t)]
-    if any(map(is_lazy, tensors)):
-        raise UnsupportedOp(
-            "DM235",
-            "an input is lazy: a conjugate, a negative or zeros without memory",
-            cure="clone() it first",
-        )
+    UnsupportedOp.when(
+        any(map(is_lazy, tensors)),
+        "DM235",
+        "an input is lazy: a conjugate, a negative or zeros without memory",
+        cure="clone() it first",
+    )
     return [storage_number(t) if _is_tensor(t) else -i for i, t in enumerate(inputs, 1)]
 
 
@@ -337,8 +339,7 @@ def _plain_program(place: Kept, recipe: Recipe, backwards: Sequence[_Backward]) 
     """What is kept of a program beside its compiled forward. Graphs are texts in the text: few are read
     again.
     """
-    if recipe.constants:
-        raise NotPlain("a tensor that the program holds as a constant")
+    NotPlain.when(recipe.constants, "a tensor that the program holds as a constant")
     rows = []
     for one in backwards:
         info = replace(one.info, name="")  # counts the programs of this process

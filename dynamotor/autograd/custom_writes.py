@@ -36,10 +36,12 @@ def functional_op(func: OpOverload) -> OpOverload:
     schema, written = func._schema, written_names(func)
     types = {argument.name: str(argument.type) for argument in schema.arguments}
     given = [str(value.type) for value in schema.returns]
-    if any(types[name] != "Tensor" for name in written) or not {"Tensor", "List[Tensor]"}.issuperset(given):
-        raise UnsupportedOp(
-            "DM236", f"{func} writes, or gives, more than single tensors", cure="use an out-of-place op"
-        )
+    UnsupportedOp.when(
+        any(types[name] != "Tensor" for name in written) or not {"Tensor", "List[Tensor]"}.issuperset(given),
+        "DM236",
+        f"{func} writes, or gives, more than single tensors",
+        cure="use an out-of-place op",
+    )
     name = f"{schema.name.replace('::', '_')}_{next(_SERIAL)}"  # a library may go, and come again
     _library.define(f"{name}{_signature(func, written)}")
     run = functools.partial(_run_on_copies, func, written)

@@ -86,10 +86,12 @@ def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorS
 
     func: its functional form. read: the operands that lie in the same storage. Raises UnsupportedOp.
     """
-    if sees_twice(written):
-        raise UnsupportedOp(
-            "DM229", f"{func} writes memory that several elements share", cure="clone() the tensor first"
-        )
+    UnsupportedOp.when(
+        sees_twice(written),
+        "DM229",
+        f"{func} writes memory that several elements share",
+        cure="clone() the tensor first",
+    )
     elementwise = (
         facts(func).pointwise or func is aten.copy_.default
     )  # each element is read before it is written
@@ -101,9 +103,9 @@ def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorS
             written.shape,
             written.stride,
         )
-        if dense and not same and start < other.offset + other.extent and other.offset < stop:
-            raise UnsupportedOp(
-                "DM229",
-                f"{func} reads memory that it writes in other places",
-                cure="clone() the operand first",
-            )
+        UnsupportedOp.when(
+            dense and not same and start < other.offset + other.extent and other.offset < stop,
+            "DM229",
+            f"{func} reads memory that it writes in other places",
+            cure="clone() the operand first",
+        )

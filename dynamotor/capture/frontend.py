@@ -183,13 +183,13 @@ class Compiler:
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
         if stance() != "default":
-            if stance() == "fail_on_recompile":
-                raise UsageError(
-                    "DM111",
-                    f"{self.name} would be compiled",
-                    why="the stance is fail_on_recompile",
-                    cure="call it with such arguments before set_stance",
-                )
+            UsageError.when(
+                stance() == "fail_on_recompile",
+                "DM111",
+                f"{self.name} would be compiled",
+                why="the stance is fail_on_recompile",
+                cure="call it with such arguments before set_stance",
+            )
             return self.eager(args, kwnames)
         with _compiling:
             self.handling = sys.exception() is not None

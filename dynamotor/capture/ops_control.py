@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .bytecode import Instr
 from .checks import decided
 from .interpreter import Frame, GeneratorValue, opcode, replace
@@ -67,12 +67,12 @@ def jump(frame: Frame, instr: Instr, target: int) -> None:
 def for_iter(frame: Frame, instr: Instr, target: int) -> None:
     iterator = frame.stack[-1]
     if not isinstance(iterator, Iterator):
-        if _differs_by_round(frame.trace, iterator):
-            raise unsupported(
-                "loop",
-                "the next round of a loop in whose rounds the graph breaks begins",
-                cure="keep what breaks out of the loop",
-            )
+        unsupported_if(
+            _differs_by_round(frame.trace, iterator),
+            "loop",
+            "the next round of a loop in whose rounds the graph breaks begins",
+            cure="keep what breaks out of the loop",
+        )
         iterator = ObjectIterator(iterator)
     item = iterator.next(frame.trace)
     if item is None:
@@ -139,8 +139,11 @@ def call(frame: Frame, instr: Instr, target: int) -> None:
 def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
     trace, stack = frame.trace, frame.stack
     named = stack.pop() if instr.arg & 1 else None
-    if type(stack[-1]) is Constant and not trace.has_special(stack[-1], "__iter__"):
-        raise unsupported("unsupported-call", "a call with * of what cannot be iterated")
+    unsupported_if(
+        type(stack[-1]) is Constant and not trace.has_special(stack[-1], "__iter__"),
+        "unsupported-call",
+        "a call with * of what cannot be iterated",
+    )
     args = stack.pop().listed(trace)
     fn = stack.pop()
     stack.pop()
@@ -149,8 +152,11 @@ def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
         table = DictValue([])
         trace.update_dict(table, named)
         kwargs = {k.as_constant(): v for k, v in table.load().values()}
-        if not all(isinstance(name, str) for name in kwargs):
-            raise unsupported("unsupported-call", "a call with keywords that are no strings")
+        unsupported_if(
+            not all(isinstance(name, str) for name in kwargs),
+            "unsupported-call",
+            "a call with keywords that are no strings",
+        )
     trace.tail = True
     result = fn.call(trace, args, kwargs)
     trace.tail = False
@@ -227,8 +233,11 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
 def _instance(frame: Frame, value: Value, what: str = "exceptions") -> Value:
     if isinstance(value, ClassValue) and issubclass(value.value, BaseException):
         return frame.trace.call(value, [])
-    if not issubclass(value.python_type(), BaseException):
-        raise frame.trace.error(TypeError, f"{what} must derive from BaseException")
+    frame.trace.raise_if(
+        not issubclass(value.python_type(), BaseException),
+        TypeError,
+        f"{what} must derive from BaseException",
+    )
     return value
 
 
@@ -297,10 +306,9 @@ def special(frame: Frame, value: Value, name: str) -> Value:
     """A special method bound to its instance."""
     cls = value.python_type()
     raw = frame.trace.type_attr(cls, name)
-    if raw is MISSING:
-        raise frame.trace.error(
-            TypeError, f"'{c_name(cls)}' object does not support the context manager protocol"
-        )
+    frame.trace.raise_if(
+        raw is MISSING, TypeError, f"'{c_name(cls)}' object does not support the context manager protocol"
+    )
     return frame.trace.bind(raw, name, value, cls)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..graph.sizes import Size, settled
-from .breaks import unsupported
+from .breaks import unsupported_if
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Value
 from .values.constant import Constant
@@ -151,14 +151,15 @@ class Codegen:
                     self.prologue.append(line)
                 continue
             source = self.trace.sizes.sources[symbol]
-            if any(
-                v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
-                for v in tensor_values(self.trace).values()
-                if v.source is not None
-            ):
-                raise unsupported(
-                    "reconstruct", f"{source} is needed after the tensor's shape was changed in place"
-                )
+            unsupported_if(
+                any(
+                    v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
+                    for v in tensor_values(self.trace).values()
+                    if v.source is not None
+                ),
+                "reconstruct",
+                f"{source} is needed after the tensor's shape was changed in place",
+            )
             line = f"{symbol} = {self.fetch(source)}"
             if line not in self.prologue:
                 self.prologue.append(line)

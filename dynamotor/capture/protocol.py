@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .guards import IdIs, MissingTypeAttr
 from .source import Const, Missing, TypeAttr, lookup_type_attr
 from .trust import trusted_module
@@ -330,8 +330,11 @@ class Protocol:
             return result
         if op is operator.eq or op is operator.ne:
             return Constant(self.same(left, right) == (op is operator.eq))
-        if torch.Tensor in (lcls, rcls):
-            raise unsupported("unsupported-call", f"{op.__name__} of {lcls.__name__} and {rcls.__name__}")
+        unsupported_if(
+            torch.Tensor in (lcls, rcls),
+            "unsupported-call",
+            f"{op.__name__} of {lcls.__name__} and {rcls.__name__}",
+        )
         raise self.error(TypeError, refusal(op, augmented, c_name(lcls), c_name(rcls)))
 
     def generic_binary(

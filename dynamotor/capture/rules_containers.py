@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base.registry import register_all
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .rules_builtins import sort_values
 from .values.base import Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
@@ -168,8 +168,7 @@ for _descr in (dict.__getitem__, OrderedDict.__getitem__, defaultdict.__getitem_
 
 def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
     factory = obj.getattr(trace, "default_factory")
-    if is_none(factory):
-        raise trace.error(KeyError, key)
+    trace.raise_if(is_none(factory), KeyError, key)
     value = trace.call(factory, [])
     obj.base.store(trace, key.hash_key(trace), key, value)  # type: ignore[union-attr]
     return value
@@ -245,10 +244,8 @@ def _remove(trace: Trace, self: ListValue, item: Value) -> None:
 @method(list.index, tuple.index)
 def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO) -> Value:
     at = _position(trace, self, item, start.as_constant())
-    if at is None and self.python_type() is tuple:
-        raise trace.error(ValueError, "tuple.index(x): x not in tuple")
-    if at is None and not item.is_constant():
-        raise unsupported("unsupported-call", "index() of what is not there")
+    trace.raise_if(at is None and self.python_type() is tuple, ValueError, "tuple.index(x): x not in tuple")
+    unsupported_if(at is None and not item.is_constant(), "unsupported-call", "index() of what is not there")
     if at is None:
         raise trace.error(ValueError, f"{item.as_constant()!r} is not in list")
     return Constant(at)
@@ -277,8 +274,7 @@ def _dict_pop(trace: Trace, self: DictValue, key: Value, default: Value | None =
 @method(dict.popitem, OrderedDict.popitem)
 def _popitem(trace: Trace, self: DictValue, last: Value = TRUE) -> Value:
     table = self.load()
-    if not table:
-        raise trace.error(KeyError, "popitem(): dictionary is empty")
+    trace.raise_if(not table, KeyError, "popitem(): dictionary is empty")
     hash_key = list(table)[-1 if trace.truth(last) else 0]
     pair = table[hash_key]
     self.remove(trace, hash_key)
@@ -337,8 +333,7 @@ def _fromkeys(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = TRUE) -> None:
     hash_key = key.hash_key(trace)
     table = self.load()
-    if hash_key not in table:
-        raise trace.error(KeyError, key)
+    trace.raise_if(hash_key not in table, KeyError, key)
     pair = table[hash_key]
     rest = [(h, p) for h, p in table.items() if h != hash_key]
     self.remove(trace, hash_key)
@@ -349,8 +344,7 @@ def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = TRUE) 
 # set --------------------------------------------------------------------------------------------------------
 @method(set.remove)
 def _set_remove(trace: Trace, self: SetValue, item: Value) -> None:
-    if not trace.truth(self.contains(trace, item)):
-        raise trace.error(KeyError, item)
+    trace.raise_if(not trace.truth(self.contains(trace, item)), KeyError, item)
     self.change(trace, "discard", item)
 
 

@@ -17,7 +17,7 @@ from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import Dim, is_unbacked, leaves_in, mapped
 from ..graph.spec import TensorSpec
 from .bodies import interpret, template_of, value_of
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .values.base import Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
@@ -36,8 +36,11 @@ def _arguments(fn: Any, args: list[Value], kwargs: dict[str, Value], names: str)
     """The arguments in the order of the names; None for those that are not given."""
     words = names.split()
     given: dict[str, Value] = dict(zip(words, args, strict=False)) | kwargs
-    if len(args) > len(words) or given.keys() - set(words):
-        raise unsupported("unsupported-call", f"{fn.__name__} is called with other arguments")
+    unsupported_if(
+        len(args) > len(words) or given.keys() - set(words),
+        "unsupported-call",
+        f"{fn.__name__} is called with other arguments",
+    )
     return [given.get(word) for word in words]
 
 
@@ -45,8 +48,9 @@ def _tensors(value: Value, name: str) -> tuple[Any, list[TensorValue]]:
     """Template and tensors of an operand, which holds nothing else."""
     leaves: list[TensorValue] = []
     template = template_of(value, leaves)
-    if not leaves or not _only_leaves(template):
-        raise unsupported("transform", f"{name} is given other operands than tensors")
+    unsupported_if(
+        not leaves or not _only_leaves(template), "transform", f"{name} is given other operands than tensors"
+    )
     return template, leaves
 
 
@@ -69,8 +73,11 @@ def _body(
     trial = [ShapeTensor.make(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"]
     results = body.gm.forward(*trial)
     memories = [tensor.memory for tensor in (*trial, *results)]
-    if len(set(memories)) != len(memories) or not _only_leaves(body.result):
-        raise unsupported("transform", f"a function given to {name} returns what is no new tensor")
+    unsupported_if(
+        len(set(memories)) != len(memories) or not _only_leaves(body.result),
+        "transform",
+        f"a function given to {name} returns what is no new tensor",
+    )
     return body, free, output.meta["val"]
 
 
@@ -101,8 +108,9 @@ def _call(
 
 def _results(trace: Trace, target: ControlFlow, tensors: list[TensorValue]) -> list[Value]:
     memories = [value.example.memory for value in {id(value): value for value in tensors}.values()]
-    if len(set(memories)) != len(memories):
-        raise unsupported("transform", f"tensors that {target.operator} takes share memory")
+    unsupported_if(
+        len(set(memories)) != len(memories), "transform", f"tensors that {target.operator} takes share memory"
+    )
     return torch_call(trace, target, list(tensors), {}).unpack(trace)
 
 
@@ -165,8 +173,11 @@ def _row(example: torch.Tensor) -> torch.Tensor:
 def _rows(trace: Trace, name: str, leaves: list[TensorValue]) -> Dim:
     """How many rows they have; they have as many."""
     counts = [leaf.example.spec.shape[0] if leaf.example.dim() else 0 for leaf in leaves]
-    if is_unbacked(*counts) or any(n != counts[0] for n in counts) or counts[0] == 0:
-        raise unsupported("transform", f"{name} goes through tensors of different or no length")
+    unsupported_if(
+        is_unbacked(*counts) or any(n != counts[0] for n in counts) or counts[0] == 0,
+        "transform",
+        f"{name} goes through tensors of different or no length",
+    )
     return counts[0]
 
 
@@ -221,8 +232,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin_rule(_operator("map"))
 def _map(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if len(args) < 2 or kwargs:
-        raise unsupported("unsupported-call", "map is called with other arguments")
+    unsupported_if(len(args) < 2 or kwargs, "unsupported-call", "map is called with other arguments")
     through, leaves = _tensors(args[1], "map")
     rows = _rows(trace, "map", leaves)
     whole, others = _tensors(TupleValue(args[2:]), "map") if args[2:] else ((), [])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .source import Called
 from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
 from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder, overrides, wrap_rule
@@ -87,12 +87,12 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def _check_class(trace: Trace, cls: Any) -> None:
     """Refuse what takes over below PyTorch's functions, or takes nothing over."""
     trace.type_attr(cls, "__torch_function__")
-    if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or cls.__torch_function__ is _NONE:
-        raise unsupported(
-            "tensor-subclass",
-            f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__",
-            cure="pass plain tensors, or keep this part outside the compiled function",
-        )
+    unsupported_if(
+        cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or cls.__torch_function__ is _NONE,
+        "tensor-subclass",
+        f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__",
+        cure="pass plain tensors, or keep this part outside the compiled function",
+    )
 
 
 @builtin_rule(torch.Tensor.as_subclass)
@@ -190,8 +190,11 @@ def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, 
     given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
     specs = [value.tensor.example.spec for value in met]
     result = rule(trace, given, named)
-    if any(value.tensor.example.spec != spec for value, spec in zip(met, specs)):
-        raise unsupported("tensor-subclass", "the shape of a subclass's tensor is changed in place")
+    unsupported_if(
+        any(value.tensor.example.spec != spec for value, spec in zip(met, specs)),
+        "tensor-subclass",
+        "the shape of a subclass's tensor is changed in place",
+    )
     return next((value for value in met if value.tensor is result), result)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
-from .breaks import unsupported
+from .breaks import unsupported_if
 from .source import Called, Const
 from .values.base import Value, builtin_rule
 from .values.constant import Constant
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 @builtin_rule(torch.Tensor._make_subclass)
 def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, data, wanted = (*args, Constant(False))[:3]
-    if kwargs or len(args) > 3 or not _can_be_made(trace, cls, data, wanted):
-        raise unsupported(
-            "unsupported-call",
-            "a tensor of a subclass, or a parameter that shares memory with a tensor from outside, is made",
-            cure="make it outside the compiled function",
-        )
+    unsupported_if(
+        kwargs or len(args) > 3 or not _can_be_made(trace, cls, data, wanted),
+        "unsupported-call",
+        "a tensor of a subclass, or a parameter that shares memory with a tensor from outside, is made",
+        cure="make it outside the compiled function",
+    )
     assert isinstance(data, TensorValue)
     leaf = _leaf(data.example.spec, wanted.as_constant())
     source = Called(Const(leaf, "a new parameter"), _made)

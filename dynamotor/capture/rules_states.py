@@ -13,7 +13,7 @@ import torch
 from torch import _compile
 
 from ..graph import states
-from .breaks import Unsupported, unsupported
+from .breaks import Unsupported, unsupported, unsupported_if
 from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder
 from .values.constant import Constant
 from .values.context import ModeEffect
@@ -50,8 +50,7 @@ class StateEffect(Value):
 
     def replay(self, cg: Codegen) -> None:
         """The graph has done it all."""
-        if self.regions:
-            raise unsupported("context", "torch.inference_mode() is left open")
+        unsupported_if(self.regions, "context", "torch.inference_mode() is left open")
 
 
 def broken_region(trace: Trace) -> bool:
@@ -155,8 +154,11 @@ def _find_manual_seed(fn: Any) -> CallRule | None:
 @builtin_rule(torch.random.manual_seed)
 def _manual_seed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     (number,) = args or kwargs.values()
-    if number.python_type() is not int or number.as_constant() not in _SEEDS:
-        raise unsupported("random", "manual_seed() is called with what is no seed")
+    unsupported_if(
+        number.python_type() is not int or number.as_constant() not in _SEEDS,
+        "random",
+        "manual_seed() is called with what is no seed",
+    )
     _random_call(trace, "manual_seed")
     trace.graph.call_function(states.seed, (int(number.as_constant()),), {})
     return trace.make(torch.default_generator)

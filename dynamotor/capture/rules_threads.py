@@ -86,6 +86,5 @@ def _wrap_local(trace: Trace, source: Any, obj: Any) -> Value:
 
 @builtin_rule(threading.local)
 def _make_local(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if args or kwargs:
-        raise trace.error(TypeError, "Initialization arguments are not supported")
+    trace.raise_if(args or kwargs, TypeError, "Initialization arguments are not supported")
     return LocalValue(threading.local)

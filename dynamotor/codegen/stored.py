@@ -70,8 +70,9 @@ def describe(call: Compiled | None) -> Any:
 
 
 def _constant(name: str, value: Any) -> Any:
-    if type(value) not in (Callee, Expected) or is_custom(value.target):
-        raise NotPlain(f"the constant {name} of a program")
+    NotPlain.when(
+        type(value) not in (Callee, Expected) or is_custom(value.target), f"the constant {name} of a program"
+    )
     return encode(value)
 
 
@@ -188,8 +189,7 @@ def hash_of_package(package: Path = _PACKAGE) -> str:
     tenth of a small model's first call. NotPlain where it has none.
     """
     files = list(_files(str(package)))
-    if len(files) < 50:
-        raise NotPlain("a package without its source files")
+    NotPlain.when(len(files) < 50, "a package without its source files")
     states = ((file.path, file.stat()) for file in files)
     state = cache.digest(*(f"{p} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for p, s in states))
     known = cache.load("package", state)
@@ -241,8 +241,7 @@ def gpu_of(device: torch.device) -> tuple[Any, ...]:
 
 def kernels_of(call: GpuProgram) -> Any:
     """The launches of a program. NotPlain where another program has to stand by for other settings."""
-    if call.rounds:
-        raise NotPlain("a program with matrix products in TF32")
+    NotPlain.when(call.rounds, "a program with matrix products in TF32")
     return {name: encode(launch) for name, launch in call.launches().items()}
 
 

@@ -366,8 +366,9 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
             if not hasattr(written, "memory"):
                 continue
             spec = _spec(written)
-            if sees_twice(spec):
-                raise UnsupportedOp("DM229", f"{func} writes into memory that the tensor sees more than once")
+            UnsupportedOp.when(
+                sees_twice(spec), "DM229", f"{func} writes into memory that the tensor sees more than once"
+            )
             for other in _tensors((args, tuple(kwargs.values()))):
                 if (
                     other is not written

@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 from torch import fx
 
+from ..base.errors import RaisedWhen
 from ..base.registry import Registry
 from .module import graph_module
 from .shapes import infer_spec, specs_in
@@ -32,7 +33,7 @@ Compiled = Callable[..., Any]
 Values = Mapping[Symbol, int]
 
 
-class CannotPad(Exception):
+class CannotPad(RaisedWhen):
     """An op for which nothing says that padding does no harm."""
 
 
@@ -124,8 +125,7 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
         own: list[int | Run] = []
         so_far: Dim = 1
         while not same(settle(so_far), wanted):
-            if not rest:
-                raise CannotPad("a view that cuts a padded dimension")
+            CannotPad.when(not rest, "a view that cuts a padded dimension")
             f = rest.pop()
             if type(f) is int:
                 need = _content(wanted) // _content(so_far)
@@ -137,8 +137,7 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
             own.append(f)
             so_far = so_far * (f.size if isinstance(f, Run) else f)
         found.append(_merged(own))
-    if rest:
-        raise CannotPad("a view that cuts a padded dimension")
+    CannotPad.when(rest, "a view that cuts a padded dimension")
     return tuple(found)
 
 
@@ -461,7 +460,6 @@ def broadcast(all_axes: Sequence[Axes]) -> Axes:
     for d in range(n):
         own = [axes[d - n + len(axes)] for axes in all_axes if d - n + len(axes) >= 0]
         some = [axis for axis in own if axis]
-        if any(axis != some[0] for axis in some):
-            raise CannotPad("operands whose padding lies elsewhere")
+        CannotPad.when(any(axis != some[0] for axis in some), "operands whose padding lies elsewhere")
         found.append(some[0] if some else ())
     return tuple(found)

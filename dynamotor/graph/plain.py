@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from ..base.errors import UserLine
+from ..base.errors import RaisedWhen, UserLine
 from .info import GraphInfo
 from .module import graph_module
 from .sizes import Atom, Guard, ShapeEnv, Size, Symbol
@@ -36,7 +36,7 @@ NAMESPACES = (
 )  # of ops whose meaning is told by PyTorch's version and ours
 
 
-class NotPlain(Exception):
+class NotPlain(RaisedWhen):
     """A value that no text can stand for; the message says which."""
 
 
@@ -160,16 +160,14 @@ def _size(terms: Any, known: Mapping[str, Any]) -> Size:
 def _named_op(name: str) -> OpOverload:
     namespace, packet, overload = name.split(".")
     found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    if namespace not in NAMESPACES or type(found) is not OpOverload:
-        raise NotPlain(name)
+    NotPlain.when(namespace not in NAMESPACES or type(found) is not OpOverload, name)
     return found
 
 
 def _of_torch(kind: type) -> Callable[[Any, Any], Any]:
     def find(name: str, known: Any) -> Any:
         found = getattr(torch, name)
-        if type(found) is not kind:
-            raise NotPlain(name)
+        NotPlain.when(type(found) is not kind, name)
         return found
 
     return find

@@ -99,12 +99,12 @@ def compile_step(
     """
     _check(model, optimizer, accumulate)
     if any(p.device.type == "xla" for p in model.parameters()):
-        if clip is not None or scaler is not None or accumulate != 1 or keep_grads:
-            raise UsageError(
-                "DM112",
-                "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
-                cure="leave them out, or train on a CPU or a GPU",
-            )
+        UsageError.when(
+            clip is not None or scaler is not None or accumulate != 1 or keep_grads,
+            "DM112",
+            "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
+            cure="leave them out, or train on a CPU or a GPU",
+        )
         return importlib.import_module("dynamotor.xla.step").compile_step(
             model, loss_fn, optimizer, n_inputs=n_inputs
         )
@@ -145,18 +145,22 @@ SPECIAL.append(_alone)
 
 
 def _check(model: Any, optimizer: Any, accumulate: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError("DM112", f"compile_step() takes a module, not {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            "DM112", f"compile_step() takes a torch.optim.Optimizer, not {type(optimizer).__name__}"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError(
-            "DM112",
-            "LBFGS evaluates the model several times a step, through a closure",
-            cure="compile the model with dynamotor.compile and call optimizer.step(closure)",
-        )
+    UsageError.when(
+        not isinstance(model, torch.nn.Module),
+        "DM112",
+        f"compile_step() takes a module, not {type(model).__name__}",
+    )
+    UsageError.when(
+        not isinstance(optimizer, torch.optim.Optimizer),
+        "DM112",
+        f"compile_step() takes a torch.optim.Optimizer, not {type(optimizer).__name__}",
+    )
+    UsageError.when(
+        isinstance(optimizer, torch.optim.LBFGS),
+        "DM112",
+        "LBFGS evaluates the model several times a step, through a closure",
+        cure="compile the model with dynamotor.compile and call optimizer.step(closure)",
+    )
     if type(accumulate) is not int or accumulate < 1:
         raise UsageError("DM112", f"accumulate is a number of steps, not {accumulate!r}")
 

@@ -165,10 +165,11 @@ def _host_writes(
     one, or what a branch asks.
     """
     asked = [side for q, _ in ends.questions for side in (q.left, q.right) if isinstance(side, fx.Node)]
-    if not on_host.issuperset([*(node for _, node in ends.numbers), *asked]):
-        raise NotWhole(
-            "DM506", "the optimizer branches on, or keeps in Python, a number that only the step will know"
-        )
+    NotWhole.when(
+        not on_host.issuperset([*(node for _, node in ends.numbers), *asked]),
+        "DM506",
+        "the optimizer branches on, or keeps in Python, a number that only the step will know",
+    )
     writes = [(by_node[place], node) for place, node in ends.new.items() if place in on_host]
 
     def on_device(write: tuple[Path, fx.Node]) -> bool:

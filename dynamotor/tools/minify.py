@@ -44,8 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the small script; 0 when there is one. DM108 where there is no such program."""
     script = Path(args.script)
-    if not script.is_file():
-        raise UsageError("DM108", f"there is no program {args.script}", cure="give the path of a Python file")
+    UsageError.when(
+        not script.is_file(),
+        "DM108",
+        f"there is no program {args.script}",
+        cure="give the path of a Python file",
+    )
     graphs = run_program(script, args.args)
     for gm, inputs in graphs:
         if code := failure(gm, inputs):

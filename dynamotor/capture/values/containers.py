@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...base.typed import MaybeNone
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..guards import (
     DictKeys,
     IdIs,
@@ -287,8 +287,7 @@ class ReversedIterator(SequenceIterator):
     def reconstruct(self, cg: Codegen) -> str:
         if cg.for_frame:
             return f"{cg.constant(cursors.ReversedCursor)}({cg.emit(self.target)}, {self.index})"
-        if self.target.kind is deque:
-            raise unsupported("reconstruct", "a reversed iterator over a deque")
+        unsupported_if(self.target.kind is deque, "reconstruct", "a reversed iterator over a deque")
         name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
         cg.statement(f"{name}.__setstate__({self.index})")
         return name
@@ -464,8 +463,7 @@ class DictValue(Value):
 
     def delitem(self, trace: Trace, key: Value) -> None:
         hash_key = key.hash_key(trace)
-        if self.lookup(hash_key) is None:
-            raise trace.error(KeyError, key)
+        trace.raise_if(self.lookup(hash_key) is None, KeyError, key)
         self.remove(trace, hash_key)
 
     def contains(self, trace: Trace, item: Value) -> Value:
@@ -677,8 +675,11 @@ class SetIterator(SequenceIterator):
         self.of = of
 
     def next(self, trace: Trace) -> Value | None:
-        if self.index <= len(self.target.items) != len(self.of.table):
-            raise trace.error(RuntimeError, "Set changed size during iteration")
+        trace.raise_if(
+            self.index <= len(self.target.items) != len(self.of.table),
+            RuntimeError,
+            "Set changed size during iteration",
+        )
         return super().next(trace)
 
     def reconstruct(self, cg: Codegen) -> str:
@@ -754,8 +755,7 @@ class SetValue(Value):
         return self.kind(v.as_constant() for v in self.table.values())
 
     def hash_key(self, trace: Trace) -> Hashable:
-        if self.kind is set:
-            raise trace.error(TypeError, "unhashable type: 'set'")
+        trace.raise_if(self.kind is set, TypeError, "unhashable type: 'set'")
         return frozenset(self.table)
 
     def change(self, trace: Trace, method: str, item: Value | None) -> None:
@@ -802,12 +802,12 @@ class SetValue(Value):
         table = self.table
         if len(table) < 2:
             return list(table.values())
-        if self.mirror is None:
-            raise unsupported(
-                "unsupported-value",
-                "iteration over a set of objects without a fixed order",
-                cure="iterate over a list or dict, or sort the set",
-            )
+        unsupported_if(
+            self.mirror is None,
+            "unsupported-value",
+            "iteration over a set of objects without a fixed order",
+            cure="iterate over a list or dict, or sort the set",
+        )
         if self.obj is not MISSING and not self.log:
             order = list(self.obj)
             self.trace.reader.ask(self.source, self.obj, "the order", lambda now: list(now) == order)
@@ -858,10 +858,11 @@ class SetValue(Value):
 
     def reconstruct(self, cg: Codegen) -> str:
         if self.mirror is not None and len(self.table) > 1:
-            if list(self.kind(self.mirror)) != list(self.mirror):
-                raise unsupported(
-                    "reconstruct", "a set whose order cannot be rebuilt leaves the captured region"
-                )
+            unsupported_if(
+                list(self.kind(self.mirror)) != list(self.mirror),
+                "reconstruct",
+                "a set whose order cannot be rebuilt leaves the captured region",
+            )
             return cg.new_object(self, f"{self.kind.__name__}({cg.constant(self.mirror)})")
         text = f"{{{', '.join([cg.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
         return cg.new_object(self, text if self.kind is set else f"frozenset({text})")

@@ -16,7 +16,7 @@ from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..source import Const
 from .base import Value, builtin_rule
 from .constant import Constant
@@ -87,8 +87,11 @@ class ModeEffect(Value):
 
 @builtin_rule(torch._C._set_grad_enabled)
 def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if args[0].python_type() is not bool:
-        raise unsupported("unsupported-call", "set_grad_enabled() is called with what is no boolean")
+    unsupported_if(
+        args[0].python_type() is not bool,
+        "unsupported-call",
+        "set_grad_enabled() is called with what is no boolean",
+    )
     enabled = args[0].as_constant()
     ModeEffect.of(trace)
     if enabled != torch.is_grad_enabled():

@@ -281,8 +281,7 @@ class FunctionValue(Value):
             self.dict.store(trace, name, Constant(name), value)
 
     def delattr(self, trace: Trace, name: str) -> None:
-        if self.dict.lookup(name) is None:
-            raise trace.error(AttributeError, name)
+        trace.raise_if(self.dict.lookup(name) is None, AttributeError, name)
         self.dict.remove(trace, name)
 
     # `dict` is an attribute here.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...base.registry import register_all
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, InstanceDict
@@ -440,15 +440,15 @@ register_all(
 
 @binders.register(property, types.DynamicClassAttribute)
 def _bind_property(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    if raw.fget is None:
-        raise trace.error(AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter")
+    trace.raise_if(
+        raw.fget is None, AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter"
+    )
     return trace.call(trace.make(raw.fget), [instance])
 
 
 @binders.register(enum.property)
 def _bind_enum_property(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    if raw.fget is None:
-        raise unsupported("unsupported-value", f"member {name!r} of a member of {cls.__name__}")
+    unsupported_if(raw.fget is None, "unsupported-value", f"member {name!r} of a member of {cls.__name__}")
     return trace.call(trace.make(raw.fget), [instance])
 
 

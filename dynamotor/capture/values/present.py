@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ...graph.spec import duplicate
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from .base import MISSING, Value
 from .containers import DictValue, SequenceValue
 from .tensor import TensorValue, writes_inputs
@@ -40,8 +40,9 @@ def now(trace: Trace, value: Value) -> Any:
 
 def _computed(trace: Trace, wanted: fx.Node) -> torch.Tensor:
     """Run the graph up to a node, on copies of the real inputs."""
-    if trace.draws:
-        raise unsupported("random", "a function whose result is constant takes a tensor of random numbers")
+    unsupported_if(
+        trace.draws, "random", "a function whose result is constant takes a tensor of random numbers"
+    )
     env: dict[fx.Node, Any] = {}
     held: dict[int, torch.UntypedStorage] = {}
     copies = (duplicate(e, held) if isinstance(e, torch.Tensor) else e for e in trace.graph.examples)

@@ -26,7 +26,7 @@ from ...graph.raised import history_is_refused
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
-from ..breaks import Unsupported, unsupported
+from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
@@ -105,12 +105,12 @@ class TensorValue(Value):
     def node(self) -> fx.Node:
         """The fx node."""
         if self._node is None:
-            if self.source is None:
-                raise unsupported(
-                    "transform",
-                    "a tensor made in a function that a transform called is used outside of it",
-                    cure="return it from the function",
-                )
+            unsupported_if(
+                self.source is None,
+                "transform",
+                "a tensor made in a function that a transform called is used outside of it",
+                cure="return it from the function",
+            )
             if self.pinned:
                 self.trace.reader.guard(IdIs(self.source, self.obj))
             spec = self.trace.sizes.read(self.source, self.obj, static=self.pinned)
@@ -173,12 +173,12 @@ class TensorValue(Value):
             and value.as_constant() == getattr(self.example, name)
         ):
             return
-        if hasattr(torch.Tensor, name):
-            raise unsupported(
-                "unsupported-mutation",
-                f"attribute {name!r} of a tensor is set",
-                cure="use functional calls (detach(), to(), ...), or set it outside the compiled function",
-            )
+        unsupported_if(
+            hasattr(torch.Tensor, name),
+            "unsupported-mutation",
+            f"attribute {name!r} of a tensor is set",
+            cure="use functional calls (detach(), to(), ...), or set it outside the compiled function",
+        )
         self.attributes[name] = value
         trace.effects.touch(self)
 
@@ -215,8 +215,7 @@ class TensorValue(Value):
 
     # Container protocol -------------------------------------------------------------------------------------
     def length(self, trace: Trace) -> Value:
-        if not self.example.dim():
-            raise trace.error(TypeError, "len() of a 0-d tensor")
+        trace.raise_if(not self.example.dim(), TypeError, "len() of a 0-d tensor")
         return constant_result(trace, self.example.shape[0])
 
     def getitem(self, trace: Trace, key: Value) -> Value:
@@ -242,8 +241,7 @@ class TensorValue(Value):
         raise unsupported("data-dependent", "`in` looks for a value in a tensor")
 
     def unpack(self, trace: Trace) -> list[Value]:
-        if not self.example.dim():
-            raise trace.error(TypeError, "iteration over a 0-d tensor")
+        trace.raise_if(not self.example.dim(), TypeError, "iteration over a 0-d tensor")
         return torch_call(trace, "unbind", [self, Constant(0)], {}).unpack(trace)
 
     def iterate(self, trace: Trace) -> Iterator:
@@ -449,15 +447,17 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         )
     if hasattr(obj, "has_names") and obj.has_names():  # PyTorch before 2.13
         raise unsupported("unsupported-value", "a tensor with named dimensions")
-    if obj.requires_grad and not (obj.is_floating_point() or obj.is_complex()):
-        raise unsupported(
-            "unsupported-value",
-            f"a {obj.dtype} tensor with a history: what wants a gradient was written into it",
-        )
-    if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
-        raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
-    if history_is_refused(obj):
-        raise unsupported("unsupported-value", "a view that autograd refuses to read")
+    unsupported_if(
+        obj.requires_grad and not (obj.is_floating_point() or obj.is_complex()),
+        "unsupported-value",
+        f"a {obj.dtype} tensor with a history: what wants a gradient was written into it",
+    )
+    unsupported_if(
+        torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj),
+        "tensor-subclass",
+        "a tensor of a functorch transform (vmap, grad) is read",
+    )
+    unsupported_if(history_is_refused(obj), "unsupported-value", "a view that autograd refuses to read")
 
 
 def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
@@ -691,12 +691,12 @@ def torch_call(
 
 
 def _check_kept(trace: Trace, tensor: ShapeTensor) -> None:
-    if tensor.memory in trace.given_away:
-        raise unsupported(
-            "unsupported-value",
-            "a tensor that shares memory with a parameter that was made of it is used",
-            cure="use the parameter, or make it outside the compiled function",
-        )
+    unsupported_if(
+        tensor.memory in trace.given_away,
+        "unsupported-value",
+        "a tensor that shares memory with a parameter that was made of it is used",
+        cure="use the parameter, or make it outside the compiled function",
+    )
 
 
 # Functions of two operands that compute the same with a number and with a tensor of it that has 64 bits and no

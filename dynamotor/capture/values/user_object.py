@@ -12,7 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
 from .base import MISSING, Epoch, ObjectKey, Raised, Value, wrap_rule
@@ -56,8 +56,7 @@ class UserObject(Value):
             return self.base.hash_key(trace)
         if isinstance(self.base, Constant):
             return self.base.hash_key(trace)
-        if hasher is None:
-            raise trace.error(TypeError, f"unhashable type: '{c_name(self.cls)}'")
+        trace.raise_if(hasher is None, TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
             return ObjectKey(
                 trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant()
@@ -73,8 +72,11 @@ class UserObject(Value):
                 self._dict.born, self._dict.owner = self.born, weakref.ref(self)
             else:
                 found = object.__getattribute__(self.obj, "__dict__")
-                if type(found) is not dict:
-                    raise unsupported("unsupported-value", f"{self.cls.__name__} with a special __dict__")
+                unsupported_if(
+                    type(found) is not dict,
+                    "unsupported-value",
+                    f"{self.cls.__name__} with a special __dict__",
+                )
                 self._dict = trace.wrap(InstanceDict(self.source), found)  # type: ignore[assignment]
         return self._dict
 
