@@ -154,9 +154,7 @@ class GraphRecorder:
         kind = type(value)
         if kind is ShapeTensor or isinstance(value, torch.Tensor):
             return self.node_of(value)
-        if kind is list or kind is tuple:
-            return [self.nodes(v) for v in value]
-        return value
+        return [self.nodes(v) for v in value] if kind is list or kind is tuple else value
 
     def tensor(self, node: torch.fx.Node) -> ShapeTensor:
         """A ShapeTensor for a node that gives new memory."""
@@ -220,9 +218,7 @@ class GraphRecorder:
             return self._record_new_metadata(func, args, kwargs)
         if about.writes:
             return self._record_write(func, args, kwargs)
-        if about.is_view:
-            return self._record_view(func, args, kwargs)
-        return self.plain(func, args, kwargs)
+        return self._record_view(func, args, kwargs) if about.is_view else self.plain(func, args, kwargs)
 
     def plain(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record the op as it is, whatever the rules say."""
@@ -382,9 +378,7 @@ class GraphRecorder:
 
 def _with_defaults(form: OpOverload, args: tuple) -> tuple:
     """Arguments that the in-place op defaults and its functional form requires (bernoulli's p)."""
-    if form is aten.bernoulli.p and len(args) == 1:
-        return (*args, 0.5)
-    return args
+    return (*args, 0.5) if form is aten.bernoulli.p and len(args) == 1 else args
 
 
 # Their result lies in memory as the argument does, holes between elements included.
@@ -397,9 +391,7 @@ def _specs(value: Any) -> Any:
     kind = type(value)
     if kind is torch.fx.Node:
         return value.meta["val"]
-    if kind is list or kind is tuple:
-        return kind([_specs(v) for v in value])
-    return value
+    return kind([_specs(v) for v in value]) if kind is list or kind is tuple else value
 
 
 @record_rule(aten.detach.default, aten.alias.default)

@@ -48,9 +48,9 @@ class _Program:
 
     def admits(self, arguments: Sequence[Any]) -> bool:
         """Whether it is right for these inputs."""
-        if any(arguments[i] != value for i, value in self.numbers.items()):
-            return False
-        if any(arguments[i] < least for i, least in self.least.items()):
+        if any(arguments[i] != value for i, value in self.numbers.items()) or any(
+            arguments[i] < least for i, least in self.least.items()
+        ):
             return False
         of = {symbol: arguments[i] for i, symbol in self.symbols.items()}
         return all(guard.holds(of) for guard in self.guards) and all(

@@ -105,9 +105,7 @@ class Codegen:
 
     def constant(self, obj: Any) -> str:
         """An expression of a known real object."""
-        if type(obj) in _INLINE:
-            return repr(obj)
-        if type(obj) is float and math.isfinite(obj):
+        if type(obj) in _INLINE or type(obj) is float and math.isfinite(obj):
             return repr(obj)
         name = self._constant_names.get(id(obj))
         if name is None:

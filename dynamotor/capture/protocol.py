@@ -354,9 +354,7 @@ class Protocol:
             equal = self.generic_binary(value, operator.eq, other, False)
             return None if equal is None else Constant(not self.truth(equal))
         result = self.call(self.bind(raw, name, value, cls), [other])
-        if isinstance(result, Constant) and result.value is NotImplemented:
-            return None
-        return result
+        return None if isinstance(result, Constant) and result.value is NotImplemented else result
 
     def generic_unary(self, value: Value, op: Callable[..., Any]) -> Value:
         """`op value` through the special method."""
@@ -402,9 +400,7 @@ class Protocol:
         """`__bool__`, then `__len__`, else True."""
         if self.has_special(value, "__bool__"):
             return bool(self.call_special(value, "__bool__", [], {}).as_constant())
-        if self.has_special(value, "__len__"):
-            return bool(value.length(self).as_constant())
-        return True
+        return bool(value.length(self).as_constant()) if self.has_special(value, "__len__") else True
 
     def generic_contains(self, value: Value, item: Value) -> Value:
         """`__contains__`, else a search by iteration."""
@@ -425,9 +421,7 @@ class Protocol:
         """`__iter__`, else the `__getitem__` sequence protocol."""
         if self.has_special(value, "__iter__"):
             result = self.call_special(value, "__iter__", [], {})
-            if not isinstance(result, Iterator):
-                return ObjectIterator(result)
-            return result
+            return ObjectIterator(result) if not isinstance(result, Iterator) else result
         if self.has_special(value, "__getitem__"):
             return IndexIterator(value)
         raise self.error(TypeError, _LACKS["__iter__"].format(c_name(value.python_type())))

@@ -222,9 +222,7 @@ def _unbound_after(at: Boundary, instr: Instr) -> frozenset[int]:
     if instr.op == "STORE_FAST":
         gone = at.n_stack - 1 in at.nulls
         return at.unbound | {instr.arg} if gone else at.unbound - {instr.arg}
-    if instr.op in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
-        return at.unbound | {instr.arg}
-    return at.unbound
+    return at.unbound | {instr.arg} if instr.op in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR") else at.unbound
 
 
 def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:

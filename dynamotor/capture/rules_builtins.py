@@ -415,9 +415,7 @@ def _slice(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 # Iteration --------------------------------------------------------------------------------------------------
 @builtin_rule(iter)
 def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 2:
-        return trace.call_python(polyfills.iter_until, args)
-    return args[0].iterate(trace)
+    return trace.call_python(polyfills.iter_until, args) if len(args) == 2 else args[0].iterate(trace)
 
 
 @builtin_rule(next)

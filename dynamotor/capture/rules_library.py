@@ -382,9 +382,7 @@ def _var_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     found = _read_var(trace, var)
     if found is not MISSING:
         return found
-    if len(args) > 1:
-        return args[1]
-    return trace.real_call(var.get)
+    return args[1] if len(args) > 1 else trace.real_call(var.get)
 
 
 @builtin_rule(contextvars.ContextVar.set)

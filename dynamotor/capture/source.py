@@ -244,9 +244,9 @@ class DictItem(Source):
     def __str__(self) -> str:
         if isinstance(self.base, InstanceDict) and isinstance(self.key, str):
             return f"{self.base.base}.{self.key}"
-        if isinstance(self.base, GlobalsOf | BuiltinsOf):
-            return str(self.key)
-        return f"{self.base}[{self.key!r}]"
+        return (
+            str(self.key) if isinstance(self.base, GlobalsOf | BuiltinsOf) else f"{self.base}[{self.key!r}]"
+        )
 
 
 class SeqItem(Source):

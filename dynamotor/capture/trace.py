@@ -97,9 +97,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         """The value of a real result computed at trace time: plain constants, or an object that the entry
         holds (functions, classes, containers of the library, ...)."""
         cls = type(obj)
-        if cls in PLAIN:
-            return Constant(obj)
-        return self.reader.wrap(Const(obj, _label(obj)), obj)
+        return Constant(obj) if cls in PLAIN else self.reader.wrap(Const(obj, _label(obj)), obj)
 
     def fresh(self, obj: Any) -> Value:
         """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the

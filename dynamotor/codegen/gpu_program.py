@@ -167,9 +167,7 @@ def _placed(program: Program, device: torch.device) -> Program:
 
 def _in_any_variant(step: LoopStep | ExternStep) -> LoopStep | ExternStep:
     """A step whose result may lie where an operand did only if each variant of it is one launch: a map."""
-    if isinstance(step, ExternStep) or is_map(step.kernel):
-        return step
-    return replace(step, inplace=())
+    return step if isinstance(step, ExternStep) or is_map(step.kernel) else replace(step, inplace=())
 
 
 class Meanwhile:

@@ -379,9 +379,9 @@ class Writer:
             value, (bool, int, float, str, Size, torch.dtype, torch.memory_format, torch.layout)
         ):
             return repr(value)
-        if isinstance(value, torch.device):
-            return f"torch.device({str(value)!r})"
-        return self.constant("c", value)
+        return (
+            f"torch.device({str(value)!r})" if isinstance(value, torch.device) else self.constant("c", value)
+        )
 
     def unique(self, stem: str) -> str:
         """A name that nothing else in the text has."""

@@ -148,9 +148,7 @@ class BackwardRewriter:
                 "several_graphs", f"not every parameter is used in one graph ({_some(outside)} are not)"
             )
         unused = [name for name in wanted if name not in gradients]
-        if unused:
-            return Reason("unused", f"parameters without a gradient: {_some(unused)}")
-        return None
+        return Reason("unused", f"parameters without a gradient: {_some(unused)}") if unused else None
 
 
 def _some(names: Sequence[str]) -> str:

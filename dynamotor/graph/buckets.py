@@ -30,9 +30,7 @@ def bucket_of(n: int, pad: Any) -> int:
     itself, beyond them), or with "powers" a power of two."""
     if pad == "powers":
         return 1 << (n - 1).bit_length()
-    if isinstance(pad, int):
-        return -(-n // pad) * pad
-    return min((size for size in pad if size >= n), default=n)
+    return -(-n // pad) * pad if isinstance(pad, int) else min((size for size in pad if size >= n), default=n)
 
 
 class Bucketed:

@@ -396,9 +396,11 @@ def meet(a: TensorSpec, b: TensorSpec) -> bool:
     >>> meet(TensorSpec((4,), (2,), torch.float32), TensorSpec((4,), (2,), torch.float32, offset=1))
     False
     """
-    if (a.offset, a.shape, a.stride) == (b.offset, b.shape, b.stride):
-        return False
-    if a.offset + a.extent <= b.offset or b.offset + b.extent <= a.offset:
+    if (
+        (a.offset, a.shape, a.stride) == (b.offset, b.shape, b.stride)
+        or a.offset + a.extent <= b.offset
+        or b.offset + b.extent <= a.offset
+    ):
         return False
     if a.stride != b.stride:
         return a.numel + b.numel > _LIMIT or not _places(a).isdisjoint(_places(b))

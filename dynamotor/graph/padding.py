@@ -219,9 +219,7 @@ class Padder:
                 tuple([self.value(n) for n in some]) for some in (val.shape, val.stride, (val.offset,))
             )
             return TensorSpec(shape, stride, val.dtype, val.device, offset[0])
-        if isinstance(val, tuple | list):
-            return type(val)(map(self.number, val))
-        return self.value(val)
+        return type(val)(map(self.number, val)) if isinstance(val, tuple | list) else self.value(val)
 
     def value(self, size: Any) -> Any:
         """A size as a number."""

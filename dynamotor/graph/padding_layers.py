@@ -114,9 +114,7 @@ def _variance(call: Call) -> tuple[fx.Node, Any]:
 
 def _of_channels(writer: Padder, x: fx.Node | None, rank: int) -> fx.Node | None:
     """A number a channel, as it is expanded over images."""
-    if x is None:
-        return None
-    return writer.op(aten.view.default, x, [1, -1, *[1] * (rank - 2)])
+    return None if x is None else writer.op(aten.view.default, x, [1, -1, *[1] * (rank - 2)])
 
 
 @rule(

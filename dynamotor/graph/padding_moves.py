@@ -172,9 +172,9 @@ def _place(call: Call, axis: Any) -> Dim:
     """
     place = call.size("index")
     assert place is not None
-    if not is_padded(axis) or type(place) is Size or place >= 0:
-        return place
-    return settle(size_of(axis) + place)
+    return (
+        place if not is_padded(axis) or type(place) is Size or place >= 0 else settle(size_of(axis) + place)
+    )
 
 
 @rule(aten.select.int)

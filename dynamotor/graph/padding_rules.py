@@ -185,9 +185,7 @@ def _filled(call: Call) -> tuple[fx.Node, Any]:
     name = overload(call.node)._schema.name
     fill = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2}.get(name)
     CannotPad.when(fill in call.symbolic, f"{call.node.target} of a size")
-    if name.endswith("_like"):
-        return call.emit(call.axes(0))
-    return call.emit(tuple(map(axis_of, call.shape)))
+    return call.emit(call.axes(0)) if name.endswith("_like") else call.emit(tuple(map(axis_of, call.shape)))
 
 
 @rule(aten.arange.default, aten.arange.start, aten.arange.start_step)

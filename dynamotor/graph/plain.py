@@ -137,9 +137,7 @@ def decode(value: Any, known: Mapping[str, Any] | None = None) -> Any:
         return value
     ((word, data),) = value.items()
     rule = _DECODERS.get(word)
-    if rule is not None:
-        return rule(data, known or {})
-    return _classes[word](*[decode(v, known) for v in data])
+    return rule(data, known or {}) if rule is not None else _classes[word](*[decode(v, known) for v in data])
 
 
 def _size(terms: Any, known: Mapping[str, Any]) -> Size:

@@ -320,9 +320,7 @@ def _from_meta(out: Any, device: torch.device) -> Any:
     if isinstance(out, torch.Tensor):
         sizes = from_torch((tuple(out.shape), tuple(out.stride()), out.storage_offset()))
         return TensorSpec(sizes[0], sizes[1], out.dtype, device, sizes[2])
-    if isinstance(out, (tuple, list)):
-        return tuple([_from_meta(o, device) for o in out])
-    return from_torch(out)
+    return tuple([_from_meta(o, device) for o in out]) if isinstance(out, (tuple, list)) else from_torch(out)
 
 
 def device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:

@@ -60,9 +60,9 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 def storage_number(tensor: Any) -> int:
     """A number for the tensor's storage: two live tensors with equal ones share memory."""
-    if hasattr(type(tensor), "_memory_token"):
-        return tensor._memory_token()
-    return tensor.untyped_storage()._cdata
+    return (
+        tensor._memory_token() if hasattr(type(tensor), "_memory_token") else tensor.untyped_storage()._cdata
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,12 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
 def _missing(node: fx.Node) -> tuple[int, int, int] | None:
     """What rows, inner size and columns of a product lack to multiples of 8; None when it stays as it is."""
     a, b = (find_spec(arg) for arg in node.args[-2:])
-    if a is None or b is None or a.dtype not in HALVES:
-        return None
-    if min(map(hint, (*a.shape, *b.shape))) < config.pad_products_from:
+    if (
+        a is None
+        or b is None
+        or a.dtype not in HALVES
+        or min(map(hint, (*a.shape, *b.shape))) < config.pad_products_from
+    ):
         return None
     if node.target is aten.addmm.default and spec_of(operand(node, 0)).shape != b.shape[1:]:
         return None

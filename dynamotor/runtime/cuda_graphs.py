@@ -130,9 +130,7 @@ class _Result:
     def hand_out(self) -> torch.Tensor:
         """The tensor that the caller gets."""
         t = self.tensor
-        if self.copied:
-            return copy_as(t, t.stride())
-        return reinterpret(t, t.shape, t.stride(), 0)
+        return copy_as(t, t.stride()) if self.copied else reinterpret(t, t.shape, t.stride(), 0)
 
 
 class _Given:
@@ -199,9 +197,7 @@ class _Recording:
             return "another number"
         if data_pointers([inputs[i] for i in self.fixed]) != self.pointers:
             return self._moved(inputs)
-        if not all(r.is_free() for r in self.lent):
-            return "what the last replay gave is still in use"
-        return ""
+        return "what the last replay gave is still in use" if not all(r.is_free() for r in self.lent) else ""
 
     def _moved(self, inputs: Sequence[Any]) -> str:
         """Why an input does not lie where the recording reads it."""

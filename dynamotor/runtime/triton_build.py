@@ -73,9 +73,7 @@ class GpuCode:
 @functools.cache
 def triton_version() -> str:
     """The installed triton, "" when there is none."""
-    if importlib.util.find_spec("triton") is None:
-        return ""
-    return metadata.version("triton")
+    return "" if importlib.util.find_spec("triton") is None else metadata.version("triton")
 
 
 def job_key(job: TritonJob) -> str:

@@ -207,9 +207,9 @@ register_all(
 def _reversed(r: StepRecorder, func: OpOverload, x: Any, y: Any, alpha: Any = 1) -> Any:
     x = x if type(alpha) is int and alpha == 1 else r.call(aten.mul.Tensor, x, r.number(alpha, x))
     y = r.number(y, x)
-    if not isinstance(y, torch.Tensor):
-        return r.call(aten.rsub.Scalar, x, y)
-    return r.call(aten.sub.Tensor, y, x)
+    return (
+        r.call(aten.rsub.Scalar, x, y) if not isinstance(y, torch.Tensor) else r.call(aten.sub.Tensor, y, x)
+    )
 
 
 _WITH_TENSORS = {

@@ -93,9 +93,7 @@ def compile_everytime(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
 def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
     """One aten graph: an executable, or several with what only the CPU can run between them."""
     device = device_of(gm)
-    if device is None:
-        return gm.forward
-    if all(node.op in ("placeholder", "output") for node in gm.graph.nodes):
+    if device is None or all(node.op in ("placeholder", "output") for node in gm.graph.nodes):
         return gm.forward
     with timed("xla bridge"):
         recording = record_graph(gm, device)

@@ -87,9 +87,11 @@ class Alias:
 def value(alias: Alias) -> Node:
     """The node that an alias now stands for; views of a root that was written since are replayed."""
     root, node = alias.root, alias.node
-    if root is None:
-        return node
-    if alias.version == root.version and (node.data is not None or node.epoch == node.lane.epoch):
+    if (
+        root is None
+        or alias.version == root.version
+        and (node.data is not None or node.epoch == node.lane.epoch)
+    ):
         return node
     alias.node = node = record(alias.func, (value(alias.parent), *alias.args), alias.kwargs)
     alias.version = root.version

@@ -347,6 +347,4 @@ def find_rule(fn: Any, args: Sequence[Value] = ()) -> CallRule | None:
         else:
             if type(fn) is types.FunctionType:
                 functions_without_rule.add(fn)
-    if any(a.takes_over for a in args):
-        return overrides[0](fn, rule)
-    return rule
+    return overrides[0](fn, rule) if any(a.takes_over for a in args) else rule

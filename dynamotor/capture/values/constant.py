@@ -122,9 +122,7 @@ class Constant(Value):
         return trace.generic_binary(self, op, other, reflected)
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
-        if self.is_plain:
-            return trace.real_call(op, self.value)
-        return trace.generic_unary(self, op)
+        return trace.real_call(op, self.value) if self.is_plain else trace.generic_unary(self, op)
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.value) if self.is_plain else trace.generic_truth(self)
@@ -163,9 +161,9 @@ class Constant(Value):
         return super().iterate(trace)
 
     def unpack(self, trace: Trace) -> list[Value]:
-        if type(self.value) is tuple:
-            return [trace.make(item) for item in self.value]
-        return super().unpack(trace)
+        return (
+            [trace.make(item) for item in self.value] if type(self.value) is tuple else super().unpack(trace)
+        )
 
     def reconstruct(self, cg: Codegen) -> str:
         return cg.constant(self.value)

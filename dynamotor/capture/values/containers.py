@@ -584,9 +584,7 @@ class DictView(Value):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        if self.part == "values":
-            return None
-        if op in _ORDER and not _like_a_set(other):
+        if self.part == "values" or op in _ORDER and not _like_a_set(other):
             return None
         mine = SetValue.of(trace, self.unpack(trace))
         theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other)

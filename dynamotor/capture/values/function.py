@@ -375,9 +375,7 @@ class BoundMethod(Value):
     def getattr(self, trace: Trace, name: str) -> Value:
         if name == "__self__":
             return self.instance
-        if name == "__func__":
-            return self.func
-        return self.func.getattr(trace, name)
+        return self.func if name == "__func__" else self.func.getattr(trace, name)
 
     def binary(self, trace: Trace, op: Any, other: Value, reflected: bool = False) -> Value | None:
         if isinstance(other, BoundMethod) and op.__name__ in ("eq", "ne"):

@@ -33,9 +33,7 @@ def now(trace: Trace, value: Value) -> Any:
         return {key.as_constant(): now(trace, item) for key, item in value.load().values()}
     if isinstance(value, SequenceValue) and value.source is None:
         return value.kind([now(trace, item) for item in value.items])
-    if not value.is_constant() and value.real() is not MISSING:
-        return value.real()
-    return value.as_constant()
+    return value.real() if not value.is_constant() and value.real() is not MISSING else value.as_constant()
 
 
 def _computed(trace: Trace, wanted: fx.Node) -> torch.Tensor:

@@ -132,9 +132,7 @@ class QuotientValue(Constant):
         """`fn(self)`, where that is a size for all values."""
         if fn is math.ceil:
             return size_value(trace, -((-self.over) // self.by))
-        if fn is math.floor or self.over >= 0:
-            return size_value(trace, self.over // self.by)
-        return None
+        return size_value(trace, self.over // self.by) if fn is math.floor or self.over >= 0 else None
 
     def describe(self) -> str:
         return f"the float {self.over} / {self.by}"

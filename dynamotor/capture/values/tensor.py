@@ -857,9 +857,7 @@ def function_name(target: Any) -> str:
 
 def target_name(target: Any) -> str:
     """The name of a function or method for messages."""
-    if isinstance(target, str):
-        return f"Tensor.{target}"
-    return getattr(target, "__name__", str(target))
+    return f"Tensor.{target}" if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
 def _holds_tensor(result: Any) -> bool:
@@ -874,9 +872,9 @@ def constant_result(trace: Trace, result: Any) -> Value:
         return sized
     if kind in DATA_TYPES:
         return Constant(result)
-    if kind is list:
-        return ListValue([constant_result(trace, item) for item in result])
-    return trace.make(result)
+    return (
+        ListValue([constant_result(trace, item) for item in result]) if kind is list else trace.make(result)
+    )
 
 
 def result_value(trace: Trace, node: fx.Node, result: Any) -> Value:

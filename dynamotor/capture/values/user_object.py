@@ -52,9 +52,7 @@ class UserObject(Value):
         hasher = trace.type_attr(self.cls, "__hash__")
         if hasher is object.__hash__ or isinstance(hasher, types.FunctionType) and _identity_hash(self.cls):
             return self if self.obj is MISSING else self.obj
-        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__:
-            return self.base.hash_key(trace)
-        if isinstance(self.base, Constant):
+        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__ or isinstance(self.base, Constant):
             return self.base.hash_key(trace)
         trace.raise_if(hasher is None, TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
