@@ -23,11 +23,9 @@ from ..base import cache
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, is_mistake
-from ..base.events import counters, emit, timed
-from ..base.log import log
+from ..base.events import counters, emit, log, timed
 from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
-from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
 from ..graph.passes import run_passes
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, symbols_by_name
@@ -35,7 +33,7 @@ from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
-from ..graph.spec import is_lazy, storage_number
+from ..graph.spec import GraphInfo, is_lazy, storage_number
 from ..graph.states import is_state_call
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph

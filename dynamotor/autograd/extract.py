@@ -15,11 +15,10 @@ from torch._ops import OpOverload
 
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.module import graph_module
-from ..graph.nodes import operand, overload
+from ..graph.nodes import in_order, operand, overload, reached
 from ..graph.op_facts import facts
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import is_size
-from ..graph.walks import in_order, reached
 from .functional import with_holes
 
 aten = torch.ops.aten

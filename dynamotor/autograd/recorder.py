@@ -27,7 +27,7 @@ from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size, leaves_in
 from ..graph.spec import TensorSpec
 from ..graph.sym_int import from_torch, to_torch
-from . import custom_writes
+from . import inplace
 from .functional import LAZY_FLAGS, TracedAlias, TracedMemory, base, like, read, slices_of, source_of, write
 from .inplace import functional_form, refuse_overlap
 
@@ -321,7 +321,7 @@ class GraphRecorder:
 
     def _record_custom_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A user's op that writes, as one that gives what would be written."""
-        form, given = custom_writes.functional_op(func), custom_writes.all_arguments(func, args, kwargs)
+        form, given = inplace.functional_op(func), inplace.all_arguments(func, args, kwargs)
         tensors = [self.alias_of(t) for t in leaves_in(list(given.values())) if isinstance(t, ShapeTensor)]
         UnsupportedOp.when(
             len({alias.memory for alias in tensors}) < len(tensors),
@@ -334,7 +334,7 @@ class GraphRecorder:
         names = written_names(func)
         for name, value in zip(names, results[-len(names) :]):
             self.assign(given[name], value)
-        return custom_writes.with_written(func, results[: -len(names)], given)
+        return inplace.with_written(func, results[: -len(names)], given)
 
     def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:

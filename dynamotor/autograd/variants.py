@@ -20,8 +20,7 @@ from torch import fx
 
 from ..base.config import config
 from ..base.errors import InternalError
-from ..base.events import counters, emit
-from ..base.log import log
+from ..base.events import counters, emit, log
 from ..graph.module import graph_module
 from ..graph.size_nodes import is_size
 from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten

@@ -23,11 +23,9 @@ import torch
 from .. import _C
 from ..base import failures
 from ..base.collector import collector_paused
-from ..base.config import config
+from ..base.config import CompileOptions, config
 from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
-from ..base.events import Event, collect, counters, emit, timed
-from ..base.log import log, warn_once
-from ..base.options import CompileOptions
+from ..base.events import Event, collect, counters, emit, log, timed, warn_once
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption

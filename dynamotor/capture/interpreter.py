@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserLine
-from ..base.log import enabled, log
+from ..base.events import enabled, log
 from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported, unsupported_if
 from .bytecode import CodeInfo, Instr, decode

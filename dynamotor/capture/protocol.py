@@ -18,8 +18,7 @@ import torch
 from .. import _C
 from .breaks import unsupported, unsupported_if
 from .guards import IdIs, MissingTypeAttr
-from .source import Const, Missing, TypeAttr, lookup_type_attr
-from .trust import trusted_module
+from .source import Const, Missing, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.known import known

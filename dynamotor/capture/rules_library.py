@@ -34,8 +34,7 @@ from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
 from .polyfills import cursors, itertools as polyfills
 from .polyfills.builtin import iter_until
-from .source import Called, Const
-from .trust import trusted_module
+from .source import Called, Const, trusted_module
 from .values.base import (
     MISSING,
     CallRule,

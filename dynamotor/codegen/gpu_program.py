@@ -26,9 +26,8 @@ from ..base import checkout
 from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, emit
-from ..graph.info import GraphInfo
 from ..graph.sizes import Size, hint
-from ..graph.spec import TensorSpec, copy_as
+from ..graph.spec import GraphInfo, TensorSpec, copy_as
 from ..lower.lowering import Decline, decline_if
 from ..lower.program import ExternStep, LoopStep, Program, refs
 from ..runtime import device_memory, memory, triton_build, triton_launch

@@ -31,13 +31,11 @@ from .. import _C
 from ..base import cache
 from ..base.config import config
 from ..base.errors import BackendError, BuildError, UserLine
-from ..base.events import counters, emit
-from ..base.log import log
-from ..graph.info import GraphInfo
+from ..base.events import counters, emit, log
 from ..graph.op_facts import is_custom
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
-from ..graph.spec import CPU, TensorSpec, copy_as, is_lazy
+from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs

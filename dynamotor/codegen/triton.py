@@ -19,9 +19,8 @@ from . import triton_sizes
 from .cpp import structure
 from .triton_kernel import LaunchPiece, TileEmitter, TritonFunction
 from .triton_ops import unmarked
-from .triton_plan import DEFAULT, NewBuffer, plan_kernel
+from .triton_plan import DEFAULT, GpuTuning, NewBuffer, plan_kernel
 from .triton_scan import ScanTiles
-from .triton_tuning import GpuTuning
 from .verify import verify_places, verify_triton
 
 

@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import UsageError
-from ..base.events import counters, emit
-from ..base.log import log
+from ..base.events import counters, emit, log
 from ..graph.module import graph_module
 from .averager import Averager, averager_of
 from .collectives import has_collectives, overlap, sink_waits

@@ -22,10 +22,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from ..base.errors import RaisedWhen, UserLine
-from .info import GraphInfo
 from .module import graph_module
 from .sizes import Atom, Guard, ShapeEnv, Size, Symbol
-from .spec import TensorSpec
+from .spec import GraphInfo, TensorSpec
 
 C = TypeVar("C", bound=type)
 NAMESPACES = (

@@ -1,4 +1,5 @@
 """What the compiler knows of a tensor without its data: `node.meta["val"]` of every graph holds these.
+And what is known of a graph beside its nodes.
 
 >>> TensorSpec.of(torch.ones(2, 3)).stride
 (3, 1)
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -191,3 +192,19 @@ def duplicate(t: torch.Tensor, held: dict[int, torch.UntypedStorage] | None = No
         empty = torch.empty(0, dtype=t.dtype, device=t.device)
         copy = empty.set_(held[storage._cdata], t.storage_offset(), t.shape, t.stride())
     return copy.requires_grad_(t.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInfo:
+    """Facts about one aten graph.
+
+    kind: which half of the program it is. static_inputs: placeholder indices that hold the same tensor object
+    (a parameter or buffer) at each call, so that work on them may be done once and checked by `(data_ptr,
+    _version)`. n_outputs: for a forward graph, how many leading outputs are the user's; the rest are saved
+    for the backward.
+    """
+
+    kind: Literal["inference", "forward", "backward"]
+    name: str
+    static_inputs: frozenset[int] = frozenset()
+    n_outputs: int = 0

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.sizes import Dims, hint
-from ..graph.spec import TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec
 from .gemm import is_fused
 from .layout import is_channels_last
 from .rewrite import added_to, call, only_user, static_nodes

@@ -11,9 +11,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
-from ..graph.spec import TensorSpec, contiguous_stride, numel
+from ..graph.spec import GraphInfo, TensorSpec, contiguous_stride, numel
 from .ir import ExternNode
 from .lowering import LoopBuilder, decline_if, lowering
 from .ops_scatter import index_add

@@ -18,10 +18,9 @@ import torch
 from torch import fx
 
 from ..base.config import config
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.sizes import hint
-from ..graph.spec import HALVES, TensorSpec
+from ..graph.spec import HALVES, GraphInfo, TensorSpec
 from .layout import give_strides_back, inferred_again, restore_outputs
 from .rewrite import call, looks_at_another, output_node
 

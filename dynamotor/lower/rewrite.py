@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.nodes import overload
 from ..graph.op_facts import facts
 from ..graph.shapes import infer_spec, specs_in
+from ..graph.spec import GraphInfo
 
 aten = torch.ops.aten
 

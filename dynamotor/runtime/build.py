@@ -29,8 +29,7 @@ from pathlib import Path
 from ..base import cache
 from ..base.config import config
 from ..base.errors import BuildError
-from ..base.events import counters, emit, timed
-from ..base.log import log
+from ..base.events import counters, emit, log, timed
 from .cpp_text import laid_out
 
 BASE_FLAGS = ("-shared", "-fPIC")

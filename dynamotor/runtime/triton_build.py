@@ -27,8 +27,7 @@ from typing import Any
 
 from ..base import cache
 from ..base.errors import BuildError
-from ..base.events import counters, emit, timed
-from ..base.log import log
+from ..base.events import counters, emit, log, timed
 from . import triton_worker
 
 MAX_WORKERS = 16

@@ -41,16 +41,15 @@ from torch.utils._pytree import tree_map_only
 from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
 from ..backends import Backend
-from ..base.config import config
+from ..base.config import CompileOptions, config
 from ..base.errors import CaptureError, UsageError
-from ..base.options import CompileOptions
 from ..capture.frontend import make_dispatcher
 from ..capture.marks import is_compiling
 from ..codegen import compile_aten
 from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
 from ..distributed.wrapper import has_module_hooks, why_not_whole
-from ..graph.info import GraphInfo
+from ..graph.spec import GraphInfo
 from .alone import OptimizerStep, optimizer_of
 from .whole import CompileGraph, GraphStep, Update, warn_in_pieces
 

@@ -19,10 +19,9 @@ from ..autograd.recipe import Recipe
 from ..autograd.runtime import rebuilder
 from ..autograd.simplify import PASSES, has_effect
 from ..base.config import config
-from ..graph.info import GraphInfo
 from ..graph.module import graph_module
 from ..graph.passes import run_passes
-from ..graph.spec import TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec
 from . import host
 from .again import compute_again
 from .numbers import Question

@@ -23,13 +23,12 @@ from ..autograd.calls import call_without_autocast
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import DynamotorError, is_mistake
-from ..base.events import counters, emit
-from ..base.log import log, warn_once
+from ..base.events import counters, emit, log, warn_once
 from ..distributed.averager import Averager
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason, reduced_parameters
-from ..graph.info import GraphInfo
 from ..graph.shape_tensor import unseen_by_hooks
+from ..graph.spec import GraphInfo
 from ..runtime.launch import data_pointers
 from .build import StepProgram, build_step
 from .host import Mirror

@@ -28,8 +28,8 @@ from ..backends import resolve
 from ..base.config import config
 from ..base.errors import DynamotorError, UsageError
 from ..base.events import Event, subscribe
+from ..graph.nodes import reached
 from ..graph.spec import TensorSpec
-from ..graph.walks import reached
 from .lower import call_both_ways
 
 Inputs = Sequence[Any]

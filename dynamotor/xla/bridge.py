@@ -25,7 +25,7 @@ from ..base.events import emit, timed
 from ..capture.values.base import wrap_rule
 from ..capture.values.tensor import wrap_tensor
 from ..graph.buckets import Bucketed
-from ..graph.info import GraphInfo
+from ..graph.spec import GraphInfo
 from . import (
     device as devices,
     execute,

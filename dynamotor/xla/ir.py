@@ -24,8 +24,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
 from ..base.errors import XlaError
-from ..base.log import warn_once
-from ..base.typed import MaybeNone
+from ..base.events import warn_once
+from ..base.registry import MaybeNone
 from ..graph.shapes import UnsupportedOp, infer_spec
 from ..graph.sizes import DataDependent
 from ..graph.spec import CPU, TensorSpec

@@ -20,8 +20,7 @@ from typing import Any, cast
 import torch
 from typing_extensions import TypeIs
 
-from ..base.registry import Registry
-from ..base.typed import MaybeNone
+from ..base.registry import MaybeNone, Registry
 from ..graph.sizes import Dim, Dims, contiguous_stride
 from .errors import require
 from .ir import Lane, Meta, Node, XlaError, lock, record

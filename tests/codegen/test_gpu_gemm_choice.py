@@ -24,8 +24,7 @@ from dynamotor.codegen.triton import TritonStep
 from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.codegen.triton_gemm_choice import choose, tilings
 from dynamotor.codegen.triton_gemm_sites import find_sites, template_step, trial
-from dynamotor.graph.info import GraphInfo
-from dynamotor.graph.spec import TensorSpec
+from dynamotor.graph.spec import GraphInfo, TensorSpec
 from dynamotor.lower.program import ExternStep
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")

@@ -17,7 +17,7 @@ from dynamotor.base.events import collect
 from dynamotor.codegen import triton_sizes
 from dynamotor.codegen.triton_kernel import TritonFunction
 from dynamotor.codegen.triton_ops import HELPERS, mark
-from dynamotor.codegen.triton_tuning import GpuTuning
+from dynamotor.codegen.triton_plan import GpuTuning
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")

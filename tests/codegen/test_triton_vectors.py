@@ -15,7 +15,7 @@ from dynamotor.base.config import config
 from dynamotor.codegen import triton_plan
 from dynamotor.codegen.triton import emit_piece
 from dynamotor.codegen.triton_ops import HELPERS
-from dynamotor.codegen.triton_tuning import GpuTuning
+from dynamotor.codegen.triton_plan import GpuTuning
 from dynamotor.codegen.triton_vectors import vectors_of
 from dynamotor.lower.index import Index, Var
 from dynamotor.lower.ir import Kernel, Phase, Store, load

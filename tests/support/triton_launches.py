@@ -10,7 +10,7 @@ from dynamotor.base.config import config
 from dynamotor.codegen import triton
 from dynamotor.codegen.triton_ops import HELPERS
 from dynamotor.codegen.triton_plan import DEFAULT
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
 

@@ -15,8 +15,7 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...base.registry import Registry
-from ...base.typed import MaybeNone
+from ...base.registry import MaybeNone, Registry
 from ..breaks import OfTrace, unsupported
 from ..guards import IdIs
 

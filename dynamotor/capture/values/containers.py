@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...base.typed import MaybeNone
+from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import (
     DictKeys,

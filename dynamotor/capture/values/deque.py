@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...base.typed import MaybeNone
+from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import Length, TypeIs
 from ..source import Called, SeqItem

@@ -23,8 +23,8 @@ from ..source import (
     MethodFunc,
     MethodSelf,
     SeqItem,
+    trusted_module,
 )
-from ..trust import trusted_module
 from .base import MISSING, Epoch, Value, find_rule, wrap_rule
 from .constant import Constant
 from .containers import DictValue, TupleValue

@@ -17,8 +17,7 @@ from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
 from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
-from ..source import Attr, Const, InstanceDict
-from ..trust import trusted_module
+from ..source import Attr, Const, InstanceDict, trusted_module
 from .arguments import refuse_misfits
 from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
