@@ -23,7 +23,7 @@ from torch import fx
 from ..base.errors import RaisedWhen
 from ..base.registry import Registry
 from .module import graph_module
-from .shapes import infer_spec, specs_in
+from .shapes import call
 from .size_nodes import is_size
 from .sizes import Dim, Size, Symbol, settled
 from .spec import TensorSpec, contiguous_stride
@@ -277,16 +277,11 @@ class Padder:
         self, target: Any, *args: Any, dtype: torch.dtype, shape: Sequence[int], **kwargs: Any
     ) -> fx.Node:
         """A node that the graph did not have."""
-        node = self.graph.create_node("call_function", target, args, kwargs)
-        shape = tuple(shape)
-        node.meta["val"] = TensorSpec(shape, contiguous_stride(shape), dtype, self.device, 0)
-        return node
+        return call(self.graph, target, *args, spec=TensorSpec.dense(shape, dtype, self.device), **kwargs)
 
     def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A node that the graph did not have, of which the shape rules know what it gives."""
-        node = self.graph.create_node("call_function", target, args, kwargs)
-        node.meta["val"] = infer_spec(target, specs_in(args), specs_in(kwargs))
-        return node
+        return call(self.graph, target, *args, **kwargs)
 
     def compared(self, how: str, a: fx.Node, b: fx.Node | int) -> fx.Node:
         """`a < b` and its like ("lt", ...)."""

@@ -212,6 +212,15 @@ def specs_in(value: Any) -> Any:
     return {name: specs_in(v) for name, v in value.items()} if isinstance(value, dict) else value
 
 
+def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: Any) -> fx.Node:
+    """A new call_function node at the graph's insertion point; its spec is inferred unless given."""
+    if spec is None:
+        spec = infer_spec(target, specs_in(args), specs_in(kwargs))
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = spec
+    return node
+
+
 def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> list[TensorSpec]:
     """What TensorIterator iterates over: the tensors, and the numbers that PyTorch wraps as 0-d tensors.
 

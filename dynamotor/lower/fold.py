@@ -16,8 +16,9 @@ from torch import fx
 from ..graph.module import graph_module
 from ..graph.nodes import needed_for, operand, overload, spec_of
 from ..graph.op_facts import facts
+from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec
-from .rewrite import call, placeholders, static_nodes
+from .rewrite import placeholders, static_nodes
 
 aten = torch.ops.aten
 

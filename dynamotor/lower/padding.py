@@ -19,10 +19,11 @@ from torch import fx
 
 from ..base.config import config
 from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.shapes import call
 from ..graph.sizes import hint
 from ..graph.spec import HALVES, GraphInfo, TensorSpec
 from .layout import give_strides_back, inferred_again, restore_outputs
-from .rewrite import call, looks_at_another, output_node
+from .rewrite import looks_at_another, output_node
 
 aten = torch.ops.aten
 ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once

@@ -21,6 +21,7 @@ from ..autograd.simplify import PASSES, has_effect
 from ..base.config import config
 from ..graph.module import graph_module
 from ..graph.passes import run_passes
+from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec
 from . import host
 from .again import compute_again
@@ -253,8 +254,7 @@ def _cross(
         stand, dtype = place, node.meta["val"].dtype
         if dtype is not torch.float64:
             with graph.inserting_after(last):
-                stand = graph.call_function(aten._to_copy.default, (place,), {"dtype": dtype})
-                stand.meta["val"] = TensorSpec.dense((), dtype, device=device)
+                stand = call(graph, aten._to_copy.default, place, dtype=dtype)
         crossing.stands[node] = stand
         node.replace_all_uses_with(
             stand, delete_user_cb=lambda user: user not in on_host and user is not output
