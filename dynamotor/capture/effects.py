@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .breaks import unsupported, unsupported_if
 from .guards import Distinct
-from .values.base import Epoch, Value
+from .values.base import Codegen, Epoch, Trace, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.tensor import TensorValue, version
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 
 class Effects:

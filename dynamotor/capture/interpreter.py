@@ -10,7 +10,7 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import UserLine
 from ..base.events import enabled, log
@@ -18,13 +18,10 @@ from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported, unsupported_if
 from .bytecode import CodeInfo, Instr, decode
 from .polyfills import cursors
-from .values.base import MISSING, Iterator, Raised, Value
+from .values.base import MISSING, Iterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.function import CellValue, FunctionValue, bind_arguments
 from .values.traceback import note_line
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 # Opcode -> function(frame, instr, target index) -> None, or True to leave the frame's loop.
 Handler = Callable[["Frame", Instr, int], Any]

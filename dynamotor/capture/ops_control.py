@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .breaks import unsupported, unsupported_if
 from .bytecode import Instr
@@ -12,14 +12,11 @@ from .checks import decided
 from .interpreter import Frame, GeneratorValue, opcode, replace
 from .polyfills.cursors import Cursor
 from .protocol import ObjectIterator
-from .values.base import MISSING, Iterator, Raised, Value
+from .values.base import MISSING, Iterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
 from .values.operators import c_name
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 SYMBOLS = {
     "+": operator.add,

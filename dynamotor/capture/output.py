@@ -12,21 +12,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..graph.sizes import Size, settled
 from .breaks import unsupported_if
 from .source import Arg, Const, SizeOf, Source, StrideOf
-from .values.base import Value
+from .values.base import Trace, Value
 from .values.constant import Constant
 from .values.number import FloatValue
 from .values.size import ConditionValue, SizeValue
 from .values.tensor import tensor_values
 from .values.torch_function import HeldNumber
-
-if TYPE_CHECKING:
-    from .trace import Trace
-
 
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
 

@@ -7,20 +7,17 @@ that read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import UserLine
 from ..base.events import listening
 from .breaks import unsupported_if
 from .guards import Answer, ConstEquals, Distinct, IdIs, MissingAttr, MroIs, SameObject, TypeIs, answer_of
 from .source import Attr, Const, Source
-from .values.base import Value, wrap_base, wrap_exact
+from .values.base import Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
 from .values.number import FloatValue
 from .values.size import SizeValue
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 LITERALS = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented))

@@ -8,7 +8,7 @@ here, goes with each call of attention, and is set for real after the graph.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,13 +22,10 @@ from .bodies import interpret
 from .breaks import unsupported_if
 from .source import Const
 from .torch_rules import FLEX_ATTENTION
-from .values.base import CallRule, Value, builtin_rule, call_finder
+from .values.base import CallRule, Trace, Value, builtin_rule, call_finder
 from .values.constant import Constant, is_none
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 _NAMES = [
     "query",

@@ -8,7 +8,7 @@ and refuses what a recording would not see: effects, breaks, writes into argumen
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -25,9 +25,6 @@ from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
 from .values.klass import ClassValue
 from .values.tensor import TensorValue, tensor_values, torch_call, version
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 _own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
 

@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _C
 from ..base.registry import register_all
@@ -22,7 +22,18 @@ from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
 from .protocol import ObjectIterator, trusted_class
 from .source import Const
-from .values.base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing
+from .values.base import (
+    MISSING,
+    Args,
+    CallRule,
+    Iterator,
+    Kwargs,
+    Trace,
+    Value,
+    builtin_rule,
+    call_finder,
+    refusing,
+)
 from .values.constant import PURE_TYPES, Constant, RealIterator, is_none
 from .values.containers import (
     DictIterator,
@@ -53,12 +64,6 @@ from .values.tensor import TensorValue
 from .values.text import text_of
 from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .trace import Trace
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 
 pure_functions.update(
     {abs, divmod, round, pow, chr, ord, bin, hex, oct, ascii, operator.index, sorted, min, max, sum, any, all}

@@ -10,12 +10,12 @@ import operator
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .rules_builtins import sort_values
-from .values.base import Value, builtin_rule, builtin_rules
+from .values.base import Args, Kwargs, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
 from .values.containers import (
     DictIterator,
@@ -30,11 +30,6 @@ from .values.containers import (
 from .values.text import text_of
 from .values.user_object import UserObject
 
-if TYPE_CHECKING:
-    from .trace import Trace
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 NONE, TRUE, ZERO, ONE, LAST = map(Constant, (None, True, 0, 1, -1))
 
 

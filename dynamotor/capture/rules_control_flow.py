@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,13 +18,10 @@ from ..graph.sizes import Dim, is_unbacked, leaves_in, mapped
 from ..graph.spec import TensorSpec
 from .bodies import interpret, template_of, value_of
 from .breaks import unsupported, unsupported_if
-from .values.base import Value, builtin_rule
+from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 
 def _operator(name: str) -> Any:

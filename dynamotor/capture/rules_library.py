@@ -26,7 +26,7 @@ import types
 import typing
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
@@ -37,7 +37,11 @@ from .polyfills.builtin import iter_until
 from .source import Called, Const, trusted_module
 from .values.base import (
     MISSING,
+    Args,
     CallRule,
+    Codegen,
+    Kwargs,
+    Trace,
     Value,
     binders,
     builtin_rule,
@@ -54,13 +58,6 @@ from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 
 
 # operator ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +18,11 @@ import torch
 from .breaks import Unsupported, unsupported
 from .guards import TypeIs
 from .values.array import ANY, BOOLS, FLOATS, WHOLE, ArrayValue, compute, made, on_known, operands_of, refused
-from .values.base import CallRule, Value, builtin_rule, call_finder, wrap_held, wrap_rule
+from .values.base import CallRule, Trace, Value, builtin_rule, call_finder, wrap_held, wrap_rule
 from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.klass import Builtin
 from .values.tensor import TensorValue, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 _PLAIN = (int, float, complex, bool, str, type(None))
 _SCALARS: tuple[type, ...] = tuple({np.dtype(code).type for code in "?bhilqBHILQefdFD"})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -19,16 +19,22 @@ from torch.nn.parameter import is_lazy
 from .breaks import unsupported, unsupported_if
 from .source import Called
 from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
-from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder, overrides, wrap_rule
+from .values.base import (
+    MISSING,
+    CallRule,
+    Codegen,
+    Trace,
+    Value,
+    builtin_rule,
+    call_finder,
+    overrides,
+    wrap_rule,
+)
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
 from .values.klass import ClassValue
 from .values.tensor import TensorValue, lower, torch_call
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 _Switch = torch._C.DisableTorchFunctionSubclass
 _NONE = torch._C._disabled_torch_function_impl

@@ -7,7 +7,6 @@ as they reach any other input. In eager both share memory: who looks at the othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,12 +15,9 @@ from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from .breaks import unsupported_if
 from .source import Called, Const
-from .values.base import Value, builtin_rule
+from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.tensor import TensorValue, outside_tensors, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 
 @builtin_rule(torch.Tensor._make_subclass)

@@ -7,22 +7,18 @@ Inference mode is also entered for real, as grad mode is, so that the trial's te
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import _compile
 
 from ..graph import states
 from .breaks import Unsupported, unsupported, unsupported_if
-from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder
+from .values.base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder
 from .values.constant import Constant
 from .values.context import ModeEffect
 from .values.tensor import TensorValue, torch_call
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 _SEEDS = range(-(2**63), 2**64)
 

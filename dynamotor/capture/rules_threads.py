@@ -5,15 +5,11 @@ graph.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .breaks import unsupported
-from .values.base import MISSING, Value, builtin_rule, wrap_rule
+from .values.base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 
 class LocalValue(UserObject):

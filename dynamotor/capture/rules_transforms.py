@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._functorch import eager_transforms, vmap
@@ -20,13 +20,10 @@ from ..graph.shape_tensor import ShapeTensor, infer, recording
 from .bodies import called_with, interpret, template_of, value_of
 from .breaks import unsupported_if
 from .polyfills import transforms as polyfills
-from .values.base import Value, builtin_rule
+from .values.base import Trace, Value, builtin_rule
 from .values.containers import TupleValue
 from .values.function import FunctionValue, code_rule
 from .values.tensor import TensorValue, lower, torch_call, trial
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 Transform = Callable[..., Callable[..., Any]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from ..breaks import Unsupported, unsupported
 from ..guards import TypeIs
 from ..source import Called, Const
-from .base import MISSING, Value, wrap_rule
+from .base import MISSING, Codegen, Trace, Value, wrap_rule
 from .constant import Constant
 from .containers import SequenceValue
 from .known import known
@@ -25,10 +25,6 @@ from .size import SizeValue
 from .slices import SliceValue
 from .tensor import TensorValue, torch_call
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 FLOATS = frozenset((torch.float32, torch.float64))
 WHOLE = frozenset((torch.int32, torch.int64))

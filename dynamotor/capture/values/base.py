@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 from ...base.registry import MaybeNone, Registry
 from ..breaks import OfTrace, unsupported
 from ..guards import IdIs
+from ..source import Source
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # every rule names these in its annotations, and they import the values
     from ..output import Codegen
-    from ..source import Source
     from ..trace import Trace
+else:
+    Codegen = Trace = Any
 
+Args = list["Value"]
+Kwargs = dict[str, "Value"]
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 

@@ -6,16 +6,12 @@ import copy
 import operator
 import types
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaks import unsupported
 from ..polyfills import cursors
-from .base import MISSING, Iterator, Value
+from .base import MISSING, Codegen, Iterator, Trace, Value
 from .operators import special_name
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 # Types whose methods and operators are pure: run for real when everything is known.
 PURE_TYPES: set[type] = {

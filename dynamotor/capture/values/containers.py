@@ -11,7 +11,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,13 +30,9 @@ from ..guards import (
 )
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, once, wrap_rule
+from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, Trace, Value, makers, once, wrap_rule
 from .constant import Constant
 from .operators import c_name
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class SequenceValue(Value):

@@ -8,7 +8,7 @@ rules of their own. A trace that ends inside a region leaves the mode to the run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -18,13 +18,9 @@ from torch.utils._device import DeviceContext
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ..breaks import unsupported, unsupported_if
 from ..source import Const
-from .base import Value, builtin_rule
+from .base import Codegen, Trace, Value, builtin_rule
 from .constant import Constant
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 def foreign_modes() -> bool:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import Length, TypeIs
 from ..source import Called, SeqItem
-from .base import MISSING, Value, builtin_rule, wrap_rule
+from .base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
 from .containers import ListValue, SequenceIterator, contents_of, makers
 from .iterators import Iterator
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class DequeValue(ListValue):

@@ -10,7 +10,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaks import unsupported
 from ..guards import CellEmpty, IdIs, TypeIs
@@ -25,13 +25,9 @@ from ..source import (
     SeqItem,
     trusted_module,
 )
-from .base import MISSING, Epoch, Value, find_rule, wrap_rule
+from .base import MISSING, Codegen, Epoch, Trace, Value, find_rule, wrap_rule
 from .constant import Constant
 from .containers import DictValue, TupleValue
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__type_params__")
 

@@ -9,22 +9,18 @@ import operator
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
 from .arguments import refuse_misfits
-from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule, refusing
+from .base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder, find_rule, refusing
 from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .function import FunctionValue
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
 _OWN_STATE = (OSError, ImportError, SyntaxError, UnicodeError, SystemExit, BaseExceptionGroup)

@@ -5,19 +5,15 @@ graph break.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaks import unsupported_if
 from ..guards import TypeIs
 from ..polyfills import cursors
 from ..source import SEQUENCE_ITERATORS, Ahead, Missing
-from .base import Iterator, Value, wrap_rule
+from .base import Codegen, Iterator, Trace, Value, wrap_rule
 from .constant import Constant, is_none
 from .containers import TupleValue
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class OverIterators(Iterator):

@@ -9,7 +9,7 @@ import types
 import typing
 from collections import namedtuple
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,15 +19,11 @@ from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, InstanceDict, trusted_module
 from .arguments import refuse_misfits
-from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
+from .base import MISSING, Codegen, Trace, Value, binders, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
 from .containers import DictValue
 from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 PURE_TYPES.update(
     {

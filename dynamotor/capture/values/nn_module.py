@@ -9,7 +9,7 @@ The short cuts read (and guard) exactly what `Module.__call__`, `__getattr__` an
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import __future__ as future
@@ -21,14 +21,11 @@ from ..guards import IdIs, TypeIs
 from ..lazy_modules import initialise
 from ..protocol import is_data_descriptor
 from ..source import Const, DictItem
-from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
+from .base import MISSING, CallRule, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant, is_none
 from .containers import DictValue, SetValue, contents_of
 from .tensor import TensorValue
 from .user_object import UserObject, content_base
-
-if TYPE_CHECKING:
-    from ..trace import Trace
 
 Module = torch.nn.Module
 _TABLES = ("_parameters", "_buffers", "_modules")

@@ -6,19 +6,16 @@ as a constant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from ...graph.spec import duplicate
 from ..breaks import unsupported, unsupported_if
-from .base import MISSING, Value
+from .base import MISSING, Trace, Value
 from .containers import DictValue, SequenceValue
 from .tensor import TensorValue, writes_inputs
-
-if TYPE_CHECKING:
-    from ..trace import Trace
 
 
 def now(trace: Trace, value: Value) -> Any:

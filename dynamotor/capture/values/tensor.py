@@ -11,7 +11,7 @@ import operator
 import re
 import types
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -30,16 +30,12 @@ from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
-from .base import MISSING, Iterator, Value, wrap_rule
+from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .number import FloatValue
 from .size import SizeValue, size_result
 from .slices import SliceValue
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class TensorValue(Value):

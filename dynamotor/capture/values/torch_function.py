@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,7 +22,18 @@ from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .array import ArrayValue
-from .base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing, wrap_held
+from .base import (
+    MISSING,
+    CallRule,
+    Codegen,
+    Iterator,
+    Trace,
+    Value,
+    builtin_rule,
+    call_finder,
+    refusing,
+    wrap_held,
+)
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
@@ -30,10 +41,6 @@ from .known import SIZED, known, sizes_as_numbers
 from .size import SizeValue
 from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 # Methods with the data model's names that an operator function says more plainly.

@@ -10,19 +10,15 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaks import unsupported, unsupported_if
 from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
-from .base import MISSING, Epoch, ObjectKey, Raised, Value, wrap_rule
+from .base import MISSING, Codegen, Epoch, ObjectKey, Raised, Trace, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
 from .operators import c_name
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class UserObject(Value):
