@@ -25,12 +25,9 @@ from .base.registry import Registry
 from .codegen import compile_aten, replayed, stored
 from .codegen.flex_attention import fuse_attention
 from .foreign import call_backend
-from .graph.spec import GraphInfo
+from .graph.spec import Backend, Compiled, GraphInfo
 from .runtime import triton_build
 from .torch_compile_adapter import torch_backend, torch_backends
-
-Compiled = Callable[..., Any]
-Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
 
 backends: Registry[str, Backend] = Registry("backend")
 

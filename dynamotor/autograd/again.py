@@ -21,13 +21,12 @@ from ..graph.modes import autocast_state
 from ..graph.module import graph_module
 from ..graph.op_facts import is_collective
 from ..graph.shape_tensor import ShapeTensor
-from ..graph.spec import TensorSpec
+from ..graph.spec import Compiled, TensorSpec
 from .extract import inputs_of
 from .joint import Joint
 from .recipe import Recipe
 from .simplify import has_effect
 
-Compiled = Callable[..., Any]
 Compile = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Compiled]
 _MOST_PROGRAMS = 8  # layouts and sizes of one graph; what comes then runs in eager PyTorch
 

@@ -33,7 +33,7 @@ from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
-from ..graph.spec import GraphInfo, is_lazy, storage_number
+from ..graph.spec import Compiled, GraphInfo, is_lazy, storage_number
 from ..graph.states import is_state_call
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
@@ -53,7 +53,6 @@ from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect
 from .stages import Part, StagedCall
 
-Compiled = Callable[..., Any]
 Node = torch.fx.Node
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
 # Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form:

@@ -33,10 +33,9 @@ from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
 from ..graph.plain import NotPlain, decode, encode, symbols_by_name
 from ..graph.sizes import Guard, ShapeEnv, Size
-from ..graph.spec import TensorSpec, is_lazy, storage_number
+from ..graph.spec import Compiled, TensorSpec, is_lazy, storage_number
 from .late import Narrow
 
-Compiled = Callable[..., Any]
 WAIT_SECONDS = 60.0  # for another process that compiles the same program
 MOST = 4  # entries of one graph, for sizes of which different things are assumed
 _STAGES = (

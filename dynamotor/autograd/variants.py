@@ -24,9 +24,8 @@ from ..base.events import counters, emit, log
 from ..graph.module import graph_module
 from ..graph.size_nodes import is_size
 from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten
-from ..graph.spec import TensorSpec
+from ..graph.spec import Compiled, TensorSpec
 
-Compiled = Callable[..., Any]
 MOST = 8  # programs of a part; what they do not admit runs in eager PyTorch
 LARGEST = 1 << 31  # numbers from tensors beyond it run in eager PyTorch: kernels compute in 64 bits
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from .config import config
 
-# Fallbacks are shown with breaks and recompilations; 5 graphs and kernels after each stage, 6 graphs after each
-# pass, 7 every bytecode instruction.
+# Fallbacks are shown with breaks and recompilations. 5: graphs and kernels after each stage, 6: graphs after
+# each pass, 7: every bytecode instruction.
 LEVELS: dict[str, int] = {
     "breaks": 1,
     "recompiles": 1,

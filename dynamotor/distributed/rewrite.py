@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -18,14 +17,12 @@ from torch._ops import OpOverload
 
 from ..graph.op_facts import facts
 from ..graph.shapes import call
-from ..graph.spec import TensorSpec
+from ..graph.spec import Compiled, TensorSpec
 from .averager import Averager
 from .collectives import overlap
 from .ops import bucket_start, bucket_wait
 from .plan import BucketPlan, make_plan
 from .wrapper import Reason, bucket_caps
-
-Compiled = Callable[..., Any]
 
 
 def gradient_nodes(

@@ -29,7 +29,6 @@ from .sizes import Dim, Size, Symbol, settled
 from .spec import TensorSpec, contiguous_stride
 
 aten = torch.ops.aten
-Compiled = Callable[..., Any]
 Values = Mapping[Symbol, int]
 
 

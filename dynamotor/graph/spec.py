@@ -7,7 +7,7 @@ And what is known of a graph beside its nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ import torch
 
 from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, equal, hint, is_symbolic, is_unbacked, numbers
 
+Compiled = Callable[..., Any]  # what a backend makes of a graph
+Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
 CPU = torch.device("cpu")
 HALVES = (torch.bfloat16, torch.float16)
 

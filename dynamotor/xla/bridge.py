@@ -25,7 +25,7 @@ from ..base.events import emit, timed
 from ..capture.values.base import wrap_rule
 from ..capture.values.tensor import wrap_tensor
 from ..graph.buckets import Bucketed
-from ..graph.spec import GraphInfo
+from ..graph.spec import Compiled, GraphInfo
 from . import (
     device as devices,
     execute,
@@ -41,8 +41,6 @@ from .ir import Cut, Lane, Meta, Node, lock
 from .layout import Stride, preserved
 from .partition import Piece, Recording, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
-
-Compiled = Callable[..., Any]
 
 # To the capture an xla tensor is a plain tensor.
 wrap_rule(XLATensor)(wrap_tensor)
