@@ -21,8 +21,7 @@ from ..base.events import counters, emit, warn_once
 from ..graph.module import copy_of
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Guard, Symbol
-
-Compiled = Callable[..., Any]
+from ..graph.spec import Compiled
 
 
 @dataclass(frozen=True)

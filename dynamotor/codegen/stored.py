@@ -25,6 +25,7 @@ from ..base.config import config
 from ..base.errors import BuildError
 from ..graph.op_facts import is_custom
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, plain
+from ..graph.spec import Compiled
 from ..runtime import build, triton_build
 from ..runtime.cuda_graphs import GraphedCall
 from .externs import Callee
@@ -32,8 +33,6 @@ from .folded import FoldedCall, FoldedOnce, Part
 from .gpu_program import GpuProgram, Launch
 from .program import CallProgram, Expected, Listing
 from .triton_kernel import TritonFunction
-
-Compiled = Callable[..., Any]
 
 
 def describe(call: Compiled | None) -> Any:

@@ -15,8 +15,9 @@ from torch import fx
 
 from ..autograd.around import Trial
 from ..autograd.kept import specs_of
-from ..autograd.stages import Backend, Compiled, StagedCall
+from ..autograd.stages import StagedCall
 from ..graph.modes import preserved_modes
+from ..graph.spec import Backend, Compiled
 
 
 def cut(

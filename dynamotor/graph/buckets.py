@@ -19,9 +19,9 @@ from . import padding_layers, padding_moves, padding_rules  # noqa: F401  (what 
 from .padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
 from .size_nodes import is_size
 from .sizes import Dim, Size
+from .spec import Compiled
 
 TRIED = 3  # buckets of each size, where guards refuse the smallest
-Compiled = Callable[..., Any]
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 
