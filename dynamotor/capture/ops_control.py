@@ -218,8 +218,12 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
         raise Raised(handled, again=True)
     cause = frame.stack.pop() if instr.arg == 2 else None
     value = _instance(frame, frame.stack.pop())
-    if value.real() is not MISSING:
-        raise unsupported("side-effect", "an exception from outside is raised", "its traceback grows")
+    unsupported_if(
+        value.real() is not MISSING,
+        "side-effect",
+        "an exception from outside is raised",
+        "its traceback grows",
+    )
     if cause is not None:
         cause = cause if is_none(cause) else _instance(frame, cause, "exception causes")
         value.setattr(trace, "__cause__", cause)

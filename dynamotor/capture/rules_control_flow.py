@@ -123,8 +123,7 @@ def _cond(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given = operands or TupleValue([])
     if not isinstance(flag, TensorValue):
         return trace.call(true if trace.truth(flag) else false, given.unpack(trace), {})
-    if flag.example.numel() != 1:
-        raise unsupported("transform", "cond is given a predicate of several elements")
+    unsupported_if(flag.example.numel() != 1, "transform", "cond is given a predicate of several elements")
     template, leaves = _tensors(given, "cond") if given.unpack(trace) else ((), [])
     examples = [lower(leaf, False) for leaf in leaves]
     bodies, free, specs = [], [], []
@@ -146,8 +145,11 @@ def _while_loop(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     if condition is None or step is None or carried is None or more is not None and more.unpack(trace):
         raise unsupported("unsupported-call", "while_loop is called with other arguments")
     template, leaves = _tensors(carried, "while_loop")
-    if any(leaf.example.requires_grad for leaf in leaves) and torch.is_grad_enabled():
-        raise unsupported("transform", "while_loop carries a tensor that requires a gradient")
+    unsupported_if(
+        any(leaf.example.requires_grad for leaf in leaves) and torch.is_grad_enabled(),
+        "transform",
+        "while_loop carries a tensor that requires a gradient",
+    )
     examples = [lower(leaf, False) for leaf in leaves]
     test, test_reads, (flag,) = _body(trace, "while_loop", condition, template, examples)
     body, reads, specs = _body(trace, "while_loop", step, template, examples)
@@ -193,10 +195,11 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     carry, carried = _tensors(init, "scan")
     through, leaves = _tensors(xs, "scan")
     at = at % leaves[0].example.dim() if leaves[0].example.dim() else 0
-    if at and torch.__version__ < "2.13":
-        raise unsupported(
-            "unsupported-call", "where scan stacks its results differs between PyTorch's versions"
-        )
+    unsupported_if(
+        at and torch.__version__ < "2.13",
+        "unsupported-call",
+        "where scan stacks its results differs between PyTorch's versions",
+    )
     if at:
         leaves = [torch_call(trace, torch.movedim, [leaf, Constant(at), Constant(0)], {}) for leaf in leaves]  # type: ignore[misc]
     if back:

@@ -62,8 +62,7 @@ def describe(call: Compiled | None) -> Any:
         {name: _constant(name, value) for name, value in call.described().items()},
     ]
     if type(call) is GpuProgram:
-        if call.listing.layout:
-            raise NotPlain("a GPU's program of sizes that differ between calls")
+        NotPlain.when(call.listing.layout, "a GPU's program of sizes that differ between calls")
         return {"gpu": [*text, kernels_of(call), encode(gpu_of(call.device))]}
     return {"program": [*text, [[build.build_key(s, flags), names] for s, flags, names in call.units()]]}
 
