@@ -16,7 +16,6 @@ from .breaks import Unsupported, unsupported_if
 from .bytecode import localsplus_names
 from .inner_frames import InnerFrames
 from .interpreter import Frame, run_frame
-from .liveness import live_slots
 from .ops_control import HandledValue
 from .output import Codegen
 from .resume import (
@@ -24,6 +23,7 @@ from .resume import (
     UNBOUND,
     Boundary,
     break_function,
+    live_slots,
     resume_function,
     successors,
     way_out,

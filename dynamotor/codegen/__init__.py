@@ -40,7 +40,7 @@
   graph's nodes lie). Graphs with collectives, custom ops or a `torch.Generator` are not run twice.
   `memory.verify_plan` (`config.verify`) proves planned lifetimes apart.
 * `runtime.build.load_library(source: str, flags) -> CDLL-like`: compile with g++ (disk cached), load.
-  `runtime.launch`: C function pointers called with tensors' data pointers through `dynamotor._C` without
+  `runtime.build`: C function pointers called with tensors' data pointers through `dynamotor._C` without
   ctypes' cost.
 """
 

@@ -37,7 +37,7 @@ from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
-from ..runtime import build, launch, memory
+from ..runtime import build, memory
 from . import checked, cpp, externs
 
 _view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
@@ -702,7 +702,7 @@ class CallProgram:
         """The kernels, whose C functions are in these libraries, and where results come from."""
         found: dict[str, Any] = {"take": self._pool.take, "new": memory.new_tensor}
         for name, (c_name, n_pointers, ints) in self.listing.kernels.items():
-            found[name] = launch.make_kernel(place[c_name], c_name, n_pointers, ints)
+            found[name] = build.make_kernel(place[c_name], c_name, n_pointers, ints)
         return found
 
     def _constants(self) -> dict[str, Any]:
@@ -812,7 +812,7 @@ class CallProgram:
                 if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
                     known.pop(next(iter(known)))
                 known[sizes] = instance
-            pointers = launch.data_pointers([inputs[i] for i in self._static])
+            pointers = _C.data_ptrs([inputs[i] for i in self._static])
             if pointers != instance.pointers:
                 self._rebind(instance, inputs)
                 instance.pointers = pointers

@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 import torch
 
+from .. import _C
 from ..base.events import counters, emit
 from ..graph.spec import copy_as, write
 from . import device_memory
-from .launch import data_pointers
 from .memory import reinterpret
 
 WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries choose their algorithms
@@ -162,7 +162,7 @@ class _Recording:
             else:
                 arguments[i] = copy_as(x, x.stride())
                 self.copied.append((i, arguments[i]))
-        self.pointers = data_pointers([inputs[i] for i in self.fixed])
+        self.pointers = _C.data_ptrs([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
         self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
         own = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
@@ -195,7 +195,7 @@ class _Recording:
             return "inference mode was switched"
         if any(type(inputs[i]) is not type(x) or inputs[i] != x for i, x in self.plain):
             return "another number"
-        if data_pointers([inputs[i] for i in self.fixed]) != self.pointers:
+        if _C.data_ptrs([inputs[i] for i in self.fixed]) != self.pointers:
             return self._moved(inputs)
         return "what the last replay gave is still in use" if not all(r.is_free() for r in self.lent) else ""
 
