@@ -19,7 +19,7 @@ from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .polyfills import autograd_function as polyfills
-from .values.base import MISSING, CallRule, Iterator, Raised, Value, builtin_rule
+from .values.base import MISSING, CallRule, Iterator, Raised, Trace, Value, builtin_rule
 from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
