@@ -43,8 +43,8 @@ MECHANISMS: dict[str, str] = {
     "capture/bodies* capture/rules_control_flow* capture/rules_attention* capture/rules_transforms* capture/rules_autograd* codegen/flex_*",
     "shapes and strides of eager's kernels": "graph/shape* graph/kernel_checks* graph/layout* graph/spec* graph/op_facts*",
     "bytecode: decoding, opcodes, breaks, resumption": "capture/bytecode* capture/ops_* capture/interpreter* capture/cut* "
-    "capture/resume* capture/assembler* capture/liveness* capture/inner_frames* capture/breaks* capture/output*",
-    "guards and sources": "capture/guards* capture/source* capture/reader* capture/dispatch* capture/trust*",
+    "capture/resume* capture/assembler* capture/inner_frames* capture/breaks* capture/output*",
+    "guards and sources": "capture/guards* capture/source* capture/reader* capture/dispatch*",
     "Python objects in a trace": "capture/values/*",
     "rules of Python's builtins and libraries": "capture/rules_* capture/polyfills/* capture/protocol* capture/torch_rules*",
     "the compile loop of a callable": "capture/*",

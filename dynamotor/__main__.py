@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from .base import checkout
 from .base.errors import DynamotorError, UsageError
-from .tools import cache, checkout, doctor, minify, package, run
+from .tools import cache, doctor, minify, package, run
 
 
 def main(argv: list[str] | None = None) -> int:

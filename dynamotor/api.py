@@ -21,11 +21,9 @@ from . import _C
 from ._module import compile_module
 from .backends import Backend, resolve, takes_states, takes_symbols
 from .base import failures
-from .base.config import config
+from .base.config import CompileOptions, config
 from .base.errors import BackendError, DynamotorError, InternalError, UsageError
-from .base.events import counters, emit, phase_seconds, timed
-from .base.log import forget_warnings
-from .base.options import CompileOptions
+from .base.events import counters, emit, forget_warnings, phase_seconds, timed
 from .capture.frontend import make_dispatcher
 from .capture.marks import disable
 from .distributed.data_parallel import data_parallel
@@ -87,10 +85,11 @@ def compile(
     )
     if model is None:
         return functools.partial(again, disable=disable)
-    if not callable(model):
-        raise UsageError(
-            "DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}"
-        )
+    UsageError.when(
+        not callable(model),
+        "DM100",
+        f"compile() takes a function, a method or a module, not {type(model).__name__}",
+    )
     if disable:
         return model
     for rule in SPECIAL:

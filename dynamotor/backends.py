@@ -19,19 +19,15 @@ import torch
 
 from .autograd.aot import aot_compile
 from .autograd.kept import Keeper
-from .base.config import config
+from .base.config import CompileOptions, config
 from .base.errors import UsageError
-from .base.options import CompileOptions
 from .base.registry import Registry
 from .codegen import compile_aten, replayed, stored
 from .codegen.flex_attention import fuse_attention
 from .foreign import call_backend
-from .graph.info import GraphInfo
+from .graph.spec import Backend, Compiled, GraphInfo
 from .runtime import triton_build
 from .torch_compile_adapter import torch_backend, torch_backends
-
-Compiled = Callable[..., Any]
-Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
 
 backends: Registry[str, Backend] = Registry("backend")
 

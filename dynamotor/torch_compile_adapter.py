@@ -18,8 +18,7 @@ from .autograd.aot import aot_compile
 from .autograd.variants import Variants
 from .base.config import Config
 from .base.errors import UsageError
-from .base.events import counters
-from .base.log import warn_once
+from .base.events import counters, warn_once
 from .codegen import compile_aten
 from .graph.sizes import Dim, ShapeEnv, Size
 from .graph.spec import TensorSpec

@@ -6,7 +6,7 @@ time.
 `autograd.aot.aot_compile(gm, example_inputs, compile_graph, *, static_inputs) -> callable(*tensors)`, where
 `compile_graph(aten_gm, info: GraphInfo) -> callable(*tensors) -> tuple`.
 * `GraphInfo(kind="inference"|"forward"|"backward", static_inputs: frozenset[int], name: str, n_saved: int,
-  ...)`, in `graph/info.py`.
+  ...)`, in `graph/spec.py`.
 * Nodes: `placeholder`, `call_function` with `OpOverload` targets (or `operator.getitem` on multi-output ops),
   `output`. Functional, with one exception: trailing `aten.copy_.default(placeholder, value)` nodes, one per
   mutated input, right before `output` (in-place buffers such as batch-norm statistics). No aliasing

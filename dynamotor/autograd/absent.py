@@ -12,11 +12,13 @@ only what else reads it reads zeros.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..graph.module import graph_module
+from ..graph.shapes import call
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec
 from .partition import dependents
@@ -69,19 +71,13 @@ def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
     )  # holes, or places that are several elements
     if as_view:
         flat = TensorSpec.dense((spec.extent,), spec.dtype, spec.device)
-    zeros = graph.call_function(
-        aten.full.default, (list(numbers(flat.shape)), 0), {"dtype": spec.dtype, "device": spec.device}
-    )
-    zeros.meta["val"] = flat
+    kind = {"dtype": spec.dtype, "device": spec.device}
+    zeros = call(graph, aten.full.default, list(numbers(flat.shape)), 0, spec=flat, **kind)
     if as_view:
-        view = graph.call_function(
-            aten.as_strided.default, (zeros, list(numbers(spec.shape)), list(numbers(spec.stride)), 0)
-        )
-        view.meta["val"] = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
-        return view
-    turned = graph.call_function(aten.permute.default, (zeros, [order.index(d) for d in range(len(order))]))
-    turned.meta["val"] = spec
-    return turned
+        lies = list(numbers(spec.shape)), list(numbers(spec.stride))
+        return call(graph, aten.as_strided.default, zeros, *lies, 0, spec=replace(spec, offset=0))
+    back = [order.index(d) for d in range(len(order))]
+    return call(graph, aten.permute.default, zeros, back, spec=spec)
 
 
 def without_tangents(

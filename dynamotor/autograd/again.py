@@ -21,13 +21,12 @@ from ..graph.modes import autocast_state
 from ..graph.module import graph_module
 from ..graph.op_facts import is_collective
 from ..graph.shape_tensor import ShapeTensor
-from ..graph.spec import TensorSpec
+from ..graph.spec import Compiled, TensorSpec
 from .extract import inputs_of
 from .joint import Joint
 from .recipe import Recipe
 from .simplify import has_effect
 
-Compiled = Callable[..., Any]
 Compile = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Compiled]
 _MOST_PROGRAMS = 8  # layouts and sizes of one graph; what comes then runs in eager PyTorch
 
@@ -146,13 +145,13 @@ class FirstDerivative:
 
     def __call__(self, *operands: torch.Tensor) -> tuple:
         again, n = self.again, len(self.places)
-        if again.recipe.draws and not again.as_eager_draws and not isinstance(operands[0], ShapeTensor):
-            raise BackendError(
-                "DM408",
-                "the gradient of the gradient of a graph that draws random numbers was asked for",
-                why="it cannot be recorded, and eager PyTorch draws others",
-                cure="set dynamotor.config.fallback_random, or leave the function out with dynamotor.disable",
-            )
+        BackendError.when(
+            again.recipe.draws and not again.as_eager_draws and not isinstance(operands[0], ShapeTensor),
+            "DM408",
+            "the gradient of the gradient of a graph that draws random numbers was asked for",
+            why="it cannot be recorded, and eager PyTorch draws others",
+            cure="set dynamotor.config.fallback_random, or leave the function out with dynamotor.disable",
+        )
         inputs: dict[int, Any] = dict(self.sizes)
         with torch.enable_grad():  # aliases: an input may have been computed from another one
             for i, one in zip(self.places, operands, strict=False):

@@ -23,11 +23,9 @@ from ..base import cache
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, is_mistake
-from ..base.events import counters, emit, timed
-from ..base.log import log
+from ..base.events import counters, emit, log, timed
 from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
-from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
 from ..graph.passes import run_passes
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, symbols_by_name
@@ -35,7 +33,7 @@ from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
-from ..graph.spec import is_lazy, storage_number
+from ..graph.spec import Compiled, GraphInfo, is_lazy, storage_number
 from ..graph.states import is_state_call
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
@@ -55,7 +53,6 @@ from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect
 from .stages import Part, StagedCall
 
-Compiled = Callable[..., Any]
 Node = torch.fx.Node
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
 # Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form:
@@ -214,21 +211,23 @@ def _is_tensor(value: Any) -> bool:
 
 def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> None:
     """Autograd saves none: a compiled backward may want one where eager's wants what was made of it."""
-    if any(graded) and any(_is_tensor(t) and t.is_inference() for t in inputs):
-        raise UnsupportedOp(
-            "DM244", "an input of a graph with gradients was made in inference mode", cure="clone() it first"
-        )
+    UnsupportedOp.when(
+        any(graded) and any(_is_tensor(t) and t.is_inference() for t in inputs),
+        "DM244",
+        "an input of a graph with gradients was made in inference mode",
+        cure="clone() it first",
+    )
 
 
 def memory_groups(inputs: Sequence[Any]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
     tensors = [t for t in inputs if _is_tensor(t)]
-    if any(map(is_lazy, tensors)):
-        raise UnsupportedOp(
-            "DM235",
-            "an input is lazy: a conjugate, a negative or zeros without memory",
-            cure="clone() it first",
-        )
+    UnsupportedOp.when(
+        any(map(is_lazy, tensors)),
+        "DM235",
+        "an input is lazy: a conjugate, a negative or zeros without memory",
+        cure="clone() it first",
+    )
     return [storage_number(t) if _is_tensor(t) else -i for i, t in enumerate(inputs, 1)]
 
 
@@ -337,8 +336,7 @@ def _plain_program(place: Kept, recipe: Recipe, backwards: Sequence[_Backward]) 
     """What is kept of a program beside its compiled forward. Graphs are texts in the text: few are read
     again.
     """
-    if recipe.constants:
-        raise NotPlain("a tensor that the program holds as a constant")
+    NotPlain.when(recipe.constants, "a tensor that the program holds as a constant")
     rows = []
     for one in backwards:
         info = replace(one.info, name="")  # counts the programs of this process

@@ -22,7 +22,7 @@ from ..graph.states import enter_inference, is_state_call, leave_inference, rand
 from ..graph.sym_int import to_torch
 
 
-class _Trial:
+class Trial:
     """The graph run on ShapeTensors: which memory each call writes, where memory is used, and what is no
     tensor.
     """
@@ -127,7 +127,7 @@ def regions_around(
     specs: those of the inputs, with symbols where sizes differ between calls. ats: None stands for the first
     call that writes an input of which a gradient is wanted.
     """
-    trial = _Trial(gm, inputs, specs)
+    trial = Trial(gm, inputs, specs)
     if ats is None:
         wanted = trial.wanting & trial.outside
         starts = [k for k, memories in enumerate(trial.writes) if memories & wanted][:1]
@@ -142,7 +142,7 @@ def regions_around(
     return None if not found or found == [(0, len(trial.calls))] else found
 
 
-def _region(trial: _Trial, start: int) -> tuple[int, int]:
+def _region(trial: Trial, start: int) -> tuple[int, int]:
     free = trial.free()
     stop = start + 1
     while not free[stop] or stop < len(trial.calls) and _goes_with(trial.calls[stop]):

@@ -19,10 +19,9 @@ from ..base.errors import InternalError
 from ..base.events import counters, silence
 from ..graph.bodies import Transformed
 from ..graph.control_flow import ControlFlow
-from ..graph.spec import duplicate
+from ..graph.spec import Compiled, duplicate
 from ..graph.states import STATE_CALLS
 
-Compiled = Callable[..., Any]
 Values = dict[str, torch.Tensor | None]
 _FAR = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}
 _FAR_HALF = 0.1

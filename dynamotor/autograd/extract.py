@@ -5,21 +5,18 @@ Outputs never share memory with an input or with each other: such values are clo
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.module import graph_module
-from ..graph.nodes import operand, overload
+from ..graph.nodes import in_order, operand, overload, reached
 from ..graph.op_facts import facts
-from ..graph.shapes import infer_spec
+from ..graph.shapes import call
 from ..graph.size_nodes import is_size
-from ..graph.walks import in_order, reached
 from .functional import with_holes
 
 aten = torch.ops.aten
@@ -69,8 +66,7 @@ def extract(
     result = _own_memory(graph, inputs, outputs, env)
     contents = [_apart(graph, value, env, written) for _, value in writes]
     for (target, _), value in zip(writes, contents, strict=True):
-        copied = graph.call_function(aten.copy_.default, (env[target], value))
-        copied.meta["val"] = target.meta["val"]
+        call(graph, aten.copy_.default, env[target], value, spec=target.meta["val"])
     graph.output(tuple(result))
     return graph_module(graph)
 
@@ -99,22 +95,14 @@ def _order(
     )
 
 
-def _emit(graph: torch.fx.Graph, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Node:
-    """A node for an op on nodes."""
-    node = graph.call_function(func, args, kwargs)
-    node.meta["val"] = infer_spec(func, torch.fx.map_arg(args, lambda a: a.meta["val"]), kwargs)
-    return node
-
-
 def _clone(graph: torch.fx.Graph, node: Node) -> Node:
     """A copy with the node's strides; where those leave holes, its memory's root is copied and looked at the
     same way.
     """
     spec = node.meta["val"]
     if is_dense(spec) or not is_view(node) or node.target is operator.getitem:
-        copied = graph.call_function(aten.clone.default, (node,))
-        copied.meta["val"] = spec.with_stride(preserved_stride(spec))
-        return with_holes(copied, spec, functools.partial(_emit, graph))
+        copied = call(graph, aten.clone.default, node, spec=spec.with_stride(preserved_stride(spec)))
+        return with_holes(copied, spec, lambda func, args, kwargs: call(graph, func, *args, **kwargs))
     source = _clone(graph, operand(node, 0))
     return graph.node_copy(node, lambda arg: source if arg is node.args[0] else arg)
 

@@ -143,10 +143,12 @@ def source_of(func: OpOverload | None, parent: TracedAlias, emit: Emit) -> torch
         parent.spec.stride,
     ):
         return node
-    if have.stride != parent.spec.stride:
-        raise UnsupportedOp(
-            "DM237", "as_strided of memory with holes that was written", cure="clone it first"
-        )
+    UnsupportedOp.when(
+        have.stride != parent.spec.stride,
+        "DM237",
+        "as_strided of memory with holes that was written",
+        cure="clone it first",
+    )
     return emit(aten.clone.default, (node,), {})
 
 
@@ -257,8 +259,12 @@ register_all(
 
 @view_inverse(aten.expand.default)
 def _expand(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
-    if _viewed(alias).spec.numel != alias.spec.numel:
-        raise UnsupportedOp("DM237", "a write into an expanded tensor", cure="clone it first")
+    UnsupportedOp.when(
+        _viewed(alias).spec.numel != alias.spec.numel,
+        "DM237",
+        "a write into an expanded tensor",
+        cure="clone it first",
+    )
     return reshaped(emit, value, _viewed(alias).spec.shape)
 
 

@@ -209,19 +209,25 @@ def check_inputs(
     groups: Sequence[int],
 ) -> None:
     """Changes of inputs are made functional only where that is eager's meaning in full."""
-    if any(tensor.note is not aliases[i] for i, tensor in inputs.items()):
-        raise UnsupportedOp(
-            "DM241", "an input's shape or strides are changed in place", cure="use the out-of-place op"
-        )
-    if any(tensor.requires_grad != requires_grad[i] for i, tensor in inputs.items()):
-        raise UnsupportedOp("DM231", "an input begins to require a gradient", cure="use the out-of-place op")
+    UnsupportedOp.when(
+        any(tensor.note is not aliases[i] for i, tensor in inputs.items()),
+        "DM241",
+        "an input's shape or strides are changed in place",
+        cure="use the out-of-place op",
+    )
+    UnsupportedOp.when(
+        any(tensor.requires_grad != requires_grad[i] for i, tensor in inputs.items()),
+        "DM231",
+        "an input begins to require a gradient",
+        cure="use the out-of-place op",
+    )
     for i, tensor in inputs.items():
-        if tensor.note.memory.version > 0 and sum(group == groups[i] for group in groups) > 1:
-            raise UnsupportedOp(
-                "DM232",
-                "an input is changed in place and shares memory with another input",
-                cure="clone one of them",
-            )
+        UnsupportedOp.when(
+            tensor.note.memory.version > 0 and sum(group == groups[i] for group in groups) > 1,
+            "DM232",
+            "an input is changed in place and shares memory with another input",
+            cure="clone one of them",
+        )
 
 
 def _check_leaves(results: Sequence[Any], inputs: Mapping[int, ShapeTensor]) -> None:
@@ -234,16 +240,18 @@ def _check_leaves(results: Sequence[Any], inputs: Mapping[int, ShapeTensor]) -> 
 
 def _check_gradients(requires_grad: Sequence[bool], mutated: Sequence[int]) -> None:
     """Gradients flow only to inputs, and only to inputs that stay as they are."""
-    if not any(requires_grad):
-        raise UnsupportedOp(
-            "DM234", "an output requires a gradient and no input does", cure="make the leaf outside"
-        )
-    if any(requires_grad[i] for i in mutated):
-        raise UnsupportedOp(
-            "DM231",
-            "an input that takes part in the gradient is changed in place",
-            cure="use the out-of-place op",
-        )
+    UnsupportedOp.when(
+        not any(requires_grad),
+        "DM234",
+        "an output requires a gradient and no input does",
+        cure="make the leaf outside",
+    )
+    UnsupportedOp.when(
+        any(requires_grad[i] for i in mutated),
+        "DM231",
+        "an input that takes part in the gradient is changed in place",
+        cure="use the out-of-place op",
+    )
 
 
 def _chain(alias: TracedAlias, root: TracedAlias) -> tuple[Step, ...] | None:
@@ -297,12 +305,12 @@ def plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tupl
 
 def _refuse_graded_apart(tensor: ShapeTensor, source: ShapeTensor) -> None:
     """A gradient that arrived by a write, in a tensor that autograd does not know as a view of the input."""
-    if tensor.requires_grad and tensor is not source and not _is_view_of(tensor, source):
-        raise UnsupportedOp(
-            "DM231",
-            "a detached view of an input begins to require a gradient",
-            cure="use the out-of-place op",
-        )
+    UnsupportedOp.when(
+        tensor.requires_grad and tensor is not source and not _is_view_of(tensor, source),
+        "DM231",
+        "a detached view of an input begins to require a gradient",
+        cure="use the out-of-place op",
+    )
 
 
 def _is_view_of(tensor: ShapeTensor, source: ShapeTensor | None) -> bool:

@@ -33,10 +33,9 @@ from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
 from ..graph.plain import NotPlain, decode, encode, symbols_by_name
 from ..graph.sizes import Guard, ShapeEnv, Size
-from ..graph.spec import TensorSpec, is_lazy, storage_number
+from ..graph.spec import Compiled, TensorSpec, is_lazy, storage_number
 from .late import Narrow
 
-Compiled = Callable[..., Any]
 WAIT_SECONDS = 60.0  # for another process that compiles the same program
 MOST = 4  # entries of one graph, for sizes of which different things are assumed
 _STAGES = (
@@ -245,8 +244,7 @@ def program_key(
     environment: Sequence[str],
 ) -> str:
     """A hash of all that decides what a graph is compiled to. NotPlain for what has no exact text."""
-    if "on_backward" in gm.meta:
-        raise NotPlain("a graph with on backward")
+    NotPlain.when("on_backward" in gm.meta, "a graph with on backward")
     specs = specs_of(gm, inputs)
     given = [_input_text(*row, i in static_inputs) for i, row in enumerate(zip(inputs, specs, strict=True))]
     storages = [-i if type(t) is int else storage_number(t) for i, t in enumerate(inputs, 1)]
@@ -276,10 +274,11 @@ def specs_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[TensorSpec | Siz
 def _input_text(tensor: Any, spec: TensorSpec | Size, static: bool) -> Any:
     if type(spec) is Size:
         return encode(spec)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        raise NotPlain(f"an input that is a {type(tensor).__qualname__}")
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise NotPlain(f"tensors on {tensor.device.type}")
+    NotPlain.when(
+        type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided,
+        f"an input that is a {type(tensor).__qualname__}",
+    )
+    NotPlain.when(tensor.device.type not in ("cpu", "cuda"), f"tensors on {tensor.device.type}")
     return [
         encode(spec),
         tensor.requires_grad,
@@ -293,8 +292,7 @@ def _sizes_text(env: ShapeEnv | None) -> Any:
     """What is known of the symbols, of which only numbers that arrive have names in every process."""
     if env is None:
         return None
-    if any(symbol.unbacked for symbol in env.symbols):
-        raise NotPlain("a size that data decides")
+    NotPlain.when(any(symbol.unbacked for symbol in env.symbols), "a size that data decides")
     guards = [f"{guard.kind} {guard.expr}" for guard in env.guards]
     return [[(symbol.name, symbol.lo, symbol.hi) for symbol in env.symbols], guards, env.told]
 
@@ -362,8 +360,10 @@ def function_name(function: Any) -> str:
     """
     if isinstance(function, torch._ops.OpOverload):
         return encode(function)["op"]
-    if type(function) not in (types.FunctionType, types.BuiltinFunctionType):
-        raise NotPlain(f"a call of a {type(function).__qualname__}")
+    NotPlain.when(
+        type(function) not in (types.FunctionType, types.BuiltinFunctionType),
+        f"a call of a {type(function).__qualname__}",
+    )
     if function not in _names:
         _names[function] = _found_name(function)
     return _names[function]

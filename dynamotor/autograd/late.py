@@ -17,13 +17,11 @@ import torch
 
 from ..base.config import config
 from ..base.errors import InternalError
-from ..base.events import counters, emit
-from ..base.log import warn_once
+from ..base.events import counters, emit, warn_once
 from ..graph.module import copy_of
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Guard, Symbol
-
-Compiled = Callable[..., Any]
+from ..graph.spec import Compiled
 
 
 @dataclass(frozen=True)

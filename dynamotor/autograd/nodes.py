@@ -20,13 +20,12 @@ import torch
 
 from ..base.errors import BackendError
 from ..base.events import emit
-from ..graph.spec import TensorSpec
+from ..graph.spec import Compiled, TensorSpec
 from .again import Again, Given
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
 from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
 
-Compiled = Callable[..., Any]
 Finish = Callable[
     [Sequence, Sequence, Sequence], tuple
 ]  # (inputs, values, the nodes' contexts) → the user's outputs

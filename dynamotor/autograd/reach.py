@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..graph.nodes import in_order
 from ..graph.shape_tensor import shape_mode
-from ..graph.walks import in_order
 
 
 def reaching(

@@ -27,7 +27,7 @@ from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size, leaves_in
 from ..graph.spec import TensorSpec
 from ..graph.sym_int import from_torch, to_torch
-from . import custom_writes
+from . import inplace
 from .functional import LAZY_FLAGS, TracedAlias, TracedMemory, base, like, read, slices_of, source_of, write
 from .inplace import functional_form, refuse_overlap
 
@@ -139,8 +139,9 @@ class GraphRecorder:
     def alias_of(self, tensor: torch.Tensor) -> TracedAlias:
         """The alias that a tensor stands for."""
         if isinstance(tensor, ShapeTensor):
-            if tensor.note is None:
-                raise UnsupportedOp("DM240", "a tensor from outside the trace", cure="pass it as an argument")
+            UnsupportedOp.when(
+                tensor.note is None, "DM240", "a tensor from outside the trace", cure="pass it as an argument"
+            )
             return tensor.note
         return self._constant(tensor)
 
@@ -153,9 +154,7 @@ class GraphRecorder:
         kind = type(value)
         if kind is ShapeTensor or isinstance(value, torch.Tensor):
             return self.node_of(value)
-        if kind is list or kind is tuple:
-            return [self.nodes(v) for v in value]
-        return value
+        return [self.nodes(v) for v in value] if kind is list or kind is tuple else value
 
     def tensor(self, node: torch.fx.Node) -> ShapeTensor:
         """A ShapeTensor for a node that gives new memory."""
@@ -219,9 +218,7 @@ class GraphRecorder:
             return self._record_new_metadata(func, args, kwargs)
         if about.writes:
             return self._record_write(func, args, kwargs)
-        if about.is_view:
-            return self._record_view(func, args, kwargs)
-        return self.plain(func, args, kwargs)
+        return self._record_view(func, args, kwargs) if about.is_view else self.plain(func, args, kwargs)
 
     def plain(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record the op as it is, whatever the rules say."""
@@ -297,12 +294,12 @@ class GraphRecorder:
 
     def _record_new_metadata(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
         """`t_` and its like: the tensor becomes a view of what it was."""
-        if func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor):
-            raise UnsupportedOp(
-                "DM241",
-                f"{func} changes a tensor's shape or storage in place",
-                cure="use the out-of-place op",
-            )
+        UnsupportedOp.when(
+            func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor),
+            "DM241",
+            f"{func} changes a tensor's shape or storage in place",
+            cure="use the out-of-place op",
+        )
         memory = self.alias_of(args[0]).memory
         viewed, memory.turned = memory.viewed, memory.turned or memory.viewed
         view = self.record(VIEW_FORMS[func], args, kwargs)
@@ -315,27 +312,29 @@ class GraphRecorder:
         """Behind a write, autograd makes the history of a view again: with ShapeTensors by the view's op on
         its base as that is now. Where that got another shape in place, in eager by addresses.
         """
-        if self.graded and memory.turned and (written or memory.version):
-            raise UnsupportedOp(
-                "DM241",
-                "a tensor whose memory other views show is written, and changes its shape in place",
-                cure="use the out-of-place op",
-            )
+        UnsupportedOp.when(
+            self.graded and memory.turned and (written or memory.version),
+            "DM241",
+            "a tensor whose memory other views show is written, and changes its shape in place",
+            cure="use the out-of-place op",
+        )
 
     def _record_custom_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A user's op that writes, as one that gives what would be written."""
-        form, given = custom_writes.functional_op(func), custom_writes.all_arguments(func, args, kwargs)
+        form, given = inplace.functional_op(func), inplace.all_arguments(func, args, kwargs)
         tensors = [self.alias_of(t) for t in leaves_in(list(given.values())) if isinstance(t, ShapeTensor)]
-        if len({alias.memory for alias in tensors}) < len(tensors):
-            raise UnsupportedOp(
-                "DM229", f"{func} writes memory that another argument shares", cure="clone() the argument"
-            )
+        UnsupportedOp.when(
+            len({alias.memory for alias in tensors}) < len(tensors),
+            "DM229",
+            f"{func} writes memory that another argument shares",
+            cure="clone() the argument",
+        )
         made = self.record(form, tuple(given.values()), {})
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         names = written_names(func)
         for name, value in zip(names, results[-len(names) :]):
             self.assign(given[name], value)
-        return custom_writes.with_written(func, results[: -len(names)], given)
+        return inplace.with_written(func, results[: -len(names)], given)
 
     def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
@@ -359,8 +358,12 @@ class GraphRecorder:
 
     def assign(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Make `value` the contents of `target`, as `target.copy_(value)` does."""
-        if not isinstance(target, ShapeTensor):
-            raise UnsupportedOp("DM237", "a write into a tensor made of constants", cure="clone it first")
+        UnsupportedOp.when(
+            not isinstance(target, ShapeTensor),
+            "DM237",
+            "a write into a tensor made of constants",
+            cure="clone it first",
+        )
         alias = self.alias_of(target)
         if sees_twice(alias.memory.base.spec):  # also the elements that the view leaves out change
             raise UnsupportedOp(
@@ -375,9 +378,7 @@ class GraphRecorder:
 
 def _with_defaults(form: OpOverload, args: tuple) -> tuple:
     """Arguments that the in-place op defaults and its functional form requires (bernoulli's p)."""
-    if form is aten.bernoulli.p and len(args) == 1:
-        return (*args, 0.5)
-    return args
+    return (*args, 0.5) if form is aten.bernoulli.p and len(args) == 1 else args
 
 
 # Their result lies in memory as the argument does, holes between elements included.
@@ -390,9 +391,7 @@ def _specs(value: Any) -> Any:
     kind = type(value)
     if kind is torch.fx.Node:
         return value.meta["val"]
-    if kind is list or kind is tuple:
-        return kind([_specs(v) for v in value])
-    return value
+    return kind([_specs(v) for v in value]) if kind is list or kind is tuple else value
 
 
 @record_rule(aten.detach.default, aten.alias.default)
@@ -501,12 +500,12 @@ def _as_strided(
     alias = recorder.alias_of(source)
     if alias.parent is None or not isinstance(source, ShapeTensor):
         return NotImplemented
-    if alias.memory.input is not None or not is_dense(alias.memory.base.spec):
-        raise UnsupportedOp(
-            "DM237",
-            "as_strided on a view of an input or of memory with holes",
-            cure="use select, slice or view",
-        )
+    UnsupportedOp.when(
+        alias.memory.input is not None or not is_dense(alias.memory.base.spec),
+        "DM237",
+        "as_strided on a view of an input or of memory with holes",
+        cure="use select, slice or view",
+    )
     whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
     whole.note = alias.memory.base
     return recorder._record_view(

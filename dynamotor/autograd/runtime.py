@@ -15,12 +15,12 @@ import torch
 
 from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
+from ..graph.spec import Compiled
 from .again import Again
 from .calls import call_without_grad, with_versions, without_autocast
 from .nodes import AutogradNode, Finish, hooks_of, through_nodes, through_one_node
 from .recipe import OutputPlan, Recipe
 
-Compiled = Callable[..., Any]
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 

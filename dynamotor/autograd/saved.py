@@ -97,6 +97,4 @@ def _has_hooks(packed: Any, refuse: Callable[[torch.Tensor], torch.Tensor]) -> b
 
 def laid(tensor: torch.Tensor, strides: tuple[Any, ...]) -> torch.Tensor:
     """The tensor, or a copy of it, with these strides, in elements."""
-    if tensor.stride() == strides and not is_lazy(tensor):
-        return tensor
-    return copy_as(tensor, strides)
+    return tensor if tensor.stride() == strides and not is_lazy(tensor) else copy_as(tensor, strides)

@@ -164,9 +164,7 @@ def _key(value: Any) -> Any:
     kind = type(value)
     if kind is int or kind is float or kind is bool:
         return kind, value, str(value) if value == 0 else ""  # 1, 1.0 and True differ, and so do 0.0 and -0.0
-    if isinstance(value, (tuple, list)):
-        return tuple([_key(v) for v in value])
-    return value
+    return tuple([_key(v) for v in value]) if isinstance(value, (tuple, list)) else value
 
 
 def remove_dead_code(gm: torch.fx.GraphModule) -> None:

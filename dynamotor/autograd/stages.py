@@ -7,7 +7,7 @@ the others.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,10 @@ from ..base.events import emit
 from ..graph.raised import show_its_line
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, Symbol, equal
-from ..graph.spec import TensorSpec, contiguous_stride
+from ..graph.spec import Backend, Compiled, TensorSpec, contiguous_stride
 from ..graph.states import enter_inference, leave_inference
 from .variants import Variants
 
-Compiled = Callable[..., Any]
-Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Compiled]
 Part = tuple[Sequence[fx.Node], Backend | None]  # None: PyTorch runs it as it is
 
 

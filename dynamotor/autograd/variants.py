@@ -20,14 +20,12 @@ from torch import fx
 
 from ..base.config import config
 from ..base.errors import InternalError
-from ..base.events import counters, emit
-from ..base.log import log
+from ..base.events import counters, emit, log
 from ..graph.module import graph_module
 from ..graph.size_nodes import is_size
 from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten
-from ..graph.spec import TensorSpec
+from ..graph.spec import Compiled, TensorSpec
 
-Compiled = Callable[..., Any]
 MOST = 8  # programs of a part; what they do not admit runs in eager PyTorch
 LARGEST = 1 << 31  # numbers from tensors beyond it run in eager PyTorch: kernels compute in 64 bits
 
@@ -48,9 +46,9 @@ class _Program:
 
     def admits(self, arguments: Sequence[Any]) -> bool:
         """Whether it is right for these inputs."""
-        if any(arguments[i] != value for i, value in self.numbers.items()):
-            return False
-        if any(arguments[i] < least for i, least in self.least.items()):
+        if any(arguments[i] != value for i, value in self.numbers.items()) or any(
+            arguments[i] < least for i, least in self.least.items()
+        ):
             return False
         of = {symbol: arguments[i] for i, symbol in self.symbols.items()}
         return all(guard.holds(of) for guard in self.guards) and all(

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import config
-from .events import counters
-from .log import warn_once
+from .events import counters, warn_once
 
 _DIGEST = 32
 used: set[tuple[str, str]] = set()  # entries that this process has read or written

@@ -1,4 +1,5 @@
-"""Every knob of the compiler: one frozen dataclass and the handle through which it is read and patched.
+"""Every knob of the compiler: one frozen dataclass and the handle through which it is read and patched;
+and the arguments of `dynamotor.compile`, which may name knobs.
 
 >>> from dynamotor import config
 >>> with config.patch(strict=True):
@@ -11,11 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from .errors import UsageError
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -64,7 +68,7 @@ class Config:
     # x86-64; on other processors the compiler's default). Only what the machine has can run.
     isa: str = ""
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU);
-    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests.
+    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests of a checkout.
     target: str = ""
     # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time,
     # more memory held.
@@ -127,7 +131,7 @@ class Config:
     # Every compiled graph runs beside eager, over poisoned and guarded memory; the first node that differs is
     # named (tests do).
     check: bool = False
-    # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/log.py.
+    # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/events.py.
     debug: int = 0
     log: str = ""
     # Files for a whole program, read at import: DYNAMOTOR_TRACE (.jsonl, or .json for Perfetto),
@@ -231,3 +235,46 @@ class ConfigHandle:
 
 
 config = ConfigHandle(_from_environment())
+
+
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What the user asked for. `options` are fields of `config` that hold while this callable is compiled."""
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    mode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fullgraph, bool):
+            raise UsageError("DM102", f"fullgraph must be True or False, not {self.fullgraph!r}")
+        if self.dynamic not in (None, True, False):
+            raise UsageError("DM103", f"dynamic must be None, True or False, not {self.dynamic!r}")
+        if self.mode not in MODES:
+            raise UsageError(
+                "DM104",
+                f"unknown mode {self.mode!r}",
+                cure="use one of " + ", ".join(repr(m) for m in MODES[1:]),
+            )
+        known = {f.name for f in fields(Config)}
+        if unknown := sorted(set(self.options) - known):
+            raise UsageError(
+                "DM105",
+                f"unknown option {unknown[0]!r}",
+                why="options are fields of dynamotor.config",
+                cure="use one of " + ", ".join(sorted(known)),
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of `config` that the mode implies and the options set."""
+        found: dict[str, Any] = {}
+        if self.mode in ("reduce-overhead", "max-autotune"):
+            found["cuda_graphs"] = True
+        if (self.mode or "").startswith("max-autotune"):
+            found["max_autotune"] = True
+        return {**found, **self.options}

@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import dataclass
 from types import FrameType, FunctionType, TracebackType
+from typing import Any
 
 _STANDARD = os.path.dirname(linecache.__file__) + os.sep
 _STUB = (lambda: sys._getframe()).__code__  # on one line: positions count from the first
@@ -63,7 +64,17 @@ def user_line() -> UserLine | None:
     return None
 
 
-class DynamotorError(RuntimeError):
+class RaisedWhen(Exception):
+    """What says in one statement when it is raised: `NotPlain.when(recipe.constants, "a constant")`."""
+
+    @classmethod
+    def when(cls, bad: Any, *args: Any, **kwargs: Any) -> None:
+        """Raise it, made of the other arguments, where `bad` is true; the text must cost nothing."""
+        if bad:
+            raise cls(*args, **kwargs)
+
+
+class DynamotorError(RuntimeError, RaisedWhen):
     """Base of all errors raised by the compiler. `code` is stable (docs/errors.md lists them)."""
 
     def __init__(

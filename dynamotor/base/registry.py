@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+MaybeNone = Any  # in a union, as typeshed has it: None too, but where code relies on it there is something
+
+
 K = TypeVar("K")
 F = TypeVar("F")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,13 +20,10 @@ from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from .breaks import Unsupported, unsupported
-from .values.base import Raised, Value
+from .values.base import Raised, Trace, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.context import ModeEffect
 from .values.tensor import TensorValue, tensor_values
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 
 def template_of(value: Value, leaves: list[TensorValue]) -> Any:

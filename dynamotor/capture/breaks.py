@@ -112,3 +112,9 @@ def unsupported(kind: str, what: str, cause: str = "", cure: str = "") -> Unsupp
     """An `Unsupported` to raise; `kind` is a key of `CODES`."""
     assert kind in CODES, kind
     return Unsupported(BreakReason(kind, what, cause, cure))
+
+
+def unsupported_if(bad: Any, kind: str, what: str, cause: str = "", cure: str = "") -> None:
+    """Raise it where that is so; the texts must cost nothing."""
+    if bad:
+        raise unsupported(kind, what, cause, cure)

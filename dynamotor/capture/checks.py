@@ -18,7 +18,7 @@ from ..graph.sizes import Size
 from ..graph.sym_int import Condition
 from .bytecode import CodeInfo
 from .failed_graphs import acts_outside
-from .values.base import Value, builtin_rule
+from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.known import known
 from .values.size import ConditionValue, demand
@@ -27,7 +27,6 @@ from .values.torch_function import HeldNumber
 
 if TYPE_CHECKING:
     from .interpreter import Frame
-    from .trace import Trace
 
 _BOUNDED = frozenset(
     ("nonzero", "where", "getitem", "index", "masked_select", "unique", "unique_consecutive")

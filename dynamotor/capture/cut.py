@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .breaks import Unsupported, unsupported
+from .breaks import Unsupported, unsupported_if
 from .bytecode import localsplus_names
 from .inner_frames import InnerFrames
 from .interpreter import Frame, run_frame
-from .liveness import live_slots
 from .ops_control import HandledValue
 from .output import Codegen
 from .resume import (
@@ -24,6 +23,7 @@ from .resume import (
     UNBOUND,
     Boundary,
     break_function,
+    live_slots,
     resume_function,
     successors,
     way_out,
@@ -138,8 +138,7 @@ def emit_break(
         instr = frame.steps[frame.ip][1] if innermost else frame.instr
         live = live_slots(frame.code, instr.offset)
         slots = [v if v is not None and i in live else UNBOUND for i, v in enumerate(frame.fast)]
-        if instr.op in _PROLOGUE:
-            raise unsupported("reconstruct", "a frame that has not begun cannot be cut")
+        unsupported_if(instr.op in _PROLOGUE, "reconstruct", "a frame that has not begun cannot be cut")
         at = Boundary.of(frame.code, instr.offset, slots, stack)
         for level in reversed(at.exception_slots):
             saved = stack[level]

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .guards import Distinct
-from .values.base import Epoch, Value
+from .values.base import Codegen, Epoch, Trace, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.tensor import TensorValue, version
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 
 class Effects:
@@ -53,12 +49,12 @@ class Effects:
         the end of one of the real objects that it may let go (`ended`) runs code.
         """
         for one in ended:
-            if hasattr(type(one), "__del__"):
-                raise unsupported(
-                    "finalizer",
-                    f"an instance of {type(one).__qualname__} may be let go",
-                    "its finalizer runs code when the last reference goes",
-                )
+            unsupported_if(
+                hasattr(type(one), "__del__"),
+                "finalizer",
+                f"an instance of {type(one).__qualname__} may be let go",
+                "its finalizer runs code when the last reference goes",
+            )
         self.touched[value] = None
         self.touches.append(value)
 
@@ -126,12 +122,12 @@ class Effects:
 
     def replay(self, cg: Codegen) -> None:
         """Write the statements that redo every change."""
-        if any(version(value.example) != then for value, then in self.shown):
-            raise unsupported(
-                "side-effect",
-                "a tensor that a message shows, or a hook is put on, is written in place after it",
-                cure="make the text, or put the hook on, outside of the compiled function",
-            )
+        unsupported_if(
+            any(version(value.example) != then for value, then in self.shown),
+            "side-effect",
+            "a tensor that a message shows, or a hook is put on, is written in place after it",
+            cure="make the text, or put the hook on, outside of the compiled function",
+        )
         for value in self.touched:
             cg.replay(value)
         for setter, value in self.settings.items():

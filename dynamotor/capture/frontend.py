@@ -23,11 +23,9 @@ import torch
 from .. import _C
 from ..base import failures
 from ..base.collector import collector_paused
-from ..base.config import config
+from ..base.config import CompileOptions, config
 from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
-from ..base.events import Event, collect, counters, emit, timed
-from ..base.log import log, warn_once
-from ..base.options import CompileOptions
+from ..base.events import Event, collect, counters, emit, log, timed, warn_once
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
@@ -183,13 +181,13 @@ class Compiler:
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
         if stance() != "default":
-            if stance() == "fail_on_recompile":
-                raise UsageError(
-                    "DM111",
-                    f"{self.name} would be compiled",
-                    why="the stance is fail_on_recompile",
-                    cure="call it with such arguments before set_stance",
-                )
+            UsageError.when(
+                stance() == "fail_on_recompile",
+                "DM111",
+                f"{self.name} would be compiled",
+                why="the stance is fail_on_recompile",
+                cure="call it with such arguments before set_stance",
+            )
             return self.eager(args, kwnames)
         with _compiling:
             self.handling = sys.exception() is not None

@@ -53,9 +53,7 @@ def const_equal(now: Any, then: Any) -> bool:
         return size(now) == size(then) and all(map(const_equal, now, then))
     if kind is slice:
         return const_equal((now.start, now.stop, now.step), (then.start, then.stop, then.step))
-    if kind in (set, frozenset):
-        return set(map(_exact, now)) == set(map(_exact, then))
-    return now is then
+    return set(map(_exact, now)) == set(map(_exact, then)) if kind in (set, frozenset) else now is then
 
 
 def _exact(value: Any) -> Any:

@@ -21,7 +21,7 @@ from dynamotor import _C
 
 from .marks import disables_calls, is_disabled
 from .resume import why_not_resumable
-from .trust import trusted_module
+from .source import trusted_module
 
 # File names of generated code: ours and that of torch.fx.
 _GENERATED = ("<dynamotor", "<eval_with_key>")

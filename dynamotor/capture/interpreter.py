@@ -10,21 +10,18 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import UserLine
-from ..base.log import enabled, log
+from ..base.events import enabled, log
 from ..base.registry import Registry
-from .breaks import Stop, Unsupported, unsupported
+from .breaks import Stop, Unsupported, unsupported, unsupported_if
 from .bytecode import CodeInfo, Instr, decode
 from .polyfills import cursors
-from .values.base import MISSING, Iterator, Raised, Value
+from .values.base import MISSING, Iterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.function import CellValue, FunctionValue, bind_arguments
 from .values.traceback import note_line
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 # Opcode -> function(frame, instr, target index) -> None, or True to leave the frame's loop.
 Handler = Callable[["Frame", Instr, int], Any]
@@ -187,10 +184,12 @@ def _inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[s
 
 def run_frame(trace: Trace, frame: Frame) -> Any:
     """Run a frame on top of the stack of frames."""
-    if len(trace.frames) >= MAX_DEPTH:
-        raise unsupported(
-            "too-long", f"more than {MAX_DEPTH} calls deep", "the recursion does not end, or is very deep"
-        )
+    unsupported_if(
+        len(trace.frames) >= MAX_DEPTH,
+        "too-long",
+        f"more than {MAX_DEPTH} calls deep",
+        "the recursion does not end, or is very deep",
+    )
     trace.frames.append(frame)
     try:
         return frame.run()
@@ -272,8 +271,11 @@ class GeneratorValue(Iterator):
     def close(self, trace: Trace) -> None:
         """`generator.close()`."""
         try:
-            if self.throw(trace, trace.error(GeneratorExit).value)[0]:
-                raise trace.error(RuntimeError, "generator ignored GeneratorExit")
+            trace.raise_if(
+                self.throw(trace, trace.error(GeneratorExit).value)[0],
+                RuntimeError,
+                "generator ignored GeneratorExit",
+            )
         except Raised as raised:
             if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
                 raise
@@ -285,8 +287,7 @@ class GeneratorValue(Iterator):
 
     def _step(self, trace: Trace) -> tuple[bool, Value]:
         frame = self.frame
-        if self.running:
-            raise trace.error(ValueError, "generator already executing")
+        trace.raise_if(self.running, ValueError, "generator already executing")
         frame.started = True
         self.running = True
         trace.tail = False

@@ -12,12 +12,11 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from .breaks import OfTrace
-from .values.base import MISSING, Value
+from .values.base import MISSING, Trace, Value
 from .values.constant import Constant
 from .values.tensor import TensorValue
 
 if TYPE_CHECKING:
-    from .trace import Trace
     from .values.nn_module import NNModuleValue
 
 

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from .guards import IdIs
+from .source import trusted_module
 from .stance import RUN, set_stance
-from .trust import trusted_module
 from .values.base import CallRule, Value, builtin_rule, builtin_rules, call_finder, refusing, wrap_rule
 from .values.constant import Constant
 from .values.klass import Builtin

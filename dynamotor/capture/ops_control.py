@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .bytecode import Instr
 from .checks import decided
 from .interpreter import Frame, GeneratorValue, opcode, replace
 from .polyfills.cursors import Cursor
 from .protocol import ObjectIterator
-from .values.base import MISSING, Iterator, Raised, Value
+from .values.base import MISSING, Iterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
 from .values.operators import c_name
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 SYMBOLS = {
     "+": operator.add,
@@ -67,12 +64,12 @@ def jump(frame: Frame, instr: Instr, target: int) -> None:
 def for_iter(frame: Frame, instr: Instr, target: int) -> None:
     iterator = frame.stack[-1]
     if not isinstance(iterator, Iterator):
-        if _differs_by_round(frame.trace, iterator):
-            raise unsupported(
-                "loop",
-                "the next round of a loop in whose rounds the graph breaks begins",
-                cure="keep what breaks out of the loop",
-            )
+        unsupported_if(
+            _differs_by_round(frame.trace, iterator),
+            "loop",
+            "the next round of a loop in whose rounds the graph breaks begins",
+            cure="keep what breaks out of the loop",
+        )
         iterator = ObjectIterator(iterator)
     item = iterator.next(frame.trace)
     if item is None:
@@ -139,8 +136,11 @@ def call(frame: Frame, instr: Instr, target: int) -> None:
 def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
     trace, stack = frame.trace, frame.stack
     named = stack.pop() if instr.arg & 1 else None
-    if type(stack[-1]) is Constant and not trace.has_special(stack[-1], "__iter__"):
-        raise unsupported("unsupported-call", "a call with * of what cannot be iterated")
+    unsupported_if(
+        type(stack[-1]) is Constant and not trace.has_special(stack[-1], "__iter__"),
+        "unsupported-call",
+        "a call with * of what cannot be iterated",
+    )
     args = stack.pop().listed(trace)
     fn = stack.pop()
     stack.pop()
@@ -149,8 +149,11 @@ def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
         table = DictValue([])
         trace.update_dict(table, named)
         kwargs = {k.as_constant(): v for k, v in table.load().values()}
-        if not all(isinstance(name, str) for name in kwargs):
-            raise unsupported("unsupported-call", "a call with keywords that are no strings")
+        unsupported_if(
+            not all(isinstance(name, str) for name in kwargs),
+            "unsupported-call",
+            "a call with keywords that are no strings",
+        )
     trace.tail = True
     result = fn.call(trace, args, kwargs)
     trace.tail = False
@@ -215,8 +218,12 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
         raise Raised(handled, again=True)
     cause = frame.stack.pop() if instr.arg == 2 else None
     value = _instance(frame, frame.stack.pop())
-    if value.real() is not MISSING:
-        raise unsupported("side-effect", "an exception from outside is raised", "its traceback grows")
+    unsupported_if(
+        value.real() is not MISSING,
+        "side-effect",
+        "an exception from outside is raised",
+        "its traceback grows",
+    )
     if cause is not None:
         cause = cause if is_none(cause) else _instance(frame, cause, "exception causes")
         value.setattr(trace, "__cause__", cause)
@@ -227,8 +234,11 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
 def _instance(frame: Frame, value: Value, what: str = "exceptions") -> Value:
     if isinstance(value, ClassValue) and issubclass(value.value, BaseException):
         return frame.trace.call(value, [])
-    if not issubclass(value.python_type(), BaseException):
-        raise frame.trace.error(TypeError, f"{what} must derive from BaseException")
+    frame.trace.raise_if(
+        not issubclass(value.python_type(), BaseException),
+        TypeError,
+        f"{what} must derive from BaseException",
+    )
     return value
 
 
@@ -297,10 +307,9 @@ def special(frame: Frame, value: Value, name: str) -> Value:
     """A special method bound to its instance."""
     cls = value.python_type()
     raw = frame.trace.type_attr(cls, name)
-    if raw is MISSING:
-        raise frame.trace.error(
-            TypeError, f"'{c_name(cls)}' object does not support the context manager protocol"
-        )
+    frame.trace.raise_if(
+        raw is MISSING, TypeError, f"'{c_name(cls)}' object does not support the context manager protocol"
+    )
     return frame.trace.bind(raw, name, value, cls)
 
 

@@ -8,7 +8,7 @@ import sys
 import types
 from typing import Any
 
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .bytecode import Instr
 from .guards import IdIs
 from .interpreter import Frame, make_cell, opcode, opcodes, replace
@@ -134,8 +134,9 @@ _BUILTINS: dict[str, Any] = vars(sys.modules["builtins"])
 
 @opcode("DELETE_GLOBAL")
 def delete_global(frame: Frame, instr: Instr, target: int) -> None:
-    if frame.func.globals.lookup(instr.argval) is None:
-        raise frame.trace.error(NameError, f"name '{instr.argval}' is not defined")
+    frame.trace.raise_if(
+        frame.func.globals.lookup(instr.argval) is None, NameError, f"name '{instr.argval}' is not defined"
+    )
     frame.func.globals.remove(frame.trace, instr.argval)
 
 
@@ -226,8 +227,9 @@ def dict_update(frame: Frame, instr: Instr, target: int) -> None:
 def dict_merge(frame: Frame, instr: Instr, target: int) -> None:
     trace, source = frame.trace, frame.stack[-1]
     into: DictValue = frame.stack[-1 - instr.arg]
-    if not trace.has_special(source, "keys"):
-        raise unsupported("unsupported-call", "a call with ** of what is no mapping")
+    unsupported_if(
+        not trace.has_special(source, "keys"), "unsupported-call", "a call with ** of what is no mapping"
+    )
     before = set(into.load())
     merged = DictValue([])
     trace.update_dict(merged, source)

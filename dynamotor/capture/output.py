@@ -13,21 +13,17 @@ import itertools
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..graph.sizes import Size, settled
-from .breaks import unsupported
+from .breaks import unsupported_if
 from .source import Arg, Const, SizeOf, Source, StrideOf
-from .values.base import Value
+from .values.base import Trace, Value
 from .values.constant import Constant
 from .values.number import FloatValue
 from .values.size import ConditionValue, SizeValue
 from .values.tensor import tensor_values
 from .values.torch_function import HeldNumber
-
-if TYPE_CHECKING:
-    from .trace import Trace
-
 
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
 
@@ -118,9 +114,7 @@ class Codegen:
 
     def constant(self, obj: Any) -> str:
         """An expression of a known real object."""
-        if type(obj) in _INLINE:
-            return repr(obj)
-        if type(obj) is float and math.isfinite(obj):
+        if type(obj) in _INLINE or type(obj) is float and math.isfinite(obj):
             return repr(obj)
         name = self._constant_names.get(id(obj))
         if name is None:
@@ -164,14 +158,15 @@ class Codegen:
                     self.prologue.append(line)
                 continue
             source = self.trace.sizes.sources[symbol]
-            if any(
-                v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
-                for v in tensor_values(self.trace).values()
-                if v.source is not None
-            ):
-                raise unsupported(
-                    "reconstruct", f"{source} is needed after the tensor's shape was changed in place"
-                )
+            unsupported_if(
+                any(
+                    v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
+                    for v in tensor_values(self.trace).values()
+                    if v.source is not None
+                ),
+                "reconstruct",
+                f"{source} is needed after the tensor's shape was changed in place",
+            )
             line = f"{symbol} = {self.fetch(source)}"
             if line not in self.prologue:
                 self.prologue.append(line)

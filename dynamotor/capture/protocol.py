@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .guards import IdIs, MissingTypeAttr
-from .source import Const, Missing, TypeAttr, lookup_type_attr
-from .trust import trusted_module
+from .source import Const, Missing, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.known import known
@@ -330,8 +329,11 @@ class Protocol:
             return result
         if op is operator.eq or op is operator.ne:
             return Constant(self.same(left, right) == (op is operator.eq))
-        if torch.Tensor in (lcls, rcls):
-            raise unsupported("unsupported-call", f"{op.__name__} of {lcls.__name__} and {rcls.__name__}")
+        unsupported_if(
+            torch.Tensor in (lcls, rcls),
+            "unsupported-call",
+            f"{op.__name__} of {lcls.__name__} and {rcls.__name__}",
+        )
         raise self.error(TypeError, refusal(op, augmented, c_name(lcls), c_name(rcls)))
 
     def generic_binary(
@@ -351,9 +353,7 @@ class Protocol:
             equal = self.generic_binary(value, operator.eq, other, False)
             return None if equal is None else Constant(not self.truth(equal))
         result = self.call(self.bind(raw, name, value, cls), [other])
-        if isinstance(result, Constant) and result.value is NotImplemented:
-            return None
-        return result
+        return None if isinstance(result, Constant) and result.value is NotImplemented else result
 
     def generic_unary(self, value: Value, op: Callable[..., Any]) -> Value:
         """`op value` through the special method."""
@@ -399,9 +399,7 @@ class Protocol:
         """`__bool__`, then `__len__`, else True."""
         if self.has_special(value, "__bool__"):
             return bool(self.call_special(value, "__bool__", [], {}).as_constant())
-        if self.has_special(value, "__len__"):
-            return bool(value.length(self).as_constant())
-        return True
+        return bool(value.length(self).as_constant()) if self.has_special(value, "__len__") else True
 
     def generic_contains(self, value: Value, item: Value) -> Value:
         """`__contains__`, else a search by iteration."""
@@ -422,9 +420,7 @@ class Protocol:
         """`__iter__`, else the `__getitem__` sequence protocol."""
         if self.has_special(value, "__iter__"):
             result = self.call_special(value, "__iter__", [], {})
-            if not isinstance(result, Iterator):
-                return ObjectIterator(result)
-            return result
+            return ObjectIterator(result) if not isinstance(result, Iterator) else result
         if self.has_special(value, "__getitem__"):
             return IndexIterator(value)
         raise self.error(TypeError, _LACKS["__iter__"].format(c_name(value.python_type())))

@@ -7,20 +7,17 @@ that read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import UserLine
 from ..base.events import listening
-from .breaks import unsupported
+from .breaks import unsupported_if
 from .guards import Answer, ConstEquals, Distinct, IdIs, MissingAttr, MroIs, SameObject, TypeIs, answer_of
 from .source import Attr, Const, Source
-from .values.base import Value, wrap_base, wrap_exact
+from .values.base import Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
 from .values.number import FloatValue
 from .values.size import SizeValue
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 LITERALS = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented))
@@ -104,11 +101,11 @@ class Reader:
             self.guard(MissingAttr(source, name))
             return None
         value = self.trace.wrap(Attr(source, name), found)
-        if IdIs(Attr(source, name), found) in self.guards and getattr(obj, name) is not found:
-            raise unsupported(
-                "unsupported-value",
-                f"attribute {name!r} of a {type(obj).__name__} is a new object at each read",
-            )
+        unsupported_if(
+            IdIs(Attr(source, name), found) in self.guards and getattr(obj, name) is not found,
+            "unsupported-value",
+            f"attribute {name!r} of a {type(obj).__name__} is a new object at each read",
+        )
         return value
 
     def guard_bases(self, cls: type) -> None:

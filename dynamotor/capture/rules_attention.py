@@ -8,7 +8,7 @@ here, goes with each call of attention, and is set for real after the graph.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,16 +19,13 @@ from ..graph.modes import ATTENTION_SETTINGS, UnderSettings
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from .bodies import interpret
-from .breaks import unsupported
+from .breaks import unsupported_if
 from .source import Const
 from .torch_rules import FLEX_ATTENTION
-from .values.base import CallRule, Value, builtin_rule, call_finder
+from .values.base import CallRule, Trace, Value, builtin_rule, call_finder
 from .values.constant import Constant, is_none
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 _NAMES = [
     "query",
@@ -53,10 +50,12 @@ def _find_flex(fn: Any) -> CallRule | None:
 def _flex_attention(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given: dict[str, Value] = dict(zip(_NAMES, args, strict=False)) | kwargs
     query, key, value = [given[name] for name in _NAMES[:3]]
-    if not all(isinstance(v, TensorValue) for v in (query, key, value)) or not is_none(
-        given.get("return_aux")
-    ):
-        raise unsupported("unsupported-call", "flex_attention is called with other arguments")
+    unsupported_if(
+        not all(isinstance(v, TensorValue) for v in (query, key, value))
+        or not is_none(given.get("return_aux")),
+        "unsupported-call",
+        "flex_attention is called with other arguments",
+    )
     mask = given.get("block_mask")
     mask_mod = None if mask is None or is_none(mask) else mask.getattr(trace, "mask_mod")
     gqa = given.get("enable_gqa", Constant(False)).as_constant()
@@ -99,10 +98,11 @@ def _check(trace: Trace, tensors: list[torch.Tensor], gqa: bool, mask: Value | N
         fits = whole or lengths == (query.size(2), key.size(2))
         fits = fits and rows.example.device == query.device  # type: ignore[attr-defined]
         fits = fits and (query.size(0) == key.size(0) or rows.example.size(0) == query.size(0))  # type: ignore[attr-defined]
-    if not fits:
-        raise unsupported(
-            "unsupported-call", "flex_attention is called with tensors that do not fit, or under autocast"
-        )
+    unsupported_if(
+        not fits,
+        "unsupported-call",
+        "flex_attention is called with tensors that do not fit, or under autocast",
+    )
 
 
 def _is_for_kernels(tensors: list[TensorValue]) -> bool:
@@ -144,8 +144,11 @@ def _pointwise(
         body, free = interpret(trace, fn, (arguments, {}), examples, name="flex_attention")
     finally:
         trace.graph.gathers = outer
-    if type(body.result) is not Leaf:
-        raise unsupported("transform", "a function given to flex_attention does not return a tensor")
+    unsupported_if(
+        type(body.result) is not Leaf,
+        "transform",
+        "a function given to flex_attention does not return a tensor",
+    )
     return body, free
 
 

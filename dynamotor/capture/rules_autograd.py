@@ -8,7 +8,7 @@ and refuses what a recording would not see: effects, breaks, writes into argumen
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -17,17 +17,14 @@ from torch.utils.hooks import RemovableHandle
 from ..graph.bodies import GRADIENT, Hook
 from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
-from .breaks import Unsupported, unsupported
+from .breaks import Unsupported, unsupported, unsupported_if
 from .polyfills import autograd_function as polyfills
-from .values.base import MISSING, CallRule, Iterator, Raised, Value, builtin_rule
+from .values.base import MISSING, CallRule, Iterator, Raised, Trace, Value, builtin_rule
 from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
 from .values.klass import ClassValue
 from .values.tensor import TensorValue, tensor_values, torch_call, version
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 _own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
 
@@ -131,17 +128,15 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
             "call it with use_reentrant=False alone",
         )
     graded = torch.is_grad_enabled()
-    if (
+    unsupported_if(
         reentrant
         and graded
-        and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args[1:])
-    ):
-        raise unsupported(
-            "autograd",
-            "a reentrant checkpoint has no argument that requires a gradient",
-            "its result has none then",
-            "use_reentrant=False",
-        )
+        and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args[1:]),
+        "autograd",
+        "a reentrant checkpoint has no argument that requires a gradient",
+        "its result has none then",
+        "use_reentrant=False",
+    )
     before, n_calls = versions(trace), len(trace.effects.calls)
     touched, trace.effects.touched, begun = trace.effects.touched, {}, trace.effects.begin()
     outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded
@@ -154,8 +149,11 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     if graded:
         effects = [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:]
         _check_repeatable(trace, before, older or bool(effects))
-        if reentrant and any(part is a for part in _parts(result) for a in args):
-            raise unsupported("autograd", "a reentrant checkpoint returns an argument")
+        unsupported_if(
+            reentrant and any(part is a for part in _parts(result) for a in args),
+            "autograd",
+            "a reentrant checkpoint returns an argument",
+        )
     return result
 
 
@@ -171,20 +169,22 @@ _HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop"))
 
 
 def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_effects: bool) -> None:
-    if has_effects:
-        raise unsupported(
-            "autograd", "a checkpointed function has side effects", "its recomputation has them again"
-        )
+    unsupported_if(
+        has_effects,
+        "autograd",
+        "a checkpointed function has side effects",
+        "its recomputation has them again",
+    )
     known = dict(before)
-    if any(
-        version != known.get(value, value.first_version if value.source else version)
-        for value, version in versions(trace)
-    ):
-        raise unsupported(
-            "autograd",
-            "a checkpointed function writes a tensor from outside",
-            "its recomputation writes it again",
-        )
+    unsupported_if(
+        any(
+            version != known.get(value, value.first_version if value.source else version)
+            for value, version in versions(trace)
+        ),
+        "autograd",
+        "a checkpointed function writes a tensor from outside",
+        "its recomputation writes it again",
+    )
 
 
 def _parts(result: Value) -> list[Value]:
@@ -196,8 +196,12 @@ def _parts(result: Value) -> list[Value]:
 def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """One node: PyTorch's engine runs it in the trial, in the recording and in an eager graph. All that it
     may reach must lie in the graph, and nobody may have hooked on to what lies at its border."""
-    if trace.effects.calls:
-        raise unsupported("autograd", "torch.autograd.grad is called", "a hook may be put on after the graph")
+    unsupported_if(
+        trace.effects.calls,
+        "autograd",
+        "torch.autograd.grad is called",
+        "a hook may be put on after the graph",
+    )
     args = [TupleValue(a.unpack(trace)) if isinstance(a, Iterator) else a for a in args]
     for value in tensor_values(trace).values():
         if value.obj is MISSING or not value.example.requires_grad:
@@ -311,7 +315,10 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         body, free = interpret(trace, args[1], (GRADIENT, {}), [gradient], name="register_hook")
     results = next(iter(reversed(body.gm.graph.nodes))).meta["val"]
     spec = tensor.example.spec
-    if body.result is not None and [(r.shape, r.dtype) for r in results] != [(spec.shape, spec.dtype)]:
-        raise unsupported("autograd", "a hook gives something other than the tensor's gradient")
+    unsupported_if(
+        body.result is not None and [(r.shape, r.dtype) for r in results] != [(spec.shape, spec.dtype)],
+        "autograd",
+        "a hook gives something other than the tensor's gradient",
+    )
     torch_call(trace, Hook(body), [tensor, *free], {})
     return HandleValue()

@@ -13,16 +13,27 @@ import sys
 import types
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _C
 from ..base.registry import register_all
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
 from .protocol import ObjectIterator, trusted_class
 from .source import Const
-from .values.base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing
+from .values.base import (
+    MISSING,
+    Args,
+    CallRule,
+    Iterator,
+    Kwargs,
+    Trace,
+    Value,
+    builtin_rule,
+    call_finder,
+    refusing,
+)
 from .values.constant import PURE_TYPES, Constant, RealIterator, is_none
 from .values.containers import (
     DictIterator,
@@ -53,12 +64,6 @@ from .values.tensor import TensorValue
 from .values.text import text_of
 from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .trace import Trace
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 
 pure_functions.update(
     {abs, divmod, round, pow, chr, ord, bin, hex, oct, ascii, operator.index, sorted, min, max, sum, any, all}
@@ -176,10 +181,11 @@ def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
         return _made_is_instance(trace, value, cls, kind)
     if trusted_class(cls) and _is_trusted(kind) and not isinstance(value, TensorValue):
         return trace.real_call(isinstance, real, kind).as_constant()
-    if getattr(kind, "_is_protocol", False) and trace.effects.changes_objects:
-        raise unsupported(
-            "unsupported-call", f"isinstance() asks the protocol {kind.__name__} after objects were changed"
-        )
+    unsupported_if(
+        getattr(kind, "_is_protocol", False) and trace.effects.changes_objects,
+        "unsupported-call",
+        f"isinstance() asks the protocol {kind.__name__} after objects were changed",
+    )
     if value.source is not None:
         return _ask(trace, value.source, real, f"being a {kind!r}", lambda now: isinstance(now, kind))
     return _ask(
@@ -201,10 +207,11 @@ def _is_trusted(kind: Any) -> bool:
 
 def _made_is_instance(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
     """Of an object made in the trace only the class is known."""
-    if getattr(kind, "_is_protocol", False) and isinstance(value, UserObject):
-        raise unsupported(
-            "unsupported-call", f"isinstance() asks the protocol {kind.__name__} about an object made here"
-        )
+    unsupported_if(
+        getattr(kind, "_is_protocol", False) and isinstance(value, UserObject),
+        "unsupported-call",
+        f"isinstance() asks the protocol {kind.__name__} about an object made here",
+    )
     if isinstance(value, TensorValue):
         return isinstance(value.example, kind)
     return _is_subclass(trace, trace.make(cls), trace.make(kind))
@@ -247,12 +254,12 @@ def _type_instancecheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(type)
 def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) != 1:
-        raise unsupported(
-            "unsupported-call",
-            "a class is made by type()",
-            cure="define the class outside the compiled function",
-        )
+    unsupported_if(
+        len(args) != 1,
+        "unsupported-call",
+        "a class is made by type()",
+        cure="define the class outside the compiled function",
+    )
     return trace.make(args[0].python_type())
 
 
@@ -413,9 +420,7 @@ def _slice(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 # Iteration --------------------------------------------------------------------------------------------------
 @builtin_rule(iter)
 def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 2:
-        return trace.call_python(polyfills.iter_until, args)
-    return args[0].iterate(trace)
+    return trace.call_python(polyfills.iter_until, args) if len(args) == 2 else args[0].iterate(trace)
 
 
 @builtin_rule(next)
@@ -441,8 +446,11 @@ def _find_step(fn: Any) -> CallRule | None:
         return None
 
     def step(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        if len(args) != 1 or kwargs or not isinstance(args[0], Iterator):
-            raise unsupported("unsupported-call", f"{fn.__qualname__} is called")
+        unsupported_if(
+            len(args) != 1 or kwargs or not isinstance(args[0], Iterator),
+            "unsupported-call",
+            f"{fn.__qualname__} is called",
+        )
         return _next(trace, args, kwargs)
 
     return step
@@ -461,8 +469,11 @@ def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(enumerate)
 def _enumerate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
-    if not args or start.python_type() is not int:
-        raise unsupported("unsupported-call", "enumerate() counts from what is no int")
+    unsupported_if(
+        not args or start.python_type() is not int,
+        "unsupported-call",
+        "enumerate() counts from what is no int",
+    )
     return EnumerateIterator(args[0].iterate(trace), start)
 
 

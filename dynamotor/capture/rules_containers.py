@@ -11,12 +11,12 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.registry import register_all
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .rules_builtins import sort_values
-from .values.base import Value, builtin_rule, builtin_rules
+from .values.base import Args, Kwargs, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
 from .values.containers import (
     DictIterator,
@@ -32,11 +32,6 @@ from .values.deque import DequeValue
 from .values.text import text_of
 from .values.user_object import UserObject
 
-if TYPE_CHECKING:
-    from .trace import Trace
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 NONE, TRUE, ZERO, ONE, LAST, _END = map(Constant, (None, True, 0, 1, -1, sys.maxsize))
 
 
@@ -172,8 +167,7 @@ for _descr in (dict.__getitem__, OrderedDict.__getitem__, defaultdict.__getitem_
 
 def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
     factory = obj.getattr(trace, "default_factory")
-    if is_none(factory):
-        raise trace.error(KeyError, key)
+    trace.raise_if(is_none(factory), KeyError, key)
     value = trace.call(factory, [])
     obj.base.store(trace, key.hash_key(trace), key, value)  # type: ignore[union-attr]
     return value
@@ -250,10 +244,8 @@ def _remove(trace: Trace, self: ListValue, item: Value) -> None:
 @method(list.index, tuple.index, deque.index)
 def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO, stop: Value = _END) -> Value:
     at = _position(trace, self, item, slice(_whole(trace, start), _whole(trace, stop)))
-    if at is None and self.kind is tuple:
-        raise trace.error(ValueError, "tuple.index(x): x not in tuple")
-    if at is None and not item.is_constant():
-        raise unsupported("unsupported-call", "index() of what is not there")
+    trace.raise_if(at is None and self.kind is tuple, ValueError, "tuple.index(x): x not in tuple")
+    unsupported_if(at is None and not item.is_constant(), "unsupported-call", "index() of what is not there")
     if at is None:
         raise trace.error(ValueError, f"{item.as_constant()!r} is not in {self.kind.__name__}")
     return Constant(at)
@@ -289,8 +281,7 @@ def _dict_pop(trace: Trace, self: DictValue, key: Value, default: Value | None =
 @method(dict.popitem, OrderedDict.popitem)
 def _popitem(trace: Trace, self: DictValue, last: Value = TRUE) -> Value:
     table = self.load()
-    if not table:
-        raise trace.error(KeyError, "popitem(): dictionary is empty")
+    trace.raise_if(not table, KeyError, "popitem(): dictionary is empty")
     hash_key = list(table)[-1 if trace.truth(last) else 0]
     pair = table[hash_key]
     self.remove(trace, hash_key)
@@ -363,8 +354,7 @@ for _kind in (OrderedDict, defaultdict):
 def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = TRUE) -> None:
     hash_key = key.hash_key(trace)
     table = self.load()
-    if hash_key not in table:
-        raise trace.error(KeyError, key)
+    trace.raise_if(hash_key not in table, KeyError, key)
     pair = table[hash_key]
     rest = [(h, p) for h, p in table.items() if h != hash_key]
     self.remove(trace, hash_key)
@@ -375,8 +365,7 @@ def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = TRUE) 
 # set --------------------------------------------------------------------------------------------------------
 @method(set.remove)
 def _set_remove(trace: Trace, self: SetValue, item: Value) -> None:
-    if not trace.truth(self.contains(trace, item)):
-        raise trace.error(KeyError, item)
+    trace.raise_if(not trace.truth(self.contains(trace, item)), KeyError, item)
     self.change(trace, "discard", item)
 
 

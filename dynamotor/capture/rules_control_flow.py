@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,14 +17,11 @@ from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import Dim, is_unbacked, leaves_in, mapped
 from ..graph.spec import TensorSpec
 from .bodies import interpret, template_of, value_of
-from .breaks import unsupported
-from .values.base import Value, builtin_rule
+from .breaks import unsupported, unsupported_if
+from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 
 def _operator(name: str) -> Any:
@@ -36,8 +33,11 @@ def _arguments(fn: Any, args: list[Value], kwargs: dict[str, Value], names: str)
     """The arguments in the order of the names; None for those that are not given."""
     words = names.split()
     given: dict[str, Value] = dict(zip(words, args, strict=False)) | kwargs
-    if len(args) > len(words) or given.keys() - set(words):
-        raise unsupported("unsupported-call", f"{fn.__name__} is called with other arguments")
+    unsupported_if(
+        len(args) > len(words) or given.keys() - set(words),
+        "unsupported-call",
+        f"{fn.__name__} is called with other arguments",
+    )
     return [given.get(word) for word in words]
 
 
@@ -45,8 +45,9 @@ def _tensors(value: Value, name: str) -> tuple[Any, list[TensorValue]]:
     """Template and tensors of an operand, which holds nothing else."""
     leaves: list[TensorValue] = []
     template = template_of(value, leaves)
-    if not leaves or not _only_leaves(template):
-        raise unsupported("transform", f"{name} is given other operands than tensors")
+    unsupported_if(
+        not leaves or not _only_leaves(template), "transform", f"{name} is given other operands than tensors"
+    )
     return template, leaves
 
 
@@ -69,8 +70,11 @@ def _body(
     trial = [ShapeTensor.make(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"]
     results = body.gm.forward(*trial)
     memories = [tensor.memory for tensor in (*trial, *results)]
-    if len(set(memories)) != len(memories) or not _only_leaves(body.result):
-        raise unsupported("transform", f"a function given to {name} returns what is no new tensor")
+    unsupported_if(
+        len(set(memories)) != len(memories) or not _only_leaves(body.result),
+        "transform",
+        f"a function given to {name} returns what is no new tensor",
+    )
     return body, free, output.meta["val"]
 
 
@@ -101,8 +105,9 @@ def _call(
 
 def _results(trace: Trace, target: ControlFlow, tensors: list[TensorValue]) -> list[Value]:
     memories = [value.example.memory for value in {id(value): value for value in tensors}.values()]
-    if len(set(memories)) != len(memories):
-        raise unsupported("transform", f"tensors that {target.operator} takes share memory")
+    unsupported_if(
+        len(set(memories)) != len(memories), "transform", f"tensors that {target.operator} takes share memory"
+    )
     return torch_call(trace, target, list(tensors), {}).unpack(trace)
 
 
@@ -118,8 +123,7 @@ def _cond(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given = operands or TupleValue([])
     if not isinstance(flag, TensorValue):
         return trace.call(true if trace.truth(flag) else false, given.unpack(trace), {})
-    if flag.example.numel() != 1:
-        raise unsupported("transform", "cond is given a predicate of several elements")
+    unsupported_if(flag.example.numel() != 1, "transform", "cond is given a predicate of several elements")
     template, leaves = _tensors(given, "cond") if given.unpack(trace) else ((), [])
     examples = [lower(leaf, False) for leaf in leaves]
     bodies, free, specs = [], [], []
@@ -141,8 +145,11 @@ def _while_loop(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     if condition is None or step is None or carried is None or more is not None and more.unpack(trace):
         raise unsupported("unsupported-call", "while_loop is called with other arguments")
     template, leaves = _tensors(carried, "while_loop")
-    if any(leaf.example.requires_grad for leaf in leaves) and torch.is_grad_enabled():
-        raise unsupported("transform", "while_loop carries a tensor that requires a gradient")
+    unsupported_if(
+        any(leaf.example.requires_grad for leaf in leaves) and torch.is_grad_enabled(),
+        "transform",
+        "while_loop carries a tensor that requires a gradient",
+    )
     examples = [lower(leaf, False) for leaf in leaves]
     test, test_reads, (flag,) = _body(trace, "while_loop", condition, template, examples)
     body, reads, specs = _body(trace, "while_loop", step, template, examples)
@@ -165,8 +172,11 @@ def _row(example: torch.Tensor) -> torch.Tensor:
 def _rows(trace: Trace, name: str, leaves: list[TensorValue]) -> Dim:
     """How many rows they have; they have as many."""
     counts = [leaf.example.spec.shape[0] if leaf.example.dim() else 0 for leaf in leaves]
-    if is_unbacked(*counts) or any(n != counts[0] for n in counts) or counts[0] == 0:
-        raise unsupported("transform", f"{name} goes through tensors of different or no length")
+    unsupported_if(
+        is_unbacked(*counts) or any(n != counts[0] for n in counts) or counts[0] == 0,
+        "transform",
+        f"{name} goes through tensors of different or no length",
+    )
     return counts[0]
 
 
@@ -185,10 +195,11 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     carry, carried = _tensors(init, "scan")
     through, leaves = _tensors(xs, "scan")
     at = at % leaves[0].example.dim() if leaves[0].example.dim() else 0
-    if at and torch.__version__ < "2.13":
-        raise unsupported(
-            "unsupported-call", "where scan stacks its results differs between PyTorch's versions"
-        )
+    unsupported_if(
+        at and torch.__version__ < "2.13",
+        "unsupported-call",
+        "where scan stacks its results differs between PyTorch's versions",
+    )
     if at:
         leaves = [torch_call(trace, torch.movedim, [leaf, Constant(at), Constant(0)], {}) for leaf in leaves]  # type: ignore[misc]
     if back:
@@ -221,8 +232,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin_rule(_operator("map"))
 def _map(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if len(args) < 2 or kwargs:
-        raise unsupported("unsupported-call", "map is called with other arguments")
+    unsupported_if(len(args) < 2 or kwargs, "unsupported-call", "map is called with other arguments")
     through, leaves = _tensors(args[1], "map")
     rows = _rows(trace, "map", leaves)
     whole, others = _tensors(TupleValue(args[2:]), "map") if args[2:] else ((), [])

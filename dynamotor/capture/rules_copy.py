@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .breaks import unsupported
-from .values.base import MISSING, Value, builtin_rule
+from .values.base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import FunctionValue
@@ -21,11 +21,6 @@ from .values.nn_module import NNModuleValue
 from .values.tensor import TensorValue, torch_call
 from .values.user_object import UserObject
 
-if TYPE_CHECKING:
-    from .trace import Trace
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 _HOOKS = (
     "__reduce_ex__",
     "__reduce__",

@@ -26,19 +26,22 @@ import types
 import typing
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.registry import register_all
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
 from .polyfills import cursors, itertools as polyfills
 from .polyfills.builtin import iter_until
-from .source import Called, Const
-from .trust import trusted_module
+from .source import Called, Const, trusted_module
 from .values.base import (
     MISSING,
+    Args,
     CallRule,
+    Codegen,
+    Kwargs,
+    Trace,
     Value,
     binders,
     builtin_rule,
@@ -55,13 +58,6 @@ from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 
 
 # operator ---------------------------------------------------------------------------------------------------
@@ -153,8 +149,9 @@ def _find_cached(fn: Any) -> CallRule | None:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         everything = [*args, *kwargs.values()]
         wrapped = fn.__wrapped__
-        if not isinstance(wrapped, types.FunctionType):
-            raise unsupported("unsupported-call", "a cached C function is called")
+        unsupported_if(
+            not isinstance(wrapped, types.FunctionType), "unsupported-call", "a cached C function is called"
+        )
         if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
             trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
             return Constant(None)
@@ -168,13 +165,13 @@ def _find_cached(fn: Any) -> CallRule | None:
             )
         if library:
             return trace.call(trace.make(wrapped), args, kwargs)
-        if not all(map(_is_key, everything)):
-            raise unsupported(
-                "unsupported-call",
-                f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
-                "what it returns for these arguments is not known",
-                "call it outside the compiled function",
-            )
+        unsupported_if(
+            not all(map(_is_key, everything)),
+            "unsupported-call",
+            f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
+            "what it returns for these arguments is not known",
+            "call it outside the compiled function",
+        )
         real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
         try:
             answer = trace.reader.ask(
@@ -381,9 +378,7 @@ def _var_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     found = _read_var(trace, var)
     if found is not MISSING:
         return found
-    if len(args) > 1:
-        return args[1]
-    return trace.real_call(var.get)
+    return args[1] if len(args) > 1 else trace.real_call(var.get)
 
 
 @builtin_rule(contextvars.ContextVar.set)
@@ -483,8 +478,11 @@ def _heap_rule(function: types.FunctionType) -> CallRule:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         heap = args[0] if args else None
         empty = isinstance(heap, ListValue) and not heap.items
-        if not isinstance(heap, ListValue) or empty and function.__name__ in ("heappop", "heapreplace"):
-            raise unsupported("unsupported-call", f"{function.__name__} is called, which raises")
+        unsupported_if(
+            not isinstance(heap, ListValue) or empty and function.__name__ in ("heappop", "heapreplace"),
+            "unsupported-call",
+            f"{function.__name__} is called, which raises",
+        )
         return trace.call_python(function, args, kwargs)
 
     return rule
@@ -520,10 +518,12 @@ def _find_logging(fn: Any) -> CallRule | None:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         if not once and not _is_logged(trace, fn.__name__, args):
             return Constant(None)
-        if fn.__name__ == "exception" or "exc_info" in kwargs or "stack_info" in kwargs:
-            raise unsupported(
-                "side-effect", "a message with a traceback or stack is logged", "they are those of the call"
-            )
+        unsupported_if(
+            fn.__name__ == "exception" or "exc_info" in kwargs or "stack_info" in kwargs,
+            "side-effect",
+            "a message with a traceback or stack is logged",
+            "they are those of the call",
+        )
         trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
         return Constant(None)
 
@@ -547,8 +547,9 @@ _LOGGED = {
 @builtin_rule(logging.Logger.isEnabledFor, logging.Logger.getEffectiveLevel)
 def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     logger = args[0].real()
-    if logger is MISSING or args[0].source is None:
-        raise unsupported("unsupported-call", "a logger made in the trace")
+    unsupported_if(
+        logger is MISSING or args[0].source is None, "unsupported-call", "a logger made in the trace"
+    )
     trace.reader.guard_identity(args[0].source, logger)
     if len(args) == 1:
         return Constant(
@@ -562,16 +563,20 @@ def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(warnings.warn, warnings.warn_explicit)
 def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if trace.reader.ask(
-        Const(warnings, "warnings"),
-        warnings,
-        "whether one raises",
-        lambda now: any(f[0] == "error" for f in now.filters),
-    ):
-        raise unsupported("side-effect", "a warning may be raised as an error")
+    unsupported_if(
+        trace.reader.ask(
+            Const(warnings, "warnings"),
+            warnings,
+            "whether one raises",
+            lambda now: any(f[0] == "error" for f in now.filters),
+        ),
+        "side-effect",
+        "a warning may be raised as an error",
+    )
     record = getattr(warnings._showwarnmsg_impl, "__self__", None)  # type: ignore[attr-defined]
-    if id(record) in trace.reader.values:
-        raise unsupported("side-effect", "a warning goes to a list that the function has")
+    unsupported_if(
+        id(record) in trace.reader.values, "side-effect", "a warning goes to a list that the function has"
+    )
     trace.effects.later(
         trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"}
     )

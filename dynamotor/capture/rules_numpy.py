@@ -10,22 +10,31 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from .breaks import Unsupported, unsupported
 from .guards import TypeIs
-from .values.array import ANY, BOOLS, FLOATS, WHOLE, ArrayValue, compute, made, on_known, operands_of, refused
-from .values.base import CallRule, Value, builtin_rule, call_finder, wrap_held, wrap_rule
+from .values.array import (
+    ANY,
+    BOOLS,
+    FLOATS,
+    WHOLE,
+    ArrayValue,
+    compute,
+    made,
+    on_known,
+    operands_of,
+    refuse_if,
+    refused,
+)
+from .values.base import CallRule, Trace, Value, builtin_rule, call_finder, wrap_held, wrap_rule
 from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.klass import Builtin
 from .values.tensor import TensorValue, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 _PLAIN = (int, float, complex, bool, str, type(None))
 _SCALARS: tuple[type, ...] = tuple({np.dtype(code).type for code in "?bhilqBHILQefdFD"})
@@ -124,8 +133,10 @@ def _of_arrays(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value
         return found
     if isinstance(fn, np.ufunc) and fn.__name__ in _UFUNCS and len(args) == fn.nin and not kwargs:
         target, kinds = _UFUNCS[fn.__name__]
-        if target in _BOTH_TENSORS and not all(type(a) is ArrayValue for a in args):
-            raise refused(f"{fn.__name__} of an array and a number")
+        refuse_if(
+            target in _BOTH_TENSORS and not all(type(a) is ArrayValue for a in args),
+            f"{fn.__name__} of an array and a number",
+        )
         return compute(trace, target, args, kinds)
     rule = _FUNCTIONS.get(fn)
     if rule is None:
@@ -147,12 +158,12 @@ def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Valu
             if found is not None:
                 return found
             given = dict(zip(("a", *parameters), args))
-            if (
+            refuse_if(
                 len(args) > len(parameters) + 1
                 or kwargs.keys() - set(parameters)
-                or given.keys() & kwargs.keys()
-            ):
-                raise refused(f"{name} with unusual arguments")
+                or given.keys() & kwargs.keys(),
+                f"{name} with unusual arguments",
+            )
             given |= {key: value for key, value in kwargs.items() if not is_none(value)}
             return rule(trace, given["a"], *[given.get(key) for key in parameters])
 
@@ -179,13 +190,14 @@ def _reduction(name: str, target: Any, kinds: frozenset[torch.dtype], *more: str
         if type(a) is not ArrayValue or a.scalar:
             raise refused(f"{name} of {a.describe()}")
         example = a.tensor(trace).example
-        if any(type(n) is not int or not n for n in example.shape):
-            raise refused(f"{name} of no numbers, or of a number of them that changes")
+        refuse_if(
+            any(type(n) is not int or not n for n in example.shape),
+            f"{name} of no numbers, or of a number of them that changes",
+        )
         keep = rest[-1] is not None and rest[-1].as_constant() is True
         named = {} if len(rest) == 1 else {"correction": rest[0] or Constant(0)}
         if axis is not None and not is_none(axis):
-            if not example.dim():
-                raise refused(f"{name} along an axis of a number")
+            refuse_if(not example.dim(), f"{name} along an axis of a number")
             _row_major(trace, a, name)
             named |= {"dim": axis, "keepdim": Constant(keep)}
         elif keep:
@@ -257,8 +269,7 @@ def _joining(name: str, target: Any) -> None:
     def _join(trace: Trace, arrays: Value, axis: Value | None) -> Value:
         items = arrays.items if isinstance(arrays, SequenceValue) else []
         parts = [a.tensor(trace) for a in items if type(a) is ArrayValue]
-        if not items or len(parts) != len(items):
-            raise refused(f"{name} of anything but a list of arrays")
+        refuse_if(not items or len(parts) != len(items), f"{name} of anything but a list of arrays")
         for array in items:
             _row_major(trace, array, name)
         operands_of(trace, items, ANY)  # of one dtype
@@ -329,8 +340,7 @@ for _name in ("item", "tolist"):
 
 @builtin_rule(np.ndarray.reshape, np.reshape)
 def _reshape(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if kwargs or not args or len(args) < 2:
-        raise refused("reshape with unusual arguments")
+    refuse_if(kwargs or not args or len(args) < 2, "reshape with unusual arguments")
     return _viewed(trace, args[0], "reshape", *args[1:])
 
 
@@ -344,8 +354,7 @@ def _astype(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     except TypeError:
         raise refused("astype to a type that tensors lack") from None
     had = array.tensor(trace).example.dtype
-    if wanted not in ANY or (had in FLOATS and wanted not in FLOATS):
-        raise refused(f"astype from {had} to {wanted}")
+    refuse_if(wanted not in ANY or (had in FLOATS and wanted not in FLOATS), f"astype from {had} to {wanted}")
     _row_major(trace, array, "astype")
     to = torch_call(trace, "to", [array.tensor(trace), Constant(wanted)], {"copy": Constant(True)})
     return ArrayValue.of(to)

@@ -11,24 +11,30 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from .breaks import unsupported
+from .breaks import unsupported, unsupported_if
 from .source import Called
 from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
-from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder, overrides, wrap_rule
+from .values.base import (
+    MISSING,
+    CallRule,
+    Codegen,
+    Trace,
+    Value,
+    builtin_rule,
+    call_finder,
+    overrides,
+    wrap_rule,
+)
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
 from .values.klass import ClassValue
 from .values.tensor import TensorValue, lower, torch_call
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 _Switch = torch._C.DisableTorchFunctionSubclass
 _NONE = torch._C._disabled_torch_function_impl
@@ -87,12 +93,12 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def _check_class(trace: Trace, cls: Any) -> None:
     """Refuse what takes over below PyTorch's functions, or takes nothing over."""
     trace.type_attr(cls, "__torch_function__")
-    if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or cls.__torch_function__ is _NONE:
-        raise unsupported(
-            "tensor-subclass",
-            f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__",
-            cure="pass plain tensors, or keep this part outside the compiled function",
-        )
+    unsupported_if(
+        cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or cls.__torch_function__ is _NONE,
+        "tensor-subclass",
+        f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__",
+        cure="pass plain tensors, or keep this part outside the compiled function",
+    )
 
 
 @builtin_rule(torch.Tensor.as_subclass)
@@ -197,8 +203,11 @@ def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, 
     given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
     specs = [value.tensor.example.spec for value in met]
     result = rule(trace, given, named)
-    if any(value.tensor.example.spec != spec for value, spec in zip(met, specs)):
-        raise unsupported("tensor-subclass", "the shape of a subclass's tensor is changed in place")
+    unsupported_if(
+        any(value.tensor.example.spec != spec for value, spec in zip(met, specs)),
+        "tensor-subclass",
+        "the shape of a subclass's tensor is changed in place",
+    )
     return next((value for value in met if value.tensor is result), result)
 
 

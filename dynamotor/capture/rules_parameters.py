@@ -7,32 +7,28 @@ as they reach any other input. In eager both share memory: who looks at the othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
-from .breaks import unsupported
+from .breaks import unsupported_if
 from .source import Called, Const
-from .values.base import Value, builtin_rule
+from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.tensor import TensorValue, outside_tensors, torch_call
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 
 @builtin_rule(torch.Tensor._make_subclass)
 def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, data, wanted = (*args, Constant(False))[:3]
-    if kwargs or len(args) > 3 or not _can_be_made(trace, cls, data, wanted):
-        raise unsupported(
-            "unsupported-call",
-            "a tensor of a subclass, or a parameter that shares memory with a tensor from outside, is made",
-            cure="make it outside the compiled function",
-        )
+    unsupported_if(
+        kwargs or len(args) > 3 or not _can_be_made(trace, cls, data, wanted),
+        "unsupported-call",
+        "a tensor of a subclass, or a parameter that shares memory with a tensor from outside, is made",
+        cure="make it outside the compiled function",
+    )
     assert isinstance(data, TensorValue)
     leaf = _leaf(data.example.spec, wanted.as_constant())
     source = Called(Const(leaf, "a new parameter"), _made)

@@ -7,22 +7,18 @@ Inference mode is also entered for real, as grad mode is, so that the trial's te
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import _compile
 
 from ..graph import states
-from .breaks import Unsupported, unsupported
-from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder
+from .breaks import Unsupported, unsupported, unsupported_if
+from .values.base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder
 from .values.constant import Constant
 from .values.context import ModeEffect
 from .values.tensor import TensorValue, torch_call
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 _SEEDS = range(-(2**63), 2**64)
 
@@ -50,8 +46,7 @@ class StateEffect(Value):
 
     def replay(self, cg: Codegen) -> None:
         """The graph has done it all."""
-        if self.regions:
-            raise unsupported("context", "torch.inference_mode() is left open")
+        unsupported_if(self.regions, "context", "torch.inference_mode() is left open")
 
 
 def broken_region(trace: Trace) -> bool:
@@ -155,8 +150,11 @@ def _find_manual_seed(fn: Any) -> CallRule | None:
 @builtin_rule(torch.random.manual_seed)
 def _manual_seed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     (number,) = args or kwargs.values()
-    if number.python_type() is not int or number.as_constant() not in _SEEDS:
-        raise unsupported("random", "manual_seed() is called with what is no seed")
+    unsupported_if(
+        number.python_type() is not int or number.as_constant() not in _SEEDS,
+        "random",
+        "manual_seed() is called with what is no seed",
+    )
     _random_call(trace, "manual_seed")
     trace.graph.call_function(states.seed, (int(number.as_constant()),), {})
     return trace.make(torch.default_generator)

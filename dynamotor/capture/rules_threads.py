@@ -5,15 +5,11 @@ graph.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .breaks import unsupported
-from .values.base import MISSING, Value, builtin_rule, wrap_rule
+from .values.base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .output import Codegen
-    from .trace import Trace
 
 
 class LocalValue(UserObject):
@@ -86,6 +82,5 @@ def _wrap_local(trace: Trace, source: Any, obj: Any) -> Value:
 
 @builtin_rule(threading.local)
 def _make_local(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if args or kwargs:
-        raise trace.error(TypeError, "Initialization arguments are not supported")
+    trace.raise_if(args or kwargs, TypeError, "Initialization arguments are not supported")
     return LocalValue(threading.local)

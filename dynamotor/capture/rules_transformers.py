@@ -8,13 +8,10 @@ other code.
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .values.base import CallRule, Value, call_finder
+from .values.base import CallRule, Trace, Value, call_finder
 from .values.constant import Constant, is_none
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 
 def _run_once(fn: Any) -> CallRule:

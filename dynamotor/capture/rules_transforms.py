@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._functorch import eager_transforms, vmap
@@ -18,15 +18,12 @@ from ..graph.bodies import Transformed, fill, flatten
 from ..graph.op_facts import facts
 from ..graph.shape_tensor import ShapeTensor, infer, recording
 from .bodies import called_with, interpret, template_of, value_of
-from .breaks import unsupported
+from .breaks import unsupported_if
 from .polyfills import transforms as polyfills
-from .values.base import Value, builtin_rule
+from .values.base import Trace, Value, builtin_rule
 from .values.containers import TupleValue
 from .values.function import FunctionValue, code_rule
 from .values.tensor import TensorValue, lower, torch_call, trial
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 Transform = Callable[..., Callable[..., Any]]
 
@@ -55,8 +52,7 @@ class Applied:
             return called_with(lambda function: transform(function)(*plain, **words))
 
         asked = trial(trace, name, ask, examples, {})
-        if asked is None:
-            raise unsupported("transform", f"{name} does not call its function")
+        unsupported_if(asked is None, "transform", f"{name} does not call its function")
         inner: list[torch.Tensor] = []
         template = flatten((asked.args_of_call, asked.kwargs_of_call), inner)
         grad = torch.is_grad_enabled()
@@ -173,8 +169,7 @@ def _refuse_random(applied: Applied) -> None:
     examples = [ShapeTensor.make(node.meta["val"]) for node in gm.graph.nodes if node.op == "placeholder"]
     with recording(Watch()):
         gm.forward(*examples)
-    if drawn:
-        raise unsupported("transform", "a function given to vjp draws random numbers")
+    unsupported_if(drawn, "transform", "a function given to vjp draws random numbers")
 
 
 _associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan").associative_scan
@@ -188,8 +183,11 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     options = {"combine_mode": "pointwise"} | _constants(given)
     leaves: list[TensorValue] = []
     template_of(xs, leaves)
-    if options["combine_mode"] != "generic" and any(leaf.example.device.type != "cuda" for leaf in leaves):
-        raise unsupported("transform", "associative_scan is called with a mode that is for GPUs")
+    unsupported_if(
+        options["combine_mode"] != "generic" and any(leaf.example.device.type != "cuda" for leaf in leaves),
+        "transform",
+        "associative_scan is called with a mode that is for GPUs",
+    )
     options["combine_mode"] = "generic"
 
     def transform(function: Any) -> Any:

@@ -12,6 +12,7 @@ True
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Container
 from dataclasses import dataclass
@@ -19,7 +20,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..base.typed import MaybeNone
+from ..base.registry import MaybeNone
+
+# Another torch.nn.functional.relu after a compile is seen, another code of that function or another item of a list that
+# its module holds is not; everything that hangs on users' objects and classes is.
+_TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) - {"__main__", "test", "this"} | {
+    "torch",
+    "numpy",
+    "dynamotor",
+}
+
+
+def trusted_module(name: Any) -> bool:
+    """Whether the module of this name is taken as constant."""
+    return isinstance(name, str) and name.partition(".")[0] in _TRUSTED_ROOTS
 
 
 class Missing(Exception):
@@ -244,9 +258,9 @@ class DictItem(Source):
     def __str__(self) -> str:
         if isinstance(self.base, InstanceDict) and isinstance(self.key, str):
             return f"{self.base.base}.{self.key}"
-        if isinstance(self.base, GlobalsOf | BuiltinsOf):
-            return str(self.key)
-        return f"{self.base}[{self.key!r}]"
+        return (
+            str(self.key) if isinstance(self.base, GlobalsOf | BuiltinsOf) else f"{self.base}[{self.key!r}]"
+        )
 
 
 class SeqItem(Source):

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..base.errors import UserLine
-from .breaks import OfTrace, unsupported
+from .breaks import OfTrace, unsupported, unsupported_if
 from .checks import Checks
 from .effects import Effects
 from .graph_builder import GraphBuilder
@@ -97,9 +97,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         """The value of a real result computed at trace time: plain constants, or an object that the entry
         holds (functions, classes, containers of the library, ...)."""
         cls = type(obj)
-        if cls in PLAIN:
-            return Constant(obj)
-        return self.reader.wrap(Const(obj, _label(obj)), obj)
+        return Constant(obj) if cls in PLAIN else self.reader.wrap(Const(obj, _label(obj)), obj)
 
     def fresh(self, obj: Any) -> Value:
         """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the
@@ -119,12 +117,12 @@ class Trace(Inlining, Instances, Text, Protocol):
     def check_generators(self) -> None:
         """Refuse a trace that ends while a generator waits inside a `try` or `with`."""
         for generator in self.generators:
-            if generator.has_duties():
-                raise unsupported(
-                    "finalizer",
-                    f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
-                    "CPython closes it when the last reference goes",
-                )
+            unsupported_if(
+                generator.has_duties(),
+                "finalizer",
+                f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
+                "CPython closes it when the last reference goes",
+            )
 
     # Calls --------------------------------------------------------------------------------------------------
     def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
@@ -161,13 +159,17 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.link_context(error)
         return Raised(error)
 
+    def raise_if(self, bad: Any, cls: type[BaseException], *args: Any) -> None:
+        """Raise an exception of the user's program where that is so."""
+        if bad:
+            raise self.error(cls, *args)
+
     def exception(self) -> Value | None:
         """The exception that is being handled here. Where no block of the trace handles one, it relies on it
         that its caller handles none, either.
         """
         if self.handled is None:
-            if self.handling:
-                raise unsupported("unsupported-value", "the exception that the caller is handling")
+            unsupported_if(self.handling, "unsupported-value", "the exception that the caller is handling")
             self.reader.guard(ConstEquals(Called(Const(sys, "sys"), _handled), None))
         return self.handled
 

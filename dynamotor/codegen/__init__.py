@@ -40,7 +40,7 @@
   graph's nodes lie). Graphs with collectives, custom ops or a `torch.Generator` are not run twice.
   `memory.verify_plan` (`config.verify`) proves planned lifetimes apart.
 * `runtime.build.load_library(source: str, flags) -> CDLL-like`: compile with g++ (disk cached), load.
-  `runtime.launch`: C function pointers called with tensors' data pointers through `dynamotor._C` without
+  `runtime.build`: C function pointers called with tensors' data pointers through `dynamotor._C` without
   ctypes' cost.
 """
 
@@ -55,13 +55,11 @@ from torch import fx
 
 from ..base.config import config
 from ..base.errors import BuildError
-from ..base.events import counters, emit, timed
-from ..base.log import warn_once
-from ..graph.info import GraphInfo
+from ..base.events import counters, emit, timed, warn_once
 from ..graph.module import copy_of
 from ..graph.op_facts import meets_ranks
 from ..graph.size_nodes import is_size
-from ..graph.spec import TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec
 from ..lower.ir import lowering
 from ..lower.lower import lower_graph
 from ..lower.lowering import Decline

@@ -68,9 +68,7 @@ class CppBody:
 
     def number(self, n: Dim) -> str:
         """A size as C++ text."""
-        if type(n) is not Size:
-            return str(n)
-        return self.sizes.setdefault(n, f"z{len(self.sizes)}")
+        return str(n) if type(n) is not Size else self.sizes.setdefault(n, f"z{len(self.sizes)}")
 
     # -- indices ---------------------------------------------------------------------------------------------
     def index(self, index: Index, scope: CppScope) -> str:
@@ -121,9 +119,7 @@ class CppBody:
         name = self.value(e, scope)
         have = scope.find(e)
         have_width = have[1] if have else 1
-        if have_width == width:
-            return name
-        return f"bc<{ctype(e.dtype, width)}>({name})"
+        return name if have_width == width else f"bc<{ctype(e.dtype, width)}>({name})"
 
     def _compute(self, e: Expr, scope: CppScope) -> str:
         """Emit e into its scope; gives its name (or the literal)."""
@@ -266,6 +262,4 @@ class _LaneScope(CppScope):
         if own is not None:
             return own
         outer = self.around.find(e)
-        if outer is not None and outer[1] > 1:
-            return f"{outer[0]}[{self.lane}]", 1
-        return outer
+        return (f"{outer[0]}[{self.lane}]", 1) if outer is not None and outer[1] > 1 else outer

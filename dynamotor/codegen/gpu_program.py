@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import checkout
 from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, emit
-from ..graph.info import GraphInfo
 from ..graph.sizes import Size, hint
-from ..graph.spec import TensorSpec, copy_as
+from ..graph.spec import GraphInfo, TensorSpec, copy_as
 from ..lower.lowering import Decline, decline_if
 from ..lower.program import ExternStep, LoopStep, Program, refs
-from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
+from ..runtime import device_memory, memory, triton_build, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
 from .cpp import structure
 from .program import CallInstance, CallProgram, Writer, nbytes_of
@@ -149,10 +149,11 @@ def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
 
 
 def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
-    """The function in the interpreter."""
-    kernel = triton_interpret.make_interpreted(HELPERS + f.source, f.name, int(f.grid), ints)
+    """The function in the interpreter, which only tests need: a checkout has it."""
+    interpreter = checkout.bench("triton_interpret")
+    kernel = interpreter.make_interpreted(HELPERS + f.source, f.name, int(f.grid), ints)
     other = f.fallback
-    return kernel if other is None else triton_interpret.by_alignment(kernel, interpreted(other, ints))
+    return kernel if other is None else interpreter.by_alignment(kernel, interpreted(other, ints))
 
 
 def _placed(program: Program, device: torch.device) -> Program:
@@ -165,9 +166,7 @@ def _placed(program: Program, device: torch.device) -> Program:
 
 def _in_any_variant(step: LoopStep | ExternStep) -> LoopStep | ExternStep:
     """A step whose result may lie where an operand did only if each variant of it is one launch: a map."""
-    if isinstance(step, ExternStep) or is_map(step.kernel):
-        return step
-    return replace(step, inplace=())
+    return step if isinstance(step, ExternStep) or is_map(step.kernel) else replace(step, inplace=())
 
 
 class Meanwhile:

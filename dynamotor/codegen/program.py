@@ -31,15 +31,13 @@ from .. import _C
 from ..base import cache
 from ..base.config import config
 from ..base.errors import BackendError, BuildError, UserLine
-from ..base.events import counters, emit
-from ..base.log import log
-from ..graph.info import GraphInfo
+from ..base.events import counters, emit, log
 from ..graph.op_facts import is_custom
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
-from ..graph.spec import CPU, TensorSpec, copy_as, is_lazy
+from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
-from ..runtime import build, launch, memory
+from ..runtime import build, memory
 from . import checked, cpp, externs
 
 _view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
@@ -379,9 +377,9 @@ class Writer:
             value, (bool, int, float, str, Size, torch.dtype, torch.memory_format, torch.layout)
         ):
             return repr(value)
-        if isinstance(value, torch.device):
-            return f"torch.device({str(value)!r})"
-        return self.constant("c", value)
+        return (
+            f"torch.device({str(value)!r})" if isinstance(value, torch.device) else self.constant("c", value)
+        )
 
     def unique(self, stem: str) -> str:
         """A name that nothing else in the text has."""
@@ -704,7 +702,7 @@ class CallProgram:
         """The kernels, whose C functions are in these libraries, and where results come from."""
         found: dict[str, Any] = {"take": self._pool.take, "new": memory.new_tensor}
         for name, (c_name, n_pointers, ints) in self.listing.kernels.items():
-            found[name] = launch.make_kernel(place[c_name], c_name, n_pointers, ints)
+            found[name] = build.make_kernel(place[c_name], c_name, n_pointers, ints)
         return found
 
     def _constants(self) -> dict[str, Any]:
@@ -814,7 +812,7 @@ class CallProgram:
                 if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
                     known.pop(next(iter(known)))
                 known[sizes] = instance
-            pointers = launch.data_pointers([inputs[i] for i in self._static])
+            pointers = _C.data_ptrs([inputs[i] for i in self._static])
             if pointers != instance.pointers:
                 self._rebind(instance, inputs)
                 instance.pointers = pointers

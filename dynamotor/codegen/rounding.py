@@ -65,9 +65,7 @@ class Moved:
         if not about.pointwise and not exact:
             args, kwargs = pytree.tree_map(self._about, (args, kwargs))
         result = target(*args, **kwargs)
-        if exact and not _narrows(op, args, result):
-            return result
-        return pytree.tree_map(self._about, result)
+        return result if exact and not _narrows(op, args, result) else pytree.tree_map(self._about, result)
 
     def _about(self, value: Any) -> Any:
         """A tensor whose elements lie a few roundings elsewhere."""

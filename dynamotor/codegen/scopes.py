@@ -28,9 +28,7 @@ class ValueScope(Generic[Known]):
         another form.
         """
         found = self.values.get(e)
-        if found is None and self.parent is not None:
-            return self.parent.find(e)
-        return found
+        return self.parent.find(e) if found is None and self.parent is not None else found
 
 
 _UNSAID = frozenset(

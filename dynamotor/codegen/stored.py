@@ -25,6 +25,7 @@ from ..base.config import config
 from ..base.errors import BuildError
 from ..graph.op_facts import is_custom
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, plain
+from ..graph.spec import Compiled
 from ..runtime import build, triton_build
 from ..runtime.cuda_graphs import GraphedCall
 from .externs import Callee
@@ -32,8 +33,6 @@ from .folded import FoldedCall, FoldedOnce, Part
 from .gpu_program import GpuProgram, Launch
 from .program import CallProgram, Expected, Listing
 from .triton_kernel import TritonFunction
-
-Compiled = Callable[..., Any]
 
 
 def describe(call: Compiled | None) -> Any:
@@ -63,15 +62,15 @@ def describe(call: Compiled | None) -> Any:
         {name: _constant(name, value) for name, value in call.described().items()},
     ]
     if type(call) is GpuProgram:
-        if call.listing.layout:
-            raise NotPlain("a GPU's program of sizes that differ between calls")
+        NotPlain.when(call.listing.layout, "a GPU's program of sizes that differ between calls")
         return {"gpu": [*text, kernels_of(call), encode(gpu_of(call.device))]}
     return {"program": [*text, [[build.build_key(s, flags), names] for s, flags, names in call.units()]]}
 
 
 def _constant(name: str, value: Any) -> Any:
-    if type(value) not in (Callee, Expected) or is_custom(value.target):
-        raise NotPlain(f"the constant {name} of a program")
+    NotPlain.when(
+        type(value) not in (Callee, Expected) or is_custom(value.target), f"the constant {name} of a program"
+    )
     return encode(value)
 
 
@@ -188,8 +187,7 @@ def hash_of_package(package: Path = _PACKAGE) -> str:
     tenth of a small model's first call. NotPlain where it has none.
     """
     files = list(_files(str(package)))
-    if len(files) < 50:
-        raise NotPlain("a package without its source files")
+    NotPlain.when(len(files) < 50, "a package without its source files")
     states = ((file.path, file.stat()) for file in files)
     state = cache.digest(*(f"{p} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for p, s in states))
     known = cache.load("package", state)
@@ -241,8 +239,7 @@ def gpu_of(device: torch.device) -> tuple[Any, ...]:
 
 def kernels_of(call: GpuProgram) -> Any:
     """The launches of a program. NotPlain where another program has to stand by for other settings."""
-    if call.rounds:
-        raise NotPlain("a program with matrix products in TF32")
+    NotPlain.when(call.rounds, "a program with matrix products in TF32")
     return {name: encode(launch) for name, launch in call.launches().items()}
 
 

@@ -2,7 +2,7 @@
 
 >>> functions, steps = expand(program)      # the program's loop steps as launches over more buffers
 
-The functions are text; runtime/triton_build.py makes GPU code of them, runtime/triton_interpret.py runs them
+The functions are text; runtime/triton_build.py makes GPU code of them, bench/triton_interpret.py runs them
 without a GPU.
 """
 
@@ -19,9 +19,8 @@ from . import triton_sizes
 from .cpp import structure
 from .triton_kernel import LaunchPiece, TileEmitter, TritonFunction
 from .triton_ops import unmarked
-from .triton_plan import DEFAULT, NewBuffer, plan_kernel
+from .triton_plan import DEFAULT, GpuTuning, NewBuffer, plan_kernel
 from .triton_scan import ScanTiles
-from .triton_tuning import GpuTuning
 from .verify import verify_places, verify_triton
 
 

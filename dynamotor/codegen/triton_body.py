@@ -369,9 +369,13 @@ class TileBody:
         steps = contiguous_stride([v.size for v in loops])
         along = all(equal(linear.terms.get(v, 0), step) for v, step in zip(loops, steps, strict=True))
         rest = Index({a: c for a, c in linear.terms.items() if a not in loops}, linear.const)
-        if not loops or not along or axis.block % 4 or not rest.is_affine:
-            return None
-        if not all(divides(4, n) for n in (rest.const, *rest.terms.values())):
+        if (
+            not loops
+            or not along
+            or axis.block % 4
+            or not rest.is_affine
+            or not all(divides(4, n) for n in (rest.const, *rest.terms.values()))
+        ):
             return None
         before = self.index(Index({a: c // 4 for a, c in rest.terms.items()}, rest.const // 4), scope)
         quarter = self.expanded(

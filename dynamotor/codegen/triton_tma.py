@@ -63,9 +63,7 @@ def plane(o: Operand, size: tuple[int, int], compute: torch.dtype) -> Plane | No
     if o.dtype not in _LOADED or o.dtype != compute or column != 1 or min(size) == 1:
         return None
     unit = _UNIT // o.dtype.itemsize
-    if not 0 < row * o.dtype.itemsize < _MOST_ROW:
-        return None
-    if o.offset % unit or row % unit or batch % unit:
+    if not 0 < row * o.dtype.itemsize < _MOST_ROW or o.offset % unit or row % unit or batch % unit:
         return None
     rows, columns = reversed(size) if turned else size
     return Plane(o.buffer, o.offset, batch, (rows, columns), row, turned)

@@ -25,8 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import _C
 from ..base.errors import DistributedError, user_line
-from ..base.events import counters, emit
-from ..base.log import log
+from ..base.events import counters, emit, log
 from ..runtime.memory import ResultPool, new_pool
 from .agreement import next_number, tell_all
 from .ops import number_of

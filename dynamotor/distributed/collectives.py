@@ -20,7 +20,7 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch import fx
 
-from ..capture.breaks import unsupported
+from ..capture.breaks import unsupported_if
 from ..capture.guards import IdIs
 from ..capture.values.base import MISSING, CallRule, Value, builtin_rule, call_finder
 from ..capture.values.constant import Constant
@@ -115,12 +115,12 @@ def _answered(fn: Callable[..., Any]) -> None:
         values = []
         for value in (*args, *kwargs.values()):
             real = value.real()
-            if real is MISSING and not value.is_constant():
-                raise unsupported(
-                    "unsupported-value",
-                    "a process group made inside the captured region",
-                    cure="make the group outside the compiled function",
-                )
+            unsupported_if(
+                real is MISSING and not value.is_constant(),
+                "unsupported-value",
+                "a process group made inside the captured region",
+                cure="make the group outside the compiled function",
+            )
             if real is not MISSING and value.source is not None:
                 trace.reader.guard(IdIs(value.source, real))
             values.append(value.as_constant() if real is MISSING else real)

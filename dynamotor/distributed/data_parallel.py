@@ -20,17 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import UsageError
-from ..base.events import counters, emit
-from ..base.log import log
+from ..base.events import counters, emit, log
 from ..graph.module import graph_module
+from ..graph.spec import Backend, Compiled
 from .averager import Averager, averager_of
 from .collectives import has_collectives, overlap, sink_waits
 from .rewrite import BackwardRewriter
 from .split import cut
 from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
 
-Compiled = Callable[..., Any]
-Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Compiled]
 MODES = ("auto", "ingraph", "split", "off")
 
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from ..graph.op_facts import facts
-from ..graph.spec import TensorSpec
+from ..graph.shapes import call
+from ..graph.spec import Compiled, TensorSpec
 from .averager import Averager
 from .collectives import overlap
 from .ops import bucket_start, bucket_wait
 from .plan import BucketPlan, make_plan
 from .wrapper import Reason, bucket_caps
-
-Compiled = Callable[..., Any]
 
 
 def gradient_nodes(
@@ -72,8 +70,9 @@ def insert_starts(
         ready = max(grads, key=at.__getitem__)
         last = ready if at[ready] >= at[last] else last
         with graph.inserting_after(last):
-            start = graph.call_function(bucket_start, (grads, starts[-1] if starts else None, number, i))
-        start.meta["val"] = TensorSpec.dense((bucket.numel,), bucket.dtype, bucket.device)
+            spec = TensorSpec.dense((bucket.numel,), bucket.dtype, bucket.device)
+            before = starts[-1] if starts else None
+            start = call(graph, bucket_start, grads, before, number, i, spec=spec)
         at[start] = at[last]
         starts.append(start)
         last = start
@@ -86,13 +85,12 @@ def insert_waits(
     """At the end of the graph wait for each bucket, in order; gives the nodes of the averages."""
     averages = {}
     for i, (bucket, start) in enumerate(zip(plan.buckets, starts, strict=True)):
-        wait = graph.call_function(bucket_wait, (start, starts[-1], number, i))
-        wait.meta["val"] = tuple(
+        specs = tuple(
             TensorSpec(slot.shape, slot.stride, bucket.dtype, bucket.device) for slot in bucket.slots
         )
+        wait = call(graph, bucket_wait, start, starts[-1], number, i, spec=specs)
         for k, slot in enumerate(bucket.slots):
-            averages[slot.name] = graph.call_function(operator.getitem, (wait, k))
-            averages[slot.name].meta["val"] = wait.meta["val"][k]
+            averages[slot.name] = call(graph, operator.getitem, wait, k, spec=specs[k])
     return averages
 
 
@@ -148,9 +146,7 @@ class BackwardRewriter:
                 "several_graphs", f"not every parameter is used in one graph ({_some(outside)} are not)"
             )
         unused = [name for name in wanted if name not in gradients]
-        if unused:
-            return Reason("unused", f"parameters without a gradient: {_some(unused)}")
-        return None
+        return Reason("unused", f"parameters without a gradient: {_some(unused)}") if unused else None
 
 
 def _some(names: Sequence[str]) -> str:

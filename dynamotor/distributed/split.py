@@ -13,48 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from ..autograd.stages import Backend, Compiled, StagedCall
-from ..graph.spec import TensorSpec
-
-_REGIONS_OPEN = (torch.amp.autocast_mode._enter_autocast,)
-_REGIONS_CLOSE = (torch.amp.autocast_mode._exit_autocast,)
-# Calls whose result shows their first argument's memory, by name: a write through them is a write to it.
-_VIEWS = {
-    "T",
-    "contiguous",
-    "detach",
-    "diagonal",
-    "expand",
-    "flatten",
-    "getitem",
-    "mT",
-    "movedim",
-    "narrow",
-    "permute",
-    "reshape",
-    "select",
-    "squeeze",
-    "swapaxes",
-    "t",
-    "transpose",
-    "unflatten",
-    "unsqueeze",
-    "view",
-    "view_as",
-}
-_WRITING_OPERATORS = {
-    "iadd",
-    "iand",
-    "ifloordiv",
-    "imod",
-    "imul",
-    "ior",
-    "ipow",
-    "isub",
-    "itruediv",
-    "ixor",
-    "setitem",
-}
+from ..autograd.around import Trial
+from ..autograd.kept import specs_of
+from ..autograd.stages import StagedCall
+from ..graph.modes import preserved_modes
+from ..graph.spec import Backend, Compiled
 
 
 def cut(
@@ -108,68 +71,17 @@ def stage_borders(
     uses = first_uses(gm, calls, inputs, parameters)
     if not uses:
         return []
-    plain = [a and b for a, b in zip(_outside_of_regions(calls), _between_values(calls), strict=True)]
+    try:
+        with preserved_modes():
+            free = Trial(gm, inputs, specs_of(gm, inputs)).free()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # of ops on tensors without data
+        return []
     first = min(uses)
     borders: list[int] = []
     nbytes = 0
     for at in range(len(calls) - 1, first, -1):
         nbytes += sum(p.nbytes for p in uses.get(at, ()))
-        if plain[at] and nbytes >= caps[min(len(borders), len(caps) - 1)]:
+        if free[at] and nbytes >= caps[min(len(borders), len(caps) - 1)]:
             borders.append(at)
             nbytes = 0
     return borders[::-1]
-
-
-def _outside_of_regions(calls: Sequence[fx.Node]) -> list[bool]:
-    """Whether a stage may begin before each call: outside of autocast regions, with gradients on."""
-    depth, graded, result = 0, True, []
-    for node in calls:
-        result.append(depth == 0 and graded)
-        if node.target in _REGIONS_OPEN:
-            depth += 1
-        elif node.target in _REGIONS_CLOSE:
-            depth -= 1
-        elif node.target is torch._C._set_grad_enabled:
-            graded = bool(node.args[0])
-    return result
-
-
-def _between_values(calls: Sequence[fx.Node]) -> list[bool]:
-    """Whether a stage may begin before each call: only tensors pass, and none that is written later on."""
-    position = {node: i for i, node in enumerate(calls)}
-    free = [True] * len(calls)
-    for i, node in enumerate(calls):
-        if not isinstance(node.meta.get("val"), TensorSpec):
-            begin, end = i, max((position.get(user, i) for user in node.users), default=i)
-        elif (
-            _writes(node)
-            and node.args
-            and isinstance(node.args[0], fx.Node)
-            and _root(node.args[0]) in position
-        ):
-            begin, end = position[_root(node.args[0])], i
-        else:
-            continue
-        free[begin + 1 : end + 1] = [False] * (end - begin)
-    return free
-
-
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether the call changes its first argument."""
-    name = _name(node)
-    return (
-        (name.endswith("_") and not name.endswith("__"))
-        or name in _WRITING_OPERATORS
-        or bool(node.kwargs.get("inplace"))
-    )
-
-
-def _root(node: fx.Node) -> fx.Node:
-    """The call whose memory a chain of views shows."""
-    while _name(node) in _VIEWS and node.args and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node

@@ -19,9 +19,9 @@ from . import padding_layers, padding_moves, padding_rules  # noqa: F401  (what 
 from .padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
 from .size_nodes import is_size
 from .sizes import Dim, Size
+from .spec import Compiled
 
 TRIED = 3  # buckets of each size, where guards refuse the smallest
-Compiled = Callable[..., Any]
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 
@@ -30,9 +30,7 @@ def bucket_of(n: int, pad: Any) -> int:
     itself, beyond them), or with "powers" a power of two."""
     if pad == "powers":
         return 1 << (n - 1).bit_length()
-    if isinstance(pad, int):
-        return -(-n // pad) * pad
-    return min((size for size in pad if size >= n), default=n)
+    return -(-n // pad) * pad if isinstance(pad, int) else min((size for size in pad if size >= n), default=n)
 
 
 class Bucketed:

@@ -92,9 +92,7 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if any(not known.keys() >= s.symbols for s in spec.stride if type(s) is Size):
         return tensor  # a part that takes it is compiled for the strides that arrive
     stride = evaluate(spec.stride, known)
-    if tensor.stride() == stride:
-        return tensor
-    return copy_as(tensor, stride)
+    return tensor if tensor.stride() == stride else copy_as(tensor, stride)
 
 
 class Cond(ControlFlow):

@@ -366,8 +366,9 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
             if not hasattr(written, "memory"):
                 continue
             spec = _spec(written)
-            if sees_twice(spec):
-                raise UnsupportedOp("DM229", f"{func} writes into memory that the tensor sees more than once")
+            UnsupportedOp.when(
+                sees_twice(spec), "DM229", f"{func} writes into memory that the tensor sees more than once"
+            )
             for other in _tensors((args, tuple(kwargs.values()))):
                 if (
                     other is not written
@@ -395,9 +396,11 @@ def meet(a: TensorSpec, b: TensorSpec) -> bool:
     >>> meet(TensorSpec((4,), (2,), torch.float32), TensorSpec((4,), (2,), torch.float32, offset=1))
     False
     """
-    if (a.offset, a.shape, a.stride) == (b.offset, b.shape, b.stride):
-        return False
-    if a.offset + a.extent <= b.offset or b.offset + b.extent <= a.offset:
+    if (
+        (a.offset, a.shape, a.stride) == (b.offset, b.shape, b.stride)
+        or a.offset + a.extent <= b.offset
+        or b.offset + b.extent <= a.offset
+    ):
         return False
     if a.stride != b.stride:
         return a.numel + b.numel > _LIMIT or not _places(a).isdisjoint(_places(b))

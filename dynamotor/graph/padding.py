@@ -20,19 +20,19 @@ from typing import Any, final
 import torch
 from torch import fx
 
+from ..base.errors import RaisedWhen
 from ..base.registry import Registry
 from .module import graph_module
-from .shapes import infer_spec, specs_in
+from .shapes import call
 from .size_nodes import is_size
 from .sizes import Dim, Size, Symbol, settled
 from .spec import TensorSpec, contiguous_stride
 
 aten = torch.ops.aten
-Compiled = Callable[..., Any]
 Values = Mapping[Symbol, int]
 
 
-class CannotPad(Exception):
+class CannotPad(RaisedWhen):
     """An op for which nothing says that padding does no harm."""
 
 
@@ -124,8 +124,7 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
         own: list[int | Run] = []
         so_far: Dim = 1
         while not same(settle(so_far), wanted):
-            if not rest:
-                raise CannotPad("a view that cuts a padded dimension")
+            CannotPad.when(not rest, "a view that cuts a padded dimension")
             f = rest.pop()
             if type(f) is int:
                 need = _content(wanted) // _content(so_far)
@@ -137,8 +136,7 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
             own.append(f)
             so_far = so_far * (f.size if isinstance(f, Run) else f)
         found.append(_merged(own))
-    if rest:
-        raise CannotPad("a view that cuts a padded dimension")
+    CannotPad.when(rest, "a view that cuts a padded dimension")
     return tuple(found)
 
 
@@ -220,9 +218,7 @@ class Padder:
                 tuple([self.value(n) for n in some]) for some in (val.shape, val.stride, (val.offset,))
             )
             return TensorSpec(shape, stride, val.dtype, val.device, offset[0])
-        if isinstance(val, tuple | list):
-            return type(val)(map(self.number, val))
-        return self.value(val)
+        return type(val)(map(self.number, val)) if isinstance(val, tuple | list) else self.value(val)
 
     def value(self, size: Any) -> Any:
         """A size as a number."""
@@ -280,16 +276,11 @@ class Padder:
         self, target: Any, *args: Any, dtype: torch.dtype, shape: Sequence[int], **kwargs: Any
     ) -> fx.Node:
         """A node that the graph did not have."""
-        node = self.graph.create_node("call_function", target, args, kwargs)
-        shape = tuple(shape)
-        node.meta["val"] = TensorSpec(shape, contiguous_stride(shape), dtype, self.device, 0)
-        return node
+        return call(self.graph, target, *args, spec=TensorSpec.dense(shape, dtype, self.device), **kwargs)
 
     def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A node that the graph did not have, of which the shape rules know what it gives."""
-        node = self.graph.create_node("call_function", target, args, kwargs)
-        node.meta["val"] = infer_spec(target, specs_in(args), specs_in(kwargs))
-        return node
+        return call(self.graph, target, *args, **kwargs)
 
     def compared(self, how: str, a: fx.Node, b: fx.Node | int) -> fx.Node:
         """`a < b` and its like ("lt", ...)."""
@@ -461,7 +452,6 @@ def broadcast(all_axes: Sequence[Axes]) -> Axes:
     for d in range(n):
         own = [axes[d - n + len(axes)] for axes in all_axes if d - n + len(axes) >= 0]
         some = [axis for axis in own if axis]
-        if any(axis != some[0] for axis in some):
-            raise CannotPad("operands whose padding lies elsewhere")
+        CannotPad.when(any(axis != some[0] for axis in some), "operands whose padding lies elsewhere")
         found.append(some[0] if some else ())
     return tuple(found)

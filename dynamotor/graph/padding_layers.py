@@ -19,8 +19,7 @@ aten = torch.ops.aten
 
 # Convolutions and pools -------------------------------------------------------------------------------------
 def _channels(x: Axes, w: Axes) -> None:
-    if is_padded(*w) or is_padded(x[1]):
-        raise CannotPad("a convolution of padded channels")
+    CannotPad.when(is_padded(*w) or is_padded(x[1]), "a convolution of padded channels")
 
 
 @rule(aten.convolution.default)
@@ -55,8 +54,7 @@ def _convolution_backward(call: Call) -> tuple[fx.Node, Any]:
 def _planes(call: Call) -> tuple[fx.Node, Any]:
     """Each image by itself."""
     tensors = [call.writer.axes[a] for a in call.args if isinstance(a, fx.Node)]
-    if any(is_padded(*axes[-2:]) for axes in tensors):
-        raise CannotPad(f"{call.node.target} of padded images")
+    CannotPad.when(any(is_padded(*axes[-2:]) for axes in tensors), f"{call.node.target} of padded images")
     lead = broadcast([axes[:-2] for axes in tensors])
     val = call.node.meta["val"]
     found = [(*lead, *map(row_of, spec.shape[-2:])) for spec in (val if isinstance(val, tuple) else (val,))]
@@ -116,9 +114,7 @@ def _variance(call: Call) -> tuple[fx.Node, Any]:
 
 def _of_channels(writer: Padder, x: fx.Node | None, rank: int) -> fx.Node | None:
     """A number a channel, as it is expanded over images."""
-    if x is None:
-        return None
-    return writer.op(aten.view.default, x, [1, -1, *[1] * (rank - 2)])
+    return None if x is None else writer.op(aten.view.default, x, [1, -1, *[1] * (rank - 2)])
 
 
 @rule(
@@ -132,8 +128,7 @@ def _batch_norm(call: Call) -> tuple[fx.Node, Any]:
     specs = call.node.meta["val"]
     dims = [d for d in range(len(axes)) if d != 1]
     rest = [tuple(map(axis_of, spec.shape)) for spec in specs[1:]]
-    if is_padded(axes[1]):
-        raise CannotPad("a batch norm of padded channels")
+    CannotPad.when(is_padded(axes[1]), "a batch norm of padded channels")
     if not named.get("training") or not is_padded(*[axes[d] for d in dims]):
         return call.emit((axes, *rest))
     mean, squares, count = _moments(writer, call.args[0], axes, dims)
@@ -160,8 +155,10 @@ def _batch_norm_backward(call: Call) -> tuple[fx.Node, Any]:
     writer, named = call.writer, call.named
     axes, specs = broadcast([call.axes(0), call.axes(1)]), call.node.meta["val"]
     dims, rank = [d for d in range(len(axes)) if d != 1], len(axes)
-    if is_padded(axes[1]) or not named["train"]:
-        raise CannotPad("the gradient of a batch norm of padded channels, or in evaluation")
+    CannotPad.when(
+        is_padded(axes[1]) or not named["train"],
+        "the gradient of a batch norm of padded channels, or in evaluation",
+    )
     gradient, x = (_wide(writer, call.args[place], axes, dims) for place in (0, 1))
     mean, inverse, weight = (
         _of_channels(writer, named[n], rank) for n in ("save_mean", "save_invstd", "weight")

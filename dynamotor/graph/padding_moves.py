@@ -33,8 +33,7 @@ aten = torch.ops.aten
 
 
 def _in_a_row(call: Call, axes: Axes, *dims: int) -> None:
-    if not all(at_end(axes[d]) for d in dims):
-        raise CannotPad(f"{call.node.target} along merged dimensions")
+    CannotPad.when(not all(at_end(axes[d]) for d in dims), f"{call.node.target} along merged dimensions")
 
 
 def _amount(writer: Padder, size: Dim) -> fx.Node | int:
@@ -89,8 +88,7 @@ def _cat(call: Call) -> tuple[fx.Node, Any]:
     """The parts one behind the other, with the padding of each taken out."""
     writer, parts, d = call.writer, call.args[0], call.named["dim"]
     all_axes = [writer.axes[part] for part in parts]
-    if len({len(axes) for axes in all_axes}) > 1:
-        raise CannotPad("aten.cat of tensors without elements")
+    CannotPad.when(len({len(axes) for axes in all_axes}) > 1, "aten.cat of tensors without elements")
     d %= len(all_axes[0])
     rest = broadcast([axes[:d] + ((),) + axes[d + 1 :] for axes in all_axes])
     found = (*rest[:d], row_of(call.shape[d]), *rest[d + 1 :])
@@ -174,9 +172,9 @@ def _place(call: Call, axis: Any) -> Dim:
     """
     place = call.size("index")
     assert place is not None
-    if not is_padded(axis) or type(place) is Size or place >= 0:
-        return place
-    return settle(size_of(axis) + place)
+    return (
+        place if not is_padded(axis) or type(place) is Size or place >= 0 else settle(size_of(axis) + place)
+    )
 
 
 @rule(aten.select.int)
@@ -215,8 +213,9 @@ def _gather(call: Call) -> tuple[fx.Node, Any]:
     x, places = call.axes(0), call.axes(2)
     d = call.args[1] % len(x)
     _in_a_row(call, x, d)
-    if any(a != b for n, (a, b) in enumerate(zip(x, places, strict=True)) if n != d):
-        raise CannotPad("aten.gather of a part")
+    CannotPad.when(
+        any(a != b for n, (a, b) in enumerate(zip(x, places, strict=True)) if n != d), "aten.gather of a part"
+    )
     call.mask(2, range(len(places)))
     return call.emit(places)
 
@@ -236,12 +235,10 @@ def _positions(call: Call, x: Axes, indices: Sequence[fx.Node | None]) -> list[f
     for axis, index in zip(x, indices):
         if index is not None:
             own, dtype = writer.axes[index], index.meta["val"].dtype
-            if dtype in (torch.bool, torch.uint8):
-                raise CannotPad(f"{call.node.target} of a mask")
+            CannotPad.when(dtype in (torch.bool, torch.uint8), f"{call.node.target} of a mask")
             index = writer.masked(index, own, range(len(own)), 0)
             if is_padded(axis):
-                if not at_end(axis):
-                    raise CannotPad(f"{call.node.target} along merged dimensions")
+                CannotPad.when(not at_end(axis), f"{call.node.target} along merged dimensions")
                 below, count = writer.compared("lt", index, 0), writer.count([axis])
                 index = writer.op(aten.where.self, below, writer.op(aten.add.Tensor, index, count), index)
         found.append(index)
@@ -272,8 +269,9 @@ def _index_put(call: Call) -> tuple[fx.Node, Any]:
     first, picked, whole = _of_positions(call, x, indices)
     values = call.axes(2)
     if is_padded(*picked):
-        if not named["accumulate"] or values != whole:
-            raise CannotPad("a write at positions of which some are padding")
+        CannotPad.when(
+            not named["accumulate"] or values != whole, "a write at positions of which some are padding"
+        )
         call.mask(2, range(first, first + len(picked)))
     elif broadcast([values, whole]) != whole:
         raise CannotPad("a write of values whose padding lies elsewhere")
@@ -287,10 +285,14 @@ def _scatter(call: Call) -> tuple[fx.Node, Any]:
     x, places, adds = call.axes(0), call.axes(2), call.node.target is aten.scatter_add.default
     d = call.args[1] % len(x)
     _in_a_row(call, x, d)
-    if any(a != b for n, (a, b) in enumerate(zip(x, places, strict=True)) if n != d):
-        raise CannotPad(f"{call.node.target} of a part")
-    if isinstance(call.args[3], fx.Node) and call.axes(3) != places or is_padded(places[d]) and not adds:
-        raise CannotPad(f"{call.node.target} at positions of which some are padding")
+    CannotPad.when(
+        any(a != b for n, (a, b) in enumerate(zip(x, places, strict=True)) if n != d),
+        f"{call.node.target} of a part",
+    )
+    CannotPad.when(
+        isinstance(call.args[3], fx.Node) and call.axes(3) != places or is_padded(places[d]) and not adds,
+        f"{call.node.target} at positions of which some are padding",
+    )
     if adds:
         call.mask(3, [d])
     call.mask(2, range(len(places)))

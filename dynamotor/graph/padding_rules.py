@@ -53,14 +53,20 @@ def _pointwise(call: Call) -> tuple[fx.Node, Any]:
     if call.symbolic:
         target = _OF_TENSORS.get(target, target)
         spec = tensors[0].meta["val"] if tensors else None
-        if target not in _OF_TENSORS.values() or not spec or not (spec.shape or spec.dtype.is_floating_point):
-            raise CannotPad(f"{target} of a size")
+        CannotPad.when(
+            target not in _OF_TENSORS.values()
+            or not spec
+            or not (spec.shape or spec.dtype.is_floating_point),
+            f"{target} of a size",
+        )
         for place in call.symbolic:
             size = settle(operand(call.node, place).meta["val"])
             if type(size) is Size:
                 call.args[place] = writer.actual(Run(size))
-    if sum(is_size(a) for a in call.node.all_input_nodes) > len({call.node.args[i] for i in call.symbolic}):
-        raise CannotPad(f"{target} of a size")
+    CannotPad.when(
+        sum(is_size(a) for a in call.node.all_input_nodes) > len({call.node.args[i] for i in call.symbolic}),
+        f"{target} of a size",
+    )
     return call.emit(axes, target)
 
 
@@ -78,8 +84,9 @@ def _copy(call: Call) -> tuple[fx.Node, Any]:
 
 @rule(aten.copy.default)
 def _written(call: Call) -> tuple[fx.Node, Any]:
-    if broadcast([call.axes(0), call.axes(1)]) != call.axes(0):
-        raise CannotPad("a write of what is padded elsewhere")
+    CannotPad.when(
+        broadcast([call.axes(0), call.axes(1)]) != call.axes(0), "a write of what is padded elsewhere"
+    )
     return call.emit(call.axes(0))
 
 
@@ -142,8 +149,7 @@ def _expand(call: Call) -> tuple[fx.Node, Any]:
 
 def _untouched(call: Call, place: int, *dims: int) -> None:
     axes = call.axes(place)
-    if is_padded(*[axes[d] for d in dims]):
-        raise CannotPad(f"{call.node.target} along a padded dimension")
+    CannotPad.when(is_padded(*[axes[d] for d in dims]), f"{call.node.target} along a padded dimension")
 
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default)
@@ -178,17 +184,16 @@ def _split(call: Call) -> tuple[fx.Node, Any]:
 def _filled(call: Call) -> tuple[fx.Node, Any]:
     name = overload(call.node)._schema.name
     fill = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2}.get(name)
-    if fill in call.symbolic:
-        raise CannotPad(f"{call.node.target} of a size")
-    if name.endswith("_like"):
-        return call.emit(call.axes(0))
-    return call.emit(tuple(map(axis_of, call.shape)))
+    CannotPad.when(fill in call.symbolic, f"{call.node.target} of a size")
+    return call.emit(call.axes(0)) if name.endswith("_like") else call.emit(tuple(map(axis_of, call.shape)))
 
 
 @rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def _arange(call: Call) -> tuple[fx.Node, Any]:
-    if call.node.target is not aten.arange.default and 0 in call.symbolic or 2 in call.symbolic:
-        raise CannotPad("a range that begins at a size")
+    CannotPad.when(
+        call.node.target is not aten.arange.default and 0 in call.symbolic or 2 in call.symbolic,
+        "a range that begins at a size",
+    )
     size = settle(call.shape[0])
     return call.emit(((Run(size),) if type(size) is Size else axis_of(size),))
 
@@ -197,8 +202,7 @@ def _arange(call: Call) -> tuple[fx.Node, Any]:
 def _contract(call: Call, a: int, b: int, batch: int) -> Axes:
     """Axes of the product of two arguments; what both are summed over is masked."""
     left, right = call.axes(a), call.axes(b)
-    if left[-1] != right[-2]:
-        raise CannotPad("a product whose padding lies elsewhere")
+    CannotPad.when(left[-1] != right[-2], "a product whose padding lies elsewhere")
     outer = broadcast([left[:batch], right[:batch]])
     if is_padded(left[-1]):
         call.mask(a, [len(left) - 1])
@@ -243,8 +247,10 @@ def _reduction(fill: Callable[[torch.dtype], Any], single: bool = False, both: b
         dims = _dims(args.get("dim"), len(axes))
         if single or both:
             flat = args.get("dim") is None
-            if any(len(axes[d]) > 1 and is_padded(axes[d]) for d in dims) or flat and is_padded(*axes):
-                raise CannotPad(f"{call.node.target} over merged dimensions")
+            CannotPad.when(
+                any(len(axes[d]) > 1 and is_padded(axes[d]) for d in dims) or flat and is_padded(*axes),
+                f"{call.node.target} over merged dimensions",
+            )
         call.mask(0, dims, fill(call.args[0].meta["val"].dtype))
         found = _reduced(axes, dims, bool(args.get("keepdim", False)))
         return call.emit((found, found) if both else found)
@@ -302,24 +308,27 @@ def _shape(call: Call) -> tuple[int, ...]:
 
 @rule(aten.logsumexp.default)
 def _logarithm_of_sum(call: Call) -> tuple[fx.Node, Any]:
-    if not call.args[0].meta["val"].dtype.is_floating_point:
-        raise CannotPad("logsumexp of integers, none of which is nothing")
+    CannotPad.when(
+        not call.args[0].meta["val"].dtype.is_floating_point,
+        "logsumexp of integers, none of which is nothing",
+    )
     return _reduction(_least)(call)
 
 
 @rule(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim)
 def _norm(call: Call) -> tuple[fx.Node, Any]:
     order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", call.kwargs.get("p", 2))
-    if order is not None and order <= 0:
-        raise CannotPad("a norm that zeros are no part of")
+    CannotPad.when(order is not None and order <= 0, "a norm that zeros are no part of")
     return _reduction(lambda dtype: 0)(call)
 
 
 def _alike(call: Call, a: int, b: int) -> None:
     """Two arguments are of one type with the digits to sum in it, and of one shape."""
     types = {call.args[place].meta["val"].dtype for place in (a, b)}
-    if call.axes(a) != call.axes(b) or not types < {torch.float32, torch.float64}:
-        raise CannotPad(f"{call.node.target} of tensors that differ, or of halves")
+    CannotPad.when(
+        call.axes(a) != call.axes(b) or not types < {torch.float32, torch.float64},
+        f"{call.node.target} of tensors that differ, or of halves",
+    )
 
 
 @rule(aten.mse_loss.default)
@@ -368,8 +377,7 @@ def _sort(call: Call) -> tuple[fx.Node, Any]:
 @rule(aten.native_dropout.default)
 def _dropout(call: Call) -> tuple[fx.Node, Any]:
     """Each element by itself; another shape draws other numbers."""
-    if config.fallback_random:
-        raise CannotPad("random numbers that are to be those of each size")
+    CannotPad.when(config.fallback_random, "random numbers that are to be those of each size")
     return call.emit((call.axes(0), call.axes(0)))
 
 
@@ -377,16 +385,20 @@ def _dropout(call: Call) -> tuple[fx.Node, Any]:
 def _scan(call: Call) -> tuple[fx.Node, Any]:
     """What comes before the padding knows nothing of it."""
     axes = call.axes(0)
-    if len(axes[call.args[1]]) > 1 and is_padded(axes[call.args[1]]):
-        raise CannotPad(f"{call.node.target} over merged dimensions")
+    CannotPad.when(
+        len(axes[call.args[1]]) > 1 and is_padded(axes[call.args[1]]),
+        f"{call.node.target} over merged dimensions",
+    )
     return call.emit(axes)
 
 
 @rule(aten.tril.default, aten.triu.default)
 def _triangle(call: Call) -> tuple[fx.Node, Any]:
     axes = call.axes(0)
-    if any(len(axis) > 1 and is_padded(axis) for axis in axes[-2:]):
-        raise CannotPad(f"{call.node.target} over merged dimensions")
+    CannotPad.when(
+        any(len(axis) > 1 and is_padded(axis) for axis in axes[-2:]),
+        f"{call.node.target} over merged dimensions",
+    )
     return call.emit(axes)
 
 
@@ -483,8 +495,7 @@ def _attention_backward(call: Call) -> tuple[fx.Node, Any]:
 
 def _no_dropout(call: Call, place: int) -> None:
     dropout = call.args[place] if len(call.args) > place else call.kwargs.get("dropout_p", 0.0)
-    if dropout:
-        raise CannotPad("attention with dropout")
+    CannotPad.when(dropout, "attention with dropout")
 
 
 def _mask_keys(call: Call, places: tuple[int, int], q: Axes, k: Axes, causal: int) -> None:
@@ -495,8 +506,7 @@ def _mask_keys(call: Call, places: tuple[int, int], q: Axes, k: Axes, causal: in
     is_causal = call.args[causal] if len(call.args) > causal else call.kwargs.get("is_causal", False)
     if not is_padded(axis) or is_causal and q[2] == axis:
         return
-    if is_causal:
-        raise CannotPad("causal attention to other positions")
+    CannotPad.when(is_causal, "causal attention to other positions")
     writer, dtype = call.writer, call.args[places[0]].meta["val"].dtype
     valid = writer.valid(axis)
     ((n,), rows) = valid.meta["val"].shape, writer.number(call.args[places[0] - 1].meta["val"]).shape[2]

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..base.config import config
-from ..base.events import emit, listening
-from ..base.log import enabled, log
+from ..base.events import emit, enabled, listening, log
 from .text import program_text
 
 GraphPass = Callable[[torch.fx.GraphModule], None]

@@ -21,11 +21,10 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from ..base.errors import UserLine
-from .info import GraphInfo
+from ..base.errors import RaisedWhen, UserLine
 from .module import graph_module
 from .sizes import Atom, Guard, ShapeEnv, Size, Symbol
-from .spec import TensorSpec
+from .spec import GraphInfo, TensorSpec
 
 C = TypeVar("C", bound=type)
 NAMESPACES = (
@@ -36,7 +35,7 @@ NAMESPACES = (
 )  # of ops whose meaning is told by PyTorch's version and ours
 
 
-class NotPlain(Exception):
+class NotPlain(RaisedWhen):
     """A value that no text can stand for; the message says which."""
 
 
@@ -137,9 +136,7 @@ def decode(value: Any, known: Mapping[str, Any] | None = None) -> Any:
         return value
     ((word, data),) = value.items()
     rule = _DECODERS.get(word)
-    if rule is not None:
-        return rule(data, known or {})
-    return _classes[word](*[decode(v, known) for v in data])
+    return rule(data, known or {}) if rule is not None else _classes[word](*[decode(v, known) for v in data])
 
 
 def _size(terms: Any, known: Mapping[str, Any]) -> Size:
@@ -160,16 +157,14 @@ def _size(terms: Any, known: Mapping[str, Any]) -> Size:
 def _named_op(name: str) -> OpOverload:
     namespace, packet, overload = name.split(".")
     found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    if namespace not in NAMESPACES or type(found) is not OpOverload:
-        raise NotPlain(name)
+    NotPlain.when(namespace not in NAMESPACES or type(found) is not OpOverload, name)
     return found
 
 
 def _of_torch(kind: type) -> Callable[[Any, Any], Any]:
     def find(name: str, known: Any) -> Any:
         found = getattr(torch, name)
-        if type(found) is not kind:
-            raise NotPlain(name)
+        NotPlain.when(type(found) is not kind, name)
         return found
 
     return find

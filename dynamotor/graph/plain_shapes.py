@@ -128,9 +128,11 @@ def _joined(func: OpOverload) -> ShapeRule:
             parts = [p for p in parts if p.shape != (0,)] or parts
         first = parts[0]
         rank = len(first.shape)
-        if not rank or any(0 in p.shape for p in parts):
-            return PASS
-        if len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1:
+        if (
+            not rank
+            or any(0 in p.shape for p in parts)
+            or len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1
+        ):
             return PASS
         stacked = func is aten.stack.default
         if (
@@ -223,9 +225,12 @@ def _is_grouped(
 
 def _normalised(func: OpOverload, x: TensorSpec, args: tuple, kwargs: dict[str, Any]) -> Sequence[TensorSpec]:
     """Row-major results; those of a GPU's statistics have their type."""
-    if func is aten.native_layer_norm.default and _fits(x, *args[:3]):
-        return [_dense(shape, x) for shape in symbolic_rules[func](x, *args)]
-    if func is aten.native_group_norm.default and _is_grouped(x, *args):
+    if (
+        func is aten.native_layer_norm.default
+        and _fits(x, *args[:3])
+        or func is aten.native_group_norm.default
+        and _is_grouped(x, *args)
+    ):
         return [_dense(shape, x) for shape in symbolic_rules[func](x, *args)]
     if not _is_by_channel(func, x, args):
         return infer_by_meta_kernel(func, (x, *args), kwargs)
@@ -463,9 +468,13 @@ def _upsample_backward(grad: TensorSpec, size: Sequence[int], shape: Sequence[in
 
 @shape_rule(aten.constant_pad_nd.default)
 def _pad(x: TensorSpec, pad: Sequence[int], value: Any = 0) -> Any:
-    if not x.is_contiguous or suggests_channels_last(x) or len(pad) % 2 or len(pad) > 2 * len(x.shape):
-        return PASS
-    if not any(pad):
+    if (
+        not x.is_contiguous
+        or suggests_channels_last(x)
+        or len(pad) % 2
+        or len(pad) > 2 * len(x.shape)
+        or not any(pad)
+    ):
         return PASS
     shape = [*x.shape]
     for at, (before, after) in enumerate(zip(pad[::2], pad[1::2])):

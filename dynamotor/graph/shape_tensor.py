@@ -159,13 +159,13 @@ def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[s
             values.append(materialise(spec))
             continue
         value = args[where] if isinstance(where, int) else kwargs[where]
-        if isinstance(where, str) and spec_of(value).shape != spec.shape:
-            raise UnsupportedOp(
-                "DM241",
-                f"{where}= has another size than what is written into it",
-                why="its shape would change in place",
-                cure=f"give a tensor of the right size, or leave {where}= out",
-            )
+        UnsupportedOp.when(
+            isinstance(where, str) and spec_of(value).shape != spec.shape,
+            "DM241",
+            f"{where}= has another size than what is written into it",
+            why="its shape would change in place",
+            cure=f"give a tensor of the right size, or leave {where}= out",
+        )
         values.append(value)
     return values[0] if len(values) == 1 else tuple(values)
 

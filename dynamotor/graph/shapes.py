@@ -212,6 +212,15 @@ def specs_in(value: Any) -> Any:
     return {name: specs_in(v) for name, v in value.items()} if isinstance(value, dict) else value
 
 
+def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: Any) -> fx.Node:
+    """A new call_function node at the graph's insertion point; its spec is inferred unless given."""
+    if spec is None:
+        spec = infer_spec(target, specs_in(args), specs_in(kwargs))
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = spec
+    return node
+
+
 def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> list[TensorSpec]:
     """What TensorIterator iterates over: the tensors, and the numbers that PyTorch wraps as 0-d tensors.
 
@@ -320,9 +329,7 @@ def _from_meta(out: Any, device: torch.device) -> Any:
     if isinstance(out, torch.Tensor):
         sizes = from_torch((tuple(out.shape), tuple(out.stride()), out.storage_offset()))
         return TensorSpec(sizes[0], sizes[1], out.dtype, device, sizes[2])
-    if isinstance(out, (tuple, list)):
-        return tuple([_from_meta(o, device) for o in out])
-    return from_torch(out)
+    return tuple([_from_meta(o, device) for o in out]) if isinstance(out, (tuple, list)) else from_torch(out)
 
 
 def device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:

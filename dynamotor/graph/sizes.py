@@ -461,9 +461,7 @@ def size(terms: dict[Monomial, int], env: ShapeEnv) -> Size | int:
     kept = {m: c for m, c in terms.items() if c}
     if not kept:
         return 0
-    if len(kept) == 1 and () in kept:
-        return kept[()]
-    return Size(kept, env)
+    return kept[()] if len(kept) == 1 and () in kept else Size(kept, env)
 
 
 def contiguous_stride(shape: Sequence[Dim]) -> Dims:
@@ -752,9 +750,7 @@ def _shifted_bound(expr: Size) -> int:
             parts = grown
         for m, k in parts.items():
             shifted[m] = shifted.get(m, 0) + k
-    if any(k < 0 for m, k in shifted.items() if m):
-        return -INFINITY
-    return shifted.get((), 0)
+    return -INFINITY if any(k < 0 for m, k in shifted.items() if m) else shifted.get((), 0)
 
 
 def _monomial_bounds(monomial: Monomial) -> tuple[int, int]:
@@ -782,9 +778,7 @@ def _terms(value: Any) -> Mapping[Monomial, int] | None:
     """The terms of a Size or a plain int, None for anything else."""
     if type(value) is Size:
         return value.terms
-    if isinstance(value, int):
-        return {(): int(value)}
-    return None
+    return {(): int(value)} if isinstance(value, int) else None
 
 
 def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:

@@ -1,4 +1,5 @@
 """What the compiler knows of a tensor without its data: `node.meta["val"]` of every graph holds these.
+And what is known of a graph beside its nodes.
 
 >>> TensorSpec.of(torch.ones(2, 3)).stride
 (3, 1)
@@ -6,14 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, equal, hint, is_symbolic, is_unbacked, numbers
 
+Compiled = Callable[..., Any]  # what a backend makes of a graph
+Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
 CPU = torch.device("cpu")
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -60,9 +63,9 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 def storage_number(tensor: Any) -> int:
     """A number for the tensor's storage: two live tensors with equal ones share memory."""
-    if hasattr(type(tensor), "_memory_token"):
-        return tensor._memory_token()
-    return tensor.untyped_storage()._cdata
+    return (
+        tensor._memory_token() if hasattr(type(tensor), "_memory_token") else tensor.untyped_storage()._cdata
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +194,19 @@ def duplicate(t: torch.Tensor, held: dict[int, torch.UntypedStorage] | None = No
         empty = torch.empty(0, dtype=t.dtype, device=t.device)
         copy = empty.set_(held[storage._cdata], t.storage_offset(), t.shape, t.stride())
     return copy.requires_grad_(t.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInfo:
+    """Facts about one aten graph.
+
+    kind: which half of the program it is. static_inputs: placeholder indices that hold the same tensor object
+    (a parameter or buffer) at each call, so that work on them may be done once and checked by `(data_ptr,
+    _version)`. n_outputs: for a forward graph, how many leading outputs are the user's; the rest are saved
+    for the backward.
+    """
+
+    kind: Literal["inference", "forward", "backward"]
+    name: str
+    static_inputs: frozenset[int] = frozenset()
+    n_outputs: int = 0

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.shapes import call
 from ..graph.sizes import Dims, hint
-from ..graph.spec import TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec
 from .gemm import is_fused
 from .layout import is_channels_last
-from .rewrite import added_to, call, only_user, static_nodes
+from .rewrite import added_to, only_user, static_nodes
 
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
-from ..graph.spec import TensorSpec, contiguous_stride, numel
+from ..graph.shapes import call
+from ..graph.spec import GraphInfo, TensorSpec, contiguous_stride, numel
 from .ir import ExternNode
 from .lowering import LoopBuilder, decline_if, lowering
 from .ops_scatter import index_add
 from .program import ExternStep
-from .rewrite import added_to, call, only_user
+from .rewrite import added_to, only_user
 from .value import LoopValue
 
 aten = torch.ops.aten

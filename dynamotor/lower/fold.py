@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.module import graph_module
 from ..graph.nodes import needed_for, operand, overload, spec_of
 from ..graph.op_facts import facts
-from ..graph.spec import TensorSpec
-from .rewrite import call, placeholders, static_nodes
+from ..graph.shapes import call
+from ..graph.spec import GraphInfo, TensorSpec
+from .rewrite import placeholders, static_nodes
 
 aten = torch.ops.aten
 

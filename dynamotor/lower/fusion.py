@@ -194,9 +194,7 @@ class Group:
             return FINAL
         if m.reduced == self.loop:
             return ROW
-        if m.reduced == self.big_vars:
-            return ONCE
-        return FINAL
+        return ONCE if m.reduced == self.big_vars else FINAL
 
     def accept(self, member: Member) -> None:
         """Make it a member; a reduction may fix the group's template."""
@@ -313,10 +311,9 @@ def fits_template(group: Group, m: Member) -> Refuse | None:
         return None
     everything = group.big_vars
     if group.template == COLS:
-        if m.reduced == group.loop:
-            return None
         if (
-            m.reduced == everything - group.loop
+            m.reduced == group.loop
+            or m.reduced == everything - group.loop
             and elements(m.reduced) <= MAX_ACROSS
             and _only_inner_columns(group, m)
         ):

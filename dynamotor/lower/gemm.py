@@ -10,14 +10,13 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, operand, spec_of
 from ..graph.op_facts import facts
+from ..graph.shapes import call
 from ..graph.sizes import divides, hint
-from ..graph.spec import HALVES
+from ..graph.spec import HALVES, GraphInfo
 from .extern import BY_DESIGN
 from .lowering import lowerings
-from .rewrite import call
 
 aten = torch.ops.aten
 

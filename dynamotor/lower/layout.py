@@ -13,14 +13,13 @@ import torch
 from torch import fx
 
 from ..base.errors import DynamotorError
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.op_facts import sees_strides
-from ..graph.shapes import at_hints, has_symbols, infer_spec, specs_in
+from ..graph.shapes import at_hints, call, has_symbols, infer_spec, specs_in
 from ..graph.sizes import Dims, equal, hint
-from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
+from ..graph.spec import GraphInfo, TensorSpec, channels_last_stride, contiguous_stride
 from .program import BufRef
-from .rewrite import call, looks_at_another, output_node
+from .rewrite import looks_at_another, output_node
 from .value import is_dense
 
 aten = torch.ops.aten

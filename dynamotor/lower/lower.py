@@ -13,11 +13,10 @@ import torch
 from torch import fx
 
 from ..base.config import config
-from ..base.events import emit, listening
-from ..base.log import log
-from ..graph.info import GraphInfo
+from ..base.events import emit, listening, log
 from ..graph.op_facts import is_collective
 from ..graph.sizes import Size, Symbol
+from ..graph.spec import GraphInfo
 from . import (  # noqa: F401  (rules register themselves)
     ops_index,
     ops_norm,

@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..base.config import config
+from ..base.errors import RaisedWhen
 from ..base.events import counters, emit
 from ..base.registry import Registry
 from ..graph.layout import preserved_stride
@@ -48,7 +49,7 @@ Scalar = int | float | bool
 NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
-class Decline(Exception):
+class Decline(RaisedWhen):
     """Raised where a call, a kernel or a function has no form of ours, and is left to aten; the text says
     why.
     """
@@ -56,8 +57,7 @@ class Decline(Exception):
 
 def decline_if(bad: Any, why: str) -> None:
     """Leave it to aten where that is so."""
-    if bad:
-        raise Decline(why)
+    Decline.when(bad, why)
 
 
 class LoopBuilder(Realizer):

@@ -368,8 +368,7 @@ def _batch_norm(
         decline_if(mean is not None, "updates running statistics in place")
         y, m, r, _ = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
         return y, narrow(ctx, m, specs[1].dtype), narrow(ctx, r, specs[2].dtype)
-    if mean is None or var is None:
-        raise Decline("no statistics")
+    Decline.when(mean is None or var is None, "no statistics")
     return _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype), *_eval_stats(
         ctx, mean, var, eps
     )

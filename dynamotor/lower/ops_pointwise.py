@@ -37,9 +37,7 @@ def sub(a: Expr, b: Expr) -> Expr:
 
 
 def mul(a: Expr, b: Expr) -> Expr:
-    if b.op == "const" and b.args[0] == 1:
-        return a
-    return op("mul", a, b)
+    return a if b.op == "const" and b.args[0] == 1 else op("mul", a, b)
 
 
 def div(a: Expr, b: Expr) -> Expr:
@@ -81,9 +79,7 @@ def promoted(*args: LoopValue | Scalar) -> torch.dtype:
         )
 
     first, *rest = [stand_in(a) for a in args]
-    if not rest:
-        return first.dtype
-    return torch.result_type(first, rest[0])
+    return first.dtype if not rest else torch.result_type(first, rest[0])
 
 
 def need_wide_int(ctx: LoopBuilder) -> None:

@@ -30,9 +30,7 @@ Place = tuple[Index, ...]
 
 
 def _pair(numbers: Any) -> tuple[int, int]:
-    if isinstance(numbers, int):
-        return numbers, numbers
-    return (numbers[0], numbers[-1])
+    return (numbers, numbers) if isinstance(numbers, int) else (numbers[0], numbers[-1])
 
 
 @dataclass(frozen=True)

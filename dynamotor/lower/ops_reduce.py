@@ -382,9 +382,7 @@ def _nll_loss_backward(
         "class weights, a single sample, or classes that eager refuses",
     )
     compute = wide(x.dtype)
-    scale = g
-    if reduction == MEAN:
-        scale = ctx.pointwise(div, g, total_weight, shape=(), dtype=compute)
+    scale = ctx.pointwise(div, g, total_weight, shape=(), dtype=compute) if reduction == MEAN else g
 
     classes = x.shape[1]
 

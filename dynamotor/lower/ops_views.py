@@ -290,9 +290,7 @@ def _cat(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValu
     unaligned = dim == len(parts[0].shape) - 1 and not all(divides(16, p.shape[dim]) for p in parts[:-1])
     # A vector of a CPU lies in one part.
     decline_if(len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu), "many or unaligned parts")
-    if len(parts) == 1:
-        return ctx.pointwise(lambda e: e, parts[0])
-    return _nested(ctx, parts, dim)
+    return ctx.pointwise(lambda e: e, parts[0]) if len(parts) == 1 else _nested(ctx, parts, dim)
 
 
 def _cast(ctx: LoopBuilder, x: LoopValue) -> LoopValue:

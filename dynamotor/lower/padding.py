@@ -18,12 +18,12 @@ import torch
 from torch import fx
 
 from ..base.config import config
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.shapes import call
 from ..graph.sizes import hint
-from ..graph.spec import HALVES, TensorSpec
+from ..graph.spec import HALVES, GraphInfo, TensorSpec
 from .layout import give_strides_back, inferred_again, restore_outputs
-from .rewrite import call, looks_at_another, output_node
+from .rewrite import looks_at_another, output_node
 
 aten = torch.ops.aten
 ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once
@@ -56,9 +56,12 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
 def _missing(node: fx.Node) -> tuple[int, int, int] | None:
     """What rows, inner size and columns of a product lack to multiples of 8; None when it stays as it is."""
     a, b = (find_spec(arg) for arg in node.args[-2:])
-    if a is None or b is None or a.dtype not in HALVES:
-        return None
-    if min(map(hint, (*a.shape, *b.shape))) < config.pad_products_from:
+    if (
+        a is None
+        or b is None
+        or a.dtype not in HALVES
+        or min(map(hint, (*a.shape, *b.shape))) < config.pad_products_from
+    ):
         return None
     if node.target is aten.addmm.default and spec_of(operand(node, 0)).shape != b.shape[1:]:
         return None

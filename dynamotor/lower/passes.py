@@ -17,8 +17,8 @@ from typing import Any
 from torch import fx
 
 from ..base.config import config
-from ..graph.info import GraphInfo
 from ..graph.passes import run_passes
+from ..graph.spec import GraphInfo
 from ..graph.verify import verify_aten_graph
 from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolutions, split_convolution_bias
 from .embedding import add_embedding_rows

@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from ..base.config import config
-from ..graph.info import GraphInfo
 from ..graph.sizes import Dim, ShapeEnv, equal
-from ..graph.spec import TensorSpec, contiguous_stride
+from ..graph.spec import GraphInfo, TensorSpec, contiguous_stride
 from .index import Index, Var, is_one
 from .ir import (
     COMPUTE_TYPE,

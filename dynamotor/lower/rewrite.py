@@ -1,33 +1,15 @@
-"""Helpers of graph passes: make nodes that carry their spec, ask about users, find static values.
-
->>> with graph.inserting_before(node):
-...     scaled = call(graph, aten.mul.Tensor, weight, scale)
->>> scaled.meta["val"]
-TensorSpec(...)
-"""
+"""Helpers of graph passes: ask about users, find static values."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import fx
 
-from ..graph.info import GraphInfo
 from ..graph.nodes import overload
 from ..graph.op_facts import facts
-from ..graph.shapes import infer_spec, specs_in
+from ..graph.spec import GraphInfo
 
 aten = torch.ops.aten
-
-
-def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: Any) -> fx.Node:
-    """A new call_function node at the graph's insertion point; its spec is inferred unless given."""
-    if spec is None:
-        spec = infer_spec(target, specs_in(args), specs_in(kwargs))
-    node = graph.call_function(target, args, kwargs)
-    node.meta["val"] = spec
-    return node
 
 
 def looks_at_another(node: fx.Node) -> bool:

@@ -273,9 +273,10 @@ class _Builder:
             ):
                 continue
             first = self.level(value)
-            if not any(value in used for used in uses[first + 1 :]):
-                continue
-            if self._cost_in_row(value) <= RECOMPUTE_COST:
+            if (
+                not any(value in used for used in uses[first + 1 :])
+                or self._cost_in_row(value) <= RECOMPUTE_COST
+            ):
                 continue
             if m.node.buffer in stored and m.node.memory is COMPUTE_TYPE[m.node.memory]:
                 replacement[value] = load(m.node.buffer, m.store, m.node.memory)

@@ -8,10 +8,9 @@ import torch
 from torch import fx
 
 from ..base.errors import InternalError
-from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, function, operand
 from ..graph.sizes import Size, equal
-from ..graph.spec import TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec
 from . import outputs
 from .lowering import LoopBuilder
 from .outputs import COPY_

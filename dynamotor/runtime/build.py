@@ -2,6 +2,8 @@
 
 >>> library = load_library('extern "C" int two() { return 2; }')
 >>> library.address("two")            # the function's address, an int
+>>> kernel = make_kernel(library, "k0", 2)
+>>> kernel(source, result)            # calls void k0(void** ptrs, const int64_t* ints) with two data pointers
 
 The cache holds the library's bytes, so a damaged or half-written entry is rebuilt and two processes may share
 it.
@@ -21,16 +23,16 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .. import _C
 from ..base import cache
 from ..base.config import config
 from ..base.errors import BuildError
-from ..base.events import counters, emit, timed
-from ..base.log import log
+from ..base.events import counters, emit, log, timed
 from .cpp_text import laid_out
 
 BASE_FLAGS = ("-shared", "-fPIC")
@@ -337,3 +339,10 @@ def load_library(source: str, flags: Sequence[str] = ()) -> Library:
     time or disk.
     """
     return start_build(source, flags).result()
+
+
+def make_kernel(library: Library, name: str, n_tensors: int, ints: Sequence[int] = ()) -> Callable[..., None]:
+    """A callable of `n_tensors` tensors that runs the library's C function on their data pointers and on
+    `ints`.
+    """
+    return _C.Kernel(library.address(name), n_tensors, tuple(ints), release_gil=True, owner=library)

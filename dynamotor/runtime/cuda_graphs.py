@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 import torch
 
+from .. import _C
 from ..base.events import counters, emit
 from ..graph.spec import copy_as, write
 from . import device_memory
-from .launch import data_pointers
 from .memory import reinterpret
 
 WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries choose their algorithms
@@ -130,9 +130,7 @@ class _Result:
     def hand_out(self) -> torch.Tensor:
         """The tensor that the caller gets."""
         t = self.tensor
-        if self.copied:
-            return copy_as(t, t.stride())
-        return reinterpret(t, t.shape, t.stride(), 0)
+        return copy_as(t, t.stride()) if self.copied else reinterpret(t, t.shape, t.stride(), 0)
 
 
 class _Given:
@@ -164,7 +162,7 @@ class _Recording:
             else:
                 arguments[i] = copy_as(x, x.stride())
                 self.copied.append((i, arguments[i]))
-        self.pointers = data_pointers([inputs[i] for i in self.fixed])
+        self.pointers = _C.data_ptrs([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
         self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
         own = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
@@ -197,11 +195,9 @@ class _Recording:
             return "inference mode was switched"
         if any(type(inputs[i]) is not type(x) or inputs[i] != x for i, x in self.plain):
             return "another number"
-        if data_pointers([inputs[i] for i in self.fixed]) != self.pointers:
+        if _C.data_ptrs([inputs[i] for i in self.fixed]) != self.pointers:
             return self._moved(inputs)
-        if not all(r.is_free() for r in self.lent):
-            return "what the last replay gave is still in use"
-        return ""
+        return "what the last replay gave is still in use" if not all(r.is_free() for r in self.lent) else ""
 
     def _moved(self, inputs: Sequence[Any]) -> str:
         """Why an input does not lie where the recording reads it."""

@@ -27,8 +27,7 @@ from typing import Any
 
 from ..base import cache
 from ..base.errors import BuildError
-from ..base.events import counters, emit, timed
-from ..base.log import log
+from ..base.events import counters, emit, log, timed
 from . import triton_worker
 
 MAX_WORKERS = 16
@@ -73,9 +72,7 @@ class GpuCode:
 @functools.cache
 def triton_version() -> str:
     """The installed triton, "" when there is none."""
-    if importlib.util.find_spec("triton") is None:
-        return ""
-    return metadata.version("triton")
+    return "" if importlib.util.find_spec("triton") is None else metadata.version("triton")
 
 
 def job_key(job: TritonJob) -> str:

@@ -27,9 +27,7 @@ SCRATCH_ALIGNMENT = 128  # what the launcher rounds the start of a kernel's own 
 def receive(stream: IO[bytes]) -> Any:
     """The next message, or None at the end of the stream."""
     head = stream.read(8)
-    if len(head) < 8:
-        return None
-    return pickle.loads(stream.read(struct.unpack("<Q", head)[0]))
+    return None if len(head) < 8 else pickle.loads(stream.read(struct.unpack("<Q", head)[0]))
 
 
 def send(stream: IO[bytes], message: Any) -> None:

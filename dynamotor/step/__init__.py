@@ -41,16 +41,15 @@ from torch.utils._pytree import tree_map_only
 from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
 from ..backends import Backend
-from ..base.config import config
+from ..base.config import CompileOptions, config
 from ..base.errors import CaptureError, UsageError
-from ..base.options import CompileOptions
 from ..capture.frontend import make_dispatcher
 from ..capture.marks import is_compiling
 from ..codegen import compile_aten
 from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
 from ..distributed.wrapper import has_module_hooks, why_not_whole
-from ..graph.info import GraphInfo
+from ..graph.spec import GraphInfo
 from .alone import OptimizerStep, optimizer_of
 from .whole import CompileGraph, GraphStep, Update, warn_in_pieces
 
@@ -99,12 +98,12 @@ def compile_step(
     """
     _check(model, optimizer, accumulate)
     if any(p.device.type == "xla" for p in model.parameters()):
-        if clip is not None or scaler is not None or accumulate != 1 or keep_grads:
-            raise UsageError(
-                "DM112",
-                "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
-                cure="leave them out, or train on a CPU or a GPU",
-            )
+        UsageError.when(
+            clip is not None or scaler is not None or accumulate != 1 or keep_grads,
+            "DM112",
+            "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
+            cure="leave them out, or train on a CPU or a GPU",
+        )
         return importlib.import_module("dynamotor.xla.step").compile_step(
             model, loss_fn, optimizer, n_inputs=n_inputs
         )
@@ -145,18 +144,22 @@ SPECIAL.append(_alone)
 
 
 def _check(model: Any, optimizer: Any, accumulate: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError("DM112", f"compile_step() takes a module, not {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            "DM112", f"compile_step() takes a torch.optim.Optimizer, not {type(optimizer).__name__}"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError(
-            "DM112",
-            "LBFGS evaluates the model several times a step, through a closure",
-            cure="compile the model with dynamotor.compile and call optimizer.step(closure)",
-        )
+    UsageError.when(
+        not isinstance(model, torch.nn.Module),
+        "DM112",
+        f"compile_step() takes a module, not {type(model).__name__}",
+    )
+    UsageError.when(
+        not isinstance(optimizer, torch.optim.Optimizer),
+        "DM112",
+        f"compile_step() takes a torch.optim.Optimizer, not {type(optimizer).__name__}",
+    )
+    UsageError.when(
+        isinstance(optimizer, torch.optim.LBFGS),
+        "DM112",
+        "LBFGS evaluates the model several times a step, through a closure",
+        cure="compile the model with dynamotor.compile and call optimizer.step(closure)",
+    )
     if type(accumulate) is not int or accumulate < 1:
         raise UsageError("DM112", f"accumulate is a number of steps, not {accumulate!r}")
 

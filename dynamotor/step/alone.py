@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from .._C import tensor_layouts
-from ..base.events import counters, emit
-from ..base.log import warn_once
+from ..base.events import counters, emit, warn_once
 from ..graph.module import graph_module
 from .whole import CompileGraph, GraphStep, Update, are_same
 

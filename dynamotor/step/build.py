@@ -19,10 +19,10 @@ from ..autograd.recipe import Recipe
 from ..autograd.runtime import rebuilder
 from ..autograd.simplify import PASSES, has_effect
 from ..base.config import config
-from ..graph.info import GraphInfo
 from ..graph.module import graph_module
 from ..graph.passes import run_passes
-from ..graph.spec import TensorSpec
+from ..graph.shapes import call
+from ..graph.spec import GraphInfo, TensorSpec
 from . import host
 from .again import compute_again
 from .numbers import Question
@@ -165,10 +165,11 @@ def _host_writes(
     one, or what a branch asks.
     """
     asked = [side for q, _ in ends.questions for side in (q.left, q.right) if isinstance(side, fx.Node)]
-    if not on_host.issuperset([*(node for _, node in ends.numbers), *asked]):
-        raise NotWhole(
-            "DM506", "the optimizer branches on, or keeps in Python, a number that only the step will know"
-        )
+    NotWhole.when(
+        not on_host.issuperset([*(node for _, node in ends.numbers), *asked]),
+        "DM506",
+        "the optimizer branches on, or keeps in Python, a number that only the step will know",
+    )
     writes = [(by_node[place], node) for place, node in ends.new.items() if place in on_host]
 
     def on_device(write: tuple[Path, fx.Node]) -> bool:
@@ -253,8 +254,7 @@ def _cross(
         stand, dtype = place, node.meta["val"].dtype
         if dtype is not torch.float64:
             with graph.inserting_after(last):
-                stand = graph.call_function(aten._to_copy.default, (place,), {"dtype": dtype})
-                stand.meta["val"] = TensorSpec.dense((), dtype, device=device)
+                stand = call(graph, aten._to_copy.default, place, dtype=dtype)
         crossing.stands[node] = stand
         node.replace_all_uses_with(
             stand, delete_user_cb=lambda user: user not in on_host and user is not output

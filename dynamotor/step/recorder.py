@@ -100,8 +100,7 @@ class StepRecorder(GraphRecorder):
     def _each(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The op of one tensor for each of the lists' elements."""
         base = func._schema.name.split("::_foreach_")[1]
-        if "non_finite_check" in base:
-            raise UnsupportedOp("DM236", f"{func} has no form for one tensor")
+        UnsupportedOp.when("non_finite_check" in base, "DM236", f"{func} has no form for one tensor")
         name, writes = base.rstrip("_"), base.endswith("_")
         count = next(len(a) for a in args if isinstance(a, (list, tuple)))
         results = []
@@ -123,10 +122,12 @@ class StepRecorder(GraphRecorder):
                 "DM236", f"{func} writes its arguments and has no functional form that is known"
             )
         result = self.record(form, args, rest)
-        if tuple(result.shape) != tuple(out.shape):
-            raise UnsupportedOp(
-                "DM241", f"{func} resizes its result", cure="give an `out` of the right shape"
-            )
+        UnsupportedOp.when(
+            tuple(result.shape) != tuple(out.shape),
+            "DM241",
+            f"{func} resizes its result",
+            cure="give an `out` of the right shape",
+        )
         self.assign(out, result)
         return out
 
@@ -206,9 +207,9 @@ register_all(
 def _reversed(r: StepRecorder, func: OpOverload, x: Any, y: Any, alpha: Any = 1) -> Any:
     x = x if type(alpha) is int and alpha == 1 else r.call(aten.mul.Tensor, x, r.number(alpha, x))
     y = r.number(y, x)
-    if not isinstance(y, torch.Tensor):
-        return r.call(aten.rsub.Scalar, x, y)
-    return r.call(aten.sub.Tensor, y, x)
+    return (
+        r.call(aten.rsub.Scalar, x, y) if not isinstance(y, torch.Tensor) else r.call(aten.sub.Tensor, y, x)
+    )
 
 
 _WITH_TENSORS = {

@@ -21,6 +21,7 @@ from ..autograd.aot import memory_groups
 from ..autograd.calls import no_autocast
 from ..autograd.functional import read
 from ..autograd.joint import OutputPlan, check_inputs, plan_outputs, run_torch_graph
+from ..base.errors import RaisedWhen
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
@@ -37,7 +38,7 @@ Path = tuple[
 ]  # how a tensor or number is found: ("state", parameter, key, ...), ("group", number, key, ...)
 
 
-class NotWhole(Exception):
+class NotWhole(RaisedWhen):
     """A step cannot be one program: `code` and reason."""
 
     def __init__(self, code: str, reason: str) -> None:
@@ -193,10 +194,12 @@ class Shadows:
 
     def results(self) -> tuple[dict[fx.Node, ShapeTensor], dict[Path, Any]]:
         """What the step has put in the place of state: new tensors by placeholder, new numbers by path."""
-        if [g.keys() for g in self.groups] != [
-            g.keys() for g in self.kept_groups
-        ] or self.state.keys() != self.kept_state.keys():
-            raise StateGrows("DM505", "the optimizer adds or removes state at each step")
+        StateGrows.when(
+            [g.keys() for g in self.groups] != [g.keys() for g in self.kept_groups]
+            or self.state.keys() != self.kept_state.keys(),
+            "DM505",
+            "the optimizer adds or removes state at each step",
+        )
         tensors: dict[fx.Node, ShapeTensor] = {}
         numbers: dict[Path, Any] = {}
         for k, (group, old) in enumerate(zip(self.groups, self.kept_groups, strict=True)):
@@ -272,8 +275,11 @@ def trace_step(
             trace.backward(results[loss_at], accumulate)
     trace.reduce(rewriter)
     trace.update(optimizer, clip)
-    if loss_at is None and any(grad.note.memory.version for grad in trace.held.values()):
-        raise NotWhole("DM505", "optimizer.step() writes gradients, which stay")
+    NotWhole.when(
+        loss_at is None and any(grad.note.memory.version for grad in trace.held.values()),
+        "DM505",
+        "optimizer.step() writes gradients, which stay",
+    )
     return trace.finish(results, keep_grads)
 
 
@@ -293,8 +299,11 @@ class _StepTrace:
         self.recorder = recorder = StepRecorder()
         names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
         self.graded = [t.requires_grad for t in examples]
-        if any(needs and not t.is_leaf for needs, t in zip(self.graded, examples)):
-            raise NotWhole("DM502", "the batch has a history: its gradient flows on outside of the step")
+        NotWhole.when(
+            any(needs and not t.is_leaf for needs, t in zip(self.graded, examples)),
+            "DM502",
+            "the batch has a history: its gradient flows on outside of the step",
+        )
         self.feed = [
             recorder.input(name, TensorSpec.of(t), needs)
             for name, t, needs in zip(names, examples, self.graded, strict=True)
@@ -327,8 +336,11 @@ class _StepTrace:
 
     def backward(self, loss: Any, accumulate: int) -> None:
         """The gradients of a loss, of which `accumulate` are added up."""
-        if loss.dim() or not loss.requires_grad or not loss.is_floating_point():
-            raise NotWhole("DM502", "the loss is not one floating number with a gradient")
+        NotWhole.when(
+            loss.dim() or not loss.requires_grad or not loss.is_floating_point(),
+            "DM502",
+            "the loss is not one floating number with a gradient",
+        )
         self.recorder.stage, self.recorder.where = "backward", None
         with no_autocast():
             root = loss if accumulate == 1 else loss / accumulate
@@ -361,10 +373,16 @@ class _StepTrace:
                 if clip is not None:
                     clip(list(dict.fromkeys(shadows.parameters)))
                 optimizer.step()
-            if any(feed[i].grad is not grad for i, grad in self.mine.items()):
-                raise NotWhole("DM505", "optimizer.step() replaces gradients")
-            if any(feed[i].note.memory.version == self.versions[id(feed[i])] for i in self.mine):
-                raise NotWhole("DM505", "optimizer.step() leaves a parameter with a gradient as it is")
+            NotWhole.when(
+                any(feed[i].grad is not grad for i, grad in self.mine.items()),
+                "DM505",
+                "optimizer.step() replaces gradients",
+            )
+            NotWhole.when(
+                any(feed[i].note.memory.version == self.versions[id(feed[i])] for i in self.mine),
+                "DM505",
+                "optimizer.step() leaves a parameter with a gradient as it is",
+            )
 
     def finish(self, results: Sequence[Any], keep_grads: bool) -> Traced:
         """The trace, with the new contents of all that was written."""

@@ -19,18 +19,17 @@ from typing import Any
 import torch
 import torch.optim.optimizer
 
+from .. import _C
 from ..autograd.calls import call_without_autocast
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import DynamotorError, is_mistake
-from ..base.events import counters, emit
-from ..base.log import log, warn_once
+from ..base.events import counters, emit, log, warn_once
 from ..distributed.averager import Averager
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason, reduced_parameters
-from ..graph.info import GraphInfo
 from ..graph.shape_tensor import unseen_by_hooks
-from ..runtime.launch import data_pointers
+from ..graph.spec import GraphInfo
 from .build import StepProgram, build_step
 from .host import Mirror
 from .trace import NotWhole, Path, StateGrows, trace_step
@@ -131,7 +130,7 @@ class _Bound:
     @property
     def moved(self) -> bool:
         """Whether somebody has set `.data` of a number."""
-        return data_pointers(self.on_host) != self.pointers
+        return _C.data_ptrs(self.on_host) != self.pointers
 
     def numbers(self) -> list[float] | None:
         """The numbers of a step now; None where the program is not for them."""
@@ -374,7 +373,7 @@ class GraphStep:
         values = [self._value(path) for path in program.reads]
         on_host = [value for value in values if isinstance(value, torch.Tensor) and not _is_on_device(value)]
         self.storages = {t.untyped_storage()._cdata for t in [*parameters, *extra] if t is not None}
-        return _Bound(program, extra, grads, read, write, on_device, on_host, data_pointers(on_host))
+        return _Bound(program, extra, grads, read, write, on_device, on_host, _C.data_ptrs(on_host))
 
     def _tensor(self, path: Path) -> torch.Tensor:
         return self.update.scaler._scale if path == ("scale",) else self._value(path)  # type: ignore[union-attr, return-value]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..api import compile as compile_, plain
 from ..autograd.reach import leads_to
-from ..graph.walks import reached
+from ..graph.nodes import reached
 from .record import Record
 
 

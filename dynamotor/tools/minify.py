@@ -28,8 +28,8 @@ from ..backends import resolve
 from ..base.config import config
 from ..base.errors import DynamotorError, UsageError
 from ..base.events import Event, subscribe
+from ..graph.nodes import reached
 from ..graph.spec import TensorSpec
-from ..graph.walks import reached
 from .lower import call_both_ways
 
 Inputs = Sequence[Any]
@@ -44,8 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the small script; 0 when there is one. DM108 where there is no such program."""
     script = Path(args.script)
-    if not script.is_file():
-        raise UsageError("DM108", f"there is no program {args.script}", cure="give the path of a Python file")
+    UsageError.when(
+        not script.is_file(),
+        "DM108",
+        f"there is no program {args.script}",
+        cure="give the path of a Python file",
+    )
     graphs = run_program(script, args.args)
     for gm, inputs in graphs:
         if code := failure(gm, inputs):

@@ -366,9 +366,7 @@ def _argument(tensor: torch.Tensor, spec: TensorSpec, k: int) -> torch.Tensor:
 def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
         raise ValueError(f"a weight of shape {list(tensor.shape)} in the place of {spec}")
-    if tensor.stride() == spec.stride:
-        return tensor
-    return copy_as(tensor, [*map(int, spec.stride)])
+    return tensor if tensor.stride() == spec.stride else copy_as(tensor, [*map(int, spec.stride)])
 
 
 def load(path: str | os.PathLike[str]) -> LoadedPackage:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..api import compile as compile_, cudagraph_mark_step_begin, reset
-from ..base.log import warn_once
+from ..base.events import warn_once
 from ..capture.stance import STANCES, set_stance
 
 # Arguments of torch.compile that say how its own machinery counts, names or guesses: results do not depend on

@@ -36,8 +36,12 @@ def main(args: argparse.Namespace) -> int:
     pass through.
     """
     script = Path(args.script)
-    if not script.is_file():
-        raise UsageError("DM108", f"there is no program {args.script}", cure="give the path of a Python file")
+    UsageError.when(
+        not script.is_file(),
+        "DM108",
+        f"there is no program {args.script}",
+        cure="give the path of a Python file",
+    )
     sys.argv = [args.script, *args.args]
     sys.path[0] = str(script.resolve().parent)
     if args.torch_xla:

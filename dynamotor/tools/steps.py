@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ..autograd.recipe import Recipe
+from ..base.errors import RaisedWhen
 from ..codegen.externs import Callee
 from ..codegen.folded import as_compiled
 from ..codegen.program import Expected, Listing
@@ -62,7 +63,7 @@ _CONVOLUTIONS = {
 }
 
 
-class NotFlat(Exception):
+class NotFlat(RaisedWhen):
     """A program that only Python runs; the message says what in it."""
 
 
@@ -75,8 +76,7 @@ class Register:
 
 def layout(shape: Sequence[Dim], stride: Sequence[Dim], dtype: torch.dtype) -> list[Any]:
     """The words that say how a tensor lies."""
-    if dtype not in DTYPES:
-        raise NotFlat(f"a tensor of {dtype}")
+    NotFlat.when(dtype not in DTYPES, f"a tensor of {dtype}")
     return [DTYPES[dtype], len(shape), *map(int, shape), *map(int, stride)]
 
 
@@ -127,8 +127,10 @@ class Steps:
         self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Register | None]
     ) -> None:
         """A call of an op. NotFlat where C++ has no such op, or cannot hand it an argument."""
-        if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "mkldnn"):
-            raise NotFlat(f"a call of {op}, which is written in Python")
+        NotFlat.when(
+            not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "mkldnn"),
+            f"a call of {op}, which is written in Python",
+        )
         schema = op._schema
         given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
         values = [given.get(argument.name, argument.default_value) for argument in schema.arguments]
@@ -140,8 +142,10 @@ class Steps:
         if op in _CONVOLUTIONS:
             self.step("convolution", _CONVOLUTIONS[op], results[0], *_of_convolution(schema, values))
             return
-        if any(str(returned.type) != "Tensor" for returned in schema.returns):
-            raise NotFlat(f"results of {op} that are no tensors")
+        NotFlat.when(
+            any(str(returned.type) != "Tensor" for returned in schema.returns),
+            f"results of {op} that are no tensors",
+        )
         words: list[Any] = []
         for argument, value in zip(schema.arguments, values, strict=True):
             words += _argument(argument.type, getattr(argument, "N", None), value, str(op))
@@ -293,8 +297,7 @@ class _Text:
         name, stands_for = call.func.id, self.constants.get(call.func.id)
         if name in self.listing.kernels:
             c_name, n, ints = self.listing.kernels[name]
-            if n != len(call.args):
-                raise NotFlat("a kernel of sizes that differ between calls")
+            NotFlat.when(n != len(call.args), "a kernel of sizes that differ between calls")
             slots = [self.value(arg) for arg in call.args]
             self.steps.step("kernel", self.libraries[c_name], c_name, n, *slots, len(ints), *ints)
         elif name in ("new", "take"):
@@ -399,8 +402,7 @@ def _results(steps: Steps, text: _Text, recipe: Recipe, results: Sequence[tuple[
     found: list[Register] = []
     for k, out in results:
         plan = recipe.plans[k]
-        if plan.kind != "value":
-            raise NotFlat("a result that its graph does not compute")
+        NotFlat.when(plan.kind != "value", "a result that its graph does not compute")
         expression = text.last.value.elts[plan.index]
         slot = text.value(expression)
         if type(slot) is not Register or plan.steps and isinstance(expression, ast.Call):

@@ -25,7 +25,7 @@ from ..base.events import emit, timed
 from ..capture.values.base import wrap_rule
 from ..capture.values.tensor import wrap_tensor
 from ..graph.buckets import Bucketed
-from ..graph.info import GraphInfo
+from ..graph.spec import Compiled, GraphInfo
 from . import (
     device as devices,
     execute,
@@ -41,8 +41,6 @@ from .ir import Cut, Lane, Meta, Node, lock
 from .layout import Stride, preserved
 from .partition import Piece, Recording, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
-
-Compiled = Callable[..., Any]
 
 # To the capture an xla tensor is a plain tensor.
 wrap_rule(XLATensor)(wrap_tensor)
@@ -93,9 +91,7 @@ def compile_everytime(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
 def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
     """One aten graph: an executable, or several with what only the CPU can run between them."""
     device = device_of(gm)
-    if device is None:
-        return gm.forward
-    if all(node.op in ("placeholder", "output") for node in gm.graph.nodes):
+    if device is None or all(node.op in ("placeholder", "output") for node in gm.graph.nodes):
         return gm.forward
     with timed("xla bridge"):
         recording = record_graph(gm, device)

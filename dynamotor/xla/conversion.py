@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map_only
 
-from ..base.log import warn_once
+from ..base.events import warn_once
 from .tensor import is_xla
 
 # References to a tensor that is nothing but an argument of one of our kernels: by the dispatcher's key, by

@@ -70,9 +70,7 @@ def _convert(arg: Any, args: Any) -> Any:
             why="an operation got tensors of the xla device and of another one",
             cure='move the tensor (or the module) with .to("xla")',
         )
-    if type(arg) is list or type(arg) is tuple:
-        return type(arg)([_convert(a, args) for a in arg])
-    return arg
+    return type(arg)([_convert(a, args) for a in arg]) if type(arg) is list or type(arg) is tuple else arg
 
 
 def _lane(args: Any) -> Any:

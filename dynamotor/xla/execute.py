@@ -21,7 +21,7 @@ import torch
 
 from ..base.errors import DynamotorError
 from ..base.events import emit
-from ..graph.walks import reached
+from ..graph.nodes import reached
 from . import metrics, persistent_cache, replicated, replication, rng
 from .dtypes import on_cpu
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..base.config import config
 from ..base.events import counters, emit
-from ..base.typed import MaybeNone
+from ..base.registry import MaybeNone
 from . import layout, metrics, rng, transfer
 from .errors import require
 from .ir import Cut, Lane

@@ -24,8 +24,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
 from ..base.errors import XlaError
-from ..base.log import warn_once
-from ..base.typed import MaybeNone
+from ..base.events import warn_once
+from ..base.registry import MaybeNone
 from ..graph.shapes import UnsupportedOp, infer_spec
 from ..graph.sizes import DataDependent
 from ..graph.spec import CPU, TensorSpec
@@ -112,9 +112,7 @@ class Instruction:
         def text(arg: Any) -> str:
             if type(arg) is Slot:
                 return f"scalar{arg.index}" if arg.lifted else names[arg.index]
-            if type(arg) in (list, tuple):
-                return f"[{', '.join(map(text, arg))}]"
-            return repr(arg)
+            return f"[{', '.join(map(text, arg))}]" if type(arg) in (list, tuple) else repr(arg)
 
         words = [text(arg) for arg in self.template[0]] + [
             f"{name}={text(arg)}" for name, arg in self.template[1].items()
@@ -381,9 +379,7 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
     if kind is float:
         if arg != arg or arg == 0.0:
             return kind, str(arg)
-        if arg in _LITERALS:
-            return kind, arg
-        if lifted is None:
+        if arg in _LITERALS or lifted is None:
             return kind, arg
         lifted.append(arg)
         return kind

@@ -134,9 +134,7 @@ def _attention(
 def _dropout(input, p, train):  # noqa: A002 - aten's name
     """One op that keeps a boolean mask, where the composite keeps a tensor of factors."""
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
-    if p == 0 or not train or input.numel() == 0:
-        return input
-    return aten.native_dropout(input, p, True)[0]
+    return input if p == 0 or not train or input.numel() == 0 else aten.native_dropout(input, p, True)[0]
 
 
 @composite(aten.ctc_loss.Tensor)

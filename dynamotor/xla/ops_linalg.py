@@ -221,9 +221,9 @@ def _slogdet(a):
 
 @op(aten.linalg_qr)
 def _qr(a, mode="reduced"):
-    if mode == "r":
-        return _empty(a.dtype), jnp.linalg.qr(a, mode="r")
-    return tuple(jnp.linalg.qr(a, mode=mode))
+    return (
+        (_empty(a.dtype), jnp.linalg.qr(a, mode="r")) if mode == "r" else tuple(jnp.linalg.qr(a, mode=mode))
+    )
 
 
 @op(aten.geqrf)

@@ -50,9 +50,7 @@ def sgn(x: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
         size = jnp.abs(x)
         return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
-    if x.dtype == jnp.bool_:
-        return x
-    return convert(x > 0, x.dtype) - convert(x < 0, x.dtype)
+    return x if x.dtype == jnp.bool_ else convert(x > 0, x.dtype) - convert(x < 0, x.dtype)
 
 
 def unless_integer(fn: Any) -> Any:
@@ -102,9 +100,7 @@ def _round(x, *, decimals=0):
 
 
 def _scaled(y: jax.Array, alpha: Any) -> jax.Array:
-    if not is_array(alpha) and alpha == 1:
-        return y
-    return y * cast(alpha, y.dtype)
+    return y if not is_array(alpha) and alpha == 1 else y * cast(alpha, y.dtype)
 
 
 @op(aten.div, out=True, lift=True)

@@ -56,9 +56,7 @@ def _amin(x, dim=None, keepdim=False):
 
 
 def _position(find: Any, x: jax.Array, dim: int | None, shape: tuple[int, ...]) -> jax.Array:
-    if x.ndim == 0:
-        return jnp.zeros(shape, jnp.int64)
-    return find(x, dim).reshape(shape)
+    return jnp.zeros(shape, jnp.int64) if x.ndim == 0 else find(x, dim).reshape(shape)
 
 
 rows(

@@ -130,9 +130,7 @@ def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
 @specials.register(aten.equal.default)
 def _equal(func: Any, args: tuple, kwargs: Any) -> bool:
     one, other = args
-    if one.shape != other.shape:
-        return False
-    return bool(torch.all(torch.eq(one, other)).item())
+    return False if one.shape != other.shape else bool(torch.all(torch.eq(one, other)).item())
 
 
 @specials.register(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..base.config import CompileOptions
 from ..base.errors import CaptureError
-from ..base.log import warn_once
-from ..base.options import CompileOptions
+from ..base.events import warn_once
 from ..capture.frontend import make_dispatcher
 from . import (
     device as devices,

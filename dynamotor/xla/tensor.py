@@ -20,8 +20,7 @@ from typing import Any, cast
 import torch
 from typing_extensions import TypeIs
 
-from ..base.registry import Registry
-from ..base.typed import MaybeNone
+from ..base.registry import MaybeNone, Registry
 from ..graph.sizes import Dim, Dims, contiguous_stride
 from .errors import require
 from .ir import Lane, Meta, Node, XlaError, lock, record
@@ -87,9 +86,11 @@ class Alias:
 def value(alias: Alias) -> Node:
     """The node that an alias now stands for; views of a root that was written since are replayed."""
     root, node = alias.root, alias.node
-    if root is None:
-        return node
-    if alias.version == root.version and (node.data is not None or node.epoch == node.lane.epoch):
+    if (
+        root is None
+        or alias.version == root.version
+        and (node.data is not None or node.epoch == node.lane.epoch)
+    ):
         return node
     alias.node = node = record(alias.func, (value(alias.parent), *alias.args), alias.kwargs)
     alias.version = root.version

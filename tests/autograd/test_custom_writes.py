@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dynamotor
-from dynamotor.autograd.custom_writes import functional_op
+from dynamotor.autograd.inplace import functional_op
 from dynamotor.graph.shapes import UnsupportedOp
 
 

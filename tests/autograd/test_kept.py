@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from children import run_forked
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.autograd import kept
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
 from dynamotor.codegen import stored
 from dynamotor.runtime import build
-from dynamotor.runtime.triton_interpret import available
 
 
 @pytest.fixture(scope="module")

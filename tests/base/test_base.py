@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from dynamotor.base import cache
-from dynamotor.base.config import config
+from dynamotor.base.config import CompileOptions, config
 from dynamotor.base.errors import BuildError, DynamotorError, UsageError, UserLine
 from dynamotor.base.events import collect, counters, emit
-from dynamotor.base.options import CompileOptions
 from dynamotor.base.registry import Registry
 from dynamotor.runtime import build
 

@@ -15,8 +15,7 @@ import pytest
 from dynamotor.__main__ import main
 from dynamotor.base import cache
 from dynamotor.base.config import config
-from dynamotor.base.events import counters
-from dynamotor.base.log import forget_warnings
+from dynamotor.base.events import counters, forget_warnings
 
 ROOT = Path(__file__).parents[2]
 

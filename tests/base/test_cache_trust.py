@@ -8,8 +8,7 @@ from children import run_forked
 
 from dynamotor.base import cache
 from dynamotor.base.config import config
-from dynamotor.base.events import counters
-from dynamotor.base.log import forget_warnings
+from dynamotor.base.events import counters, forget_warnings
 
 KEY = "ab" * 32
 

@@ -175,7 +175,7 @@ def test_numbers_are_numbers_without_dynamic():
 
 def test_gpu_kernels_take_the_number_as_an_input():
     pytest.importorskip("triton")
-    from dynamotor.runtime.triton_interpret import available
+    from bench.triton_interpret import available
 
     if not available():
         pytest.skip("triton was imported without TRITON_INTERPRET=1")

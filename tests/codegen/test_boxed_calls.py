@@ -10,8 +10,7 @@ import torch
 import dynamotor
 from dynamotor import codegen
 from dynamotor.base.events import collect
-from dynamotor.graph.info import GraphInfo
-from dynamotor.graph.spec import TensorSpec
+from dynamotor.graph.spec import GraphInfo, TensorSpec
 
 ALIVE: list[list[bool]] = []
 WATCHED: list[weakref.ref] = []

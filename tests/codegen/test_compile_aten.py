@@ -10,12 +10,10 @@ from torch import fx, nn
 from dynamotor.autograd.aot import aot_compile
 from dynamotor.base.config import config
 from dynamotor.base.errors import BuildError
-from dynamotor.base.events import collect, counters
-from dynamotor.base.log import forget_warnings
+from dynamotor.base.events import collect, counters, forget_warnings
 from dynamotor.codegen import compile_aten
 from dynamotor.codegen.program import CallProgram
-from dynamotor.graph.info import GraphInfo
-from dynamotor.graph.spec import TensorSpec
+from dynamotor.graph.spec import GraphInfo, TensorSpec
 from dynamotor.runtime import build
 
 

@@ -12,7 +12,7 @@ from aten_graphs import aten_graph
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 from dynamotor.codegen import cpp, cpp_kernel
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
 from dynamotor.runtime.cpp_text import laid_out

@@ -11,10 +11,10 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
 from dynamotor.codegen.flex_attention import Kernels
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 

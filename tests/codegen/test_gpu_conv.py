@@ -11,6 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="triton is not installed")
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
 from dynamotor.codegen import gpu_program
@@ -19,7 +20,6 @@ from dynamotor.codegen.triton_gemm_sites import find_sites, put
 from dynamotor.codegen.triton_ops import HELPERS
 from dynamotor.codegen.triton_product import ConvWindow, Operand, Product
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 BF16, F16 = torch.bfloat16, torch.float16

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import fake_cuda  # noqa: E402
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError
 from dynamotor.base.events import collect
@@ -23,10 +24,8 @@ from dynamotor.codegen.triton import TritonStep
 from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.codegen.triton_gemm_choice import choose, tilings
 from dynamotor.codegen.triton_gemm_sites import find_sites, template_step, trial
-from dynamotor.graph.info import GraphInfo
-from dynamotor.graph.spec import TensorSpec
+from dynamotor.graph.spec import GraphInfo, TensorSpec
 from dynamotor.lower.program import ExternStep
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 BF16 = torch.bfloat16

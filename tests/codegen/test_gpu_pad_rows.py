@@ -7,10 +7,10 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="triton is not installed")
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
 from dynamotor.codegen import gpu_program
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 R = torch.randn

@@ -12,11 +12,11 @@ from torch import fx, nn
 pytest.importorskip("triton", reason="triton is not installed")
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
 from dynamotor.codegen import device_of, gpu_program
 from dynamotor.graph.spec import TensorSpec
-from dynamotor.runtime.triton_interpret import available
 
 interpreted = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import dynamotor
+from bench import triton_interpret
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
-from dynamotor.runtime import triton_interpret
 
 TARGETS = [
     "",

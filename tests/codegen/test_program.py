@@ -15,8 +15,7 @@ from dynamotor.base.errors import BackendError, BuildError
 from dynamotor.base.events import counters
 from dynamotor.codegen import cpp, program as call_program
 from dynamotor.codegen.cpp import CFunction
-from dynamotor.graph.info import GraphInfo
-from dynamotor.graph.spec import TensorSpec
+from dynamotor.graph.spec import GraphInfo, TensorSpec
 from dynamotor.lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
 from dynamotor.runtime import memory
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bench import triton_interpret
 from dynamotor.autograd.aot import aot_compile
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
 from dynamotor.codegen import compile_aten
 from dynamotor.graph.sizes import ShapeEnv
 from dynamotor.graph.spec import TensorSpec, contiguous_stride
-from dynamotor.runtime import triton_interpret
 
 SIZES = [
     (5, 24),

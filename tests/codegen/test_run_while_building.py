@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.errors import BuildError
 from dynamotor.base.events import counters
 from dynamotor.codegen.gpu_program import GpuProgram
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 COUNT = "calls while they are built"

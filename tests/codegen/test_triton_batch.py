@@ -12,11 +12,11 @@ from torch import nn
 pytest.importorskip("triton", reason="triton is not installed")
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
 from dynamotor.codegen.triton import TritonStep
 from dynamotor.lower.program import ExternStep
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 

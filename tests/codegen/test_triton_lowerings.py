@@ -16,8 +16,8 @@ from test_scatters import *  # noqa: E402, F403
 from test_upsampling import *  # noqa: E402, F403
 from test_views import *  # noqa: E402, F403
 
+from bench.triton_interpret import available
 from dynamotor.base.config import config
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = [
     pytest.mark.sweep(2),

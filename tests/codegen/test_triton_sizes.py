@@ -11,14 +11,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_launches import check, launches
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
 from dynamotor.codegen import triton_sizes
 from dynamotor.codegen.triton_kernel import TritonFunction
 from dynamotor.codegen.triton_ops import HELPERS, mark
-from dynamotor.codegen.triton_tuning import GpuTuning
+from dynamotor.codegen.triton_plan import GpuTuning
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
-from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 R = torch.randn

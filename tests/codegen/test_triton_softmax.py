@@ -11,10 +11,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_launches import check
 
 import dynamotor
+from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.codegen import gpu_program, triton
-from dynamotor.codegen.triton_tuning import GpuTuning
-from dynamotor.runtime.triton_interpret import available
+from dynamotor.codegen.triton_plan import GpuTuning
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 triton_expand = triton.expand

@@ -10,16 +10,16 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_launches import check, launches, run
 
+from bench.triton_interpret import available, make_interpreted
 from dynamotor.base.config import config
 from dynamotor.codegen import triton_plan
 from dynamotor.codegen.triton import emit_piece
 from dynamotor.codegen.triton_ops import HELPERS
-from dynamotor.codegen.triton_tuning import GpuTuning
+from dynamotor.codegen.triton_plan import GpuTuning
 from dynamotor.codegen.triton_vectors import vectors_of
 from dynamotor.lower.index import Index, Var
 from dynamotor.lower.ir import Kernel, Phase, Store, load
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
-from dynamotor.runtime.triton_interpret import available, make_interpreted
 
 pytestmark = [
     pytest.mark.sweep(2),

@@ -22,7 +22,7 @@ from kernels import forget_kernels
 from dynamotor.base.config import config
 from dynamotor.base.errors import DynamotorError
 from dynamotor.codegen import compile_aten
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

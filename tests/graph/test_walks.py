@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamotor.graph.walks import in_order, reached
+from dynamotor.graph.nodes import in_order, reached
 
 NEEDS = {"sum": ["left", "right"], "left": ["x"], "right": ["x", "y"], "x": [], "y": [], "alone": ["y"]}
 

@@ -8,7 +8,7 @@ from aten_graphs import aten_graph
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
 from dynamotor.codegen import compile_aten
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
 from fuzz.batch import Batch

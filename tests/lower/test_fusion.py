@@ -7,7 +7,7 @@ import torch
 from harness import check, loop_steps, lowered
 
 from dynamotor.base.events import collect
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 from dynamotor.lower.index import Index, Var, flatten, unflatten
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.space import Split, match

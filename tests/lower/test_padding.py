@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from aten_graphs import aten_graph
 
 import dynamotor
+from bench import triton_interpret
 from dynamotor.base.config import config
 from dynamotor.codegen import gpu_program, triton
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 from dynamotor.graph.verify import verify_aten_graph
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.padding import pad_products
-from dynamotor.runtime import triton_interpret
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from harness import check
 from torch import nn
 
 from dynamotor.base.config import config
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 from dynamotor.lower.passes import optimise
 
 

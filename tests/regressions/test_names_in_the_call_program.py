@@ -5,8 +5,7 @@ import torch
 
 import dynamotor
 from dynamotor.codegen.program import HELPERS
-from dynamotor.graph.info import GraphInfo
-from dynamotor.graph.spec import TensorSpec
+from dynamotor.graph.spec import GraphInfo, TensorSpec
 
 _library = torch.library.Library("dm", "FRAGMENT")
 NAMES = sorted(

@@ -5,14 +5,14 @@ with eager.
 import torch
 from aten_graphs import aten_graph
 
+from bench.triton_interpret import make_interpreted
 from dynamotor.base.config import config
 from dynamotor.codegen import triton
 from dynamotor.codegen.triton_ops import HELPERS
 from dynamotor.codegen.triton_plan import DEFAULT
-from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import GraphInfo
 from dynamotor.lower.lower import lower_graph
 from dynamotor.lower.program import LoopStep
-from dynamotor.runtime.triton_interpret import make_interpreted
 
 
 def launches(fn, *inputs, tuning=DEFAULT):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dynamotor import __main__
+from dynamotor.base import checkout
 from dynamotor.base.errors import UsageError
-from dynamotor.tools import checkout
 
 
 def test_the_bench_of_a_checkout_says_its_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("transformers", reason="the models need transformers")
 
 from bench import gpu_check, gpu_graph_checks, gpu_size_checks, gpu_template_checks
+from bench.triton_interpret import available
 from dynamotor.codegen.triton_gemm import Tiling
-from dynamotor.runtime.triton_interpret import available
 
 
 @pytest.mark.parametrize(

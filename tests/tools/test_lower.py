@@ -1,5 +1,5 @@
 """`lower` gives every stage as text that reads as a program; DYNAMOTOR_DEBUG shows at each level what
-base/log.py says.
+base/events.py says.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 
 import dynamotor  # noqa: E402
 from dynamotor.base.errors import XlaError  # noqa: E402
-from dynamotor.base.log import forget_warnings  # noqa: E402
+from dynamotor.base.events import forget_warnings  # noqa: E402
 from dynamotor.xla import metrics  # noqa: E402
 from dynamotor.xla.lowering import lowerings, op  # noqa: E402
 

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("jax", reason="jax is not installed")
 
 import dynamotor.xla  # noqa: E402, F401
-from dynamotor.base.log import forget_warnings  # noqa: E402
+from dynamotor.base.events import forget_warnings  # noqa: E402
 from dynamotor.xla.sync import sync  # noqa: E402
 from dynamotor.xla.tensor import XLATensor  # noqa: E402
 

@@ -51,15 +51,11 @@ def interpolate(
         else:
             shape.append(_scaled(x.shape[2 + d], step))
     op = UPSAMPLING[mode, rank]
-    if mode.startswith("nearest"):
-        return op(x, shape, *scales)
-    return op(x, shape, bool(aligned), *scales)
+    return op(x, shape, *scales) if mode.startswith("nearest") else op(x, shape, bool(aligned), *scales)
 
 
 def _scaled(n: int, step: float) -> int:
     """floor(n * step); exact powers of two keep a size that is a symbol one."""
     if step == int(step):
         return n * int(step)
-    if step in (0.5, 0.25, 0.125):
-        return n // int(1 / step)
-    return int(float(n) * step)
+    return n // int(1 / step) if step in (0.5, 0.25, 0.125) else int(float(n) * step)

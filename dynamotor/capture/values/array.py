@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from ..breaks import Unsupported, unsupported
 from ..guards import TypeIs
 from ..source import Called, Const
-from .base import MISSING, Value, wrap_rule
+from .base import MISSING, Codegen, Trace, Value, wrap_rule
 from .constant import Constant
 from .containers import SequenceValue
 from .known import known
@@ -25,10 +25,6 @@ from .size import SizeValue
 from .slices import SliceValue
 from .tensor import TensorValue, torch_call
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 FLOATS = frozenset((torch.float32, torch.float64))
 WHOLE = frozenset((torch.int32, torch.int64))
@@ -136,8 +132,7 @@ class ArrayValue(UserObject):
         found = on_known(trace, plain, operands) if plain is op or self.scalar else None
         if found is not None:
             return found
-        if plain not in _OPERATORS:
-            raise refused(f"{op.__name__} of {self.describe()}")
+        refuse_if(plain not in _OPERATORS, f"{op.__name__} of {self.describe()}")
         if op in _IN_PLACE and not self.scalar:
             compute(trace, op, [self, other], _OPERATORS[plain])
             return self
@@ -147,8 +142,7 @@ class ArrayValue(UserObject):
         found = on_known(trace, op, [self])
         if found is not None:
             return found
-        if op not in _OPERATORS:
-            raise refused(f"{op.__name__} of {self.describe()}")
+        refuse_if(op not in _OPERATORS, f"{op.__name__} of {self.describe()}")
         return compute(trace, op, [self], _OPERATORS[op])
 
     def truth(self, trace: Trace) -> bool:
@@ -156,8 +150,7 @@ class ArrayValue(UserObject):
 
     # Container protocol -------------------------------------------------------------------------------------
     def length(self, trace: Trace) -> Value:
-        if self.scalar or not self.tensor(trace).example.dim():
-            raise refused("len() of a number")
+        refuse_if(self.scalar or not self.tensor(trace).example.dim(), "len() of a number")
         return self.tensor(trace).length(trace)
 
     def getitem(self, trace: Trace, key: Value) -> Value:
@@ -175,8 +168,7 @@ class ArrayValue(UserObject):
         tensor = self.tensor(trace)
         place, _ = self._place(trace, key)
         operand = operands_of(trace, [self, value], ANY)[1]
-        if self.scalar:
-            raise refused("an index into a number")
+        refuse_if(self.scalar, "an index into a number")
         torch_call(trace, operator.setitem, [tensor, place, operand], {})
 
     def _place(self, trace: Trace, key: Value) -> tuple[Value, bool]:
@@ -188,8 +180,11 @@ class ArrayValue(UserObject):
         parts = key.unpack(trace) if key.python_type() is tuple else [key]
         for part in parts:
             number = type(part) is SizeValue or type(part) is Constant and type(part.value) in _PLACES
-            if self.scalar or not (number or isinstance(part, SliceValue) or _is_ellipsis(part)):
-                raise refused("an index", "it is no number, slice or array of positions")
+            refuse_if(
+                self.scalar or not (number or isinstance(part, SliceValue) or _is_ellipsis(part)),
+                "an index",
+                "it is no number, slice or array of positions",
+            )
         return key, not any(map(_is_ellipsis, parts))
 
 
@@ -258,8 +253,7 @@ def made(trace: Trace, result: Any) -> Value:
     if not isinstance(result, np.ndarray):
         return trace.fresh(result)
     dtype = torch.from_numpy(result).dtype if result.dtype.kind in "fib" else None
-    if dtype not in ANY or result.size > _MOST:
-        raise refused(f"an array of {result.dtype} is made")
+    refuse_if(dtype not in ANY or result.size > _MOST, f"an array of {result.dtype} is made")
     numbers = torch_call(trace, torch.tensor, [trace.fresh(result.tolist())], {"dtype": Constant(dtype)})
     return ArrayValue.of(torch_call(trace, "reshape", [numbers, Constant(result.shape)], {}))
 
@@ -285,8 +279,9 @@ def operands_of(trace: Trace, values: Sequence[Value], kinds: frozenset[torch.dt
     """Arrays as their tensors, and numbers that take the arrays' dtype in both libraries."""
     tensors = [v.tensor(trace) for v in values if type(v) is ArrayValue]
     dtypes = {t.example.dtype for t in tensors}
-    if len(dtypes) != 1 or not dtypes <= kinds:
-        raise refused("a function of arrays", f"of {sorted(map(str, dtypes))}")
+    refuse_if(
+        len(dtypes) != 1 or not dtypes <= kinds, "a function of arrays", f"of {sorted(map(str, dtypes))}"
+    )
     (dtype,) = dtypes
     return [v.tensor(trace) if type(v) is ArrayValue else _number(v, dtype) for v in values]
 
@@ -307,12 +302,21 @@ def _number(value: Value, dtype: torch.dtype) -> Value:
 def refuse_float_errors(trace: Trace) -> None:
     """NumPy may be told to raise where a result is no number (`np.seterr`)."""
     ask = np.geterr
-    if trace.reader.ask(Const(ask, "numpy.geterr"), ask, "the setting", _raises):
-        raise refused("a function of arrays", "np.seterr asks for errors")
+    refuse_if(
+        trace.reader.ask(Const(ask, "numpy.geterr"), ask, "the setting", _raises),
+        "a function of arrays",
+        "np.seterr asks for errors",
+    )
 
 
 def _raises(ask: Callable[[], dict[str, str]]) -> bool:
     return not {"ignore", "warn"} >= set(ask().values())
+
+
+def refuse_if(bad: Any, what: str, cause: str = "its rules may differ from PyTorch's") -> None:
+    """Leave it to NumPy where that is so."""
+    if bad:
+        raise refused(what, cause)
 
 
 def refused(what: str, cause: str = "its rules may differ from PyTorch's") -> Unsupported:

@@ -15,16 +15,19 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...base.registry import Registry
-from ...base.typed import MaybeNone
+from ...base.registry import MaybeNone, Registry
 from ..breaks import OfTrace, unsupported
 from ..guards import IdIs
+from ..source import Source
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # every rule names these in its annotations, and they import the values
     from ..output import Codegen
-    from ..source import Source
     from ..trace import Trace
+else:
+    Codegen = Trace = Any
 
+Args = list["Value"]
+Kwargs = dict[str, "Value"]
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 
@@ -347,6 +350,4 @@ def find_rule(fn: Any, args: Sequence[Value] = ()) -> CallRule | None:
         else:
             if type(fn) is types.FunctionType:
                 functions_without_rule.add(fn)
-    if any(a.takes_over for a in args):
-        return overrides[0](fn, rule)
-    return rule
+    return overrides[0](fn, rule) if any(a.takes_over for a in args) else rule

@@ -6,16 +6,12 @@ import copy
 import operator
 import types
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaks import unsupported
 from ..polyfills import cursors
-from .base import MISSING, Iterator, Value
+from .base import MISSING, Codegen, Iterator, Trace, Value
 from .operators import special_name
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 # Types whose methods and operators are pure: run for real when everything is known.
 PURE_TYPES: set[type] = {
@@ -122,9 +118,7 @@ class Constant(Value):
         return trace.generic_binary(self, op, other, reflected)
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
-        if self.is_plain:
-            return trace.real_call(op, self.value)
-        return trace.generic_unary(self, op)
+        return trace.real_call(op, self.value) if self.is_plain else trace.generic_unary(self, op)
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.value) if self.is_plain else trace.generic_truth(self)
@@ -163,9 +157,9 @@ class Constant(Value):
         return super().iterate(trace)
 
     def unpack(self, trace: Trace) -> list[Value]:
-        if type(self.value) is tuple:
-            return [trace.make(item) for item in self.value]
-        return super().unpack(trace)
+        return (
+            [trace.make(item) for item in self.value] if type(self.value) is tuple else super().unpack(trace)
+        )
 
     def reconstruct(self, cg: Codegen) -> str:
         return cg.constant(self.value)

@@ -11,12 +11,12 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ...base.typed import MaybeNone
-from ..breaks import unsupported
+from ...base.registry import MaybeNone
+from ..breaks import unsupported, unsupported_if
 from ..guards import (
     DictKeys,
     IdIs,
@@ -30,13 +30,9 @@ from ..guards import (
 )
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Epoch, Iterator, ObjectKey, Value, makers, once, wrap_rule
+from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, Trace, Value, makers, once, wrap_rule
 from .constant import Constant
 from .operators import c_name
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class SequenceValue(Value):
@@ -287,8 +283,7 @@ class ReversedIterator(SequenceIterator):
     def reconstruct(self, cg: Codegen) -> str:
         if cg.for_frame:
             return f"{cg.constant(cursors.ReversedCursor)}({cg.emit(self.target)}, {self.index})"
-        if self.target.kind is deque:
-            raise unsupported("reconstruct", "a reversed iterator over a deque")
+        unsupported_if(self.target.kind is deque, "reconstruct", "a reversed iterator over a deque")
         name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
         cg.statement(f"{name}.__setstate__({self.index})")
         return name
@@ -466,8 +461,7 @@ class DictValue(Value):
 
     def delitem(self, trace: Trace, key: Value) -> None:
         hash_key = key.hash_key(trace)
-        if self.lookup(hash_key) is None:
-            raise trace.error(KeyError, key)
+        trace.raise_if(self.lookup(hash_key) is None, KeyError, key)
         self.remove(trace, hash_key)
 
     def contains(self, trace: Trace, item: Value) -> Value:
@@ -589,9 +583,7 @@ class DictView(Value):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        if self.part == "values":
-            return None
-        if op in _ORDER and not _like_a_set(other):
+        if self.part == "values" or op in _ORDER and not _like_a_set(other):
             return None
         mine = SetValue.of(trace, self.unpack(trace))
         theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other)
@@ -680,8 +672,11 @@ class SetIterator(SequenceIterator):
         self.of = of
 
     def next(self, trace: Trace) -> Value | None:
-        if self.index <= len(self.target.items) != len(self.of.table):
-            raise trace.error(RuntimeError, "Set changed size during iteration")
+        trace.raise_if(
+            self.index <= len(self.target.items) != len(self.of.table),
+            RuntimeError,
+            "Set changed size during iteration",
+        )
         return super().next(trace)
 
     def reconstruct(self, cg: Codegen) -> str:
@@ -757,8 +752,7 @@ class SetValue(Value):
         return self.kind(v.as_constant() for v in self.table.values())
 
     def hash_key(self, trace: Trace) -> Hashable:
-        if self.kind is set:
-            raise trace.error(TypeError, "unhashable type: 'set'")
+        trace.raise_if(self.kind is set, TypeError, "unhashable type: 'set'")
         return frozenset(self.table)
 
     def change(self, trace: Trace, method: str, item: Value | None) -> None:
@@ -805,12 +799,12 @@ class SetValue(Value):
         table = self.table
         if len(table) < 2:
             return list(table.values())
-        if self.mirror is None:
-            raise unsupported(
-                "unsupported-value",
-                "iteration over a set of objects without a fixed order",
-                cure="iterate over a list or dict, or sort the set",
-            )
+        unsupported_if(
+            self.mirror is None,
+            "unsupported-value",
+            "iteration over a set of objects without a fixed order",
+            cure="iterate over a list or dict, or sort the set",
+        )
         if self.obj is not MISSING and not self.log:
             order = list(self.obj)
             self.trace.reader.ask(self.source, self.obj, "the order", lambda now: list(now) == order)
@@ -861,10 +855,11 @@ class SetValue(Value):
 
     def reconstruct(self, cg: Codegen) -> str:
         if self.mirror is not None and len(self.table) > 1:
-            if list(self.kind(self.mirror)) != list(self.mirror):
-                raise unsupported(
-                    "reconstruct", "a set whose order cannot be rebuilt leaves the captured region"
-                )
+            unsupported_if(
+                list(self.kind(self.mirror)) != list(self.mirror),
+                "reconstruct",
+                "a set whose order cannot be rebuilt leaves the captured region",
+            )
             return cg.new_object(self, f"{self.kind.__name__}({cg.constant(self.mirror)})")
         text = f"{{{', '.join([cg.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
         return cg.new_object(self, text if self.kind is set else f"frozenset({text})")

@@ -8,7 +8,7 @@ rules of their own. A trace that ends inside a region leaves the mode to the run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -16,15 +16,11 @@ from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..source import Const
-from .base import Value, builtin_rule
+from .base import Codegen, Trace, Value, builtin_rule
 from .constant import Constant
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 def foreign_modes() -> bool:
@@ -87,8 +83,11 @@ class ModeEffect(Value):
 
 @builtin_rule(torch._C._set_grad_enabled)
 def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if args[0].python_type() is not bool:
-        raise unsupported("unsupported-call", "set_grad_enabled() is called with what is no boolean")
+    unsupported_if(
+        args[0].python_type() is not bool,
+        "unsupported-call",
+        "set_grad_enabled() is called with what is no boolean",
+    )
     enabled = args[0].as_constant()
     ModeEffect.of(trace)
     if enabled != torch.is_grad_enabled():

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...base.typed import MaybeNone
-from ..breaks import unsupported
+from ...base.registry import MaybeNone
+from ..breaks import unsupported, unsupported_if
 from ..guards import Length, TypeIs
 from ..source import Called, SeqItem
-from .base import MISSING, Value, builtin_rule, wrap_rule
+from .base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
 from .containers import ListValue, SequenceIterator, contents_of, makers
 from .iterators import Iterator
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class DequeValue(ListValue):
@@ -69,8 +65,9 @@ class DequeValue(ListValue):
         if not issubclass(key.python_type(), int):
             raise unsupported("unsupported-call", f"a deque is indexed with {key.describe()}")
         index = super().index_of(trace, key)
-        if not -len(self.items) <= index < len(self.items):
-            raise trace.error(IndexError, "deque index out of range")
+        trace.raise_if(
+            not -len(self.items) <= index < len(self.items), IndexError, "deque index out of range"
+        )
         return index
 
     def iterate(self, trace: Trace) -> Iterator:
@@ -79,8 +76,9 @@ class DequeValue(ListValue):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        if op.__name__ in ("add", "mul", "iadd", "imul"):
-            raise unsupported("unsupported-call", f"{op.__name__} of a deque")
+        unsupported_if(
+            op.__name__ in ("add", "mul", "iadd", "imul"), "unsupported-call", f"{op.__name__} of a deque"
+        )
         return super().binary(trace, op, other, reflected)
 
     def reconstruct(self, cg: Codegen) -> str:
@@ -107,8 +105,9 @@ class DequeIterator(SequenceIterator):
         self.deque, self.changes = target, target.changes
 
     def next(self, trace: Trace) -> Value | None:
-        if self.changes != self.deque.changes:
-            raise unsupported("unsupported-call", "a deque is changed while it is walked")
+        unsupported_if(
+            self.changes != self.deque.changes, "unsupported-call", "a deque is changed while it is walked"
+        )
         return super().next(trace)
 
     def reconstruct(self, cg: Codegen) -> str:
@@ -126,8 +125,11 @@ def _wrap(trace: Trace, source: Any, obj: deque[Any]) -> Value:
 @builtin_rule(deque)
 def _make(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given = dict(zip(("iterable", "maxlen"), args)) | kwargs
-    if len(given) != len(args) + len(kwargs) or given.keys() - {"iterable", "maxlen"}:
-        raise unsupported("unsupported-call", "a deque is made with other arguments")
+    unsupported_if(
+        len(given) != len(args) + len(kwargs) or given.keys() - {"iterable", "maxlen"},
+        "unsupported-call",
+        "a deque is made with other arguments",
+    )
     maxlen = given["maxlen"].as_constant() if "maxlen" in given else None
     if not (maxlen is None or type(maxlen) is int and maxlen >= 0):
         raise unsupported("unsupported-call", f"a deque is made with maxlen={maxlen!r}")

@@ -10,7 +10,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaks import unsupported
 from ..guards import CellEmpty, IdIs, TypeIs
@@ -23,15 +23,11 @@ from ..source import (
     MethodFunc,
     MethodSelf,
     SeqItem,
+    trusted_module,
 )
-from ..trust import trusted_module
-from .base import MISSING, Epoch, Value, find_rule, wrap_rule
+from .base import MISSING, Codegen, Epoch, Trace, Value, find_rule, wrap_rule
 from .constant import Constant
 from .containers import DictValue, TupleValue
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__type_params__")
 
@@ -294,8 +290,7 @@ class FunctionValue(Value):
             self.dict.store(trace, name, Constant(name), value)
 
     def delattr(self, trace: Trace, name: str) -> None:
-        if self.dict.lookup(name) is None:
-            raise trace.error(AttributeError, name)
+        trace.raise_if(self.dict.lookup(name) is None, AttributeError, name)
         self.dict.remove(trace, name)
 
     # `dict` is an attribute here.
@@ -391,9 +386,7 @@ class BoundMethod(Value):
     def getattr(self, trace: Trace, name: str) -> Value:
         if name == "__self__":
             return self.instance
-        if name == "__func__":
-            return self.func
-        return self.func.getattr(trace, name)
+        return self.func if name == "__func__" else self.func.getattr(trace, name)
 
     def binary(self, trace: Trace, op: Any, other: Value, reflected: bool = False) -> Value | None:
         if isinstance(other, BoundMethod) and op.__name__ in ("eq", "ne"):

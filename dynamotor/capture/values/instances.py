@@ -9,22 +9,18 @@ import operator
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...base.registry import register_all
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from .arguments import refuse_misfits
-from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule, refusing
+from .base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder, find_rule, refusing
 from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .function import FunctionValue
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
 _OWN_STATE = (OSError, ImportError, SyntaxError, UnicodeError, SystemExit, BaseExceptionGroup)
@@ -39,8 +35,11 @@ def instantiate(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
         if issubclass(cls, enum.Enum):
             return trace.real_call(cls, *[a.as_constant() for a in args])
         return trace.call(trace.bind(meta_call, "__call__", trace.make(cls), type(cls)), args, kwargs)
-    if getattr(cls, "__abstractmethods__", None):
-        raise trace.error(TypeError, f"Can't instantiate abstract class {cls.__name__}")
+    trace.raise_if(
+        getattr(cls, "__abstractmethods__", None),
+        TypeError,
+        f"Can't instantiate abstract class {cls.__name__}",
+    )
     return type_call(trace, cls, args, kwargs)
 
 
@@ -77,22 +76,27 @@ def builtin_new(
 ) -> Value:
     """A C `__new__` (default: that of the class): an empty instance with the content that the builtin base
     takes from the arguments."""
-    if trace.type_attr(cls, "__del__") is not MISSING:
-        raise unsupported(
-            "finalizer",
-            f"an instance of {cls.__qualname__} is made",
-            "its class has __del__, which runs when the last reference goes",
-        )
+    unsupported_if(
+        trace.type_attr(cls, "__del__") is not MISSING,
+        "finalizer",
+        f"an instance of {cls.__qualname__} is made",
+        "its class has __del__, which runs when the last reference goes",
+    )
     maker = maker or trace.type_attr(cls, "__new__")
     if maker is object.__new__:
-        if (args or kwargs) and trace.type_attr(cls, "__init__") is object.__init__:
-            raise trace.error(TypeError, f"{cls.__name__}() takes no arguments")
+        trace.raise_if(
+            (args or kwargs) and trace.type_attr(cls, "__init__") is object.__init__,
+            TypeError,
+            f"{cls.__name__}() takes no arguments",
+        )
         return UserObject(cls)
     if issubclass(cls, BaseException):
-        if issubclass(cls, _OWN_STATE):
-            raise unsupported(
-                "unsupported-call", f"a {cls.__name__} is made", "its C code keeps more than `args`"
-            )
+        unsupported_if(
+            issubclass(cls, _OWN_STATE),
+            "unsupported-call",
+            f"a {cls.__name__} is made",
+            "its C code keeps more than `args`",
+        )
         return new_exception(trace, cls, args)
     if issubclass(cls, dict) and maker in (dict.__new__, OrderedDict.__new__, defaultdict.__new__):
         return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
@@ -129,8 +133,11 @@ def builtin_init(
     elif isinstance(base, DictValue) and init in (dict.__init__, OrderedDict.__init__, defaultdict.__init__):
         if init is defaultdict.__init__:
             factory, *args = args or [Constant(None)]
-            if not is_none(factory) and not trace.has_special(factory, "__call__"):
-                raise trace.error(TypeError, "first argument must be callable or None")
+            trace.raise_if(
+                not is_none(factory) and not trace.has_special(factory, "__call__"),
+                TypeError,
+                "first argument must be callable or None",
+            )
             instance.slots["default_factory"] = factory
         if args:
             trace.update_dict(base, args[0])
@@ -144,8 +151,7 @@ def builtin_init(
             instance.store_attr(trace, name, value)
     elif issubclass(instance.cls, BaseException):
         _set_args(instance, args)
-        if kwargs:
-            raise unsupported("unsupported-call", f"{instance.cls.__name__}() with keyword arguments")
+        unsupported_if(kwargs, "unsupported-call", f"{instance.cls.__name__}() with keyword arguments")
     elif (
         init is object.__init__
         and (args or kwargs)

@@ -5,19 +5,15 @@ graph break.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..breaks import unsupported
+from ..breaks import unsupported_if
 from ..guards import TypeIs
 from ..polyfills import cursors
 from ..source import SEQUENCE_ITERATORS, Ahead, Missing
-from .base import Iterator, Value, wrap_rule
+from .base import Codegen, Iterator, Trace, Value, wrap_rule
 from .constant import Constant, is_none
 from .containers import TupleValue
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class OverIterators(Iterator):
@@ -152,12 +148,12 @@ class OutsideIterator(Iterator):
 
     def _check(self, trace: Trace) -> None:
         """Which list it walks is no fact either: each that the program changes may be that one."""
-        if type(self.obj) is type(iter([])) and any(
-            issubclass(value.python_type(), list) for value in trace.effects.touched
-        ):
-            raise unsupported(
-                "unsupported-mutation", "a list is changed while an iterator from outside walks one"
-            )
+        unsupported_if(
+            type(self.obj) is type(iter([]))
+            and any(issubclass(value.python_type(), list) for value in trace.effects.touched),
+            "unsupported-mutation",
+            "a list is changed while an iterator from outside walks one",
+        )
 
     def replay(self, cg: Codegen) -> None:
         """Take the steps; at the end, one that fails."""

@@ -9,26 +9,21 @@ import types
 import typing
 from collections import namedtuple
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...base.registry import register_all
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
-from ..source import Attr, Const, InstanceDict
-from ..trust import trusted_module
+from ..source import Attr, Const, InstanceDict, trusted_module
 from .arguments import refuse_misfits
-from .base import MISSING, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
+from .base import MISSING, Codegen, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
 from .containers import DictValue
 from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 PURE_TYPES.update(
     {
@@ -472,15 +467,15 @@ register_all(
 
 @binders.register(property, types.DynamicClassAttribute)
 def _bind_property(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    if raw.fget is None:
-        raise trace.error(AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter")
+    trace.raise_if(
+        raw.fget is None, AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter"
+    )
     return trace.call(trace.make(raw.fget), [instance])
 
 
 @binders.register(enum.property)
 def _bind_enum_property(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    if raw.fget is None:
-        raise unsupported("unsupported-value", f"member {name!r} of a member of {cls.__name__}")
+    unsupported_if(raw.fget is None, "unsupported-value", f"member {name!r} of a member of {cls.__name__}")
     return trace.call(trace.make(raw.fget), [instance])
 
 

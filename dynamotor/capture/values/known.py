@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from ...graph.sizes import Size, is_unbacked
-from .base import Value
+from .base import Trace, Value
 from .containers import ListValue, TupleValue
 from .tensor import TensorValue
-
-if TYPE_CHECKING:
-    from ..trace import Trace
 
 _MOST = 256  # calls, and numbers of the result
 # Of a function's or method's name: the same on a CPU wherever and whenever they run.

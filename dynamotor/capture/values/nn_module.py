@@ -9,26 +9,23 @@ The short cuts read (and guard) exactly what `Module.__call__`, `__getattr__` an
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import __future__ as future
 from torch.nn.modules import module as torch_module
 
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..bytecode import decode
 from ..guards import TensorIs, TypeIs
 from ..lazy_modules import initialise
 from ..protocol import is_data_descriptor
 from ..source import Const, DictItem
-from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
+from .base import MISSING, CallRule, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant, is_none
 from .containers import DictValue, SetValue, contents_of
 from .tensor import TensorValue
 from .user_object import UserObject, content_base
-
-if TYPE_CHECKING:
-    from ..trace import Trace
 
 Module = torch.nn.Module
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -168,8 +165,9 @@ def _global_hooks(trace: Trace) -> bool:
 def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
     cls = type(obj)
     trace.reader.guard(TypeIs(source, cls))
-    if isinstance(obj, torch.jit.ScriptModule):
-        raise unsupported("unsupported-call", f"{cls.__name__} is a TorchScript module")
+    unsupported_if(
+        isinstance(obj, torch.jit.ScriptModule), "unsupported-call", f"{cls.__name__} is a TorchScript module"
+    )
     _note_if_repeated(trace, source, cls)
     return NNModuleValue(cls, source, obj, content_base(trace, cls, source, obj))
 
@@ -188,8 +186,11 @@ def _note_if_repeated(trace: Trace, source: Any, cls: type) -> None:
 def _weights_have_changed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Compares weights with weak references: asked for real, and the weights are guarded by identity."""
     module = args[0]
-    if not isinstance(module, NNModuleValue) or module.obj is MISSING or module.obj._weights_have_changed():
-        raise unsupported("unsupported-call", "an RNN's weights were replaced")
+    unsupported_if(
+        not isinstance(module, NNModuleValue) or module.obj is MISSING or module.obj._weights_have_changed(),
+        "unsupported-call",
+        "an RNN's weights were replaced",
+    )
     for name in module.obj._flat_weights_names:
         weight = module.getattr(trace, name)
         if isinstance(weight, TensorValue):

@@ -11,17 +11,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..guards import ConstEquals
 from ..source import Called, Source
-from .base import Value
+from .base import Trace, Value
 from .constant import Constant
-
-if TYPE_CHECKING:
-    from ..trace import Trace
 
 Step = Callable[[float], Any]
 _INPLACE = {

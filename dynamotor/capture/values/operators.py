@@ -82,6 +82,4 @@ def refusal(op: Callable[..., Any], augmented: str, left: str, right: str) -> st
 
 def special_name(op: Callable[..., Any], reflected: bool) -> str:
     """The special method of one operand: the left one's, or (reflected) the right one's."""
-    if op in INPLACE:
-        return INPLACE[op][0]
-    return (COMPARE if op in COMPARE else _BINARY)[op][reflected]
+    return INPLACE[op][0] if op in INPLACE else (COMPARE if op in COMPARE else _BINARY)[op][reflected]

@@ -6,19 +6,16 @@ as a constant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from ...graph.spec import duplicate
-from ..breaks import unsupported
-from .base import MISSING, Value
+from ..breaks import unsupported, unsupported_if
+from .base import MISSING, Trace, Value
 from .containers import DictValue, SequenceValue
 from .tensor import TensorValue, writes_inputs
-
-if TYPE_CHECKING:
-    from ..trace import Trace
 
 
 def now(trace: Trace, value: Value) -> Any:
@@ -33,15 +30,14 @@ def now(trace: Trace, value: Value) -> Any:
         return {key.as_constant(): now(trace, item) for key, item in value.load().values()}
     if isinstance(value, SequenceValue) and value.source is None:
         return value.kind([now(trace, item) for item in value.items])
-    if not value.is_constant() and value.real() is not MISSING:
-        return value.real()
-    return value.as_constant()
+    return value.real() if not value.is_constant() and value.real() is not MISSING else value.as_constant()
 
 
 def _computed(trace: Trace, wanted: fx.Node) -> torch.Tensor:
     """Run the graph up to a node, on copies of the real inputs."""
-    if trace.draws:
-        raise unsupported("random", "a function whose result is constant takes a tensor of random numbers")
+    unsupported_if(
+        trace.draws, "random", "a function whose result is constant takes a tensor of random numbers"
+    )
     env: dict[fx.Node, Any] = {}
     held: dict[int, torch.UntypedStorage] = {}
     copies = (duplicate(e, held) if isinstance(e, torch.Tensor) else e for e in trace.graph.examples)

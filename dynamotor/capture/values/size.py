@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,14 +20,10 @@ from ...base.registry import register_all
 from ...graph.data_sizes import holds
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
-from .base import CallRule, Value, find_rule, size_rules
+from .base import CallRule, Codegen, Trace, Value, find_rule, size_rules
 from .constant import Constant
 from .containers import SequenceValue, TupleValue
 from .number import FUNCTIONS, FloatValue
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _INPLACE = {
     getattr(operator, f"i{name}"): getattr(operator, name)
@@ -132,9 +128,7 @@ class QuotientValue(Constant):
         """`fn(self)`, where that is a size for all values."""
         if fn is math.ceil:
             return size_value(trace, -((-self.over) // self.by))
-        if fn is math.floor or self.over >= 0:
-            return size_value(trace, self.over // self.by)
-        return None
+        return size_value(trace, self.over // self.by) if fn is math.floor or self.over >= 0 else None
 
     def describe(self) -> str:
         return f"the float {self.over} / {self.by}"

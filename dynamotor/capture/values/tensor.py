@@ -11,7 +11,7 @@ import operator
 import re
 import types
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,20 +26,16 @@ from ...graph.raised import history_is_refused
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
-from ..breaks import Unsupported, unsupported
+from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Apart, KernelSettings, MissingKey, NoOverlap, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
-from .base import MISSING, Iterator, Value, wrap_rule
+from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .number import FloatValue
 from .size import SizeValue, size_result
 from .slices import SliceValue
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 
 class TensorValue(Value):
@@ -105,12 +101,12 @@ class TensorValue(Value):
     def node(self) -> fx.Node:
         """The fx node."""
         if self._node is None:
-            if self.source is None:
-                raise unsupported(
-                    "transform",
-                    "a tensor made in a function that a transform called is used outside of it",
-                    cure="return it from the function",
-                )
+            unsupported_if(
+                self.source is None,
+                "transform",
+                "a tensor made in a function that a transform called is used outside of it",
+                cure="return it from the function",
+            )
             if self.pinned:
                 self.trace.reader.guard(TensorIs.of(self.source, self.obj))
             spec = self.trace.sizes.read(self.source, self.obj, static=self.pinned)
@@ -173,12 +169,12 @@ class TensorValue(Value):
             and value.as_constant() == getattr(self.example, name)
         ):
             return
-        if hasattr(torch.Tensor, name):
-            raise unsupported(
-                "unsupported-mutation",
-                f"attribute {name!r} of a tensor is set",
-                cure="use functional calls (detach(), to(), ...), or set it outside the compiled function",
-            )
+        unsupported_if(
+            hasattr(torch.Tensor, name),
+            "unsupported-mutation",
+            f"attribute {name!r} of a tensor is set",
+            cure="use functional calls (detach(), to(), ...), or set it outside the compiled function",
+        )
         self.attributes[name] = value
         trace.effects.touch(self)
 
@@ -215,8 +211,7 @@ class TensorValue(Value):
 
     # Container protocol -------------------------------------------------------------------------------------
     def length(self, trace: Trace) -> Value:
-        if not self.example.dim():
-            raise trace.error(TypeError, "len() of a 0-d tensor")
+        trace.raise_if(not self.example.dim(), TypeError, "len() of a 0-d tensor")
         return constant_result(trace, self.example.shape[0])
 
     def getitem(self, trace: Trace, key: Value) -> Value:
@@ -242,8 +237,7 @@ class TensorValue(Value):
         raise unsupported("data-dependent", "`in` looks for a value in a tensor")
 
     def unpack(self, trace: Trace) -> list[Value]:
-        if not self.example.dim():
-            raise trace.error(TypeError, "iteration over a 0-d tensor")
+        trace.raise_if(not self.example.dim(), TypeError, "iteration over a 0-d tensor")
         return torch_call(trace, "unbind", [self, Constant(0)], {}).unpack(trace)
 
     def iterate(self, trace: Trace) -> Iterator:
@@ -449,15 +443,17 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         )
     if hasattr(obj, "has_names") and obj.has_names():  # PyTorch before 2.13
         raise unsupported("unsupported-value", "a tensor with named dimensions")
-    if obj.requires_grad and not (obj.is_floating_point() or obj.is_complex()):
-        raise unsupported(
-            "unsupported-value",
-            f"a {obj.dtype} tensor with a history: what wants a gradient was written into it",
-        )
-    if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
-        raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
-    if history_is_refused(obj):
-        raise unsupported("unsupported-value", "a view that autograd refuses to read")
+    unsupported_if(
+        obj.requires_grad and not (obj.is_floating_point() or obj.is_complex()),
+        "unsupported-value",
+        f"a {obj.dtype} tensor with a history: what wants a gradient was written into it",
+    )
+    unsupported_if(
+        torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj),
+        "tensor-subclass",
+        "a tensor of a functorch transform (vmap, grad) is read",
+    )
+    unsupported_if(history_is_refused(obj), "unsupported-value", "a view that autograd refuses to read")
 
 
 def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
@@ -691,12 +687,12 @@ def torch_call(
 
 
 def _check_kept(trace: Trace, tensor: ShapeTensor) -> None:
-    if tensor.memory in trace.given_away:
-        raise unsupported(
-            "unsupported-value",
-            "a tensor that shares memory with a parameter that was made of it is used",
-            cure="use the parameter, or make it outside the compiled function",
-        )
+    unsupported_if(
+        tensor.memory in trace.given_away,
+        "unsupported-value",
+        "a tensor that shares memory with a parameter that was made of it is used",
+        cure="use the parameter, or make it outside the compiled function",
+    )
 
 
 # Functions of two operands that compute the same with a number and with a tensor of it that has 64 bits and no
@@ -857,9 +853,7 @@ def function_name(target: Any) -> str:
 
 def target_name(target: Any) -> str:
     """The name of a function or method for messages."""
-    if isinstance(target, str):
-        return f"Tensor.{target}"
-    return getattr(target, "__name__", str(target))
+    return f"Tensor.{target}" if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
 def _holds_tensor(result: Any) -> bool:
@@ -874,9 +868,9 @@ def constant_result(trace: Trace, result: Any) -> Value:
         return sized
     if kind in DATA_TYPES:
         return Constant(result)
-    if kind is list:
-        return ListValue([constant_result(trace, item) for item in result])
-    return trace.make(result)
+    return (
+        ListValue([constant_result(trace, item) for item in result]) if kind is list else trace.make(result)
+    )
 
 
 def result_value(trace: Trace, node: fx.Node, result: Any) -> Value:

@@ -9,17 +9,14 @@ import dataclasses
 import operator
 import re
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaks import unsupported
-from .base import Value
+from .base import Trace, Value
 from .constant import Constant
 from .containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue
 from .klass import ClassValue
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..trace import Trace
 
 
 def text_of(trace: Trace, value: Value, how: Any) -> Value:

@@ -10,19 +10,30 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...base.registry import register_all
 from ...graph.sizes import is_unbacked
-from ..breaks import Unsupported, unsupported
+from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Ambient
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .array import ArrayValue
-from .base import MISSING, CallRule, Iterator, Value, builtin_rule, call_finder, refusing, wrap_held
+from .base import (
+    MISSING,
+    CallRule,
+    Codegen,
+    Iterator,
+    Trace,
+    Value,
+    builtin_rule,
+    call_finder,
+    refusing,
+    wrap_held,
+)
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
@@ -30,10 +41,6 @@ from .known import SIZED, known, sizes_as_numbers
 from .size import SizeValue
 from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 # Methods with the data model's names that an operator function says more plainly.
@@ -86,12 +93,12 @@ def _sized(
 
 def _refuse_generator(kwargs: dict[str, Value]) -> None:
     generator = kwargs.get("generator")
-    if not is_none(generator):
-        raise unsupported(
-            "random",
-            "a random number generator object is passed to a torch function",
-            cure="use the default generator inside compiled code",
-        )
+    unsupported_if(
+        not is_none(generator),
+        "random",
+        "a random number generator object is passed to a torch function",
+        cure="use the default generator inside compiled code",
+    )
 
 
 def _method(descr: Any, name: str) -> CallRule:
@@ -301,8 +308,9 @@ def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", Constant(-1))
     known = isinstance(tensor, TensorValue) and tensor.example.dtype is torch.int64
     count = classes.value if known and isinstance(classes, Constant) else None
-    if type(count) is int and count == 0:
-        raise unsupported("unsupported-call", "one_hot without classes, which eager refuses")
+    unsupported_if(
+        type(count) is int and count == 0, "unsupported-call", "one_hot without classes, which eager refuses"
+    )
     if type(count) is int and count > 0:
         return trace.call_python(tensors.one_hot, [tensor, classes])  # type: ignore[list-item]
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
@@ -413,10 +421,12 @@ def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Val
             for name, v in kwargs.items()
             if name in ("dtype", "device") and v.as_constant() is not None
         }
-        if len(args) > 1 or set(kwargs) - {"dtype", "device", "data", "obj"}:
-            raise unsupported(
-                "unsupported-call", "as_tensor() of a tensor with unusual arguments", cure="use to()"
-            )
+        unsupported_if(
+            len(args) > 1 or set(kwargs) - {"dtype", "device", "data", "obj"},
+            "unsupported-call",
+            "as_tensor() of a tensor with unusual arguments",
+            cure="use to()",
+        )
         return torch_call(trace, "to", [data], wanted) if wanted else data
     return _tensor(trace, args, kwargs)
 
@@ -473,8 +483,11 @@ def _of_sizes(trace: Trace, value: Value, named: dict[str, Value]) -> Value:
     if isinstance(value, SequenceValue):
         parts = [_of_sizes(trace, item, named) for item in value.unpack(trace)]
         return torch_call(trace, torch.stack, [ListValue(parts)], {})
-    if not isinstance(value, SizeValue) and value.python_type() is not int:
-        raise unsupported("data-dependent", "numbers of data beside others become a tensor")
+    unsupported_if(
+        not isinstance(value, SizeValue) and value.python_type() is not int,
+        "data-dependent",
+        "numbers of data beside others become a tensor",
+    )
     return torch_call(trace, torch.scalar_tensor, [value], named)
 
 
@@ -495,12 +508,12 @@ class TensorType(Builtin):
     __slots__ = ()
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if self.value.is_sparse or self.value.is_cuda:
-            raise unsupported(
-                "unsupported-call",
-                f"{self.value.__name__}() is called",
-                cure="use torch.tensor or torch.empty",
-            )
+        unsupported_if(
+            self.value.is_sparse or self.value.is_cuda,
+            "unsupported-call",
+            f"{self.value.__name__}() is called",
+            cure="use torch.tensor or torch.empty",
+        )
         return _typed_tensor(trace, self.value.dtype, args, kwargs)
 
 
@@ -513,10 +526,10 @@ def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: d
         return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
     if len(args) == 1 and not kwargs and args[0].python_type() is torch.Size:
         return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
-    if kwargs or len(args) != 1 or args[0].python_type() not in (list, tuple):
-        raise unsupported(
-            "unsupported-call",
-            "a constructor of tensors is called with anything but a list of numbers or sizes",
-            cure="use torch.tensor or torch.empty",
-        )
+    unsupported_if(
+        kwargs or len(args) != 1 or args[0].python_type() not in (list, tuple),
+        "unsupported-call",
+        "a constructor of tensors is called with anything but a list of numbers or sizes",
+        cure="use torch.tensor or torch.empty",
+    )
     return _tensor(trace, args, {"dtype": Constant(dtype)})

@@ -6,14 +6,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...base.errors import traceback_at
-from .base import MISSING, Value
+from .base import MISSING, Codegen, Value
 from .user_object import UserObject
-
-if TYPE_CHECKING:
-    from ..output import Codegen
 
 Line = tuple[types.CodeType, int]
 

@@ -10,19 +10,15 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
-from .base import MISSING, Epoch, ObjectKey, Raised, Value, wrap_rule
+from .base import MISSING, Codegen, Epoch, ObjectKey, Raised, Trace, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
 from .operators import c_name
-
-if TYPE_CHECKING:
-    from ..output import Codegen
-    from ..trace import Trace
 
 _SET_ARGS = BaseException.args.__set__  # type: ignore[attr-defined]
 
@@ -54,12 +50,9 @@ class UserObject(Value):
         hasher = trace.type_attr(self.cls, "__hash__")
         if hasher is object.__hash__ or isinstance(hasher, types.FunctionType) and _identity_hash(self.cls):
             return self if self.obj is MISSING else self.obj
-        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__:
+        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__ or isinstance(self.base, Constant):
             return self.base.hash_key(trace)
-        if isinstance(self.base, Constant):
-            return self.base.hash_key(trace)
-        if hasher is None:
-            raise trace.error(TypeError, f"unhashable type: '{c_name(self.cls)}'")
+        trace.raise_if(hasher is None, TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
             return ObjectKey(
                 trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant()
@@ -75,8 +68,11 @@ class UserObject(Value):
                 self._dict.born, self._dict.owner = self.born, weakref.ref(self)
             else:
                 found = object.__getattribute__(self.obj, "__dict__")
-                if type(found) is not dict:
-                    raise unsupported("unsupported-value", f"{self.cls.__name__} with a special __dict__")
+                unsupported_if(
+                    type(found) is not dict,
+                    "unsupported-value",
+                    f"{self.cls.__name__} with a special __dict__",
+                )
                 self._dict = trace.wrap(InstanceDict(self.source), found)  # type: ignore[assignment]
         return self._dict
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from ..base.errors import UsageError
+from .errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..base.errors import BuildError
-
 _FROM_TORCH = (
     *(
         "exp2",
@@ -237,11 +235,8 @@ _modules: dict[str, dict[str, Any]] = {}
 def make_interpreted(source: str, name: str, grid: int, numbers: tuple[int, ...] = ()) -> Callable[..., None]:
     """A callable of tensors that runs function `name` of `source` once for each program of the grid."""
     if not available():
-        raise BuildError(
-            "DM304",
-            "Triton's interpreter is not there",
-            why="triton is missing, or was imported without TRITON_INTERPRET=1",
-            cure="install triton and set TRITON_INTERPRET=1 before Python starts",
+        raise RuntimeError(
+            "Triton's interpreter is not there: install triton, and set TRITON_INTERPRET=1 first"
         )
     if source not in _modules:
         import triton
