@@ -198,3 +198,35 @@ def test_settings_of_backends_are_set():
         assert torch._C._get_cudnn_deterministic()
     finally:
         torch.backends.cudnn.deterministic = before
+
+
+class _OfAClass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: torch.nn.Parameter(x.as_subclass(_OfAClass)),
+        torch.nn.Buffer,
+        lambda x: torch.nn.Buffer(x, persistent=False),
+    ],
+)
+def test_parameters_and_buffers_whose_class_does_not_say_so(made):
+    """Set in a module, they were plain attributes: in no `state_dict`, and `parameters()` lacked them."""
+
+    def outside(module, tensor):
+        module.it = tensor
+        return module
+
+    def inside(module, tensor):
+        module.it = made(tensor.detach().as_subclass(torch.Tensor))
+        return module
+
+    for fn in (outside, inside):
+        said = []
+        for run in (fn, dynamotor.compile(fn, backend="eager")):
+            module = run(torch.nn.Module(), made(torch.ones(2)))
+            tables = (module._parameters, module._buffers, module._non_persistent_buffers_set)
+            said.append((str(tables), "it" in module.__dict__))
+        assert said[0] == said[1]

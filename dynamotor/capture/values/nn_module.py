@@ -112,7 +112,7 @@ class NNModuleValue(UserObject):
         if trace.type_attr(self.cls, "__setattr__") is not Module.__setattr__ or self.obj is MISSING:
             trace.generic_setattr(self, name, value)
             return
-        if issubclass(value.python_type(), Module | torch.nn.Parameter | torch.nn.Buffer):
+        if issubclass(value.python_type(), Module) or _is_registered(trace, value):
             raise unsupported(
                 "unsupported-mutation",
                 f"a parameter or submodule {name!r} of {self.describe()} is set",
@@ -139,6 +139,14 @@ class NNModuleValue(UserObject):
             buffers.store(trace, name, Constant(name), value)
             return
         trace.object_setattr(self, self.cls, name, value)
+
+
+def _is_registered(trace: Trace, value: Value) -> bool:
+    """Whether a tensor is a parameter or a buffer, which may be an attribute of it and not its class."""
+    if not issubclass(value.python_type(), torch.Tensor):
+        return False
+    kinds = trace.make((torch.nn.Parameter, torch.nn.Buffer))
+    return trace.truth(trace.call(trace.make(isinstance), [value, kinds]))
 
 
 def _unpin_if_set(trace: Trace, name: str, buffer: TensorValue) -> None:
