@@ -112,19 +112,13 @@ class NNModuleValue(UserObject):
         if trace.type_attr(self.cls, "__setattr__") is not Module.__setattr__ or self.obj is MISSING:
             trace.generic_setattr(self, name, value)
             return
-        if issubclass(value.python_type(), Module) or _is_registered(trace, value):
+        held = any(self.table(trace, t).lookup(name) is not None for t in ("_parameters", "_modules"))
+        if held or issubclass(value.python_type(), Module) or _is_registered(trace, value):
             raise unsupported(
                 "unsupported-mutation",
                 f"a parameter or submodule {name!r} of {self.describe()} is set",
                 cure="set parameters and submodules outside the compiled function",
             )
-        for table in ("_parameters", "_modules"):
-            if self.table(trace, table).lookup(name) is not None:
-                raise unsupported(
-                    "unsupported-mutation",
-                    f"{name!r} in {table} of {self.describe()} is replaced",
-                    cure="set parameters and submodules outside the compiled function",
-                )
         buffers = self.table(trace, "_buffers")
         old = buffers.lookup(name)
         if old is not None:
@@ -143,10 +137,10 @@ class NNModuleValue(UserObject):
 
 def _is_registered(trace: Trace, value: Value) -> bool:
     """Whether a tensor is a parameter or a buffer, which may be an attribute of it and not its class."""
-    if not issubclass(value.python_type(), torch.Tensor):
-        return False
     kinds = trace.make((torch.nn.Parameter, torch.nn.Buffer))
-    return trace.truth(trace.call(trace.make(isinstance), [value, kinds]))
+    return issubclass(value.python_type(), torch.Tensor) and trace.truth(
+        trace.call(trace.make(isinstance), [value, kinds])
+    )
 
 
 def _unpin_if_set(trace: Trace, name: str, buffer: TensorValue) -> None:
@@ -307,17 +301,17 @@ def _is_converted(trace: Trace, module: NNModuleValue, device: Any, dtype: Any) 
     )
     if own or module.obj is MISSING:
         return False
-    tensors = [v for t in ("_parameters", "_buffers") for _, v in module.table(trace, t).load().values()]
-    for value in tensors:
+    for _, value in [
+        pair for t in ("_parameters", "_buffers") for pair in module.table(trace, t).load().values()
+    ]:
         if is_none(value):
             continue
         if type(value) is not TensorValue or value.obj is MISSING or value.example.is_complex():
             return False
         example = value.example
         wanted = dtype if example.is_floating_point() else None
-        if wanted not in (None, example.dtype) or device not in (None, example.device):
-            return False
-        if not trace.reader.ask(value.source, value.obj, "its gradient's type", _gradient_is_alike):
+        is_there = wanted in (None, example.dtype) and device in (None, example.device)
+        if not is_there or not trace.reader.ask(value.source, value.obj, "its gradient", _gradient_is_alike):
             return False
     inside = [v for _, v in module.table(trace, "_modules").load().values() if not is_none(v)]
     return all(isinstance(m, NNModuleValue) and _is_converted(trace, m, device, dtype) for m in inside)
