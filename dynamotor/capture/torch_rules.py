@@ -111,15 +111,16 @@ METADATA = _by_name(
 METADATA = {name: row for name, row in METADATA.items() if hasattr(torch.Tensor, name)}
 # Functions and methods of tensors that answer with something else, by what keeps the answer true. Others
 # break the graph. "arguments": see above. "offset": the tensors from outside whose memory it is about start
-# where they started.
+# where they started. "outside": a lazy tensor from outside is refused, and what the trace makes has no such bits.
 ANSWERS = _by_name(
     {
         "arguments": """
         size stride dim ndimension numel nelement element_size is_floating_point is_complex is_signed is_contiguous get_device
-        type is_same_size result_type can_cast promote_types is_conj is_neg is_inference _is_zerotensor has_names __len__
+        type is_same_size result_type can_cast promote_types is_inference has_names __len__
         is_coalesced dim_order broadcast_shapes is_distributed sym_size sym_stride sym_numel
     """,
         "offset": "storage_offset sym_storage_offset",
+        "outside": "is_conj is_neg _is_zerotensor",
     }
 )
 # These take offsets that count from the start of the memory.

@@ -230,3 +230,21 @@ def test_parameters_and_buffers_whose_class_does_not_say_so(made):
             tables = (module._parameters, module._buffers, module._non_persistent_buffers_set)
             said.append((str(tables), "it" in module.__dict__))
         assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda z: z.conj().is_conj(),
+        lambda z: torch.is_neg(z.conj().imag),
+        lambda z: z + 1 if z.mH.is_conj() else z - 1,
+        lambda z: torch._neg_view(z.real).is_neg(),
+        lambda z: (z.is_conj(), z.resolve_conj().is_conj(), z.conj().clone().is_conj()),
+    ],
+)
+def test_what_is_lazy_is_asked_of_real_tensors(asks, backend):
+    """A trace's tensors have no such bits: it was always False, and branches went the other way."""
+    z = torch.tensor([[1 + 2j, 3 + 4j]])
+    compiled = dynamotor.compile(asks, backend=backend)
+    assert str(compiled(z)) == str(compiled(z)) == str(asks(z))

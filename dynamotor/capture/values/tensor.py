@@ -810,13 +810,16 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
 def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
     """The value of an answer without a tensor, with the guards that it needs."""
     held_by = ANSWERS.get(function_name(target))
-    if held_by is None:
-        raise unsupported(
+    is_made = not args or not isinstance(args[0], TensorValue) or args[0].obj is MISSING
+    if held_by is None or held_by == "outside" and is_made:
+        stop = unsupported(
             "unsupported-call",
             f"{target_name(target)} answers with a {type(result).__name__}",
             "what the answer depends on is not known",
             "call it outside the compiled function",
         )
+        stop.whole = held_by is not None  # a graph's results have no lazy bits either
+        raise stop
     if held_by == "offset":
         x = args[0]
         if type(x) is TensorValue and x.source is not None and type(result) is int and x.obj is not MISSING:
