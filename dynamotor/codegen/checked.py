@@ -46,12 +46,25 @@ TOLERANCE = {
     torch.float16: 1e-2,
     torch.bfloat16: 4e-2,
 }
+
+
+def _batch_norm_elements(
+    x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, rstd: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """aten's op, which has no kernel on a CPU."""
+    shape = (-1, *[1] * (x.dim() - 2))
+    y = (x - mean.reshape(shape)) * rstd.reshape(shape)
+    y = y if weight is None else y * weight.reshape(shape)
+    return (y if bias is None else y + bias.reshape(shape)).to(x.dtype)
+
+
 # What is saved for a backward may lie in another order than eager's, where a view is a copy and oneDNN may
 # overwrite memory.
 _RELAXED = {
     torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten._unsafe_view.default: torch.reshape,
     torch.ops.aten.convolution_backward.default: row_major_backward,
+    torch.ops.aten.batch_norm_elemt.default: _batch_norm_elements,
 }
 _EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _WIDER = {
