@@ -830,14 +830,14 @@ def _code_of(source: str, filename: str) -> types.CodeType:
     """The code of a text's function. That of a long text is kept on disk, as `.pyc` files are: Python takes
     20 ms for the text of a model's backward.
     """
-    kept, key = len(source) > LONG, cache.digest(sys.version, source)
-    known = cache.load("python", key) if kept else None
+    key = cache.digest(sys.version, source) if len(source) > LONG else ""
+    known = cache.load("python", key) if key else None
     if known is not None:
         return marshal.loads(known).replace(co_filename=filename)
     scope: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), {"torch": torch}, scope)
     code: types.CodeType = scope["call"].__code__
-    if kept:
+    if key:
         cache.store("python", key, marshal.dumps(code))
     return code
 

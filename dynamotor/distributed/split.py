@@ -16,6 +16,7 @@ from torch import fx
 from ..autograd.around import Trial
 from ..autograd.kept import specs_of
 from ..autograd.stages import StagedCall
+from ..base.events import counters, log
 from ..graph.modes import preserved_modes
 from ..graph.spec import Backend, Compiled
 
@@ -74,7 +75,9 @@ def stage_borders(
     try:
         with preserved_modes():
             free = Trial(gm, inputs, specs_of(gm, inputs)).free()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # of ops on tensors without data
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # of tensors without data
+        counters["fallback"]["ddp.uncut"] += 1
+        log("fallbacks", f"not cut at DDP's buckets, since a call does not run without data: {error}")
         return []
     first = min(uses)
     borders: list[int] = []

@@ -1,6 +1,8 @@
 """Whole steps that compute cheap values again in their backward, in Triton's interpreter."""
 
 import copy
+import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,11 +23,12 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
-def test_a_step_that_computes_again_trains_as_eager_does():
-    torch.manual_seed(0)
-    model, x, y = nn.Sequential(Block(), Block()), torch.randn(4, 8), torch.randn(4, 8)
+def trained_beside_eager(
+    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], x: torch.Tensor, y: torch.Tensor
+) -> dict[str, str]:
+    """The graph's text "before" and "after" the pass; the step trains as the eager loop does."""
     other = copy.deepcopy(model)
-    mine, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, other))
+    mine, theirs = optimizer(model.parameters()), optimizer(other.parameters())
     with dynamotor.config.patch(target="triton"), collect("pass") as passes:
         step = dynamotor.compile_step(model, nn.functional.mse_loss, mine)
         for _ in range(3):
@@ -35,9 +38,16 @@ def test_a_step_that_computes_again_trains_as_eager_does():
             theirs.step()
             theirs.zero_grad()
             torch.testing.assert_close(loss, expected.detach())
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    for (name, p), q in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=name)
     (texts,) = [e.data for e in passes if e.data["name"] == "compute again"]
+    return texts
+
+
+def test_a_step_that_computes_again_trains_as_eager_does():
+    torch.manual_seed(0)
+    model, adamw = nn.Sequential(Block(), Block()), functools.partial(torch.optim.AdamW, lr=1e-2)
+    texts = trained_beside_eager(model, adamw, torch.randn(4, 8), torch.randn(4, 8))
     gelus = [texts[when].count("aten.gelu.default(") for when in ("before", "after")]
     assert gelus == [2, 4]  # each once more, instead of being kept
 
@@ -48,20 +58,7 @@ def test_what_a_batch_norm_makes_is_computed_again_from_its_statistics():
     layers = [
         layer for norm in norms for layer in (nn.Conv2d(4, 4, 3, padding=1, bias=False), norm, nn.ReLU())
     ]
-    model, x, y = nn.Sequential(*layers, nn.Conv2d(4, 2, 1)), torch.randn(2, 4, 6, 6), torch.randn(2, 2, 6, 6)
-    other = copy.deepcopy(model)
-    mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other))
-    with dynamotor.config.patch(target="triton"), collect("pass") as passes:
-        step = dynamotor.compile_step(model, nn.functional.mse_loss, mine)
-        for _ in range(2):
-            loss = step(x, y)
-            expected = nn.functional.mse_loss(other(x), y)
-            expected.backward()
-            theirs.step()
-            theirs.zero_grad()
-            torch.testing.assert_close(loss, expected.detach())
-    for (name, p), q in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=name)
-    (texts,) = [e.data for e in passes if e.data["name"] == "compute again"]
+    model, sgd = nn.Sequential(*layers, nn.Conv2d(4, 2, 1)), functools.partial(torch.optim.SGD, lr=0.1)
+    texts = trained_beside_eager(model, sgd, torch.randn(2, 4, 6, 6), torch.randn(2, 2, 6, 6))
     assert texts["after"].count("aten.batch_norm_elemt.default(") == 4  # two of them for the backward
     assert texts["after"].count("aten._native_batch_norm_legit_functional.default(") == 2
