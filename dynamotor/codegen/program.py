@@ -16,7 +16,6 @@ import keyword
 import linecache
 import marshal
 import operator
-import os
 import sys
 import types
 import weakref
@@ -38,7 +37,7 @@ from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, number
 from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import build, memory
-from . import checked, cpp, externs
+from . import checked, cpp, cpp_family, externs
 
 _view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
@@ -551,6 +550,8 @@ class Writer:
         fixed = self.program.env is None  # else `layout` says the sizes
         pool = {(0, torch.uint8): max(self.pool.values(), default=1)}
         scratch = {}
+        if fixed and self.functions:
+            self.functions, self.kernels = cpp_family.merged(self.functions, self.kernels)
         if fixed:
             pool = {(int(nbytes), dtype): count for (nbytes, dtype), count in self.pool.items()}
             scratch = {name: (ref.name, *self._place(ref), ref) for name, ref in self.scratch.items()}
@@ -608,7 +609,7 @@ def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tens
 def _split(functions: list[cpp.CFunction]) -> list[list[cpp.CFunction]]:
     """Functions in units that compile at the same time."""
     size = sum(len(f.source) for f in functions)
-    count = max(1, min(os.cpu_count() or 1, size // UNIT_CHARACTERS, 8))
+    count = max(1, min(build.processors(), size // UNIT_CHARACTERS, 8))
     units: list[list[cpp.CFunction]] = [[] for _ in range(count)]
     for f in sorted(functions, key=lambda f: (-len(f.source), f.name)):
         min(units, key=lambda unit: sum(len(g.source) for g in unit)).append(f)

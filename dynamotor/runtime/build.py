@@ -297,15 +297,18 @@ _pool: ThreadPoolExecutor | None = None
 _pool_process = 0
 
 
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _workers() -> ThreadPoolExecutor:
     """The pool that waits for compilers; a forked child gets its own, because threads do not survive a
     fork.
     """
     global _pool, _pool_process
     if _pool is None or _pool_process != os.getpid():
-        _pool = ThreadPoolExecutor(
-            max_workers=max(2, os.cpu_count() or 2), thread_name_prefix="dynamotor-build"
-        )
+        _pool = ThreadPoolExecutor(max_workers=max(2, processors()), thread_name_prefix="dynamotor-build")
         _pool_process = os.getpid()
         for key in [key for key, future in _libraries.items() if not future.done()]:
             del _libraries[key]
