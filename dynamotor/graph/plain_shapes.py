@@ -61,14 +61,18 @@ for _func, _ranks in (
     shape_rules.add(_func, _row_major_product(_func, _ranks))
 
 
+_VARIANCES = (aten.var.correction, aten.var_mean.correction)
+
+
 def _reduction(func: OpOverload) -> ShapeRule:
     """Row-major results, of the types that the op gives for a tensor of one element."""
 
     def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
         if 0 in x.shape:
             return PASS
+        asked = kwargs | {"correction": 0} if func in _VARIANCES else kwargs  # of one element, it is warned
         with torch.no_grad(), torch._C._DisableAutocast():
-            out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **kwargs)
+            out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **asked)
         shapes = symbolic_rules[func](x, *args, **kwargs)
         results = [
             TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))
@@ -90,8 +94,7 @@ for _func in (
     aten.min.dim,
     aten.argmax.default,
     aten.argmin.default,
-    aten.var.correction,
-    aten.var_mean.correction,
+    *_VARIANCES,
 ):
     shape_rules.add(_func, _reduction(_func))
 

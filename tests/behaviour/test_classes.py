@@ -382,6 +382,7 @@ type("Made", (), {}).__name__ #2
 theme = Theme(PRELUDE, TABLE)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", range(len(theme.cases)))
 def test_as_in_eager(at: int) -> None:
     theme.check(at)

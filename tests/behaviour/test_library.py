@@ -169,6 +169,7 @@ io.StringIO("a\nb").read() #2
 theme = Theme(PRELUDE, TABLE)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", range(len(theme.cases)))
 def test_as_in_eager(at: int) -> None:
     theme.check(at)

@@ -293,6 +293,7 @@ x.reshape(2, 2)
 theme = Theme(PRELUDE, TABLE)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", range(len(theme.cases)))
 def test_as_in_eager(at: int) -> None:
     theme.check(at)

@@ -168,6 +168,7 @@ torch.ops.aten.add(x, 1), torch.ops.aten.relu.default(x), torch._C._nn.gelu(x), 
 theme = Theme(PRELUDE, TABLE)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", range(len(theme.cases)))
 def test_as_in_eager(at: int) -> None:
     theme.check(at)

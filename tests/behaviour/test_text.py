@@ -121,6 +121,7 @@ json.loads("{")
 theme = Theme(PRELUDE, TABLE)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", range(len(theme.cases)))
 def test_as_in_eager(at: int) -> None:
     theme.check(at)

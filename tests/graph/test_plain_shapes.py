@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
+import dynamotor
 from dynamotor.graph.shapes import infer_spec
 from dynamotor.graph.spec import TensorSpec
 
@@ -97,3 +99,15 @@ def test_shapes_types_and_strides_are_eagers(case: tuple[Any, ...]) -> None:
     op, *args = case
     found = _answer(op, _specs(args), spec=True)
     assert found == _answer(op, args, spec=False)
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+@pytest.mark.parametrize("given", [{}, {"dim": -1}, {"dim": 0, "correction": 0}])
+def test_a_shape_is_found_without_a_warning_that_eager_does_not_give(
+    name: str, given: dict[str, Any]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = getattr(torch, name)(x(5, 4), **given)
+        found = dynamotor.compile(lambda t: getattr(torch, name)(t, **given), backend="eager")(x(5, 4))
+    torch.testing.assert_close(found, wanted)

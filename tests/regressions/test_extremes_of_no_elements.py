@@ -18,6 +18,7 @@ EXTREMES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", EXTREMES)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
 def test_eager_raises(name, backend):

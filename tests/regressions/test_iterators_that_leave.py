@@ -213,6 +213,7 @@ def rest(function: Any, *given: Any) -> list[Any]:
     return [box.seen, found, list(given[0].items())]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("function", [changed_behind, changed_before, changed_inside])
 @pytest.mark.parametrize("kind", [dict, OrderedDict])
 def test_over_a_dict_that_changes(function: Any, kind: Any) -> None:

@@ -19,6 +19,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
 def test_one_program_serves_all_lengths(name, backend):

@@ -17,6 +17,7 @@ FOLLOWERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", ["cpp", "triton"])
 @pytest.mark.parametrize("name", FOLLOWERS)
 @pytest.mark.parametrize("kind", ["cumsum", "cumprod", "sum", "prod"])

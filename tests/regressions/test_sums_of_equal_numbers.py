@@ -28,6 +28,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("isa", "dynamic"), [("", False), ("portable", True)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_they_are_exact(name: str, dynamic: bool, isa: str) -> None:

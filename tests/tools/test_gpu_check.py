@@ -71,6 +71,7 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     assert gpu_check.main() == 0 and "no GPU in this machine" in capsys.readouterr().out
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.skipif(not available(), reason="triton is not there, or was imported without TRITON_INTERPRET=1")
 @pytest.mark.parametrize("name", list(gpu_template_checks.cases("cpu")))
 def test_checks_of_templates(name):

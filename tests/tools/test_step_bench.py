@@ -12,6 +12,7 @@ from bench import step, step_check
 from bench.gpu_programs import kind_of
 
 
+@pytest.mark.slow
 def test_a_small_model_two_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     parser = argparse.ArgumentParser()

@@ -167,6 +167,7 @@ def _flat(found: Any) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_padding_never_shows(name):
     fn = FUNCTIONS[name]
@@ -180,6 +181,7 @@ def test_padding_never_shows(name):
     assert counters["xla"]["buckets"] <= 7
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"places", "truth", "made", "picked"}))
 def test_gradients(name):
     fn = FUNCTIONS[name]
@@ -329,6 +331,7 @@ ON_THE_DEVICE = (
 MOVES = ("flipped", "joined along lengths", "last rows", "positions from both ends", "wider", "scattered")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -371,6 +374,7 @@ class _Images(nn.Module):
         return self.last(self.norm(self.layers(x)).relu().mean((2, 3)))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("pools", [False, True])
 @pytest.mark.parametrize("where", ["cpu", "xla"])
 def test_training_on_images_with_statistics_of_batches(where, pools):
