@@ -95,7 +95,7 @@ class Time:
 
 def auto(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
     """The quickest backend for this graph. Where it must not run twice, or eager does not run it: native."""
-    inputs, devices = list(example_inputs), {t.device.type for t in example_inputs if _is_tensor(t)}
+    inputs, devices = list(example_inputs), {t.device.type for t in example_inputs if torch.is_tensor(t)}
     if "xla" in devices:
         return resolve("xla")(gm, inputs)
     bodies = any(isinstance(node.target, ControlFlow) for node in gm.graph.nodes)
@@ -145,8 +145,8 @@ class Copies:
         self.originals, self.written = inputs, set[int]()
         held: dict[int, torch.UntypedStorage] = {}
         with torch.inference_mode(False), torch.no_grad():
-            self.place = [duplicate(t, held) if _is_tensor(t) else t for t in inputs]
-        self.leaves = [t for t in self.place if _is_tensor(t) and t.requires_grad]
+            self.place = [duplicate(t, held) if torch.is_tensor(t) else t for t in inputs]
+        self.leaves = [t for t in self.place if torch.is_tensor(t) and t.requires_grad]
 
     def run(self, call: Compiled) -> tuple[list[Any], list[Any], float, float]:
         """Inputs as they are afterwards and results; gradients; seconds forward and backward."""
@@ -154,14 +154,14 @@ class Copies:
             for i in self.written:
                 self.place[i].copy_(self.originals[i])
         pairs = list(zip(self.originals, self.place))
-        given = [own.clone() if _is_tensor(t) and not t.is_leaf else own for t, own in pairs]
-        versions = [t._version for t in self.place if _is_tensor(t)]
+        given = [own.clone() if torch.is_tensor(t) and not t.is_leaf else own for t, own in pairs]
+        versions = [t._version for t in self.place if torch.is_tensor(t)]
         start = _now()
         results = list(call(*given))
         forward = _now() - start
-        tensors = [i for i, t in enumerate(self.place) if _is_tensor(t)]
+        tensors = [i for i, t in enumerate(self.place) if torch.is_tensor(t)]
         self.written |= {i for i, version in zip(tensors, versions) if self.place[i]._version != version}
-        differentiable = [t for t in results if _is_tensor(t) and t.requires_grad]
+        differentiable = [t for t in results if torch.is_tensor(t) and t.requires_grad]
         tangents = [_tangent(t) for t in differentiable]
         start = _now()
         grads: Sequence[Any] = ()
@@ -172,15 +172,11 @@ class Copies:
     def seen(self, call: Compiled) -> list[list[Any]]:
         """Copies of all values of a run, and what else a program may see of inputs and results."""
         values, grads, *_ = self.run(call)
-        memory = [t.untyped_storage().data_ptr() if _is_tensor(t) else 0 for t in values]
+        memory = [t.untyped_storage().data_ptr() if torch.is_tensor(t) else 0 for t in values]
         facts = [
             (t.stride(), t.requires_grad, memory.index(m)) if m else None for t, m in zip(values, memory)
         ]
-        return [[t.detach().clone() if _is_tensor(t) else t for t in (*values, *grads)], facts]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+        return [[t.detach().clone() if torch.is_tensor(t) else t for t in (*values, *grads)], facts]
 
 
 def _tangent(t: torch.Tensor) -> torch.Tensor:
@@ -212,9 +208,7 @@ def _measured(gm: fx.GraphModule, inputs: list[Any], names: Sequence[str]) -> li
             one.out = "results are random and cannot be compared"
             continue
         try:
-            own = copy_of(gm)  # a backend may rewrite it
-            own.meta.update(gm.meta)
-            call = row.backend(own, inputs)
+            call = row.backend(copy_of(gm), inputs)  # a backend may rewrite it
             found = [copies.seen(call) for _ in range(3)][-1]  # what is built late is there
             one.out = "" if random else _differs(found, wanted)
         except Exception as error:  # whatever a backend raises: it is out, and the table says why
@@ -238,10 +232,12 @@ def _differs(found: list[list[Any]], wanted: list[list[Any]]) -> str:
     """What is not eager's but for rounding; "" for nothing."""
     if found[1] != wanted[1]:
         return "strides, memory or requires_grad of results are not eager's"
-    numbers = [t.double() for t in wanted[0] if _is_tensor(t) and t.is_floating_point() and t.numel()]
+    numbers = [t.double() for t in wanted[0] if torch.is_tensor(t) and t.is_floating_point() and t.numel()]
     noise = NOISE * max((float(t.abs().max().nan_to_num(0.0, 0.0)) for t in numbers), default=0.0)
     for got, want in zip(*found[:1], *wanted[:1], strict=True):
         why = difference(got, want)
-        if why and not (_is_tensor(want) and got.shape == want.shape and (got - want).abs().max() <= noise):
+        if why and not (
+            torch.is_tensor(want) and got.shape == want.shape and (got - want).abs().max() <= noise
+        ):
             return why
     return ""

@@ -20,6 +20,7 @@ from .base.config import Config
 from .base.errors import UsageError
 from .base.events import counters, warn_once
 from .codegen import compile_aten
+from .graph.module import copy_of
 from .graph.sizes import Dim, ShapeEnv, Size
 from .graph.spec import TensorSpec
 
@@ -55,9 +56,8 @@ def _in_own_sizes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     """The graph with placeholders in symbols of ours, to be compiled with the values of the first call; None
     for inputs that are neither tensors nor sizes.
     """
-    env, symbols, graph = ShapeEnv(), dict[Any, Size](), torch.fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    for node in graph.nodes:
+    env, symbols, own = ShapeEnv(), dict[Any, Size](), copy_of(gm)
+    for node in own.graph.nodes:
         example = node.meta.get("example_value") if node.op == "placeholder" else None
         if isinstance(example, torch.SymInt) and example.node.expr.is_Symbol:
             made = symbols.setdefault(example.node.expr, env.symbol(4, name=f"s{len(symbols)}"))
@@ -68,7 +68,6 @@ def _in_own_sizes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
             node.meta["val"] = TensorSpec(shape, stride, example.dtype, example.device, offset)
         elif node.op == "placeholder":
             return None
-    own = torch.fx.GraphModule(gm, graph)
     own.meta["static_inputs"] = frozenset()
     return own
 

@@ -20,11 +20,10 @@ import torch
 from ..graph.module import graph_module
 from ..graph.shapes import call
 from ..graph.sizes import numbers
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, aten
 from .partition import dependents
 from .simplify import has_effect, multiply_zeros_without_memory, remove_dead_code
 
-aten = torch.ops.aten
 Node = torch.fx.Node
 NOTHING = object()  # stands for a gradient that is zero because none arrives
 

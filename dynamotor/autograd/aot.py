@@ -23,7 +23,7 @@ from ..base import cache
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, is_mistake
-from ..base.events import counters, emit, log, timed
+from ..base.events import emit, fall_back, log, timed
 from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
 from ..graph.modes import preserved_modes
@@ -82,7 +82,8 @@ def aot_compile(
     the whole result. part: of a graph that was looked at as a whole.
     """
     graded = [
-        _is_tensor(t) and t.requires_grad and not torch.is_inference_mode_enabled() for t in example_inputs
+        torch.is_tensor(t) and t.requires_grad and not torch.is_inference_mode_enabled()
+        for t in example_inputs
     ]
     with collector_paused(), unseen_by_hooks(), _outside_inference_mode():
         name = f"graph{next(_names)}"
@@ -205,14 +206,10 @@ def _in_parts(
     return StagedCall(gm, [part for part in (*parts, (calls[end:], compiled)) if part[0]])
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> None:
     """Autograd saves none: a compiled backward may want one where eager's wants what was made of it."""
     UnsupportedOp.when(
-        any(graded) and any(_is_tensor(t) and t.is_inference() for t in inputs),
+        any(graded) and any(torch.is_tensor(t) and t.is_inference() for t in inputs),
         "DM244",
         "an input of a graph with gradients was made in inference mode",
         cure="clone() it first",
@@ -221,14 +218,14 @@ def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> 
 
 def memory_groups(inputs: Sequence[Any]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
-    tensors = [t for t in inputs if _is_tensor(t)]
+    tensors = [t for t in inputs if torch.is_tensor(t)]
     UnsupportedOp.when(
         any(map(is_lazy, tensors)),
         "DM235",
         "an input is lazy: a conjugate, a negative or zeros without memory",
         cure="clone() it first",
     )
-    return [storage_number(t) if _is_tensor(t) else -i for i, t in enumerate(inputs, 1)]
+    return [storage_number(t) if torch.is_tensor(t) else -i for i, t in enumerate(inputs, 1)]
 
 
 def _regions(
@@ -272,8 +269,9 @@ def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> N
     if config.verify and is_mistake(error):
         raise error
     code = error.code if isinstance(error, DynamotorError) else type(error).__name__
-    counters["fallback"][f"aot.{code}"] += 1
-    emit("fallback", what=what, name=name, reason=str(error), code=code, where=at and at.meta.get("where"))
+    fall_back(
+        f"aot.{code}", what=what, name=name, reason=str(error), code=code, where=at and at.meta.get("where")
+    )
     log("fallbacks", f"{name}: a {what} runs in eager PyTorch: {error}")
     if config.strict:
         raise BackendError(

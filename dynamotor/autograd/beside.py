@@ -19,7 +19,7 @@ from ..base.errors import InternalError
 from ..base.events import counters, silence
 from ..graph.bodies import Transformed
 from ..graph.control_flow import ControlFlow
-from ..graph.spec import Compiled, duplicate
+from ..graph.spec import Compiled, duplicate, far
 from ..graph.states import STATE_CALLS
 
 Values = dict[str, torch.Tensor | None]
@@ -116,9 +116,5 @@ def _difference(got: torch.Tensor | None, want: torch.Tensor | None) -> str | No
         return f"{got.dtype}{list(got.shape)}, and not {want.dtype}{list(want.shape)}"
     if want.layout is not torch.strided or want.itemsize < 2 and want.is_floating_point():
         return None
-    if not (want.is_floating_point() or want.is_complex()):
-        return None if torch.equal(got, want) else "its numbers differ"
-    scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
-    same = (got == want) | ((got != got) & (want != want))
-    far = ~same & ~((got - want).abs() <= _FAR.get(want.dtype, _FAR_HALF) * scale + 1e-30)
-    return f"{int(far.sum())} of {far.numel()} elements differ" if far.any() else None
+    off = far(got, want, _FAR.get(want.dtype, _FAR_HALF))
+    return f"{int(off.sum())} of {off.numel()} elements differ" if off.any() else None

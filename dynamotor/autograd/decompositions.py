@@ -15,12 +15,11 @@ from torch._ops import OpOverload
 from ..base.config import config
 from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor
-from ..graph.sizes import contiguous_stride
-from ..graph.spec import same_sizes
+from ..graph.sizes import contiguous_stride, equal
+from ..graph.spec import aten
 from .recorder import GraphRecorder, record_rule
 from .simplify import NO_MEMORY
 
-aten = torch.ops.aten
 decomposition = record_rule
 
 
@@ -42,6 +41,10 @@ register_all(
             lambda recorder, func, grad, sizes, dim, start, end, step: recorder.call(
                 aten.slice_scatter.default, _zeros(recorder, sizes, grad), grad, dim, start, end, step
             ),
+        ),
+        (
+            (aten._native_batch_norm_legit.default,),
+            lambda recorder, func, *args: recorder.record(aten.native_batch_norm.default, args, {}),
         ),
         (
             (aten.cudnn_batch_norm_backward.default,),
@@ -95,11 +98,6 @@ def _native_batch_norm(
     recorder.assign(running_mean, new_mean)
     recorder.assign(running_var, new_var)
     return out, mean, rstd
-
-
-@decomposition(aten._native_batch_norm_legit.default)
-def _native_batch_norm_legit(recorder: GraphRecorder, func: OpOverload, *args: Any) -> Any:
-    return recorder.record(aten.native_batch_norm.default, args, {})
 
 
 @decomposition(aten.cudnn_batch_norm.default)
@@ -216,7 +214,7 @@ def _like(
     plain = like.is_contiguous() and (
         memory_format is torch.contiguous_format
         or memory_format in (None, torch.preserve_format)
-        and same_sizes(own, contiguous_stride(like.spec.shape))
+        and equal(own, contiguous_stride(like.spec.shape))
     )
     if not plain or recorder.is_gradient(like):
         return recorder.call(

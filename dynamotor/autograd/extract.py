@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..graph.layout import is_dense, preserved_stride
-from ..graph.module import graph_module
+from ..graph.module import copied, graph_module
 from ..graph.nodes import in_order, operand, overload, reached
 from ..graph.op_facts import facts
 from ..graph.shapes import call
@@ -56,12 +56,8 @@ def extract(
     where they are first used.
     """
     graph = torch.fx.Graph()
-    env: dict[Node, Node] = {}
-    for node in inputs:
-        env[node] = graph.placeholder(node.name)
-        env[node].meta = dict(node.meta)
-    for node in _order(joint, [*outputs, *(value for _, value in writes), *keep], env, anchored):
-        env[node] = graph.node_copy(node, env.__getitem__)
+    roots = [*outputs, *(value for _, value in writes), *keep]
+    env = copied(graph, inputs, _order(joint, roots, set(inputs), anchored))
     written = {target for target, _ in writes}
     result = _own_memory(graph, inputs, outputs, env)
     contents = [_apart(graph, value, env, written) for _, value in writes]
@@ -78,7 +74,7 @@ def inputs_of(roots: Sequence[Node | None], boundary: set[Node]) -> set[Node]:
 
 
 def _order(
-    joint: torch.fx.Graph, roots: Sequence[Node | None], known: dict[Node, Node], anchored: set[Node] | None
+    joint: torch.fx.Graph, roots: Sequence[Node | None], known: set[Node], anchored: set[Node] | None
 ) -> list[Node]:
     """The nodes that the roots depend on. Anchored nodes keep the joint order, the others come just before
     they are used.
@@ -101,8 +97,8 @@ def _clone(graph: torch.fx.Graph, node: Node) -> Node:
     """
     spec = node.meta["val"]
     if is_dense(spec) or not is_view(node) or node.target is operator.getitem:
-        copied = call(graph, aten.clone.default, node, spec=spec.with_stride(preserved_stride(spec)))
-        return with_holes(copied, spec, lambda func, args, kwargs: call(graph, func, *args, **kwargs))
+        dense = call(graph, aten.clone.default, node, spec=spec.with_stride(preserved_stride(spec)))
+        return with_holes(dense, spec, lambda func, args, kwargs: call(graph, func, *args, **kwargs))
     source = _clone(graph, operand(node, 0))
     return graph.node_copy(node, lambda arg: source if arg is node.args[0] else arg)
 
@@ -130,6 +126,6 @@ def _own_memory(
 
 def _apart(graph: torch.fx.Graph, value: Node, env: dict[Node, Node], written: set[Node]) -> Node:
     """New contents that do not look at an input which an earlier `copy_` may have overwritten."""
-    copied = env[value]
-    root = memory_root(copied)
-    return _clone(graph, copied) if root in {env[node] for node in written} else copied
+    new = env[value]
+    root = memory_root(new)
+    return _clone(graph, new) if root in {env[node] for node in written} else new

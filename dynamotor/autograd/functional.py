@@ -18,9 +18,8 @@ from ..base.registry import Registry, register_all
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.shapes import UnsupportedOp
 from ..graph.sizes import Dims
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, aten
 
-aten = torch.ops.aten
 Emit = Callable[..., torch.fx.Node]
 
 # What a write into a view does to what it views; `xla/ops_view.py` reads these, too.

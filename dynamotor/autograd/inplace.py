@@ -22,9 +22,7 @@ from torch._ops import OpOverload
 from ..graph.kernel_checks import sees_twice
 from ..graph.op_facts import facts, written_names
 from ..graph.shapes import UnsupportedOp
-from ..graph.spec import TensorSpec, copy_as
-
-aten = torch.ops.aten
+from ..graph.spec import TensorSpec, aten, copy_as
 
 # In-place ops whose functional form has another name.
 _OTHER_NAMES: dict[OpOverload, OpOverload] = {

@@ -18,7 +18,7 @@ from ..graph.layout import is_dense
 from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
 from ..graph.sizes import Size, Symbol
-from ..graph.spec import TensorSpec, contiguous_stride
+from ..graph.spec import TensorSpec, aten, contiguous_stride
 from ..graph.sym_int import from_torch
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .calls import no_autocast
@@ -26,8 +26,6 @@ from .functional import TracedAlias, read, with_holes
 from .reach import reaching
 from .recipe import OutputPlan, Recipe, Step
 from .recorder import GraphRecorder
-
-aten = torch.ops.aten
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch
 
 from ..base.config import config
 from ..base.errors import InternalError
-from ..base.events import counters, emit, warn_once
+from ..base.events import fall_back, warn_once
 from ..graph.module import copy_of
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Guard, Symbol
@@ -53,8 +53,7 @@ class Narrow:
         if unmet is None:
             return self.call(*inputs)
         reason = f"the backward was compiled for sizes with {unmet}"
-        counters["fallback"]["backward.sizes"] += 1
-        emit("fallback", what="call", name=self.name, reason=reason, code="sizes")
+        fall_back("backward.sizes", what="call", name=self.name, reason=reason, code="sizes")
         warn_once(f"backward-{self.name}-{unmet}", f"{self.name}: {reason}; at others it runs op by op")
         return self.op_by_op(*inputs)
 

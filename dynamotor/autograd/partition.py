@@ -17,12 +17,11 @@ from ..graph.nodes import needed_for, overload
 from ..graph.op_facts import facts
 from ..graph.size_nodes import is_size
 from ..graph.sizes import hint
-from ..graph.spec import HALVES, TensorSpec
+from ..graph.spec import HALVES, TensorSpec, aten
 from .extract import is_view, memory_root
 from .joint import Joint
 from .maxflow import FlowNetwork
 
-aten = torch.ops.aten
 Node = torch.fx.Node
 _NEVER = float(1 << 62)  # a capacity that no cut can afford
 

@@ -14,10 +14,9 @@ from torch._ops import OpOverload
 from ..base.config import config
 from ..graph import prims  # noqa: F401  (it defines torch.ops.dynamotor)
 from ..graph.shape_tensor import ShapeTensor
-from ..graph.spec import device_with_index
+from ..graph.spec import aten, device_with_index
 from .recorder import GraphRecorder, record_rule
 
-aten = torch.ops.aten
 _WIDE = (torch.float32, torch.float64)
 
 

@@ -25,13 +25,11 @@ from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infe
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size, leaves_in
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, aten
 from ..graph.sym_int import from_torch, to_torch
 from . import inplace
 from .functional import LAZY_FLAGS, TracedAlias, TracedMemory, base, like, read, slices_of, source_of, write
 from .inplace import functional_form, refuse_overlap
-
-aten = torch.ops.aten
 
 # One row an op: (recorder, func, *args, **kwargs) -> result. `NotImplemented` leaves the case to the general
 # rule.

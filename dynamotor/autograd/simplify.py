@@ -16,9 +16,9 @@ from ..graph.nodes import arguments, operand, overload
 from ..graph.op_facts import facts, is_collective
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import is_size
-from ..graph.spec import TensorSpec, same_sizes
+from ..graph.sizes import equal
+from ..graph.spec import TensorSpec, aten
 
-aten = torch.ops.aten
 Node = torch.fx.Node
 
 # Ops whose offset counts from the start of the storage: their argument may not be exchanged for one stored
@@ -72,9 +72,7 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
 def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether both have the same shape, strides, type and device whatever the symbols are."""
     return (
-        (a.dtype, a.device) == (b.dtype, b.device)
-        and same_sizes(a.shape, b.shape)
-        and same_sizes(a.stride, b.stride)
+        (a.dtype, a.device) == (b.dtype, b.device) and equal(a.shape, b.shape) and equal(a.stride, b.stride)
     )
 
 

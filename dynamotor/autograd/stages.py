@@ -17,6 +17,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from ..base.config import config
 from ..base.events import emit
+from ..graph.module import copied
 from ..graph.raised import show_its_line
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, Symbol, equal
@@ -129,10 +130,7 @@ class StagedCall:
         takes = self._takes(calls)
         gives = [node for node in calls if last.get(node, i) > i and node.target is not _enter_autocast]
         graph = fx.Graph()
-        env: dict[fx.Node, fx.Node] = {}
-        for node in takes:
-            env[node] = graph.placeholder(node.name)
-            env[node].meta = dict(node.meta)
+        env = copied(graph, takes, ())
         modes.enter(graph, env)
         for node in calls:
             for size in self._expression(node):

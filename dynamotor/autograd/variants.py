@@ -21,7 +21,7 @@ from torch import fx
 from ..base.config import config
 from ..base.errors import InternalError
 from ..base.events import counters, emit, log
-from ..graph.module import graph_module
+from ..graph.module import copied, graph_module
 from ..graph.size_nodes import is_size
 from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten
 from ..graph.spec import Compiled, TensorSpec
@@ -131,14 +131,12 @@ class Variants:
 
     def _graph(self, numbers: dict[int, int], vals: dict[int, Any], env: ShapeEnv) -> fx.GraphModule:
         graph = fx.Graph()
-        copies: dict[fx.Node, Any] = {node: numbers[i] for i, node in enumerate(self.inputs) if i in numbers}
-        for i, node in enumerate(self.inputs):
-            if i not in numbers:
-                copies[node] = graph.node_copy(node)
-                copies[node].meta["val"] = vals[i]
-        for node in self.gm.graph.nodes:
-            if node.op != "placeholder":
-                copies[node] = graph.node_copy(node, copies.__getitem__)
+        fixed = {node: numbers[i] for i, node in enumerate(self.inputs) if i in numbers}
+        inputs = {i: node for i, node in enumerate(self.inputs) if i not in numbers}
+        calls = [node for node in self.gm.graph.nodes if node.op != "placeholder"]
+        copies = copied(graph, inputs.values(), calls, fixed)
+        for i, node in inputs.items():
+            copies[node].meta["val"] = vals[i]
         stage = graph_module(graph, type(self.gm).__name__, self.gm)
         if len(numbers) < sum(map(is_size, self.inputs)):
             stage.meta["shape_env"] = env

@@ -85,6 +85,12 @@ def emit(kind: str, **data: Any) -> None:
                 listener(event)
 
 
+def fall_back(counter: str, **data: Any) -> None:
+    """Count what runs in eager PyTorch instead, under `counter`, and send an event of it."""
+    counters["fallback"][counter] += 1
+    emit("fallback", **data)
+
+
 def listening(kind: str) -> bool:
     """Whether anybody wants events of this kind: ask before computing data that only an event needs."""
     return any(not kinds or kind in kinds for _, kinds in _listeners)

@@ -43,27 +43,23 @@ def const_equal(now: Any, then: Any) -> bool:
     """
     if type(now) is not type(then):
         return False
-    kind = type(now)
-    if kind in _SAME_BY_VALUE:
-        return now == then
-    if kind in (float, complex):
-        return _exact(now) == _exact(then)
-    if kind in _SEQUENCES or (isinstance(now, tuple) and hasattr(kind, "_fields")):
-        size = list.__len__ if kind is list else tuple.__len__
-        return size(now) == size(then) and all(map(const_equal, now, then))
-    if kind is slice:
-        return const_equal((now.start, now.stop, now.step), (then.start, then.stop, then.step))
-    return set(map(_exact, now)) == set(map(_exact, then)) if kind in (set, frozenset) else now is then
+    return now is then or _exact(now) == _exact(then)
 
 
 def _exact(value: Any) -> Any:
-    """What is equal for constants for which `const_equal` holds. Runs no user code."""
+    """What is equal, and has a hash, for constants for which `const_equal` holds. Runs no user code."""
     kind = type(value)
+    if kind in _SAME_BY_VALUE:
+        return kind, value
     if kind in (float, complex):
         return kind, struct.pack("dd", value.real, value.imag)
-    if kind in (tuple, frozenset):
-        return kind, kind(map(_exact, value))
-    return kind, value if kind in _SAME_BY_VALUE else id(value)
+    if kind in (set, frozenset):
+        return kind, frozenset(map(_exact, value))
+    if kind in _SEQUENCES or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+        return kind, tuple(map(_exact, (list if kind is list else tuple).__iter__(value)))
+    if kind is slice:
+        return kind, tuple(map(_exact, (value.start, value.stop, value.step)))
+    return kind, id(value)
 
 
 def is_constant(value: Any) -> bool:
@@ -105,9 +101,13 @@ class Guard:
     def check(self, args: tuple[Any, ...]) -> bool:
         """Whether the guard holds for a call with these flat arguments."""
         try:
-            return self.check_value(self.source.fetch(args))
+            return self.check_value(self.fetch(args))
         except Missing:
             return False
+
+    def fetch(self, args: tuple[Any, ...]) -> Any:
+        """What is checked, for a call with these flat arguments; raises `Missing`."""
+        return self.source.fetch(args)
 
     def check_value(self, value: Any) -> bool:
         """Whether the guard holds when the source gives this value."""
@@ -160,25 +160,43 @@ class TypeIs(Guard):
 
 
 @dataclass(frozen=True, eq=False)
-class IdIs(Guard):
+class _Exact(Guard):
+    """Base of the rows that are equal where `then` is: their facts may be unequal to themselves, or run code
+    to compare.
+    """
+
+    @property
+    def then(self) -> Any:
+        """The facts, as something that is compared."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Exact) or type(other) is not type(self):
+            return False
+        return self.source == other.source and self.then == other.then
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.source))  # a source has few rows of a kind
+
+
+@dataclass(frozen=True, eq=False)
+class IdIs(_Exact):
     """`value is obj`."""
 
     obj: Any
     code = "id_is"
     text = "{source} is {now}, was {obj} (another object)"
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is IdIs and self.source == other.source and self.obj is other.obj
-
-    def __hash__(self) -> int:
-        return hash((self.source, id(self.obj)))
+    @property
+    def then(self) -> int:
+        return id(self.obj)
 
     def check_value(self, value: Any) -> bool:
         return value is self.obj
 
 
 @dataclass(frozen=True, eq=False)
-class TensorIs(Guard):
+class TensorIs(_Exact):
     """`value` is the tensor that `ref` leads to, which the guard does not keep alive."""
 
     ref: weakref.ref[torch.Tensor]
@@ -190,33 +208,25 @@ class TensorIs(Guard):
         """The row for a tensor."""
         return cls(source, weakref.ref(tensor))
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is TensorIs and self.source == other.source and self.ref is other.ref
-
-    def __hash__(self) -> int:
-        return hash((self.source, id(self.ref)))
+    @property
+    def then(self) -> int:
+        return id(self.ref)
 
     def check_value(self, value: Any) -> bool:
         return value is not None and value is self.ref()
 
 
 @dataclass(frozen=True, eq=False)
-class ConstEquals(Guard):
+class ConstEquals(_Exact):
     """`const_equal(value, then)`; see `is_constant` for the values that it suits."""
 
     value: Any
     code = "const_equals"
     text = "{source} is {now}, was {value}"
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is ConstEquals
-            and self.source == other.source
-            and const_equal(self.value, other.value)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.source, type(self.value)))
+    @property
+    def then(self) -> Any:
+        return _exact(self.value)
 
     def check_value(self, value: Any) -> bool:
         return const_equal(value, self.value)
@@ -242,7 +252,7 @@ class SetEquals(Guard):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer(Guard):
+class Answer(_Exact):
     """`ask(value)` answers as it did; `asked` names the question. Slow (a Python call each time): for what no
     other row holds. An exception is an answer too: its class."""
 
@@ -251,15 +261,9 @@ class Answer(Guard):
     asked: str
     code = "predicate"
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is Answer
-            and (self.source, self.asked) == (other.source, other.asked)
-            and (const_equal(self.answer, other.answer))
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.source, self.asked))
+    @property
+    def then(self) -> Any:
+        return self.asked, _exact(self.answer)
 
     def check_value(self, value: Any) -> bool:
         return const_equal(answer_of(self.ask, value), self.answer)
@@ -383,17 +387,15 @@ def _key_equal(now: Any, then: Any) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class DictKeys(Guard):
+class DictKeys(_Exact):
     """A dict (or subclass) has exactly these keys, in this order."""
 
     keys: tuple[Any, ...]
     code = "dict_keys"
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is DictKeys and self.source == other.source and const_equal(self.keys, other.keys)
-
-    def __hash__(self) -> int:
-        return hash((self.source, len(self.keys)))
+    @property
+    def then(self) -> Any:
+        return _exact(self.keys)
 
     def check_value(self, value: Any) -> bool:
         if not isinstance(value, dict) or dict.__len__(value) != len(self.keys):
@@ -437,11 +439,7 @@ class MissingTypeAttr(Guard):
     text = "{source} now has the attribute {name}"
 
     def check_value(self, value: Any) -> bool:
-        try:
-            TypeAttr(self.source, self.name).step(value)
-        except Missing:
-            return True
-        return False
+        return TypeAttr(self.source, self.name).ends_at(value)
 
 
 @dataclass(frozen=True)
@@ -508,11 +506,7 @@ class CellEmpty(Guard):
 
     def check_value(self, value: Any) -> bool:
         step = CellContents(self.source) if self.index is None else Cell(self.source, self.index)
-        try:
-            step.step(value)
-        except Missing:
-            return True
-        return False
+        return step.ends_at(value)
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         return -1 if self.index is None else self.index
@@ -528,11 +522,8 @@ class Together(Guard):
     def sources(self) -> tuple[Source, ...]:
         return (self.source, *self.others)
 
-    def check(self, args: tuple[Any, ...]) -> bool:
-        try:
-            return self.check_value([source.fetch(args) for source in self.sources])
-        except Missing:
-            return False
+    def fetch(self, args: tuple[Any, ...]) -> Any:
+        return [source.fetch(args) for source in self.sources]
 
     def reason(self, args: tuple[Any, ...]) -> str:
         return self.text.format(source=self.source, others=", ".join(map(str, self.others)))

@@ -277,7 +277,7 @@ class GeneratorValue(Iterator):
                 "generator ignored GeneratorExit",
             )
         except Raised as raised:
-            if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
+            if not raised.is_a((GeneratorExit, StopIteration)):
                 raise
 
     def _delegate(self) -> GeneratorValue | None:
@@ -296,7 +296,7 @@ class GeneratorValue(Iterator):
             result = run_frame(trace, frame)
         except Raised as raised:
             self.finished = True
-            if issubclass(raised.value.python_type(), StopIteration):
+            if raised.is_a(StopIteration):
                 error = trace.error(RuntimeError, "generator raised StopIteration")
                 for name in ("__context__", "__cause__"):
                     error.value.setattr(trace, name, raised.value)

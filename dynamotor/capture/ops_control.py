@@ -160,7 +160,7 @@ def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
     stack.append(result)
 
 
-@opcode("RETURN_VALUE")
+@opcode("RETURN_VALUE", "YIELD_VALUE")
 def return_value(frame: Frame, instr: Instr, target: int) -> bool:
     frame.result = frame.stack.pop()
     return True
@@ -173,12 +173,6 @@ def return_const(frame: Frame, instr: Instr, target: int) -> bool:
 
 
 # Generators -------------------------------------------------------------------------------------------------
-@opcode("YIELD_VALUE")
-def yield_value(frame: Frame, instr: Instr, target: int) -> bool:
-    frame.result = frame.stack.pop()
-    return True
-
-
 @opcode("GET_YIELD_FROM_ITER")
 def get_yield_from_iter(frame: Frame, instr: Instr, target: int) -> None:
     if not isinstance(frame.stack[-1], GeneratorValue):

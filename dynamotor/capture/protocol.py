@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
-from .breaks import unsupported, unsupported_if
+from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import IdIs, MissingTypeAttr
 from .source import Const, Missing, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
@@ -167,15 +167,11 @@ class Protocol:
         cls = value.python_type()
         custom = self.type_attr(cls, "__getattribute__")
         if isinstance(custom, types.FunctionType):
-            try:
-                return self.call(self.bind(custom, "__getattribute__", value, cls), [Constant(name)])
-            except Raised as raised:
-                if not issubclass(raised.value.python_type(), AttributeError):
-                    raise
-                return self.getattr_hook(value, cls, name, raised)
+            find = self.bind(custom, "__getattribute__", value, cls)
+            return self.getattr_hook(value, cls, name, lambda: self.call(find, [Constant(name)]))
         if not _C.is_plain_access(custom):
             return self.foreign_getattr(value, cls, name)
-        return self.object_getattr(value, cls, name)
+        return self.getattr_hook(value, cls, name, lambda: self.object_getattr(value, cls, name))
 
     def foreign_getattr(self, value: Value, cls: type, name: str) -> Value:
         """An attribute of a C type with a lookup of its own (threading.local, weakref.proxy): asked for real,
@@ -188,41 +184,31 @@ class Protocol:
                 f"attribute {name!r} of {value.describe()}, whose class has its own lookup",
             )
         found = self.reader.attribute(value.source, obj, name)
-        return self._no_attr(value, name) if found is None else found
+        return self.no_attr(value, name) if found is None else found
 
-    def object_getattr(self, value: Value, cls: type, name: str, hook: bool = True) -> Value:
+    def object_getattr(self, value: Value, cls: type, name: str) -> Value:
         """The lookup order of `object.__getattribute__` over the class `cls` of a value."""
         raw = self.type_attr(cls, name)
         if raw is not MISSING and is_data_descriptor(raw):
-            try:
-                return self.bind(raw, name, value, cls)
-            except Raised as raised:
-                if not hook or not issubclass(raised.value.python_type(), AttributeError):
-                    raise
-                return self.getattr_hook(value, cls, name, raised)
+            return self.bind(raw, name, value, cls)
         found = value.instance_attr(self, name)
         if found is not None:
             return found
-        if raw is not MISSING:
-            try:
-                return self.bind(raw, name, value, cls)
-            except Raised as raised:
-                if not hook or not issubclass(raised.value.python_type(), AttributeError):
-                    raise
-                return self.getattr_hook(value, cls, name, raised)
-        return self.getattr_hook(value, cls, name, None) if hook else self._no_attr(value, name)
+        return self.no_attr(value, name) if raw is MISSING else self.bind(raw, name, value, cls)
 
-    def getattr_hook(self, value: Value, cls: type, name: str, raised: Raised | None) -> Value:
-        """`__getattr__`, or the AttributeError that led here."""
-        hook = self.type_attr(cls, "__getattr__")
-        if hook is not MISSING:
-            return self.call(self.bind(hook, "__getattr__", value, cls), [Constant(name)])
-        if raised is not None:
-            raise raised
-        return self._no_attr(value, name)
+    def getattr_hook(self, value: Value, cls: type, name: str, find: Callable[[], Value]) -> Value:
+        """What a lookup finds; where it raises an AttributeError, what `__getattr__` finds if there is one."""
+        try:
+            return find()
+        except Raised as raised:
+            hook = self.type_attr(cls, "__getattr__") if raised.is_a(AttributeError) else MISSING
+            if hook is MISSING:
+                raise
+        return self.call(self.bind(hook, "__getattr__", value, cls), [Constant(name)])
 
-    def _no_attr(self, value: Value, name: str) -> Value:
+    def no_attr(self, value: Value, name: str) -> Value:
         cls = value.python_type()
+        """Raise that there is no such attribute."""
         raised = self.error(AttributeError, f"'{c_name(cls)}' object has no attribute '{name}'")
         _keep(raised.value, name=Constant(name), obj=value)
         raise raised
@@ -270,30 +256,39 @@ class Protocol:
                 value.store_special(self, raw, name, new)  # type: ignore[attr-defined]
             return
         if new is None and value.instance_attr(self, name) is None:
-            self._no_attr(value, name)
+            self.no_attr(value, name)
         value.store_attr(self, name, new)
+
+    def unless(self, errors: type | tuple[type, ...], call: Callable[..., Value], *args: Any) -> Value | None:
+        """What a call gives; None where it raises one of these exceptions."""
+        try:
+            return call(*args)
+        except Raised as raised:
+            if raised.is_a(errors):
+                return None
+            raise
 
     def getattr_or_none(self, value: Value, name: str) -> Value | None:
         """`getattr(value, name, None)` that tells absence (None) from a None value."""
-        try:
-            return self.getattr(value, name)
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), AttributeError):
-                return None
-            raise
+        return self.unless(AttributeError, self.getattr, value, name)
 
     def getattr(self, value: Value, name: str) -> Value:
         """`value.name` for a caller that goes on working with the result."""
         return value.getattr(self, name)
 
     # Operators ----------------------------------------------------------------------------------------------
-    def real_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
-        """Run a pure function on real objects; its exception becomes the program's."""
+    def real(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function on real objects; its exception becomes the program's."""
         try:
-            result = fn(*args, **kwargs)
+            return fn(*args, **kwargs)
+        except OfTrace:
+            raise
         except Exception as error:
             raise self.real_error(error) from None
-        return self.fresh(result)
+
+    def real_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
+        """The value of what a pure function gives for real objects."""
+        return self.fresh(self.real(fn, *args, **kwargs))
 
     def real_error(self, error: BaseException) -> Raised:
         """A real exception as an exception of the traced program."""
@@ -448,12 +443,7 @@ class ObjectIterator(Iterator):
         return self.target.python_type()
 
     def next(self, trace: Any) -> Value | None:
-        try:
-            return trace.call_special(self.target, "__next__", [], {})
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), StopIteration):
-                return None
-            raise
+        return trace.unless(StopIteration, trace.call_special, self.target, "__next__", [], {})
 
 
 class _Indexed:
@@ -472,13 +462,9 @@ class IndexIterator(Iterator):
         self.target, self.index = target, 0
 
     def next(self, trace: Any) -> Value | None:
-        try:
-            item = self.target.getitem(trace, Constant(self.index))
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), (IndexError, StopIteration)):
-                return None
-            raise
-        self.index += 1
+        at = Constant(self.index)
+        item = trace.unless((IndexError, StopIteration), self.target.getitem, trace, at)
+        self.index += item is not None
         return item
 
 

@@ -194,10 +194,7 @@ def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
 
 
 def _ask(trace: Trace, source: Any, obj: Any, text: str, question: Any) -> bool:
-    try:
-        return trace.reader.ask(source, obj, text, question)
-    except TypeError as error:
-        raise trace.real_error(error) from None
+    return trace.real(trace.reader.ask, source, obj, text, question)
 
 
 def _is_trusted(kind: Any) -> bool:
@@ -500,10 +497,7 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(contents, SequenceValue):
         return ReversedIterator(contents)
     if isinstance(value, Constant) and value.is_plain:
-        try:
-            return RealIterator(reversed(value.value))
-        except TypeError as error:
-            raise trace.real_error(error) from None
+        return RealIterator(trace.real(reversed, value.value))
     if not trace.has_special(value, "__len__") or not trace.has_special(value, "__getitem__"):
         return trace.call_special(value, "__reversed__", [], {})
     length = value.length(trace).as_constant()
@@ -557,10 +551,7 @@ def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
     keys = items if is_none(key) else [trace.call(key, [item]) for item in items]  # type: ignore[arg-type]
     if all_constant(keys):
         real = [k.as_constant() for k in keys]
-        try:
-            order = sorted(range(len(items)), key=real.__getitem__, reverse=reverse)
-        except TypeError as error:
-            raise trace.real_error(error) from None
+        order = trace.real(sorted, range(len(items)), key=real.__getitem__, reverse=reverse)
         return [items[i] for i in order]
     return trace.call_python(
         polyfills.merge_sort, [ListValue(items), ListValue(keys), Constant(reverse)]

@@ -173,13 +173,8 @@ def _find_cached(fn: Any) -> CallRule | None:
             "call it outside the compiled function",
         )
         real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
-        try:
-            answer = trace.reader.ask(
-                Const(fn, wrapped.__qualname__), fn, f"called with {real}", lambda f: f(*real, **named)
-            )
-        except Exception as error:
-            raise trace.real_error(error) from None
-        return trace.make(answer)
+        source, text = Const(fn, wrapped.__qualname__), f"called with {real}"
+        return trace.make(trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real, **named)))
 
     return rule
 

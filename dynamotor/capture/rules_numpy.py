@@ -74,10 +74,7 @@ def _find_numpy(fn: Any) -> CallRule | None:
         if fn.__name__.startswith("save") or not plain:
             raise _refused(fn, "only plain numbers are computed at trace time")
         real, named = [a.as_constant() for a in args], {name: v.as_constant() for name, v in kwargs.items()}
-        try:
-            result = fn(*real, **named)
-        except Exception as error:
-            raise trace.real_error(error) from None
+        result = trace.real(fn, *real, **named)
         if isinstance(result, np.ndarray):
             return made(trace, result)
         if not _is_plain(result):

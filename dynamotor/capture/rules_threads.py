@@ -30,7 +30,9 @@ class LocalValue(UserObject):
             found = trace.reader.attribute(self.source, self.obj, name)
         else:
             return self._of_class(trace, name)
-        return trace.getattr_hook(self, self.cls, name, None) if found is None else found
+        if found is not None:
+            return found
+        return trace.getattr_hook(self, self.cls, name, lambda: trace.no_attr(self, name))
 
     def _of_class(self, trace: Trace, name: str) -> Value:
         if self.written:

@@ -94,6 +94,14 @@ class Source:
         except self.gone:
             raise Missing(str(self)) from None
 
+    def ends_at(self, parent: Any) -> bool:
+        """Whether the step from this value leads nowhere."""
+        try:
+            self.step(parent)
+        except Missing:
+            return True
+        return False
+
     def read(self, parent: Any) -> Any:
         """The same; raises one of `gone` where there is nothing."""
         raise NotImplementedError

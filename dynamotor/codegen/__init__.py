@@ -55,7 +55,7 @@ from torch import fx
 
 from ..base.config import config
 from ..base.errors import BuildError
-from ..base.events import counters, emit, timed, warn_once
+from ..base.events import counters, fall_back, timed, warn_once
 from ..graph.module import copy_of
 from ..graph.op_facts import meets_ranks
 from ..graph.size_nodes import is_size
@@ -130,9 +130,8 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     """
     device, why_not = device_of(gm)
     if _meets_ranks(gm):
-        counters["fallback"]["cudagraphs.collectives"] += 1
-        emit(
-            "fallback",
+        fall_back(
+            "cudagraphs.collectives",
             what="cudagraphs",
             reason="the graph holds collectives, whose handles live on the host",
         )
@@ -182,9 +181,8 @@ def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
 def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Compiled:
     """The graph op by op; said once and counted. With symbols: it compiled with numbers instead ("graph")."""
     warn_once(f"device-{device.type}-{why}", f"{why}: such graphs run on aten kernels")
-    counters["fallback"][f"device.{device.type}"] += 1
     what = "graph" if "shape_env" in gm.meta else "device"
-    emit("fallback", what=what, name=device.type, reason=why)
+    fall_back(f"device.{device.type}", what=what, name=device.type, reason=why)
     gm.recompile()
     return gm.forward
 
@@ -198,8 +196,7 @@ def _build_failed(gm: fx.GraphModule, info: GraphInfo, strict: bool) -> Callable
         if strict:
             raise error
         warn_once("build-failed", f"{error}\ndynamotor: running such graphs on aten kernels instead")
-        counters["fallback"][f"build.{error.code}"] += 1
-        emit("fallback", what="build", name=info.name, reason=str(error), code=error.code)
+        fall_back(f"build.{error.code}", what="build", name=info.name, reason=str(error), code=error.code)
         gm.recompile()
         return gm.forward
 

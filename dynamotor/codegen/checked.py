@@ -25,7 +25,7 @@ from ..base.errors import InternalError, UserLine
 from ..base.events import counters
 from ..graph.op_facts import is_collective, is_custom
 from ..graph.sizes import hint, numbers
-from ..graph.spec import TensorSpec, copy_as
+from ..graph.spec import TensorSpec, copy_as, far
 from ..lower.outputs import COPY_
 from ..lower.program import ExternStep, Program, writes_of
 from ..runtime.memory import poison
@@ -67,12 +67,6 @@ _RELAXED = {
     torch.ops.aten.batch_norm_elemt.default: _batch_norm_elements,
 }
 _EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_WIDER = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-}
 _reference: ContextVar[dict[str, tuple[fx.Node, Any, list[Any]]] | None] = ContextVar(
     "dynamotor.reference", default=None
 )
@@ -330,10 +324,6 @@ def _as_traced(node: fx.Node, value: Any) -> Any:
     return value.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
 
 
-def _wide(x: Any) -> Any:
-    return x.to(_WIDER[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDER else x
-
-
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 
 
@@ -350,16 +340,6 @@ def _arbitrary(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _far(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """Which elements differ, by more than rounding relative to the largest one."""
-    if not (got.dtype.is_floating_point or got.dtype.is_complex):
-        return got != want
-    a, b = _wide(got), _wide(want)
-    same = (a == b) | ((a != a) & (b != b))
-    scale = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
-    return ~same & ~((a - b).abs() <= TOLERANCE[got.dtype] * scale + 1e-30)
-
-
 def difference(got: Any, want: Any, moved: Sequence[Any] = ()) -> str | None:
     """In words, how far a value is from eager's; None when it is not. `moved`: what rounding makes of eager's
     (`rounding.py`).
@@ -372,7 +352,7 @@ def difference(got: Any, want: Any, moved: Sequence[Any] = ()) -> str | None:
         return f"{got.dtype}{list(got.shape)}, and not {want.dtype}{list(want.shape)}"
     if got.layout is not torch.strided or not (got.dtype in TOLERANCE or got.dtype in _EXACT):
         return None
-    off = _far(got, want)
+    off = far(got, want, TOLERANCE.get(got.dtype, 0.0))
     if moved:
         off &= beyond(got, want, list(moved))
     count = int(off.sum())

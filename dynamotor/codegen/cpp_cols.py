@@ -9,8 +9,8 @@ Columns are cut into chunks first where there are few.
 from __future__ import annotations
 
 from ..graph.sizes import Dim, Size, divides
-from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Index, Var, flatten, is_zero
+from ..graph.spec import numel
+from ..lower.index import Index, Var, is_zero, row_major
 from ..lower.ir import Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
@@ -151,7 +151,7 @@ class ColsEmitter(Emitter):
     # -- chunks ----------------------------------------------------------------------------------------------
     def _flat(self) -> Index:
         loops = [*self.outer, *([self.lane] if self.lane else [])]
-        return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
+        return row_major(loops)
 
     def _kept(self) -> str:
         return self.number(numel(v.size for v in self.outer) * self.columns)

@@ -18,7 +18,7 @@ from ..base.errors import UsageError
 from ..graph.sizes import Dim, Size, divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
 from ..lower.fusion import elements
-from ..lower.index import Index, Var, determined, flatten, is_one, is_zero
+from ..lower.index import Index, Var, determined, flatten, is_one, is_zero, row_major
 from ..lower.ir import (
     BOOL,
     F64,
@@ -131,6 +131,7 @@ class Emitter:
         self.body = CppBody(self.names, kernel.streams())
         self.exprs = all_exprs(kernel.statements())
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
+        self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
         self.top = CppScope(None)
         self.stores: list[
             tuple[Store, Collection[Var]]
@@ -378,7 +379,7 @@ class RowsEmitter(Emitter):
         once.
         """
         k = self.kernel
-        position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
+        position = row_major(k.inner)
         final = CppScope(self.top, [(FINAL, ""), (ONCE, "")])
         for s, per_inner in self.across:
             if not per_inner:
@@ -464,7 +465,7 @@ class RowsEmitter(Emitter):
         self.strips = Strips([*zip(k.inner, turns, strict=False)])
         for s in reductions:
             self._declare(s, row, unroll)
-        position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
+        position = row_major(k.inner)
 
         def emit(scope: CppScope, copy: int | str = 0) -> None:
             if scope.width > 1 and copy != "t":

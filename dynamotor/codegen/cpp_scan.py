@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..graph.spec import numel
 from ..lower.index import Var
-from ..lower.ir import Expr, Kernel, ScanStatement, Store, of_kind
+from ..lower.ir import ScanStatement, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
 from .cpp_kernel import Emitter
@@ -18,10 +18,6 @@ from .cpp_ops import COMBINE, ctype, reduce_start
 
 class ScanEmitter(Emitter):
     """The "scan" template."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel)
-        self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
 
     def text(self) -> str:
         k = self.kernel

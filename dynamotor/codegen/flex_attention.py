@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
-from ..base.events import counters, emit
+from ..base.events import fall_back
 from ..graph.control_flow import ControlFlow, Tensors, laid_out
 from ..graph.flex import FlexAttention
 from ..graph.shape_tensor import ShapeTensor
@@ -41,8 +41,9 @@ def fuse_attention(gm: fx.GraphModule) -> None:
                 node.target = FusedAttention(node.target, specs, node.meta["val"])
                 gm.recompile()
             except Decline as why:
-                counters["fallback"]["flex_attention"] += 1
-                emit("fallback", what="op", name="flex_attention", reason=f"scores are a matrix: {why}")
+                fall_back(
+                    "flex_attention", what="op", name="flex_attention", reason=f"scores are a matrix: {why}"
+                )
 
 
 class FusedAttention(ControlFlow):

@@ -25,7 +25,7 @@ from torch import fx
 from ..base import checkout
 from ..base.config import config
 from ..base.errors import BuildError
-from ..base.events import counters, emit
+from ..base.events import counters, fall_back
 from ..graph.sizes import Size, hint
 from ..graph.spec import GraphInfo, TensorSpec, copy_as
 from ..lower.lowering import Decline, decline_if
@@ -301,8 +301,9 @@ class GpuProgram(CallProgram):
         """What runs where a template cannot be built or loaded: the library's products with their own kernels
         behind them.
         """
-        counters["fallback"][f"template.{error.code}"] += 1
-        emit("fallback", what="template", name=self.name, reason=str(error), code=error.code)
+        fall_back(
+            f"template.{error.code}", what="template", name=self.name, reason=str(error), code=error.code
+        )
         return self._without_templates()
 
     def _time(

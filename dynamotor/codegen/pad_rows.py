@@ -12,15 +12,12 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-import torch
-
-from ..graph.spec import contiguous_stride
+from ..graph.spec import aten, contiguous_stride
 from ..lower.index import Index, Var
 from ..lower.ir import Expr, Kernel, Phase, Reduce, Statement, Store, load, loaded_exprs, loads_of, rebuild
 from ..lower.lowering import Decline, decline_if
 from ..lower.program import Buffer, BufRef, ExternStep, Program, Step, refs
 
-aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 ALIGNMENT = 16  # bytes
 LEAST_WIDTH, LEAST_ELEMENTS = (

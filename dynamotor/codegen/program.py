@@ -625,6 +625,7 @@ class CallProgram:
     """
 
     _checks: checked.StepChecks | None = None
+    _constants: Mapping[str, Any]  # globals of the text that are there before its kernels
     builds: Any
 
     def __init__(
@@ -632,7 +633,8 @@ class CallProgram:
     ) -> None:
         writer = self._writer = self._write(program, info)
         self._on_build_error = on_build_error
-        self._set_up(program.name, writer.listing())
+        listing, self._constants = writer.listing(), writer.constants
+        self._set_up(program.name, listing)
         self._checks = checked.StepChecks(writer.program, writer.plan) if writer.plan is not None else None
         log("code", self.source)
         emit(
@@ -706,9 +708,6 @@ class CallProgram:
             found[name] = build.make_kernel(place[c_name], c_name, n_pointers, ints)
         return found
 
-    def _constants(self) -> dict[str, Any]:
-        return self._writer.constants
-
     def described(self) -> dict[str, Any]:
         """The text's other globals as plain data; None for what has no such form."""
         return {name: self._writer.described.get(name) for name in self._writer.constants}
@@ -726,7 +725,7 @@ class CallProgram:
         if self._globals is not None or self._replacement is not None:
             return
         try:
-            shared = {"__builtins__": builtins, **HELPERS, **FUNCTIONS, **self._constants(), **self._built()}
+            shared = {"__builtins__": builtins, **HELPERS, **FUNCTIONS, **self._constants, **self._built()}
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return

@@ -124,14 +124,11 @@ class StoredProgram(CallProgram):
         constants: Mapping[str, Callee | Expected],
         place: Mapping[str, build.Library],
     ) -> None:
-        self._stored, self._place = constants, place
+        self._constants, self._place = globals_of(constants), place
         self._set_up(name, listing)
 
     def _built(self) -> dict[str, Any]:
         return self._kernels(self._place)
-
-    def _constants(self) -> dict[str, Any]:
-        return globals_of(self._stored)
 
 
 # -- what a stored program depends on besides its graph ------------------------------------------------------
@@ -280,7 +277,7 @@ class StoredGpuProgram(GpuProgram):
         device: torch.device,
     ) -> None:
         self.device, self.rounds = device, False
-        self._stored = constants
+        self._constants = globals_of(constants)
         self._launches_stored: dict[str, Launch] = {k: decode(row) for k, row in launches.items()}
         self.builds: dict[str, Any] = {}
         for function, _, _ in self._launches_stored.values():
@@ -292,9 +289,6 @@ class StoredGpuProgram(GpuProgram):
 
     def _chosen(self, sizes: tuple[int, ...]) -> dict[str, Any]:
         return {}  # its sizes are fixed
-
-    def _constants(self) -> dict[str, Any]:
-        return globals_of(self._stored)
 
     def _on_build_error(self, error: BuildError) -> Any:  # an attribute elsewhere
         raise error

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..base.events import counters
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, aten
 from ..lower.ir import Expr, Reduce, Store, loads_of, walk
 from ..lower.program import (
     Buffer,
@@ -32,7 +32,6 @@ from .triton_conv import convolution
 from .triton_gemm import Tiling, emit_product
 from .triton_product import Operand, Product, over_tile
 
-aten = torch.ops.aten
 _FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _SCRATCH_SLACK = 64  # bytes: buffers are multiples of 64, and a launch rounds this one's start up to 128
 # target -> positions of (a, b, bias)

@@ -125,6 +125,7 @@ class TileEmitter:
         for e in self.exprs:
             if e.op == "acc":
                 self.accs.setdefault(e.args[0], []).append(e)
+        self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
         axes = (self.plan.x,) if self.plan.second is None else (self.plan.x, self.plan.r)
         self.streams = self.kernel.streams()
         self.body = TileBody(self.pointers, self.streams, axes, self.exprs, self.plan.wide, self.plan.vectors)

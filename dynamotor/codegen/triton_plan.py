@@ -15,7 +15,7 @@ import torch
 
 from ..graph.sizes import Dim, Size, divides, equal, hint, is_symbolic
 from ..graph.spec import TensorSpec, contiguous_stride, numel
-from ..lower.index import Index, Var, flatten, is_one, is_zero
+from ..lower.index import Index, Var, flatten, is_one, is_zero, row_major
 from ..lower.ir import (
     COLS,
     ROW,
@@ -567,7 +567,7 @@ class Planner:
         """Few long rows in several passes: a kernel a pass, which many programs can share; row results go
         through memory.
         """
-        at = flatten([Index.of(v) for v in x], contiguous_stride([v.size for v in x]))
+        at = row_major(x)
         count = numel(v.size for v in x)
         ready: dict[int, Expr] = {}
         pieces: list[LaunchPiece] = []

@@ -7,18 +7,14 @@ s = plus(carry, s); carry = last column      # a loop over tiles
 
 from __future__ import annotations
 
-from ..lower.ir import Expr, Kernel, ScanStatement, Store, of_kind
+from ..lower.ir import Kernel, ScanStatement, Store, of_kind
 from .triton_body import NOTHING, Name, TileScope
-from .triton_kernel import LaunchPiece, TileEmitter
+from .triton_kernel import TileEmitter
 from .triton_ops import COMPUTE, SCAN_BY, mark, reduce_start
 
 
 class ScanTiles(TileEmitter):
     """The form "scan"."""
-
-    def __init__(self, piece: LaunchPiece) -> None:
-        super().__init__(piece)
-        self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
 
     def write(self, top: TileScope) -> None:
         """The lines of the function."""

@@ -7,7 +7,6 @@ DDP module.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import UsageError
 from ..base.events import counters, emit, log
-from ..graph.module import graph_module
+from ..graph.module import copy_of
 from ..graph.spec import Backend, Compiled
 from .averager import Averager, averager_of
 from .collectives import has_collectives, overlap, sink_waits
@@ -123,7 +122,7 @@ class DdpVariants:
 
     def _plain(self, inputs: Sequence[torch.Tensor]) -> Compiled:
         with collector_paused():
-            self.plain = self.backend(_fresh(self.gm), list(inputs))
+            self.plain = self.backend(copy_of(self.gm), list(inputs))
         return self.plain
 
     # For a DDP module ---------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ class DdpVariants:
     def _in_graph(
         self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
     ) -> tuple:
-        gm = _fresh(self.gm)
+        gm = copy_of(self.gm)
         rewriter = gm.meta["on_backward"] = BackwardRewriter(averager, inputs, parameters)
         call = self.backend(gm, list(inputs))
         return call, rewriter.found
@@ -184,7 +183,7 @@ class DdpVariants:
             _note("off", averager.reason)
             return CompiledForDdp(self.plain or self._plain(inputs), False)
         stages = cut(
-            _fresh(self.gm), inputs, list(parameters.values()), bucket_caps(averager.ddp), self.backend
+            copy_of(self.gm), inputs, list(parameters.values()), bucket_caps(averager.ddp), self.backend
         )
         _note("split", averager.reason)
         return CompiledForDdp(stages if stages is not None else self.plain or self._plain(inputs), False)
@@ -202,10 +201,3 @@ def _note(mode: str, found: Any) -> None:
             counters["fallback"][f"ddp.{found.code}"] += 1
             log("fallbacks", f"gradients are reduced by DDP ({mode}): {found.text}")
         emit("ddp", mode=mode, reason=found)
-
-
-def _fresh(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy for a backend that may rewrite what it gets."""
-    again = graph_module(copy.deepcopy(gm.graph), type(gm).__name__)
-    again.meta = dict(gm.meta)
-    return again

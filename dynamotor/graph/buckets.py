@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..base.events import counters, emit
+from ..base.events import counters, fall_back
 from . import padding_layers, padding_moves, padding_rules  # noqa: F401  (what ops make of padding)
 from .padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
 from .size_nodes import is_size
@@ -57,9 +57,8 @@ class Bucketed:
         self._known: dict[tuple[int, ...], tuple[Written, Compiled]] = {}
         self.refused = self._why_not()
         if self.refused:
-            counters["fallback"]["xla.pad"] += 1
             reason = f"{self.refused}: compiled for each size"
-            emit("fallback", what="xla.pad", name=name, reason=reason, code="DM679")
+            fall_back("xla.pad", what="xla.pad", name=name, reason=reason, code="DM679")
 
     def _why_not(self) -> str:
         """Why padding may do harm; empty where it does none."""

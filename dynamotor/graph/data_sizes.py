@@ -15,10 +15,9 @@ from torch._ops import OpOverload
 
 from ..base.registry import Registry
 from .sizes import INFINITY, Dim, ShapeEnv, Size, equal, maximum
-from .spec import TensorSpec, numel
+from .spec import TensorSpec, aten, numel
 from .symbolic_rules import Unknown, broadcast, require
 
-aten = torch.ops.aten
 # (count, specs of the op's arguments) -> what `infer_spec` gives. `count(lo, hi, of=position of a tensor,
 # as_=shape)` makes the symbol; with `of` the one that was made for the same contents before.
 data_rules: Registry[OpOverload, Callable[..., Any]] = Registry("data-dependent size")

@@ -23,10 +23,9 @@ from torch._ops import OpOverload
 from .op_facts import facts
 from .shapes import UnsupportedOp, infer_spec
 from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, numbers
-from .spec import TensorSpec
+from .spec import TensorSpec, aten
 from .sym_int import from_torch
 
-aten = torch.ops.aten
 Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
 
 # Ops that put a number into a tensor of a dtype that does not follow from the number.
@@ -81,7 +80,6 @@ _RANGES = {
 }  # of numbers beside tensors
 _LIMIT = 1 << 16  # elements that a question may cost
 
-_checks: dict[OpOverload, tuple[Check, ...]] = {}
 _answers: dict[Any, Exception | None] = {}
 
 
@@ -125,12 +123,9 @@ def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """Raise what eager would raise for these tensors (`ShapeTensor`s or real ones), or UnsupportedOp where
     only running tells.
     """
-    found = _checks.get(func)
-    if found is None:
-        found = _checks[func] = _choose(func)
     if torch.SymInt in map(type, leaves_in((args, kwargs))):
         args, kwargs = _bounded(func, args, kwargs)
-    for one in found:
+    for one in _checks(func):
         one(func, args, kwargs)
 
 
@@ -156,7 +151,8 @@ def _bounded(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     )
 
 
-def _choose(func: OpOverload) -> tuple[Check, ...]:
+@functools.cache
+def _checks(func: OpOverload) -> tuple[Check, ...]:
     about, name = facts(func), func.overloadpacket.__name__
     if func.namespace != "aten" or about.is_view or about.changes_metadata:
         return ()

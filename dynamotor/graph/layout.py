@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
-from .sizes import Dim, Dims, equal, is_unbacked
+from .sizes import Dim, Dims, equal, is_unbacked, packed
 from .spec import TensorSpec, channels_last_stride, contiguous_stride
 
 
@@ -36,15 +37,8 @@ def suggested_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
 def is_channels_last_contiguous(spec: TensorSpec) -> bool:
     """Dense with channels innermost (4-d, 5-d); sizes of 1 do not count."""
     rank = len(spec.shape)
-    if rank not in (4, 5):
-        return False
-    step: Dim = 1
-    for d in (1, *range(rank - 1, 1, -1), 0):
-        if spec.shape[d] != 1:
-            if spec.stride[d] != step:
-                return False
-            step *= spec.shape[d]
-    return True
+    dims = (1, *range(rank - 1, 1, -1), 0)
+    return rank in (4, 5) and packed((spec.shape[d], spec.stride[d]) for d in dims)
 
 
 def packed_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
@@ -56,16 +50,43 @@ def packed_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
     return channels_last_stride(shape) if is_channels_last_contiguous(spec) else suggested_stride(spec, shape)
 
 
+def viewed_stride(
+    shape: Sequence[Dim],
+    stride: Sequence[Dim],
+    seen_as: Sequence[Dim],
+    same: Callable[[Dim, Dim], bool] = operator.eq,
+    divides: Callable[[Dim, Dim], bool] = lambda n, value: value % n == 0,
+) -> Dims | None:
+    """Strides of a view of as many elements, in memory with holes or in another order; None where it takes a
+    copy. Dimensions that lie behind each other are taken together. `same` and `divides` ask of sizes that
+    differ between calls, or prove.
+    """
+    runs: list[list[Dim]] = []  # [elements, stride of the innermost], from the last dimension on
+    for n, step in zip(reversed(shape), reversed(stride)):
+        if same(n, 1):
+            continue
+        if runs and same(step, runs[-1][0] * runs[-1][1]):
+            runs[-1][0] = runs[-1][0] * n
+        else:
+            runs.append([n, step])
+    strides: list[Dim] = []
+    at, done = 0, 1
+    for n in reversed(seen_as):
+        if at < len(runs) and same(done, runs[at][0]) and not same(n, 1):
+            at, done = at + 1, 1
+        strides.append(done * runs[at][1] if at < len(runs) else 1)
+        done = done * n
+        if at < len(runs) and not divides(done, runs[at][0]):
+            return None
+    return tuple(reversed(strides))
+
+
 def is_dense(spec: TensorSpec) -> bool:
     """Non-overlapping and without holes, in some order of dimensions."""
     if spec.is_contiguous:
         return True
-    step: Dim = 1
-    for stride, size in sorted((st, sz) for st, sz in zip(spec.stride, spec.shape, strict=True) if sz != 1):
-        if stride != step:
-            return False
-        step *= size
-    return True
+    by_stride = sorted((st, sz) for st, sz in zip(spec.stride, spec.shape, strict=True) if sz != 1)
+    return packed((size, stride) for stride, size in by_stride)
 
 
 def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:

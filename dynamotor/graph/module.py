@@ -7,6 +7,7 @@ Writing it takes 100 ms for a 12-layer BERT, and most graphs here are only read 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -45,8 +46,33 @@ def graph_module(
     return _OnDemand({} if root is None else root, graph, name)
 
 
+def writes(node: torch.fx.Node) -> bool:
+    """Whether a node calls an op that writes an argument."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def copied(
+    graph: torch.fx.Graph,
+    inputs: Iterable[torch.fx.Node],
+    nodes: Iterable[torch.fx.Node],
+    known: Mapping[torch.fx.Node, Any] | None = None,
+) -> dict[torch.fx.Node, Any]:
+    """Write placeholders for the inputs and copies of the nodes into a graph; by the node that each is a copy
+    of. known: what stands for other nodes.
+    """
+    made = dict(known or {})
+    for node in inputs:
+        made[node] = graph.placeholder(node.name)
+        made[node].meta = dict(node.meta)
+    for node in nodes:
+        made[node] = graph.node_copy(node, made.__getitem__)
+    return made
+
+
 def copy_of(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph as it is now; what compiles it rewrites it in place."""
     graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return graph_module(graph, "GraphModule", gm)
+    copied(graph, (), gm.graph.nodes)
+    copy = graph_module(graph, type(gm).__name__, gm)
+    copy.meta = dict(gm.meta)
+    return copy

@@ -22,13 +22,12 @@ from torch import fx
 
 from ..base.errors import RaisedWhen
 from ..base.registry import Registry
-from .module import graph_module
+from .module import graph_module, writes
 from .shapes import call
 from .size_nodes import is_size
-from .sizes import Dim, Size, Symbol, settled
-from .spec import TensorSpec, contiguous_stride
+from .sizes import Dim, Size, Symbol, equal, settled
+from .spec import TensorSpec, aten, contiguous_stride
 
-aten = torch.ops.aten
 Values = Mapping[Symbol, int]
 
 
@@ -106,10 +105,6 @@ def _merged(factors: Iterable[int | Run]) -> Axis:
     return tuple(found)
 
 
-def same(a: Dim, b: Dim) -> bool:
-    return a.same(b) if type(a) is Size else type(b) is not Size and a == b
-
-
 def _content(size: Dim) -> int:
     return math.gcd(*size.terms.values()) if type(size) is Size else size
 
@@ -123,7 +118,7 @@ def regrouped(axes: Axes, shape: Sequence[Dim]) -> Axes:
     for wanted in map(settle, shape):
         own: list[int | Run] = []
         so_far: Dim = 1
-        while not same(settle(so_far), wanted):
+        while not equal(settle(so_far), wanted):
             CannotPad.when(not rest, "a view that cuts a padded dimension")
             f = rest.pop()
             if type(f) is int:
@@ -248,7 +243,7 @@ class Padder:
         if rule is None and isinstance(node.target, torch._ops.OpOverload) and _is_pointwise(node.target):
             rule = rules["pointwise"]
         if rule is None:
-            raise CannotPad("the graph writes its inputs" if _writes(node) else str(node.target))
+            raise CannotPad("the graph writes its inputs" if writes(node) else str(node.target))
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: self.made[a])
         symbolic = _symbolic_arguments(node)
         new, axes = rule(Call(self, node, list(args), dict(kwargs), symbolic))
@@ -266,7 +261,7 @@ class Padder:
             if not isinstance(spec, TensorSpec):
                 continue
             if len(own) != len(spec.shape) or not all(
-                same(settle(size_of(a)), settle(n)) for a, n in zip(own, spec.shape, strict=True)
+                equal(settle(size_of(a)), settle(n)) for a, n in zip(own, spec.shape, strict=True)
             ):
                 raise CannotPad(
                     f"a result of {spec.shape}, and {[str(size_of(a)) for a in own]} was worked out"
@@ -372,10 +367,6 @@ def _holds_size(val: Any) -> bool:
 def _symbolic_arguments(node: fx.Node) -> frozenset[int]:
     """Positions of arguments that are sizes."""
     return frozenset(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and is_size(a))
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _is_pointwise(target: torch._ops.OpOverload) -> bool:

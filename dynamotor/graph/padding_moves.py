@@ -23,11 +23,10 @@ from .padding import (
     is_padded,
     row_of,
     rule,
-    same,
     settle,
     size_of,
 )
-from .sizes import Dim, Size
+from .sizes import Dim, Size, equal
 
 aten = torch.ops.aten
 
@@ -114,7 +113,7 @@ def _begin(call: Call, whole: Dim, part: Dim) -> Dim:
     """Where a part of a dimension begins: a number, or a size."""
     start = call.size("start") or 0
     if type(start) is not Size and start < 0:
-        start = 0 if same(whole, part) else settle(whole + start)
+        start = 0 if equal(whole, part) else settle(whole + start)
     return start
 
 

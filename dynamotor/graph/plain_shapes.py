@@ -29,12 +29,10 @@ from .shapes import (
     shape_rule,
     shape_rules,
 )
-from .sizes import Dim, Dims
-from .spec import CPU, TensorSpec, channels_last_stride, same_sizes
+from .sizes import Dim, Dims, equal
+from .spec import CPU, TensorSpec, aten, channels_last_stride
 from .symbolic_demands import demands
 from .symbolic_rules import require, symbolic_rules
-
-aten = torch.ops.aten
 
 
 def _dense(shape: Sequence[Dim], like: TensorSpec) -> TensorSpec:
@@ -200,7 +198,7 @@ def _fits(
         x.shape[len(x.shape) - len(shape) :] if len(x.shape) >= len(shape) else (),
         *(p.shape for p in (weight, bias) if p),
     ]
-    return len(shape) > 0 and all(same_sizes(part, tuple(shape)) for part in parts)
+    return len(shape) > 0 and all(equal(part, tuple(shape)) for part in parts)
 
 
 def _is_grouped(
@@ -210,12 +208,12 @@ def _is_grouped(
     fits = (
         groups > 0
         and len(x.shape) >= 2
-        and same_sizes(x.shape[:2], (n, c))
+        and equal(x.shape[:2], (n, c))
         and c % groups == 0
         and x.numel == n * c * area
         and 0 not in x.shape
     )
-    alike = all(p is None or (same_sizes(p.shape, (c,)) and p.dtype is x.dtype) for p in (weight, bias))
+    alike = all(p is None or (equal(p.shape, (c,)) and p.dtype is x.dtype) for p in (weight, bias))
     return (
         fits
         and alike
@@ -253,7 +251,7 @@ def _is_by_channel(func: OpOverload, x: TensorSpec, args: tuple) -> bool:
     if statistics == [None, None] and func is aten.native_batch_norm.default and args[4]:
         statistics = []
     parameters = [*(a for a in args[:2] if a is not None), *statistics]
-    if None in statistics or not all(same_sizes(p.shape, x.shape[1:2]) for p in parameters):
+    if None in statistics or not all(equal(p.shape, x.shape[1:2]) for p in parameters):
         return False
     kinds = {p.dtype for p in parameters}
     return kinds <= {x.dtype} or kinds <= {torch.float32} and x.dtype.itemsize < 4
@@ -312,7 +310,7 @@ def _batch_norm_gradient(grad: TensorSpec, x: TensorSpec) -> Dims:
 
 @shape_rule(aten.native_batch_norm_backward.default)
 def _batch_norm_backward(grad: TensorSpec, x: TensorSpec, weight: TensorSpec | None, *args: Any) -> Any:
-    if len(x.shape) < 2 or 0 in x.shape or not same_sizes(grad.shape, x.shape):
+    if len(x.shape) < 2 or 0 in x.shape or not equal(grad.shape, x.shape):
         dx, *others = infer_by_meta_kernel(
             aten.native_batch_norm_backward.default, (grad, x, weight, *args), {}
         )
@@ -328,7 +326,7 @@ def _group_norm_backward(
 ) -> tuple:
     """The gradient of a half-precision input is one too, also where the weight is float32."""
     area, groups, mask = args
-    if _is_grouped(x, weight, None, n, c, area, groups, 0.0) and same_sizes(grad.shape, x.shape):
+    if _is_grouped(x, weight, None, n, c, area, groups, 0.0) and equal(grad.shape, x.shape):
         found: Sequence[Any] = [_dense(x.shape, x), *[_dense((c,), x)] * 2]
         return tuple(spec if wanted else None for spec, wanted in zip(found, mask))
     op = aten.native_group_norm_backward.default
@@ -426,7 +424,7 @@ def _pool_backward(func: OpOverload) -> ShapeRule:
     def rule(grad: TensorSpec, x: TensorSpec, *args: Any) -> Any:
         pooled = infer_spec(func, (x, *[a for a in args if type(a) is not TensorSpec]), {})
         pooled = pooled[0] if type(pooled) is tuple else pooled
-        if not same_sizes(grad.shape, pooled.shape) or grad.dtype is not x.dtype:
+        if not equal(grad.shape, pooled.shape) or grad.dtype is not x.dtype:
             return PASS
         return _dense(x.shape, x).with_stride(suggested_stride(x, x.shape))
 
@@ -449,7 +447,7 @@ def _adaptive_pool(x: TensorSpec, size: Sequence[int]) -> Any:
 
 @shape_rule(aten._adaptive_avg_pool2d_backward.default)
 def _adaptive_pool_backward(grad: TensorSpec, x: TensorSpec) -> Any:
-    plain = _is_plain_image(x) and len(grad.shape) == 4 and same_sizes(grad.shape[:2], x.shape[:2])
+    plain = _is_plain_image(x) and len(grad.shape) == 4 and equal(grad.shape[:2], x.shape[:2])
     return _dense(x.shape, x) if plain and grad.dtype is x.dtype and 0 not in grad.shape else PASS
 
 
@@ -465,7 +463,7 @@ def _upsample(x: TensorSpec, size: Sequence[int], *more: Any) -> Any:
 
 @shape_rule(aten.upsample_nearest2d_backward.default, aten.upsample_bilinear2d_backward.default)
 def _upsample_backward(grad: TensorSpec, size: Sequence[int], shape: Sequence[int], *more: Any) -> Any:
-    plain = _is_plain_image(grad) and same_sizes(grad.shape, (*shape[:2], *size)) and min(shape) > 0
+    plain = _is_plain_image(grad) and equal(grad.shape, (*shape[:2], *size)) and min(shape) > 0
     return _dense(tuple(shape), grad) if plain else PASS
 
 
@@ -582,13 +580,13 @@ def _flip(x: TensorSpec, dims: Sequence[int]) -> Any:
 # Losses of one number ---------------------------------------------------------------------------------------
 @shape_rule(aten.mse_loss.default, aten.smooth_l1_loss.default)
 def _loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, *args: Any) -> Any:
-    alike = same_sizes(x.shape, target.shape) and x.dtype is target.dtype and x.dtype.is_floating_point
+    alike = equal(x.shape, target.shape) and x.dtype is target.dtype and x.dtype.is_floating_point
     return _dense((), x) if alike and reduction in (1, 2) else PASS
 
 
 @shape_rule(aten.mse_loss_backward.default)
 def _loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
-    alike = same_sizes(x.shape, target.shape) and (not grad.shape or same_sizes(grad.shape, x.shape))
+    alike = equal(x.shape, target.shape) and (not grad.shape or equal(grad.shape, x.shape))
     if alike and {grad.dtype, target.dtype} == {x.dtype} and x.dtype.is_floating_point:
         return _dense(x.shape, x)
     out = infer_by_meta_kernel(aten.mse_loss_backward.default, (grad, x, target, reduction), {})

@@ -32,11 +32,16 @@ from .shapes import (
     shape_rule,
     shape_rules,
 )
-from .sizes import Dims
-from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index, same_sizes
+from .sizes import Dims, equal
+from .spec import (
+    CPU,
+    TensorSpec,
+    aten,
+    channels_last_stride,
+    contiguous_stride,
+    device_with_index,
+)
 from .symbolic_rules import broadcast, symbolic_rules
-
-aten = torch.ops.aten
 
 
 def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *args: Any) -> TensorSpec:
@@ -310,7 +315,7 @@ def _layer_norm_backward(
 
 @shape_rule(aten.view.default, aten._unsafe_view.default)
 def _view_of_row_major(x: TensorSpec, shape: Any) -> Any:
-    exactly = same_sizes(
+    exactly = equal(
         x.stride, contiguous_stride(x.shape)
     )  # a dimension of size 1 may have any other stride, and keeps it
     return (
@@ -339,20 +344,10 @@ def _multilabel_margin_loss(
     return TensorSpec.dense(shape, x.dtype, x.device), TensorSpec.dense(target.shape, x.dtype, x.device)
 
 
-@shape_rule(aten._embedding_bag.default)
-def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
+def _bags(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The bookkeeping follows the kernel that is taken: a CPU's runs, with one row of the weight, zeros.
     Sparse gradients are left to eager.
     """
-    return _bags(aten._embedding_bag.default, args, kwargs)
-
-
-@shape_rule(aten._embedding_bag_forward_only.default)
-def _embedding_bag_forward_only(*args: Any, **kwargs: Any) -> Any:
-    return _bags(aten._embedding_bag_forward_only.default, args, kwargs)
-
-
-def _bags(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     last = any(args[7:8])
     if (
         kwargs
@@ -371,6 +366,10 @@ def _bags(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     specs = (replace(args[0], shape=(1, *args[0].shape[1:])), *args[1:])
     zeros = [s.empty().zero_() if type(s) is TensorSpec else s for s in specs]
     return tuple(map(TensorSpec.of, op(*zeros)))
+
+
+for _op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default):
+    shape_rules.add(_op, functools.partial(_bags, _op))
 
 
 @shape_rule(
@@ -410,7 +409,7 @@ def _part_written(view: OpOverload, x: TensorSpec, source: TensorSpec, *where: A
         )
     if any(not step and n != 1 for n, step in zip(x.shape, x.stride, strict=True)):
         return _like(x)
-    row_major = same_sizes(x.stride, contiguous_stride(x.shape)) and x.dtype is source.dtype
+    row_major = equal(x.stride, contiguous_stride(x.shape)) and x.dtype is source.dtype
     return TensorSpec.dense(x.shape, x.dtype, x.device) if row_major and 0 not in x.shape else PASS
 
 

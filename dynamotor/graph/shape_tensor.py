@@ -19,12 +19,10 @@ from . import kernel_checks, plain_shapes, products, shape_rules  # noqa: F401  
 from .data_sizes import DataSizes, Unknown, data_rules
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
-from .spec import TensorSpec
+from .spec import TensorSpec, aten
 from .sym_int import SYMBOLIC, from_torch, to_torch
 
 __all__ = ["DataDependent", "Recorder", "ShapeTensor", "UnsupportedOp", "infer", "recording", "shape_mode"]
-
-aten = torch.ops.aten
 
 
 class Recorder(Protocol):

@@ -26,12 +26,11 @@ from ..base.registry import Registry
 from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
 from .sizes import DataDependent, Size, hint, is_symbolic, is_unbacked, mapped
-from .spec import CPU, TensorSpec, device_with_index
+from .spec import CPU, TensorSpec, aten, device_with_index
 from .sym_int import from_torch, to_torch
 from .symbolic_demands import demands
 from .symbolic_rules import Unknown, broadcast, completed, operands, require, symbolic_rules
 
-aten = torch.ops.aten
 PASS = object()
 ShapeRule = Callable[..., Any]
 shape_rules: Registry[OpOverload, ShapeRule] = Registry("shape")

@@ -474,6 +474,25 @@ def contiguous_stride(shape: Sequence[Dim]) -> Dims:
     return tuple(reversed(stride))
 
 
+def packed(dims: Iterable[tuple[Dim, Dim]], same: Callable[[Dim, Dim], bool] = operator.eq) -> bool:
+    """Whether dimensions (size, stride), the innermost first, lie one behind the other without holes; those
+    of size 1 do not count. `same` asks of sizes that differ between calls, or proves.
+    """
+    step: Dim = 1
+    for n, stride in dims:
+        if not same(n, 1) and not same(stride, step):
+            return False
+        step = step * n
+    return True
+
+
+def is_contiguous(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
+    """Row-major without holes, as `Tensor.is_contiguous()` says it."""
+    if is_unbacked(*shape) and equal(tuple(stride), contiguous_stride(shape)):
+        return True
+    return packed(zip(reversed(shape), reversed(stride), strict=True)) or any(n == 0 for n in shape)
+
+
 def numbers(sizes: Iterable[Dim]) -> tuple[int, ...]:
     """Sizes as plain numbers; those of symbols are asked for, so the program is right for no others."""
     return tuple(map(int, sizes))

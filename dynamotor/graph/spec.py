@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import torch
 
-from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, equal, hint, is_symbolic, is_unbacked, numbers
+from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, hint, is_contiguous, is_symbolic, numbers
 
+aten = torch.ops.aten
 Compiled = Callable[..., Any]  # what a backend makes of a graph
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
 CPU = torch.device("cpu")
@@ -45,13 +46,6 @@ def numel(shape: Iterable[Dim]) -> Dim:
     for size in shape:
         count *= size
     return count
-
-
-def same_sizes(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes (or strides) are equal for all values of their symbols; asks nothing."""
-    return len(a) == len(b) and all(
-        x.same(y) if type(x) is Size else type(y) is not Size and x == y for x, y in zip(a, b, strict=True)
-    )
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
@@ -104,14 +98,7 @@ class TensorSpec:
     @property
     def is_contiguous(self) -> bool:
         """Row-major without holes, as `Tensor.is_contiguous()` says it (sizes of 1 do not count)."""
-        if is_unbacked(*self.shape) and equal(self.stride, contiguous_stride(self.shape)):
-            return True
-        step: Dim = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if size != 1 and stride != step:
-                return self.numel == 0
-            step *= size
-        return True
+        return is_contiguous(self.shape, self.stride)
 
     @property
     def extent(self) -> Dim:
@@ -194,6 +181,18 @@ def duplicate(t: torch.Tensor, held: dict[int, torch.UntypedStorage] | None = No
         empty = torch.empty(0, dtype=t.dtype, device=t.device)
         copy = empty.set_(held[storage._cdata], t.storage_offset(), t.shape, t.stride())
     return copy.requires_grad_(t.requires_grad)
+
+
+def far(got: torch.Tensor, want: torch.Tensor, share: float) -> torch.Tensor:
+    """Which elements of two tensors of one dtype differ: numbers that are rounded by more than this share of
+    the largest one that is wanted, others at all.
+    """
+    if not (got.dtype.is_floating_point or got.dtype.is_complex):
+        return got != want
+    wide = torch.complex128 if got.dtype.is_complex else torch.float64
+    a, b = got.to(wide), want.to(wide)
+    scale = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
+    return ~((a - b).abs() <= share * scale + 1e-30) & ~((a == b) | ((a != a) & (b != b)))
 
 
 @dataclass(frozen=True, slots=True)

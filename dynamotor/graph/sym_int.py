@@ -17,9 +17,8 @@ import torch
 from .sizes import (
     ShapeEnv,
     Size,
-    contiguous_stride,
     divide,
-    equal,
+    is_contiguous,
     is_unbacked,
     known,
     mapped,
@@ -249,20 +248,7 @@ class SizeNode(PlainNode):
         return self._node(sum(part.expr for part in parts))
 
     def is_contiguous(self, sizes: list[SizeNode], strides: list[SizeNode]) -> SizeNode:
-        return self._node(_contiguous([s.expr for s in sizes], [s.expr for s in strides]))
-
-
-def _contiguous(sizes: list[Any], strides: list[Any]) -> bool:
-    if is_unbacked(*sizes) and equal(tuple(strides), contiguous_stride(sizes)):
-        return True
-    step: Any = 1
-    for n, stride in zip(reversed(sizes), reversed(strides)):
-        if n == 0:
-            return True
-        if n != 1 and stride != step:
-            return False
-        step = step * n
-    return True
+        return self._node(is_contiguous([s.expr for s in sizes], [s.expr for s in strides]))
 
 
 def _binary(compute: Callable[[ShapeEnv, Any, Any], Any]) -> Callable[[SizeNode, SizeNode], SizeNode]:

@@ -18,10 +18,9 @@ from torch._ops import OpOverload
 
 from ..base.registry import Registry, register_all
 from .sizes import Size, hint
-from .spec import TensorSpec
+from .spec import TensorSpec, aten
 from .symbolic_rules import Shape, broadcast, require, symbolic_rules
 
-aten = torch.ops.aten
 demands: Registry[OpOverload, Callable[..., None]] = Registry("demand of sizes")
 demand = demands.register
 

@@ -19,11 +19,10 @@ import torch
 from torch._ops import OpOverload
 
 from ..base.registry import Registry, register_all
-from .layout import dense_in_order, suggests_channels_last
+from .layout import dense_in_order, suggests_channels_last, viewed_stride
 from .sizes import Dim, Size, hint, is_symbolic, minimum
-from .spec import TensorSpec, contiguous_stride
+from .spec import TensorSpec, aten, contiguous_stride
 
-aten = torch.ops.aten
 Shape = tuple[Any, ...]
 # (arguments of the op) -> a shape for each result (one shape, or a tuple of them), or whole specs for views.
 symbolic_rules: Registry[OpOverload, Callable[..., Any]] = Registry("symbolic shape")
@@ -401,7 +400,10 @@ def _view(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
     shape = _without_free(x, shape)
     if x.is_contiguous:
         return _look(x, shape, contiguous_stride(shape))
-    return _look(x, shape, _viewed_stride(x, shape))
+    stride = viewed_stride(x.shape, x.stride, shape)
+    if stride is None:
+        raise Unknown
+    return _look(x, shape, stride)
 
 
 @symbolic_rule(aten.reshape.default)
@@ -423,28 +425,6 @@ def _without_free(x: TensorSpec, shape: Sequence[Any]) -> Sequence[Any]:
         shape = [x.numel // rest if d in free else n for d, n in enumerate(shape)]
     require(math.prod(shape) == x.numel)
     return shape
-
-
-def _viewed_stride(x: TensorSpec, shape: Sequence[Any]) -> list[Any]:
-    """Strides of a view of memory with holes or in another order: dimensions that lie behind each other are
-    taken together.
-    """
-    runs: list[list[Any]] = []  # [elements, stride of the innermost], from the last dimension on
-    for n, stride in zip(reversed(x.shape), reversed(x.stride)):
-        if n == 1:
-            continue
-        if runs and stride == runs[-1][0] * runs[-1][1]:
-            runs[-1][0] = runs[-1][0] * n
-        else:
-            runs.append([n, stride])
-    strides, at, done = [], 0, 1
-    for n in reversed(shape):
-        if at < len(runs) and done == runs[at][0]:
-            at, done = (at + 1, 1) if n != 1 else (at, done)
-        strides.append(done * runs[at][1] if at < len(runs) else 1)
-        done = done * n
-        require(at >= len(runs) or runs[at][0] % done == 0)
-    return strides[::-1]
 
 
 @symbolic_rule(aten.expand.default)

@@ -15,9 +15,7 @@ from .nodes import wrong
 from .op_facts import facts
 from .size_nodes import is_size
 from .sizes import Size
-from .spec import TensorSpec
-
-aten = torch.ops.aten
+from .spec import TensorSpec, aten
 
 
 def _is_value(value: Any) -> bool:

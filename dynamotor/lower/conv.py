@@ -18,12 +18,11 @@ from torch import fx
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.shapes import call
 from ..graph.sizes import Dims, hint
-from ..graph.spec import GraphInfo, TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec, aten
 from .gemm import is_fused
 from .layout import is_channels_last
 from .rewrite import added_to, only_user, static_nodes
 
-aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
 
 _PACKED = getattr(

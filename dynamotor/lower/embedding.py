@@ -13,15 +13,13 @@ from torch import fx
 
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.shapes import call
-from ..graph.spec import GraphInfo, TensorSpec, contiguous_stride, numel
+from ..graph.spec import GraphInfo, TensorSpec, aten, contiguous_stride, numel
 from .ir import ExternNode
 from .lowering import LoopBuilder, decline_if, lowering
 from .ops_scatter import index_add
 from .program import ExternStep
 from .rewrite import added_to, only_user
 from .value import LoopValue
-
-aten = torch.ops.aten
 
 # Results of these are in memory of their own, which may be written when nobody else reads them.
 _OWNED = {aten.mm.default, aten.addmm.default, aten.full.default, aten.index_add.default}

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
-from ..graph.spec import copy_as
-
-aten = torch.ops.aten
+from ..graph.spec import aten, copy_as
 
 # Functional overload -> its out= overload, for calls whose result goes into planned memory.
 OUT_VARIANTS: dict[Any, Any] = {

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.module import graph_module
+from ..graph.module import copied, graph_module
 from ..graph.nodes import needed_for, operand, overload, spec_of
 from ..graph.op_facts import facts
 from ..graph.shapes import call
-from ..graph.spec import GraphInfo, TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec, aten
 from .rewrite import placeholders, static_nodes
-
-aten = torch.ops.aten
 
 _BATCH_NORM_EVAL = {
     aten.native_batch_norm.default,
@@ -125,11 +123,8 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
     needed = needed_for(wanted)
     sources = tuple(i for i, node in enumerate(inputs) if node in needed)
     part = fx.Graph()
-    copied: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if node in needed:
-            copied[node] = part.node_copy(node, lambda n: copied[n])
-    part.output(tuple(copied[node] for node in wanted))
+    copies = copied(part, (), [node for node in graph.nodes if node in needed])
+    part.output(tuple(copies[node] for node in wanted))
     last = inputs[-1] if inputs else None
     made: list[int] = []
     for number, node in enumerate(wanted):

@@ -14,11 +14,9 @@ from ..graph.nodes import arguments, operand, spec_of
 from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.sizes import divides, hint
-from ..graph.spec import HALVES, GraphInfo
+from ..graph.spec import HALVES, GraphInfo, aten
 from .extern import BY_DESIGN
 from .lowering import lowerings
-
-aten = torch.ops.aten
 
 
 def split_bias(gm: fx.GraphModule, info: GraphInfo) -> None:

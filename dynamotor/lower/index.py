@@ -343,6 +343,11 @@ def flatten(index: Sequence[Index | Atom], stride: Iterable[Dim], offset: Dim = 
     return Index(terms, offset)
 
 
+def row_major(variables: Sequence[Var]) -> Index:
+    """The flat position in a nest of loops."""
+    return flatten([Index.of(v) for v in variables], contiguous_stride([v.size for v in variables]))
+
+
 def determined(index: Index) -> frozenset[Var]:
     """Variables that a flat position tells: two positions that are equal have the same value of each of
     these.

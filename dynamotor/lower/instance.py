@@ -17,10 +17,8 @@ from .ir import (
     ExternNode,
     Kernel,
     LoopNode,
-    Reduce,
-    ScanStatement,
     Statement,
-    Store,
+    changed,
     index_value,
     make,
 )
@@ -85,12 +83,7 @@ class Instance:
         return found
 
     def statement(self, s: Statement) -> Statement:
-        changed: dict[str, Any] = {"expr": self.expr(s.expr)}
-        if isinstance(s, Store):
-            changed["index"] = self.index(s.index)
-        if isinstance(s, Reduce | ScanStatement) and s.position is not None:
-            changed["position"] = self.index(s.position)
-        return replace(s, **changed)
+        return changed(s, self.expr, self.index)
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel with plain sizes."""

@@ -578,6 +578,26 @@ def roots(*statements: Statement) -> Iterator[Expr]:
             yield from loaded_exprs(s.index)
 
 
+def changed(
+    s: Statement, expr: Callable[[Expr], Expr], index: Callable[[Index], Index] | None = None
+) -> Statement:
+    """A statement with another expression and, if that is asked for, other places: what it stores to, what a
+    reduction or scan notes as the position.
+    """
+    fields: dict[str, Any] = {"expr": expr(s.expr)}
+    if index is not None:
+        fields |= {name: index(place) for name, place in places(s).items()}
+    return replace(s, **fields)
+
+
+def places(s: Statement) -> dict[str, Index]:
+    """The indices of a statement beside those in its expression, by field."""
+    if isinstance(s, Store):
+        return {"index": s.index}
+    position = s.position if isinstance(s, Reduce | ScanStatement) else None
+    return {} if position is None else {"position": position}
+
+
 def rebuild(s: Statement, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]) -> Statement:
     """A statement with its expressions rebuilt as `rewrite` does, those in the place that it stores to
     too.
@@ -644,10 +664,8 @@ class Kernel:
         for v in (*self.outer, *self.middle, *self.inner):
             yield from _sizes_in(v.size)
         for s in self.statements():
-            if isinstance(s, Store):
-                yield from _sizes_in(s.index)
-            elif isinstance(s, Reduce | ScanStatement) and s.position is not None:
-                yield from _sizes_in(s.position)
+            for place in places(s).values():
+                yield from _sizes_in(place)
         for e in walk(*roots(*self.statements())):
             for arg in e.args:
                 yield from _sizes_in(arg)

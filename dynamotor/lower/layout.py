@@ -16,23 +16,24 @@ from ..base.errors import DynamotorError
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.op_facts import sees_strides
 from ..graph.shapes import at_hints, call, has_symbols, infer_spec, specs_in
-from ..graph.sizes import Dims, equal, hint
-from ..graph.spec import GraphInfo, TensorSpec, channels_last_stride, contiguous_stride
+from ..graph.sizes import Dims, equal, hint, packed
+from ..graph.spec import GraphInfo, TensorSpec, aten, channels_last_stride, contiguous_stride
 from .program import BufRef
 from .rewrite import looks_at_another, output_node
 from .value import is_dense
 
-aten = torch.ops.aten
 # Where convolutions run faster channels-last: oneDNN on a CPU, the tensor cores of a GPU.
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 
 
 def is_channels_last(spec: TensorSpec | BufRef | None) -> bool:
     """Whether what is 4-D is laid out with channels innermost (dimensions of size 1 may have any stride)."""
-    if spec is None or len(spec.shape) != 4:
-        return False
-    wanted = channels_last_stride(spec.shape)
-    return all(n == 1 or a == b for n, a, b in zip(spec.shape, spec.stride, wanted, strict=True))
+    innermost_first = (1, 3, 2, 0)
+    return (
+        spec is not None
+        and len(spec.shape) == 4
+        and packed((spec.shape[d], spec.stride[d]) for d in innermost_first)
+    )
 
 
 def _wants_channels_last(node: fx.Node) -> bool:

@@ -39,8 +39,6 @@ from .verify import verify_nodes, verify_program, verify_schedule
 from .walk import lower_nodes
 from .write_back import write_back
 
-aten = torch.ops.aten
-
 
 def lower_graph(gm: fx.GraphModule, info: GraphInfo, rules: Sequence[Rule] = RULES) -> Program:
     """Lower a functional aten graph (contract 3) to a program (contract 4)."""

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..base.config import config
 from ..base.errors import RaisedWhen
-from ..base.events import counters, emit
+from ..base.events import fall_back
 from ..base.registry import Registry
 from ..graph.layout import preserved_stride
 from ..graph.nodes import overload
@@ -234,8 +234,7 @@ class LoopBuilder(Realizer):
     def fallback(self, node: fx.Node, args: Any, kwargs: Any, why: str) -> Any:
         """Leave the op to aten, and say so."""
         name = str(node.target)
-        counters["fallback"][name] += 1
-        emit("fallback", op=name, why=why, node=str(node))
+        fall_back(name, op=name, why=why, node=str(node))
         return self.extern(node.target, args, kwargs, fallback=True, agnostic=is_layout_agnostic(node.target))
 
     def call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:

@@ -12,15 +12,13 @@ import torch
 
 from ..graph.nodes import overload
 from ..graph.sizes import Dim, Size, maximum
-from ..graph.spec import TensorSpec, numel
+from ..graph.spec import TensorSpec, aten, numel
 from . import value as views
 from .ir import COMPUTE_TYPE, Expr, const, op
 from .lowering import Decline, LoopBuilder, decline_if, lowering
 from .ops_pointwise import add, div, like, mul, share, sub
 from .ops_reduce import moments, narrow, total
 from .value import LoopValue
-
-aten = torch.ops.aten
 
 
 def _root(v: Expr, eps: float) -> Expr:
@@ -310,29 +308,6 @@ def _unbiased(ctx: LoopBuilder, squares: LoopValue, n: Dim) -> LoopValue:
     return ctx.pointwise(lambda s: div(s, like(free, s)), squares, shape=squares.shape, dtype=squares.dtype)
 
 
-@lowering(aten._native_batch_norm_legit_functional.default)
-def _batch_norm_functional(
-    ctx: LoopBuilder,
-    x: LoopValue,
-    weight: LoopValue | None,
-    bias: LoopValue | None,
-    running_mean: LoopValue,
-    running_var: LoopValue,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[LoopValue, ...]:
-    specs = ctx.spec
-    if not training:
-        y = _batch_norm_eval(ctx, x, weight, bias, running_mean, running_var, eps, specs[0].dtype)
-        return y, *_eval_stats(ctx, running_mean, running_var, eps), running_mean, running_var
-    y, mean, rstd, squares = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
-    n = numel(x.shape) // x.shape[1]
-    new_mean = _running(ctx, running_mean, mean, momentum, specs[3].dtype)
-    new_var = _running(ctx, running_var, _unbiased(ctx, squares, n), momentum, specs[4].dtype)
-    return y, narrow(ctx, mean, specs[1].dtype), narrow(ctx, rstd, specs[2].dtype), new_mean, new_var
-
-
 def _nothing(spec: TensorSpec) -> LoopValue:
     return LoopValue(spec.shape, spec.dtype, lambda index: const(0, COMPUTE_TYPE[spec.dtype]))
 
@@ -348,6 +323,7 @@ def _eval_stats(ctx: LoopBuilder, mean: LoopValue, var: LoopValue, eps: float) -
 
 @lowering(
     aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_no_training.default,
 )
@@ -356,22 +332,27 @@ def _batch_norm(
 ) -> tuple[LoopValue, ...]:
     specs = ctx.spec
     name = overload(ctx.node).name()
+    functional = name.endswith("functional")
     if name.endswith("no_training"):
-        mean, var, _, eps = rest
+        mean, var, momentum, eps = rest
         training = False
     elif name.endswith("no_stats"):
-        training, _, eps = rest
+        training, momentum, eps = rest
         mean = var = None
     else:
-        mean, var, training, _, eps = rest
-    if training:
-        decline_if(mean is not None, "updates running statistics in place")
-        y, m, r, _ = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
-        return y, narrow(ctx, m, specs[1].dtype), narrow(ctx, r, specs[2].dtype)
-    Decline.when(mean is None or var is None, "no statistics")
-    return _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype), *_eval_stats(
-        ctx, mean, var, eps
-    )
+        mean, var, training, momentum, eps = rest
+    if not training:
+        Decline.when(mean is None or var is None, "no statistics")
+        y = _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype)
+        return y, *_eval_stats(ctx, mean, var, eps), *((mean, var) if functional else ())
+    decline_if(mean is not None and not functional, "updates running statistics in place")
+    y, m, r, squares = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
+    results = y, narrow(ctx, m, specs[1].dtype), narrow(ctx, r, specs[2].dtype)
+    if not functional:
+        return results
+    unbiased = _unbiased(ctx, squares, numel(x.shape) // x.shape[1])
+    pairs = zip((mean, var), (m, unbiased), specs[3:])
+    return *results, *(_running(ctx, old, new, momentum, spec.dtype) for old, new, spec in pairs)
 
 
 @lowering(aten.native_batch_norm_backward.default)

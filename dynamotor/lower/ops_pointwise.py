@@ -14,12 +14,10 @@ import torch
 from ..base.registry import register_all
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
-from ..graph.spec import HALVES
+from ..graph.spec import HALVES, aten
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import LoopBuilder, Scalar, decline_if, lowering, lowerings
 from .value import LoopValue
-
-aten = torch.ops.aten
 
 
 # -- helpers on expressions ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 from ..base.registry import register_all
 from ..graph.sizes import Dim, Size, maximum
-from ..graph.spec import TensorSpec, numel
+from ..graph.spec import TensorSpec, aten, numel
 from . import value as views
 from .index import Index
 from .ir import (
@@ -39,8 +39,6 @@ from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, share, sub
 from .program import BufRef
 from .value import LoopValue, is_dense
-
-aten = torch.ops.aten
 
 
 def all_dims(x: LoopValue, dim: Any) -> list[int]:
@@ -85,18 +83,6 @@ def _arithmetic(
     return narrow(ctx, ctx.reduce(kind, x, dims, keepdim=keepdim, dtype=COMPUTE_TYPE[out]), out)
 
 
-@lowering(aten.sum.default, aten.sum.dim_IntList)
-def _sum(
-    ctx: LoopBuilder,
-    x: LoopValue,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> LoopValue:
-    return _arithmetic(ctx, "sum", "any", x, dim, keepdim)
-
-
 @lowering(aten.mean.default, aten.mean.dim)
 def _mean(
     ctx: LoopBuilder,
@@ -110,18 +96,6 @@ def _mean(
     s = total(ctx, x, dims, keepdim, wide(ctx.spec.dtype))
     n = count(x, dims)
     return ctx.pointwise(lambda e: div(e, like(n, e)), s)
-
-
-@lowering(aten.prod.default, aten.prod.dim_int)
-def _prod(
-    ctx: LoopBuilder,
-    x: LoopValue,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> LoopValue:
-    return _arithmetic(ctx, "prod", "all", x, dim, keepdim)
 
 
 def _extreme(kind: ReduceKind) -> Any:
@@ -419,6 +393,18 @@ def _mse_loss_backward(
 register_all(
     lowering,
     (
+        (
+            (aten.sum.default, aten.sum.dim_IntList),
+            lambda ctx, x, dim=None, keepdim=False, *, dtype=None: _arithmetic(
+                ctx, "sum", "any", x, dim, keepdim
+            ),
+        ),
+        (
+            (aten.prod.default, aten.prod.dim_int),
+            lambda ctx, x, dim=None, keepdim=False, *, dtype=None: _arithmetic(
+                ctx, "prod", "all", x, dim, keepdim
+            ),
+        ),
         (
             (aten.var.correction,),
             lambda ctx, x, dim=None, *, correction=None, keepdim=False: _variance(

@@ -14,15 +14,13 @@ from typing import Any
 import torch
 
 from ..base.registry import register_all
-from ..graph.spec import HALVES, contiguous_stride, numel
+from ..graph.spec import HALVES, aten, contiguous_stride, numel
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
 from .lowering import LoopBuilder, Scalar, decline_if, lowering
 from .ops_index import INTEGERS, Places, advanced, loaded_index
 from .program import BufRef
 from .value import LoopValue, expand, is_dense
-
-aten = torch.ops.aten
 
 
 def scatter(

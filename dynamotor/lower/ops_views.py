@@ -14,7 +14,7 @@ from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
 from ..graph.kernel_checks import sees_twice
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size, divides, equal, known, maximum, minimum
-from ..graph.spec import TensorSpec, contiguous_stride, numel
+from ..graph.spec import TensorSpec, aten, contiguous_stride, numel
 from . import value as views
 from .extern import OwnStorage
 from .index import ZERO, Index, Var, flatten, is_one, is_zero
@@ -39,7 +39,6 @@ from .ops_pointwise import held
 from .program import BufRef
 from .value import LoopValue
 
-aten = torch.ops.aten
 MAX_PARTS = 8  # what is joined by one kernel; each element asks for each part whether it is the one
 
 
@@ -73,18 +72,7 @@ def _squeeze(ctx: LoopBuilder, x: LoopValue, dim: Any = None) -> LoopValue:
 @lowering(aten.unsqueeze.default)
 def _unsqueeze(ctx: LoopBuilder, x: LoopValue, dim: int) -> LoopValue:
     dim %= len(x.shape) + 1
-
-    def to_ref(r: BufRef) -> BufRef:
-        step = r.shape[dim] * r.stride[dim] if dim < len(r.shape) else 1
-        return BufRef(
-            r.name,
-            (*r.shape[:dim], 1, *r.shape[dim:]),
-            (*r.stride[:dim], step, *r.stride[dim:]),
-            r.offset,
-            r.dtype,
-        )
-
-    return LoopValue.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]), to_ref)
+    return LoopValue.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]))
 
 
 def _first(start: Dim | None, size: Dim) -> Dim:
@@ -176,36 +164,17 @@ def _diagonal(ctx: LoopBuilder, x: LoopValue, offset: int = 0, dim1: int = 0, di
             k + down if d == a else k + right if d == b else rest.pop(0) for d in range(len(x.shape))
         )
 
-    def to_ref(r: BufRef) -> BufRef:
-        kept = [d for d in range(len(r.shape)) if d not in (a, b)]
-        return BufRef(
-            r.name,
-            tuple(ctx_shape),
-            (*(r.stride[d] for d in kept), r.stride[a] + r.stride[b]),
-            r.offset + down * r.stride[a] + right * r.stride[b],
-            r.dtype,
-        )
-
-    ctx_shape = ctx.spec.shape
-    return LoopValue.view(ctx.whole(x), ctx_shape, index_map, to_ref)
+    return LoopValue.view(ctx.whole(x), ctx.spec.shape, index_map)
 
 
 @lowering(aten.unfold.default)
 def _unfold(ctx: LoopBuilder, x: LoopValue, dim: int, size: int, step: int) -> LoopValue:
     decline_if(not x.shape, "0-d operand")
     dim = _dim(x, dim)
-    shape = ctx.spec.shape
     return LoopValue.view(
         ctx.whole(x),
-        shape,
-        lambda i: tuple(v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])),
-        lambda r: BufRef(
-            r.name,
-            shape,
-            (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1 :], r.stride[dim]),
-            r.offset,
-            r.dtype,
-        ),
+        ctx.spec.shape,
+        lambda i: tuple([v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])]),
     )
 
 
@@ -213,11 +182,6 @@ def _own_offset(ctx: LoopBuilder, storage_offset: Dim | None) -> Dim:
     """A storage offset of eager's, counted from the first element of the operand."""
     spec = spec_of(operand(ctx.node, 0))
     return 0 if storage_offset is None else storage_offset - spec.offset
-
-
-@lowering(aten.as_strided_copy.default)
-def _as_strided_copy(ctx: LoopBuilder, x: LoopValue, *args: Any, **kwargs: Any) -> LoopValue:
-    return ctx.pointwise(lambda e: e, _as_strided(ctx, x, *args, **kwargs))  # new memory, whatever it sees
 
 
 @lowering(aten.as_strided.default)
@@ -407,13 +371,6 @@ def _select_scatter(ctx: LoopBuilder, x: LoopValue, source: LoopValue, dim: int,
     return _slice_scatter(ctx, x, _unsqueeze_at(source, dim), dim, at, at + 1)
 
 
-@lowering(aten.slice_backward.default)
-def _slice_backward(
-    ctx: LoopBuilder, g: LoopValue, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int
-) -> LoopValue:
-    return _slice_scatter(ctx, _constant_value(ctx.spec, 0), g, dim, start, end, step)
-
-
 @lowering(aten.repeat.default)
 def _repeat(ctx: LoopBuilder, x: LoopValue, repeats: Sequence[Dim]) -> LoopValue:
     decline_if(any(map(is_zero, x.shape)), "empty operand")
@@ -496,10 +453,8 @@ register_all(
         ((aten.expand.default,), lambda ctx, x, size, implicit=False: views.expand(x, ctx.spec.shape)),
         ((aten.flip.default,), lambda ctx, x, dims: views.flip(x, dims)),
         (
-            (aten.select_backward.default,),
-            lambda ctx, g, sizes, dim, index: _select_scatter(
-                ctx, _constant_value(ctx.spec, 0), g, dim, index
-            ),
+            (aten.as_strided_copy.default,),  # new memory, whatever it sees
+            lambda ctx, x, *args, **kwargs: ctx.pointwise(lambda e: e, _as_strided(ctx, x, *args, **kwargs)),
         ),
         (
             (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default),

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..base.config import config
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.shapes import call
 from ..graph.sizes import hint
-from ..graph.spec import HALVES, GraphInfo, TensorSpec
+from ..graph.spec import HALVES, GraphInfo, TensorSpec, aten
 from .layout import give_strides_back, inferred_again, restore_outputs
 from .rewrite import looks_at_another, output_node
 
-aten = torch.ops.aten
 ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once
 TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 

@@ -7,9 +7,7 @@ from torch import fx
 
 from ..graph.nodes import overload
 from ..graph.op_facts import facts
-from ..graph.spec import GraphInfo
-
-aten = torch.ops.aten
+from ..graph.spec import GraphInfo, aten
 
 
 def looks_at_another(node: fx.Node) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -18,7 +17,7 @@ from ..base.config import config
 from ..graph.sizes import Dim, equal, hint
 from ..graph.spec import HALVES, contiguous_stride
 from .fusion import MAX_ACROSS, Group, Member, elements, fast_var
-from .index import Index, Var, flatten
+from .index import Index, Var, flatten, row_major
 from .ir import (
     COLS,
     COMPUTE_TYPE,
@@ -37,9 +36,11 @@ from .ir import (
     Statement,
     Store,
     cast,
+    changed,
     load,
     loads_of,
     make,
+    places,
     rewrite,
     rewrite_index,
     roots,
@@ -105,8 +106,7 @@ class _Builder:
 
     def kept(self) -> Index:
         """Position among the loops over which across accumulators are kept."""
-        loops = self.inner if self.group.template == ROWS else [*self.outer, *self.inner]
-        return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
+        return row_major(self.inner if self.group.template == ROWS else [*self.outer, *self.inner])
 
     # -- values ----------------------------------------------------------------------------------------------
     def resolve(self) -> None:
@@ -138,8 +138,7 @@ class _Builder:
                 if rank == ROW:
                     self.reduce_level[self.ids[name]] = self.level(e)
             elif m.node.scan is not None:
-                loops = [*self.outer, *self.inner]
-                where = flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
+                where = row_major([*self.outer, *self.inner])
                 kept = torch.int64 if m.node.scan.startswith("arg") else e.dtype
                 value = cast(make("scan", (self.ids[name], where), kept), COMPUTE_TYPE[m.node.memory])
             else:
@@ -261,7 +260,7 @@ class _Builder:
         replacement: dict[Expr, Expr] = {}
         extra: dict[int, list[Statement]] = {}
         stored = {m.node.buffer for m in self.stored}
-        position = flatten([Index.of(v) for v in self.inner], contiguous_stride([v.size for v in self.inner]))
+        position = row_major(self.inner)
         uses = [set(walk(*roots(*p.inner))) for p in phases]
         for m in self.group.members:
             value = self.values[m.node.buffer]
@@ -294,7 +293,7 @@ class _Builder:
             def swap(
                 s: Statement, later: dict[Expr, Expr] = later, memo: dict[Expr, Expr] = memo
             ) -> Statement:
-                return replace(s, expr=rewrite(s.expr, later.get, memo=memo))
+                return changed(s, lambda e: rewrite(e, later.get, memo=memo))
 
             result.append(Phase(tuple(swap(s) for s in (*extra.get(n, ()), *phase.inner)), phase.row))
         return result
@@ -372,24 +371,14 @@ def merge_loops(kernel: Kernel) -> Kernel:
             if all(_even(i, high, low) for s in kernel.statements() for i in _indices(s)):
                 merged = Var(f"{high.name}{low.name}", high.size * low.size)
                 env = {high: Index({}, 0), low: Index.of(merged)}
-                kernel = subst_kernel(kernel, env)
                 loops[at - 1 : at + 1] = [merged]
-                kernel = _with_loops(kernel, part, tuple(loops))
+                kernel = over_loops(kernel, env, **{part: tuple(loops)})
             at -= 1
     return kernel
 
 
-def _with_loops(kernel: Kernel, part: Literal["outer", "middle", "inner"], loops: tuple[Var, ...]) -> Kernel:
-    if part == "inner":
-        return replace(kernel, inner=loops)
-    return replace(kernel, outer=loops) if part == "outer" else replace(kernel, middle=loops)
-
-
 def _indices(s: Statement) -> Iterable[Index]:
-    if isinstance(s, Store):
-        yield s.index
-    if isinstance(s, Reduce | ScanStatement) and s.position is not None:
-        yield s.position
+    yield from places(s).values()
     for e in walk(*roots(s)):
         yield from e.indices()
 
@@ -403,18 +392,13 @@ def _even(index: Index, high: Var, low: Var) -> bool:
     return from_atoms and equal(index.terms.get(high, 0), index.terms.get(low, 0) * low.size)
 
 
-def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
-    """Replace variables in all statements."""
+def over_loops(kernel: Kernel, env: dict[Var, Index], **loops: tuple[Var, ...]) -> Kernel:
+    """The kernel over other loops, with the variables that are gone replaced in all statements."""
 
     def swap(s: Statement) -> Statement:
-        s = replace(s, expr=s.expr.subst(env))
-        if isinstance(s, Store):
-            s = replace(s, index=s.index.subst(env))
-        if isinstance(s, Reduce | ScanStatement) and s.position is not None:
-            s = replace(s, position=s.position.subst(env))
-        return s
+        return changed(s, lambda e: e.subst(env), lambda i: i.subst(env))
 
-    return kernel.changed(lambda statements: map(swap, statements))
+    return kernel.changed(lambda statements: map(swap, statements), **loops)
 
 
 def build_kernel(group: Group, stored: Collection[str]) -> Kernel:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..graph.sizes import Dim, divides, equal, hint, known
-from ..graph.spec import contiguous_stride, numel
-from .index import ZERO, Index, Var, flatten
+from ..graph.spec import numel
+from .index import ZERO, Index, Var, row_major
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,6 @@ def match(nest: Index, node: Index, nest_vars: Sequence[Var], own: Sequence[Var]
         if v.single:
             found[v] = ZERO
     return found
-
-
-def row_major(variables: Sequence[Var]) -> Index:
-    """The flat position of a nest of loops."""
-    return flatten([Index.of(v) for v in variables], contiguous_stride([v.size for v in variables]))
 
 
 def _match_digits(nest: Index, node: Index) -> Env | Split | None:

@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
-from ..graph.sizes import Dim, Dims, divides, equal, hint
+from ..graph.layout import viewed_stride
+from ..graph.sizes import Dim, Dims, divides, equal, hint, packed
 from ..graph.spec import TensorSpec, contiguous_stride
-from .index import ZERO, Index, flatten, is_one, is_zero, reindex
+from .index import ZERO, Index, Var, flatten, is_one, is_zero, reindex
 from .ir import Body, Expr, load
 from .program import BufRef
 
 IndexMap = Callable[[tuple[Index, ...]], tuple[Index, ...]]
 RefMap = Callable[[BufRef], BufRef | None]
+_UNKNOWN = 1 << 40  # a size that no simplification takes for another
 
 
 def _itself(x: Any) -> Any:
@@ -60,10 +62,15 @@ class LoopValue:
         self._memo: dict[tuple[Index, ...], Expr] = {}
 
     @staticmethod
-    def view(base: LoopValue, shape: Sequence[Dim], index_map: IndexMap, ref_map: RefMap) -> LoopValue:
-        """A view: element `index` is the base's element `index_map(index)`."""
+    def view(
+        base: LoopValue, shape: Sequence[Dim], index_map: IndexMap, ref_map: RefMap | None = None
+    ) -> LoopValue:
+        """A view: element `index` is the base's element `index_map(index)`. Without a `ref_map` that index is
+        made of steps, which say where the view lies in the memory of its base.
+        """
         value = LoopValue(shape, base.dtype)
-        value.base, value.index_map, value.ref_map = base, index_map, ref_map
+        value.base, value.index_map = base, index_map
+        value.ref_map = ref_map or (lambda ref: _stepped(ref, value.shape, index_map))
         return value
 
     @property
@@ -106,6 +113,17 @@ class LoopValue:
         return value
 
 
+def _stepped(ref: BufRef, shape: Dims, index_map: IndexMap) -> BufRef:
+    """The memory of a view: what one step along each of its dimensions moves in its base."""
+    steps = [Var(f"step{d}", _UNKNOWN) for d in range(len(shape))]
+    place = flatten(index_map(tuple(map(Index.of, steps))), ref.stride, ref.offset)
+    stride = [place.terms.get(v, 0) for v in steps]
+    for d in reversed(range(len(shape))):
+        if is_one(shape[d]) and is_zero(stride[d]):  # a new dimension lies around those behind it
+            stride[d] = shape[d + 1] * stride[d + 1] if d + 1 < len(shape) else 1
+    return BufRef(ref.name, shape, tuple(stride), place.const, ref.dtype)
+
+
 def broadcast_index(index: tuple[Index, ...], shape: Dims) -> tuple[Index, ...]:
     """The index into a value of `shape` that is broadcast (right-aligned) to where `index` counts."""
     lead = len(index) - len(shape)
@@ -128,26 +146,17 @@ def expand(x: LoopValue, shape: Sequence[Dim]) -> LoopValue:
         return x
     lead = len(shape) - len(x.shape)
 
-    def to_ref(r: BufRef) -> BufRef:
-        grown = [is_one(n) and not is_one(shape[lead + d]) for d, n in enumerate(r.shape)]
-        stride = (0,) * lead + tuple(0 if g else step for g, step in zip(grown, r.stride, strict=True))
-        return BufRef(r.name, shape, stride, r.offset, r.dtype)
-
-    return LoopValue.view(x, shape, lambda i: broadcast_index(i, x.shape), to_ref)
+    grown = [is_one(n) and not is_one(shape[lead + d]) for d, n in enumerate(x.shape)]
+    return LoopValue.view(
+        x, shape, lambda i: tuple([ZERO if g else v for g, v in zip(grown, i[lead:], strict=True)])
+    )
 
 
 def permute(x: LoopValue, dims: Sequence[int]) -> LoopValue:
     """Dimensions in another order."""
     dims = [d % len(x.shape) for d in dims]
     inverse = [dims.index(d) for d in range(len(dims))]
-    return LoopValue.view(
-        x,
-        [x.shape[d] for d in dims],
-        lambda i: tuple(i[p] for p in inverse),
-        lambda r: BufRef(
-            r.name, tuple(r.shape[d] for d in dims), tuple(r.stride[d] for d in dims), r.offset, r.dtype
-        ),
-    )
+    return LoopValue.view(x, [x.shape[d] for d in dims], lambda i: tuple([i[p] for p in inverse]))
 
 
 def slice_dim(x: LoopValue, dim: int, start: Dim, step: Dim, length: Dim) -> LoopValue:
@@ -155,29 +164,14 @@ def slice_dim(x: LoopValue, dim: int, start: Dim, step: Dim, length: Dim) -> Loo
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     if equal(shape, x.shape) and is_one(step):
         return x
-
-    def to_ref(r: BufRef) -> BufRef:
-        stride = (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1 :])
-        return BufRef(r.name, shape, stride, r.offset + start * r.stride[dim], r.dtype)
-
-    return LoopValue.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]), to_ref)
+    return LoopValue.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]))
 
 
 def select_dim(x: LoopValue, dim: int, at: Dim) -> LoopValue:
     """One index of a dimension, which goes away."""
     position = Index.of(at)
-    return LoopValue.view(
-        x,
-        (*x.shape[:dim], *x.shape[dim + 1 :]),
-        lambda i: (*i[:dim], position, *i[dim:]),
-        lambda r: BufRef(
-            r.name,
-            (*r.shape[:dim], *r.shape[dim + 1 :]),
-            (*r.stride[:dim], *r.stride[dim + 1 :]),
-            r.offset + at * r.stride[dim],
-            r.dtype,
-        ),
-    )
+    shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+    return LoopValue.view(x, shape, lambda i: (*i[:dim], position, *i[dim:]))
 
 
 def reshape(x: LoopValue, shape: Sequence[Dim]) -> LoopValue:
@@ -210,46 +204,10 @@ def view_stride(shape: Sequence[Dim], stride: Sequence[Dim], new_shape: Sequence
     """
     if any(map(is_zero, shape)):
         return contiguous_stride(new_shape)
-    blocks: list[
-        list[Dim]
-    ] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
-    for n, s in zip(shape, stride, strict=True):
-        if is_one(n):
-            continue
-        if blocks and equal(blocks[-1][1], n * s):
-            blocks[-1] = [blocks[-1][0] * n, s]
-        else:
-            blocks.append([n, s])
-    result: list[Dim] = []
-    left: Dim = 1  # elements of the current block that new dimensions have not taken yet
-    position = -1
-    for n in new_shape:
-        if is_one(n):
-            result.append(1)
-            continue
-        if is_one(left):
-            position += 1
-            if position >= len(blocks):
-                return None
-            left = blocks[position][0]
-        if not divides(n, left):
-            return None
-        left = left // n
-        result.append(left * blocks[position][1])
-    if not is_one(left) or position != len(blocks) - 1:
-        return None
-    for d in range(len(result) - 1, -1, -1):  # sizes of 1: the stride a contiguous view has there
-        if is_one(new_shape[d]):
-            result[d] = result[d + 1] * new_shape[d + 1] if d + 1 < len(result) else 1
-    return tuple(result)
+    return viewed_stride(shape, stride, new_shape, equal, divides)
 
 
 def is_dense(spec: TensorSpec) -> bool:
-    """Whether the strides are a permutation of a gap-free layout."""
-    step: Dim = 1
-    sizes = [(s, n) for n, s in zip(spec.shape, spec.stride, strict=True) if not is_one(n)]
-    for s, n in sorted(sizes, key=lambda one: (hint(one[0]), hint(one[1]))):
-        if not equal(s, step):
-            return False
-        step = step * n
-    return True
+    """Whether the strides provably are a permutation of a gap-free layout."""
+    dims = zip(spec.shape, spec.stride, strict=True)
+    return packed(sorted(dims, key=lambda dim: (hint(dim[1]), hint(dim[0]))), equal)

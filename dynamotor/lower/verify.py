@@ -17,9 +17,9 @@ import torch
 
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, hint
-from ..graph.spec import TensorSpec, contiguous_stride, numel
+from ..graph.spec import TensorSpec, numel
 from .fusion import Group
-from .index import Atom, Bounds, Div, Index, Loaded, Mod, Var, flatten
+from .index import Atom, Bounds, Div, Index, Loaded, Mod, Var, row_major
 from .ir import (
     COLS,
     COMPUTE_TYPE,
@@ -460,7 +460,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
         merged = {}
         for v, parts in loops.items():
             digits = [by_name[name] for name in parts]
-            at = flatten([Index.of(d) for d in digits], contiguous_stride([d.size for d in digits]))
+            at = row_major(digits)
             merged[v] = hint(at.const) + sum(hint(at.terms.get(d, 0)) * chosen[d] for d in digits)
         nodes, ours, stores = _Meaning(chosen), _Meaning(merged), {}
         for s in kernel.statements():

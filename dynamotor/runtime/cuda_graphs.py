@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import _C
-from ..base.events import counters, emit
+from ..base.events import counters, fall_back
 from ..graph.spec import copy_as, write
 from . import device_memory
 from .memory import reinterpret
@@ -341,8 +341,7 @@ class GraphedCall:
             counters["cudagraphs"][reason.split(":")[0]] += 1
             return None
         self._refused = reason
-        counters["fallback"]["cudagraphs"] += 1
-        emit("fallback", what="cudagraphs", reason=reason)
+        fall_back("cudagraphs", what="cudagraphs", reason=reason)
         return None
 
     def _bytes_to_copy(self, inputs: Sequence[Any]) -> int:

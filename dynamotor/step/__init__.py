@@ -51,7 +51,7 @@ from ..distributed.data_parallel import data_parallel
 from ..distributed.wrapper import has_module_hooks, why_not_whole
 from ..graph.spec import GraphInfo
 from .alone import OptimizerStep, optimizer_of
-from .whole import CompileGraph, GraphStep, Update, warn_in_pieces
+from .whole import CompileGraph, GraphStep, Update, fall_in_pieces
 
 __all__ = ["compile_step"]
 
@@ -248,7 +248,8 @@ class _Step:
 
     def _note(self, code: str, reason: str) -> None:
         self.reasons.append((code, reason))
-        warn_in_pieces(code, reason, self.name)
+        what = f"compile_step({self.name}): forward and backward are compiled, the optimizer"
+        fall_in_pieces(code, reason, self.name, what)
 
     def _graph(self, gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> GraphStep:
         output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from .._C import tensor_layouts
-from ..base.events import counters, emit, warn_once
 from ..graph.module import graph_module
-from .whole import CompileGraph, GraphStep, Update, are_same
+from .whole import CompileGraph, GraphStep, Update, are_same, fall_in_pieces
 
 LAYOUTS = 8  # of parameters and gradients, that programs are kept for
 
@@ -100,9 +99,7 @@ class OptimizerStep:
         """Say why steps run in eager PyTorch."""
         self.reasons.append((code, reason))
         step = f"{type(self.optimizer).__name__}.step"
-        counters["fallback"][f"step.{code}"] += 1
-        emit("fallback", what="step", name=step, reason=reason, code=code)
-        warn_once(f"step.{step}.{code}.{reason}", f"[{code}] {step} runs in eager PyTorch: {reason}")
+        fall_in_pieces(code, reason, step, step)
 
 
 class _Alone(GraphStep):

@@ -22,13 +22,12 @@ from ..base.config import config
 from ..graph.module import graph_module
 from ..graph.passes import run_passes
 from ..graph.shapes import call
-from ..graph.spec import GraphInfo, TensorSpec
+from ..graph.spec import GraphInfo, TensorSpec, aten
 from . import host
 from .again import compute_again
 from .numbers import Question
 from .trace import Leaves, NotWhole, Path, Traced
 
-aten = torch.ops.aten
 _names = itertools.count()
 # Elements from one number to the next: pointers to multiples of 16 bytes take the quicker code on a GPU.
 NUMBER_STEP = 2

@@ -19,10 +19,9 @@ import torch
 from torch import fx
 
 from ..graph.nodes import needed_for, overload
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, aten
 from .numbers import Question
 
-aten = torch.ops.aten
 _float = ctypes.c_float
 
 

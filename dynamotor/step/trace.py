@@ -27,12 +27,11 @@ from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import ShapeTensor, recording
 from ..graph.sizes import leaves_in, mapped
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, aten
 from . import host
 from .numbers import TensorsOfNumbers, extremes_beside, node_behind, traced
 from .recorder import StepRecorder
 
-aten = torch.ops.aten
 Path = tuple[
     Any, ...
 ]  # how a tensor or number is found: ("state", parameter, key, ...), ("group", number, key, ...)

@@ -24,7 +24,7 @@ from ..autograd.calls import call_without_autocast
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import DynamotorError, is_mistake
-from ..base.events import counters, emit, log, warn_once
+from ..base.events import counters, emit, fall_back, log, warn_once
 from ..distributed.averager import Averager
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason, reduced_parameters
@@ -502,12 +502,7 @@ def _structure(value: Any) -> Any:
     return value if isinstance(value, type) else (type(value), value)
 
 
-def warn_in_pieces(code: str, reason: str, name: str) -> None:
-    """Say once that a step runs in pieces."""
-    counters["fallback"][f"step.{code}"] += 1
-    emit("fallback", what="step", name=name, reason=reason, code=code)
-    warn_once(
-        f"step.{name}.{code}.{reason}",
-        f"[{code}] compile_step({name}): forward and backward are compiled, the optimizer "
-        f"runs in eager PyTorch: {reason}",
-    )
+def fall_in_pieces(code: str, reason: str, name: str, what: str) -> None:
+    """Count, and say once, that something of a step runs in eager PyTorch."""
+    fall_back(f"step.{code}", what="step", name=name, reason=reason, code=code)
+    warn_once(f"step.{name}.{code}.{reason}", f"[{code}] {what} runs in eager PyTorch: {reason}")

@@ -28,6 +28,7 @@ from ..backends import resolve
 from ..base.config import config
 from ..base.errors import DynamotorError, UsageError
 from ..base.events import Event, subscribe
+from ..graph.module import copied, copy_of
 from ..graph.nodes import reached
 from ..graph.spec import TensorSpec
 from .lower import call_both_ways
@@ -92,11 +93,9 @@ def failure(gm: fx.GraphModule, inputs: Inputs) -> str:
         x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
         for x in inputs
     ]
-    copied = _copy(gm)
-    copied.meta["static_inputs"] = gm.meta.get("static_inputs", frozenset())
     with config.patch(check=True, verify=True):
         try:
-            call_both_ways(resolve("native")(copied, given), tuple(given), {})
+            call_both_ways(resolve("native")(copy_of(gm), given), tuple(given), {})
         except Exception as error:  # whatever a mistake of the compiler's raises
             return error.code if isinstance(error, DynamotorError) else type(error).__name__
     return ""
@@ -171,38 +170,25 @@ def _cut(
     needed = reached(among.intersection(outputs), lambda node: among.intersection(node.all_input_nodes))
     if not needed:
         return None
-    graph, env, inputs = fx.Graph(), {}, []
+    graph, inputs = fx.Graph(), []
     reads = dict.fromkeys(
         i for n in gm.graph.nodes if n in needed for i in n.all_input_nodes if i not in needed
     )
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = {places[k] for k in gm.meta.get("static_inputs", ())}
+    env = copied(graph, reads, [node for node in gm.graph.nodes if node in needed])
     for node in reads:
         value = values[node]
         if not isinstance(value, (torch.Tensor, int)):
             return None
-        env[node] = graph.placeholder(node.name)
-        env[node].meta = {
-            **node.meta,
-            "val": TensorSpec.of(value) if isinstance(value, torch.Tensor) else value,
-        }
+        env[node].meta["val"] = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
         inputs.append(
             value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         )
-    for node in gm.graph.nodes:
-        if node in needed:
-            env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(tuple(env[n] for n in outputs if n in needed))
     made = fx.GraphModule(torch.nn.Module(), graph)
     made.meta["static_inputs"] = frozenset(k for k, node in enumerate(reads) if node in static)
     return made, inputs
-
-
-def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    end = graph.output(graph.graph_copy(gm.graph, {}))
-    end.meta["val"] = None
-    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 # -- the script ----------------------------------------------------------------------------------------------

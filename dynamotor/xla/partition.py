@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..graph.module import graph_module
+from ..graph.module import copied, graph_module, writes
 from ..graph.spec import TensorSpec
 from . import device as devices, layout
 from .ir import Cut, Lane, Meta
@@ -113,7 +113,7 @@ def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
     elsewhere = [spec for spec in specs if spec.device.type != "xla"]
     if elsewhere:
         reason = f"{node.target}: its result is on {elsewhere[0].device}"
-    elif not specs and node.op == "call_function" and not _writes(node):
+    elif not specs and node.op == "call_function" and not writes(node):
         reason = f"{node.target}: its result is not a tensor"
     else:
         try:
@@ -130,10 +130,6 @@ def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
     return reason
 
 
-def _writes(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def _piece(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node], reason: str) -> Piece:
     """The nodes as a graph of their own: inputs are what they read from outside, outputs what is read of them
     later.
@@ -141,11 +137,7 @@ def _piece(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node], reason: str) ->
     inside = set(nodes)
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
-    graph, copies = torch.fx.Graph(), {}
-    for node in inputs:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta = node.meta
-    for node in nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph = torch.fx.Graph()
+    copies = copied(graph, inputs, nodes)
     graph.output(tuple(copies[node] for node in outputs))
     return Piece(graph_module(graph, "Piece"), inputs, outputs, reason)

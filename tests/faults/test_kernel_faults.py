@@ -13,7 +13,7 @@ from dynamotor.lower import lower, ops_index, ops_views, outputs
 from dynamotor.lower.index import Index, Loaded, Var
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Scratch, Store, load, make, rewrite
 from dynamotor.lower.program import LoopStep
-from dynamotor.lower.schedule import subst_kernel
+from dynamotor.lower.schedule import over_loops
 
 faults = Faults()
 A, B, SQUARE = torch.randn(6, 40), torch.randn(40), torch.randn(8, 8)
@@ -209,7 +209,7 @@ def a_loop_is_too_long(plant):
     def longer(k):
         last = k.inner[-1]
         more = Var(last.name, last.size + 8)
-        return subst_kernel(replace(k, inner=(*k.inner[:-1], more)), {last: Index.of(more)})
+        return over_loops(k, {last: Index.of(more)}, inner=(*k.inner[:-1], more))
 
     kernels(plant, longer)
 
@@ -219,7 +219,7 @@ def a_loop_is_too_short(plant):
     def shorter(k):
         last = k.inner[-1]
         fewer = Var(last.name, last.size - 1)
-        return subst_kernel(replace(k, inner=(*k.inner[:-1], fewer)), {last: Index.of(fewer)})
+        return over_loops(k, {last: Index.of(fewer)}, inner=(*k.inner[:-1], fewer))
 
     kernels(plant, shorter)
 

@@ -48,6 +48,10 @@ class Raised(OfTrace):
         self.stack: tuple[Any, ...] = ()  # the user's lines where it left the first frame
         self.again = again  # its traceback knows the line already
 
+    def is_a(self, kind: type | tuple[type, ...]) -> bool:
+        """Whether `except kind` would catch it."""
+        return issubclass(self.value.python_type(), kind)
+
 
 class Value:
     """One Python object in a trace. The methods follow CPython's protocols; the defaults look methods up on

@@ -80,11 +80,7 @@ class Constant(Value):
 
     def getattr(self, trace: Trace, name: str) -> Value:
         if self.is_plain:
-            try:
-                found = getattr(self.value, name)
-            except AttributeError as error:
-                raise trace.real_error(error) from None
-            return self.attribute(trace, found)
+            return self.attribute(trace, trace.real(getattr, self.value, name))
         return trace.generic_getattr(self, name)
 
     def attribute(self, trace: Trace, found: Any) -> Value:
@@ -150,10 +146,7 @@ class Constant(Value):
 
     def iterate(self, trace: Trace) -> Iterator:
         if self.is_plain:
-            try:
-                return RealIterator(iter(self.value))
-            except TypeError as error:
-                raise trace.real_error(error) from None
+            return RealIterator(trace.real(iter, self.value))
         return super().iterate(trace)
 
     def unpack(self, trace: Trace) -> list[Value]:

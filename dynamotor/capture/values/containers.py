@@ -181,19 +181,11 @@ class ListValue(SequenceValue):
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
         index = self.index_of(trace, key)
         new = value.unpack(trace) if isinstance(index, slice) else value
-        items = self.mutate(trace)
-        try:
-            items[index] = new
-        except (IndexError, TypeError, ValueError) as error:
-            raise trace.error(type(error), str(error)) from None
+        trace.real(operator.setitem, self.mutate(trace), index, new)
 
     def delitem(self, trace: Trace, key: Value) -> None:
         index = self.index_of(trace, key)
-        items = self.mutate(trace)
-        try:
-            del items[index]
-        except (IndexError, TypeError) as error:
-            raise trace.error(type(error), str(error)) from None
+        trace.real(operator.delitem, self.mutate(trace), index)
 
     def extend(self, trace: Trace, other: Value) -> None:
         """`list.extend`: a generator sees what it gave before, and what came before an exception stays."""

@@ -313,7 +313,7 @@ register_all(
         (
             (object.__getattribute__,),
             lambda trace, args, kwargs: trace.object_getattr(
-                args[0], args[0].python_type(), args[1].as_constant(), hook=False
+                args[0], args[0].python_type(), args[1].as_constant()
             ),
         ),
         (

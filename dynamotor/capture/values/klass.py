@@ -206,10 +206,8 @@ class PythonModule(Constant):
         found = self.dict.lookup(name)
         if found is not None:
             return found
-        try:  # a lazily imported name (transformers' modules); fetching it fills the module's dict
-            getattr(self.value, name)
-        except AttributeError as error:
-            raise trace.real_error(error) from None
+        # A lazily imported name (transformers' modules): fetching it fills the module's dict.
+        trace.real(getattr, self.value, name)
         self.dict.absent.discard(name)
         trace.reader.guards.pop(MissingKey(self.dict.source, name), None)
         found = self.dict.lookup(name)
@@ -262,10 +260,7 @@ class Builtin(Constant):
         wrapped = getattr(self.value, "__wrapped__", None)
         if name == "__wrapped__" and wrapped is not None:
             return trace.make(wrapped)
-        try:
-            found = getattr(self.value, name)
-        except AttributeError as error:
-            raise trace.real_error(error) from None
+        found = trace.real(getattr, self.value, name)
         if (
             isinstance(found, types.BuiltinMethodType | types.MethodWrapperType)
             and found.__self__ is self.value

@@ -293,6 +293,10 @@ register_all(
     size_rule,
     (
         (
+            (callable,),
+            lambda trace, args: Constant(False) if type(args[0]) in (*_NUMBERS, ConditionValue) else None,
+        ),
+        (
             (operator.index, round, torch.sym_int),
             lambda trace, args: args[0] if len(args) == 1 and type(args[0]) is SizeValue else None,
         ),
@@ -325,11 +329,6 @@ def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
     return (
         Constant(isinstance(like, kinds.as_constant())) if like is not None and kinds.is_constant() else None
     )
-
-
-@size_rule(callable)
-def _callable(trace: Trace, args: list[Value]) -> Value | None:
-    return Constant(False) if type(args[0]) in (*_NUMBERS, ConditionValue) else None
 
 
 def _rounding(fn: Callable[..., Any]) -> Callable[[Trace, list[Value]], Value | None]:

@@ -16,7 +16,7 @@ import torch
 
 from ...base.registry import register_all
 from ...graph.sizes import is_unbacked
-from ..breaks import Unsupported, unsupported, unsupported_if
+from ..breaks import unsupported, unsupported_if
 from ..guards import Ambient
 from ..polyfills import tensors
 from ..source import Const
@@ -226,19 +226,13 @@ def _query(fn: Callable[..., Any]) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         real = [_query_argument(trace, fn, a) for a in args]
         named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
-        try:
-            if QUERIES[fn] != "asked" or _is_ambient(fn, real):
-                return constant_result(trace, fn(*real, **named))
-            if real and fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or named:
-                raise unsupported("unsupported-call", f"{_name(fn)} is called with arguments")
-            text = f"the answer to {real}" if real else "the answer"
-            return constant_result(
-                trace, trace.reader.ask(Const(fn, _name(fn)), fn, text, lambda f: f(*real))
-            )
-        except Unsupported:
-            raise
-        except Exception as error:
-            raise trace.real_error(error) from None
+        if QUERIES[fn] != "asked" or _is_ambient(fn, real):
+            return constant_result(trace, trace.real(fn, *real, **named))
+        if real and fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or named:
+            raise unsupported("unsupported-call", f"{_name(fn)} is called with arguments")
+        text = f"the answer to {real}" if real else "the answer"
+        source = Const(fn, _name(fn))
+        return constant_result(trace, trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real)))
 
     return rule
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..breaks import unsupported, unsupported_if
 from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
-from .base import MISSING, Codegen, Epoch, ObjectKey, Raised, Trace, Value, wrap_rule
+from .base import MISSING, Codegen, Epoch, ObjectKey, Trace, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
 from .operators import c_name
@@ -148,12 +148,8 @@ class UserObject(Value):
         iterator = self.iterate(trace)
         for name in ("__len__", "__length_hint__"):
             if isinstance(trace.type_attr(self.cls, name), types.FunctionType):
-                try:
-                    trace.call_special(self, name, [], {})
+                if trace.unless(TypeError, trace.call_special, self, name, [], {}) is not None:
                     break
-                except Raised as raised:
-                    if not issubclass(raised.value.python_type(), TypeError):
-                        raise
         return [*iter(lambda: iterator.next(trace), None)]
 
     # Leaving the trace --------------------------------------------------------------------------------------
