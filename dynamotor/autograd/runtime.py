@@ -6,6 +6,7 @@ Everything that can be known is worked out when the callable is made; a call onl
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -108,7 +109,7 @@ def rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
     ):
         return None
     makers = [
-        _maker_at(plan, symbols)
+        functools.partial(_maker_at, plan, symbols)
         if has_symbols((plan.constant, [step[1:3] for step in plan.steps]))
         else _maker(plan)
         for plan in plans
@@ -120,20 +121,16 @@ def rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
     return rebuild
 
 
-def _maker_at(plan: OutputPlan, symbols: dict[int, Symbol]) -> Callable[[Sequence, Sequence], Any]:
+def _maker_at(plan: OutputPlan, symbols: dict[int, Symbol], inputs: Sequence, values: Sequence) -> Any:
     """A maker whose views have sizes that differ between calls."""
-
-    def make(inputs: Sequence, values: Sequence) -> Any:
-        of = {symbol: inputs[i] for i, symbol in symbols.items()}
-        steps = tuple(
-            [
-                (func, evaluate(args, of), evaluate(kwargs, of), graded)
-                for func, args, kwargs, graded in plan.steps
-            ]
-        )
-        return _maker(replace(plan, steps=steps, constant=evaluate(plan.constant, of)))(inputs, values)
-
-    return make
+    of = {symbol: inputs[i] for i, symbol in symbols.items()}
+    steps = tuple(
+        [
+            (func, evaluate(args, of), evaluate(kwargs, of), graded)
+            for func, args, kwargs, graded in plan.steps
+        ]
+    )
+    return _maker(replace(plan, steps=steps, constant=evaluate(plan.constant, of)))(inputs, values)
 
 
 def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:

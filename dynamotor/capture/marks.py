@@ -82,7 +82,7 @@ def allow_in_graph(fn: Any) -> Any:
     and has no other effect. Its Python runs when the graph is made. A function, or several in a list or
     tuple; also a decorator."""
     for each in fn if isinstance(fn, list | tuple) else [fn]:
-        builtin_rules[each] = graph_function(each)
+        builtin_rules[each] = functools.partial(graph_function, each)
     return fn
 
 
@@ -119,18 +119,17 @@ def is_compiling() -> bool:
 builtin_rule(is_compiling)(lambda trace, args, kwargs: Constant(True))
 
 
+def _call_constant(fn: Any, trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = [now(trace, a) for a in args], {name: now(trace, v) for name, v in kwargs.items()}
+    tensors = {id(leaf) for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)}
+    result = fn(*given[0], **given[1])
+    return trace.make(pytree.tree_map(lambda x: x.clone() if id(x) in tensors else x, result))
+
+
 @call_finder
 def _find_constant(fn: Any) -> CallRule | None:
-    if not isinstance(fn, types.FunctionType) or not fn.__dict__.get("_dynamo_marked_constant"):
-        return None
-
-    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        given = [now(trace, a) for a in args], {name: now(trace, v) for name, v in kwargs.items()}
-        tensors = {id(leaf) for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)}
-        result = fn(*given[0], **given[1])
-        return trace.make(pytree.tree_map(lambda x: x.clone() if id(x) in tensors else x, result))
-
-    return rule
+    is_marked = isinstance(fn, types.FunctionType) and fn.__dict__.get("_dynamo_marked_constant")
+    return functools.partial(_call_constant, fn) if is_marked else None
 
 
 @call_finder
@@ -141,7 +140,7 @@ def _find_allowed(fn: Any) -> CallRule | None:
         return None
     if rules.is_callable_disallowed(fn):
         return _refusing(fn, "torch._dynamo.disallow_in_graph")
-    return graph_function(fn) if rules.is_callable_allowed(fn) else None
+    return functools.partial(graph_function, fn) if rules.is_callable_allowed(fn) else None
 
 
 def _refusing(fn: Any, mark: str) -> CallRule:

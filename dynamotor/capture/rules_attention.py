@@ -7,6 +7,7 @@ here, goes with each call of attention, and is set for real after the graph.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -171,11 +172,9 @@ def _setting(setter: Any, getter: Any) -> None:
         return Constant(None)
 
 
-def _attention(fn: Any) -> None:
-    @builtin_rule(fn)
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        written = {s: lower(v, False) for s, v in trace.effects.settings.items() if s in ATTENTION_SETTINGS}
-        return torch_call(trace, UnderSettings(fn, written) if written else fn, args, kwargs)
+def _attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    written = {s: lower(v, False) for s, v in trace.effects.settings.items() if s in ATTENTION_SETTINGS}
+    return torch_call(trace, UnderSettings(fn, written) if written else fn, args, kwargs)
 
 
 for _setter, _getter in ATTENTION_SETTINGS.items():
@@ -184,4 +183,4 @@ for _fn in (
     torch.nn.functional.scaled_dot_product_attention,
     torch.nn.functional.multi_head_attention_forward,
 ):
-    _attention(_fn)
+    builtin_rule(_fn)(functools.partial(_attention, _fn))

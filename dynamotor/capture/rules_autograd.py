@@ -19,7 +19,7 @@ from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .polyfills import autograd_function as polyfills
-from .values.base import MISSING, CallRule, Iterator, Raised, Trace, Value, builtin_rule
+from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule
 from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
@@ -233,19 +233,17 @@ def _inside_of_graph(trace: Trace, wanted: Value | None) -> bool:
     return any(isinstance(p, TensorValue) and p.obj is MISSING and not p.example.is_leaf for p in parts)
 
 
-def _refuse_backward(name: str, place: int) -> CallRule:
+def _refuse_backward(
+    name: str, place: int, trace: Trace, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
     """The rule of a function whose argument at `place` says what gathers gradients."""
-
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        stop = unsupported("autograd", f"{name} is called", "it changes autograd's state")
-        stop.whole = _inside_of_graph(trace, args[place] if len(args) > place else kwargs.get("inputs"))
-        raise stop
-
-    return rule
+    stop = unsupported("autograd", f"{name} is called", "it changes autograd's state")
+    stop.whole = _inside_of_graph(trace, args[place] if len(args) > place else kwargs.get("inputs"))
+    raise stop
 
 
-builtin_rule(torch.Tensor.backward)(_refuse_backward("Tensor.backward", 4))
-builtin_rule(torch.autograd.backward)(_refuse_backward("torch.autograd.backward", 5))
+builtin_rule(torch.Tensor.backward)(functools.partial(_refuse_backward, "Tensor.backward", 4))
+builtin_rule(torch.autograd.backward)(functools.partial(_refuse_backward, "torch.autograd.backward", 5))
 
 
 # Hooks on gradients -----------------------------------------------------------------------------------------

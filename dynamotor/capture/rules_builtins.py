@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import operator
 import re
 import sys
@@ -349,26 +350,24 @@ def _dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return result
 
 
-def _number_rule(kind: type, special: tuple[str, ...]) -> None:
-    @builtin_rule(kind)
-    def _number(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        if all_constant(args, kwargs):
-            return trace.real_call(kind, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
-        for name in special:
-            if trace.has_special(args[0], name):
-                found = trace.call_special(args[0], name, [], {})
-                widened = isinstance(found, Constant) and (name == "__index__" or kind is complex)
-                return trace.real_call(kind, found.value) if widened else found  # type: ignore[attr-defined]
-        inner = contents_of(args[0])
-        if isinstance(inner, Constant):
-            return trace.real_call(kind, inner.value)
-        raise unsupported("unsupported-call", f"{kind.__name__}() of {args[0].describe()}")
+def _number(kind: type, special: tuple[str, ...], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if all_constant(args, kwargs):
+        return trace.real_call(kind, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
+    for name in special:
+        if trace.has_special(args[0], name):
+            found = trace.call_special(args[0], name, [], {})
+            widened = isinstance(found, Constant) and (name == "__index__" or kind is complex)
+            return trace.real_call(kind, found.value) if widened else found  # type: ignore[attr-defined]
+    inner = contents_of(args[0])
+    if isinstance(inner, Constant):
+        return trace.real_call(kind, inner.value)
+    raise unsupported("unsupported-call", f"{kind.__name__}() of {args[0].describe()}")
 
 
-_number_rule(int, ("__int__", "__index__", "__trunc__"))
-_number_rule(float, ("__float__", "__index__"))
-_number_rule(complex, ("__complex__", "__float__"))
-_number_rule(bytes, ("__bytes__",))
+builtin_rule(int)(functools.partial(_number, int, ("__int__", "__index__", "__trunc__")))
+builtin_rule(float)(functools.partial(_number, float, ("__float__", "__index__")))
+builtin_rule(complex)(functools.partial(_number, complex, ("__complex__", "__float__")))
+builtin_rule(bytes)(functools.partial(_number, bytes, ("__bytes__",)))
 
 
 @builtin_rule(str)
@@ -436,21 +435,20 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     raise trace.error(StopIteration)
 
 
+def _step(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    unsupported_if(
+        len(args) != 1 or kwargs or not isinstance(args[0], Iterator),
+        "unsupported-call",
+        f"{fn.__qualname__} is called",
+    )
+    return _next(trace, args, kwargs)
+
+
 @call_finder
 def _find_step(fn: Any) -> CallRule | None:
     """`__next__` of a C iterator, called by its name."""
-    if not isinstance(fn, types.WrapperDescriptorType) or fn.__name__ != "__next__":
-        return None
-
-    def step(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        unsupported_if(
-            len(args) != 1 or kwargs or not isinstance(args[0], Iterator),
-            "unsupported-call",
-            f"{fn.__qualname__} is called",
-        )
-        return _next(trace, args, kwargs)
-
-    return step
+    is_step = isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__next__"
+    return functools.partial(_step, fn) if is_step else None
 
 
 @builtin_rule(range)
@@ -521,27 +519,25 @@ def _items(trace: Trace, value: Value) -> Iterable[Value]:
         yield item
 
 
-def _extreme_rule(fn: Any, op: Any) -> None:
-    @builtin_rule(fn)
-    def _extreme(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        items = args if len(args) > 1 else args[0].unpack(trace)
-        key = kwargs.get("key")
-        if not items:
-            if "default" in kwargs:
-                return kwargs["default"]
-            return trace.real_call(fn, ())  # raises, in this Python's words
-        none = is_none(key)
-        best: Any = None
-        best_key: Any = None
-        for item in items:
-            this = item if none else trace.call(key, [item])  # type: ignore[arg-type]
-            if best is None or trace.truth(trace.binary(op, this, best_key)):
-                best, best_key = item, this
-        return best
+def _extreme(fn: Any, op: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    items = args if len(args) > 1 else args[0].unpack(trace)
+    key = kwargs.get("key")
+    if not items:
+        if "default" in kwargs:
+            return kwargs["default"]
+        return trace.real_call(fn, ())  # raises, in this Python's words
+    none = is_none(key)
+    best: Any = None
+    best_key: Any = None
+    for item in items:
+        this = item if none else trace.call(key, [item])  # type: ignore[arg-type]
+        if best is None or trace.truth(trace.binary(op, this, best_key)):
+            best, best_key = item, this
+    return best
 
 
-_extreme_rule(min, operator.lt)
-_extreme_rule(max, operator.gt)
+builtin_rule(min)(functools.partial(_extreme, min, operator.lt))
+builtin_rule(max)(functools.partial(_extreme, max, operator.gt))
 
 
 def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
@@ -565,13 +561,7 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return ListValue(sort_values(trace, items, kwargs))
 
 
-def _operator_rule(fn: Any, op: Any) -> None:
-    @builtin_rule(fn)
-    def _operate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        return trace.binary(op, *args)
-
-
-_operator_rule(divmod, divmod)
+builtin_rule(divmod)(lambda trace, args, kwargs: trace.binary(divmod, *args))
 
 
 @builtin_rule(abs)

@@ -6,6 +6,7 @@ A method is registered under the C descriptor, so subclasses reach it through th
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 import types
@@ -336,18 +337,16 @@ def _fromkeys(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return DictValue([(k.hash_key(trace), k, value) for k in args[0].unpack(trace)])
 
 
-def _fromkeys_of(kind: type) -> None:
-    @builtin_rule(kind.fromkeys)  # type: ignore[attr-defined]
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        if kwargs:
-            raise unsupported("unsupported-call", f"{kind.__name__}.fromkeys() is called with names")
-        made = trace.instantiate(kind, [], {})
-        contents_of(made).update(trace, _fromkeys(trace, args, kwargs))  # type: ignore[union-attr]
-        return made
+def _fromkeys_of(kind: type, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs:
+        raise unsupported("unsupported-call", f"{kind.__name__}.fromkeys() is called with names")
+    made = trace.instantiate(kind, [], {})
+    contents_of(made).update(trace, _fromkeys(trace, args, kwargs))  # type: ignore[union-attr]
+    return made
 
 
 for _kind in (OrderedDict, defaultdict):
-    _fromkeys_of(_kind)
+    builtin_rule(_kind.fromkeys)(functools.partial(_fromkeys_of, _kind))
 
 
 @method(OrderedDict.move_to_end)

@@ -138,45 +138,43 @@ def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
     return PartialValue(functools.partial, source, obj)
 
 
+def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    everything = [*args, *kwargs.values()]
+    wrapped = fn.__wrapped__
+    unsupported_if(
+        not isinstance(wrapped, types.FunctionType), "unsupported-call", "a cached C function is called"
+    )
+    if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
+        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
+        return Constant(None)
+    library = trusted_module(wrapped.__module__) or (wrapped.__module__ or "").partition(".")[0] in (
+        "transformers",
+        "timm",
+    )
+    if library and all(v.is_constant() for v in everything):
+        return trace.real_call(
+            fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
+        )
+    if library:
+        return trace.call(trace.make(wrapped), args, kwargs)
+    unsupported_if(
+        not all(map(_is_key, everything)),
+        "unsupported-call",
+        f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
+        "what it returns for these arguments is not known",
+        "call it outside the compiled function",
+    )
+    real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
+    source, text = Const(fn, wrapped.__qualname__), f"called with {real}"
+    return trace.make(trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real, **named)))
+
+
 @call_finder
 def _find_cached(fn: Any) -> CallRule | None:
     """A function under lru_cache: run for real on constants when its module is a library's, inlined
     otherwise.
     """
-    if not isinstance(fn, functools._lru_cache_wrapper):
-        return None
-
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        everything = [*args, *kwargs.values()]
-        wrapped = fn.__wrapped__
-        unsupported_if(
-            not isinstance(wrapped, types.FunctionType), "unsupported-call", "a cached C function is called"
-        )
-        if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
-            trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
-            return Constant(None)
-        library = trusted_module(wrapped.__module__) or (wrapped.__module__ or "").partition(".")[0] in (
-            "transformers",
-            "timm",
-        )
-        if library and all(v.is_constant() for v in everything):
-            return trace.real_call(
-                fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
-            )
-        if library:
-            return trace.call(trace.make(wrapped), args, kwargs)
-        unsupported_if(
-            not all(map(_is_key, everything)),
-            "unsupported-call",
-            f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
-            "what it returns for these arguments is not known",
-            "call it outside the compiled function",
-        )
-        real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
-        source, text = Const(fn, wrapped.__qualname__), f"called with {real}"
-        return trace.make(trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real, **named)))
-
-    return rule
+    return functools.partial(_call_cached, fn) if isinstance(fn, functools._lru_cache_wrapper) else None
 
 
 def _is_key(value: Value) -> bool:
@@ -305,19 +303,15 @@ def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([f for f in fields if f.getattr(trace, "_field_type").real() is plain])
 
 
-def _pure_rule(fn: Any) -> None:
+def _call_pure(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """A library function written in Python that is pure: run for real when all is known, inlined
     otherwise.
     """
-
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        if all(v.is_constant() for v in (*args, *kwargs.values())):
-            return trace.real_call(
-                fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
-            )
-        return trace.inline_function(fn, args, kwargs)
-
-    builtin_rules.setdefault(fn, rule)
+    if all(v.is_constant() for v in (*args, *kwargs.values())):
+        return trace.real_call(
+            fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
+        )
+    return trace.inline_function(fn, args, kwargs)
 
 
 for _fn in (
@@ -338,7 +332,7 @@ for _fn in (
     textwrap.dedent,
     inspect.cleandoc,
 ):
-    _pure_rule(_fn)
+    builtin_rules.setdefault(_fn, functools.partial(_call_pure, _fn))
 _polyfill(collections._count_elements, polyfills.count_elements)  # type: ignore[attr-defined]
 PURE_TYPES.update({re.Pattern, re.Match})
 makers[type(re.finditer("", ""))] = lambda trace, found: TupleValue(
@@ -469,18 +463,15 @@ def _in_python(name: str) -> types.ModuleType:
     return pure
 
 
-def _heap_rule(function: types.FunctionType) -> CallRule:
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        heap = args[0] if args else None
-        empty = isinstance(heap, ListValue) and not heap.items
-        unsupported_if(
-            not isinstance(heap, ListValue) or empty and function.__name__ in ("heappop", "heapreplace"),
-            "unsupported-call",
-            f"{function.__name__} is called, which raises",
-        )
-        return trace.call_python(function, args, kwargs)
-
-    return rule
+def _heap_rule(function: types.FunctionType, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    heap = args[0] if args else None
+    empty = isinstance(heap, ListValue) and not heap.items
+    unsupported_if(
+        not isinstance(heap, ListValue) or empty and function.__name__ in ("heappop", "heapreplace"),
+        "unsupported-call",
+        f"{function.__name__} is called, which raises",
+    )
+    return trace.call_python(function, args, kwargs)
 
 
 _heapq = _in_python("heapq")
@@ -493,7 +484,7 @@ for _name in [
     "_heapify_max",
     "_heapreplace_max",
 ]:
-    builtin_rules[getattr(heapq, _name)] = _heap_rule(getattr(_heapq, _name))
+    builtin_rules[getattr(heapq, _name)] = functools.partial(_heap_rule, getattr(_heapq, _name))
 _polyfill(functools.reduce, _in_python("functools").reduce)
 _operator = _in_python("operator")
 for _name in ("itemgetter", "attrgetter", "methodcaller"):

@@ -7,6 +7,7 @@ PyTorch where the two agree (values/array.py), and others break the graph.
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Callable
@@ -279,21 +280,20 @@ _joining("concatenate", torch.cat)
 _joining("stack", torch.stack)
 
 
+def _known_method(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    writes = fn.__name__ in ("sort", "partition") or fn.__name__.startswith("__i")
+    known = bool(args) and type(args[0]) is ArrayValue and not writes
+    found = on_known(trace, fn, args, kwargs) if known else None
+    if found is None:
+        raise refused(f"ndarray.{fn.__name__}()", "there is no rule for it")
+    return found
+
+
 @call_finder
 def _find_method(fn: Any) -> CallRule | None:
     """Methods of arrays without a rule of their own: on numbers that the trace knows, unless they write them."""
-    if not isinstance(fn, _METHODS) or fn.__objclass__ is not np.ndarray:
-        return None
-
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        writes = fn.__name__ in ("sort", "partition") or fn.__name__.startswith("__i")
-        known = bool(args) and type(args[0]) is ArrayValue and not writes
-        found = on_known(trace, fn, args, kwargs) if known else None
-        if found is None:
-            raise refused(f"ndarray.{fn.__name__}()", "there is no rule for it")
-        return found
-
-    return rule
+    is_of_arrays = isinstance(fn, _METHODS) and fn.__objclass__ is np.ndarray
+    return functools.partial(_known_method, fn) if is_of_arrays else None
 
 
 _METHODS = types.MethodDescriptorType, types.WrapperDescriptorType
@@ -321,18 +321,15 @@ def _from_numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     return torch_call(trace, "detach", [array.tensor(trace)], {})
 
 
-def _in_python(name: str) -> None:
+def _in_python(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Numbers of an array as Python's."""
-
-    @builtin_rule(getattr(np.ndarray, name))
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
-            raise refused(f"{name}() with unusual arguments")
-        return trace.call_method(args[0].tensor(trace), name, [])
+    if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
+        raise refused(f"{name}() with unusual arguments")
+    return trace.call_method(args[0].tensor(trace), name, [])
 
 
 for _name in ("item", "tolist"):
-    _in_python(_name)
+    builtin_rule(getattr(np.ndarray, _name))(functools.partial(_in_python, _name))
 
 
 @builtin_rule(np.ndarray.reshape, np.reshape)

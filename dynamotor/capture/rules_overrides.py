@@ -9,6 +9,7 @@ What the class is called with is asked of PyTorch: the call is made with stand-i
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -127,16 +128,13 @@ class _SwitchValue(Value):
 builtin_rule(_Switch)(lambda trace, args, kwargs: _SwitchValue())
 
 
-def _switch(by: int) -> CallRule:
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        trace.plain_calls += by
-        return Constant(None)
-
-    return rule
+def _switch(by: int, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    trace.plain_calls += by
+    return Constant(None)
 
 
-builtin_rule(vars(_Switch)["__enter__"])(_switch(1))
-builtin_rule(vars(_Switch)["__exit__"])(_switch(-1))
+builtin_rule(vars(_Switch)["__enter__"])(functools.partial(_switch, 1))
+builtin_rule(vars(_Switch)["__exit__"])(functools.partial(_switch, -1))
 
 
 @builtin_rule(torch._C._is_torch_function_enabled)
@@ -169,23 +167,23 @@ def _find_getter(fn: Any) -> CallRule | None:
     return rule
 
 
+def _call_or_take_over(
+    fn: Any, rule: CallRule | None, trace: Trace, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    if not trace.plain_calls:
+        return _take_over(trace, fn, args, kwargs)
+    if rule is None:
+        raise unsupported("tensor-subclass", f"{fn} is called with a subclass")
+    return _plainly(trace, rule, args, kwargs)
+
+
 @overrides.append
 def _override(fn: Any, rule: CallRule | None) -> CallRule | None:
     """The rule of a call whose arguments may take it over."""
     described = isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.FunctionType)
-    if fn is torch.Tensor.as_subclass or not (
-        described and fn in TENSOR_METHODS or is_graph_function(fn) or _is_getter(fn)
-    ):
-        return rule
-
-    def call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if not trace.plain_calls:
-            return _take_over(trace, fn, args, kwargs)
-        if rule is None:
-            raise unsupported("tensor-subclass", f"{fn} is called with a subclass")
-        return _plainly(trace, rule, args, kwargs)
-
-    return call
+    takes = described and fn in TENSOR_METHODS or is_graph_function(fn) or _is_getter(fn)
+    plain = fn is torch.Tensor.as_subclass or not takes
+    return rule if plain else functools.partial(_call_or_take_over, fn, rule)
 
 
 def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, Value]) -> Value:

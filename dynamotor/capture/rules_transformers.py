@@ -7,6 +7,7 @@ other code.
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -14,37 +15,25 @@ from .values.base import CallRule, Trace, Value, call_finder
 from .values.constant import Constant, is_none
 
 
-def _run_once(fn: Any) -> CallRule:
+def _run_once(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Idempotent registrations of classes: done while tracing."""
-
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
-        return Constant(None)
-
-    return rule
+    fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
+    return Constant(None)
 
 
-def _run_after(fn: Any) -> CallRule:
+def _run_after(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Functions that look at data to warn about it: called after the graph, where the data is."""
-
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
-        return Constant(None)
-
-    return rule
+    trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
+    return Constant(None)
 
 
-def _traced(fn: Any) -> CallRule:
+def _traced(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be
     taken.
 
     Without a tensor (no mask was given) there is no data to look at.
     """
-
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return Constant(not all(map(is_none, (*args, *kwargs.values()))))
-
-    return rule
+    return Constant(not all(map(is_none, (*args, *kwargs.values()))))
 
 
 _RULES = {
@@ -58,5 +47,5 @@ _RULES = {
 def _find_transformers(fn: Any) -> CallRule | None:
     if not isinstance(fn, types.FunctionType):
         return None
-    maker = _RULES.get((fn.__module__, fn.__qualname__))
-    return None if maker is None else maker(fn)
+    rule = _RULES.get((fn.__module__, fn.__qualname__))
+    return None if rule is None else functools.partial(rule, fn)

@@ -7,6 +7,7 @@ with is asked of the transform itself, so that `in_dims`, `argnums` and their er
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -90,22 +91,23 @@ def _vmap(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Applied(trace, "vmap", transform, fn, rest[4:], kwargs).node(transform)
 
 
-def _gradient(name: str, make: Callable[..., Any]) -> Callable[..., Value]:
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        fn, argnums, has_aux, given, words = args
-        options = argnums.as_constant(), has_aux.as_constant()
+def _gradient(
+    name: str, make: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    fn, argnums, has_aux, given, words = args
+    options = argnums.as_constant(), has_aux.as_constant()
 
-        def transform(function: Any) -> Any:
-            return make(function, *options)
+    def transform(function: Any) -> Any:
+        return make(function, *options)
 
-        named = {key.as_constant(): value for key, value in words.load().values()}  # type: ignore[attr-defined]
-        return Applied(trace, name, transform, fn, given.unpack(trace), named).node(transform)
-
-    return rule
+    named = {key.as_constant(): value for key, value in words.load().values()}  # type: ignore[attr-defined]
+    return Applied(trace, name, transform, fn, given.unpack(trace), named).node(transform)
 
 
-builtin_rule(eager_transforms.grad_impl)(_gradient("grad", torch.func.grad))
-builtin_rule(eager_transforms.grad_and_value_impl)(_gradient("grad_and_value", torch.func.grad_and_value))
+builtin_rule(eager_transforms.grad_impl)(functools.partial(_gradient, "grad", torch.func.grad))
+builtin_rule(eager_transforms.grad_and_value_impl)(
+    functools.partial(_gradient, "grad_and_value", torch.func.grad_and_value)
+)
 
 
 @builtin_rule(eager_transforms.jvp)
@@ -196,23 +198,27 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Applied(trace, "associative_scan", transform, fn, [xs], {}).node(transform)
 
 
-def _jacobian(name: str, make: Callable[..., Any]) -> Callable[..., Value]:
-    def rule(trace: Trace, fn: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        free: dict[str, Any] = dict(zip(fn.code.co_freevars, fn.closure, strict=True))
-        func = free.pop("func").load(trace)
-        options = {
-            option: free[option].load(trace).as_constant()
-            for option in ("argnums", "has_aux", "chunk_size", "randomness", "_preallocate_and_copy")
-            if option in free
-        }
+def _jacobian(
+    name: str,
+    make: Callable[..., Any],
+    trace: Trace,
+    fn: FunctionValue,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    free: dict[str, Any] = dict(zip(fn.code.co_freevars, fn.closure, strict=True))
+    func = free.pop("func").load(trace)
+    options = {
+        option: free[option].load(trace).as_constant()
+        for option in ("argnums", "has_aux", "chunk_size", "randomness", "_preallocate_and_copy")
+        if option in free
+    }
 
-        def transform(function: Any) -> Any:
-            return make(function, **options)
+    def transform(function: Any) -> Any:
+        return make(function, **options)
 
-        return Applied(trace, name, transform, func, args, kwargs).node(transform)
-
-    return rule
+    return Applied(trace, name, transform, func, args, kwargs).node(transform)
 
 
 for _make in (eager_transforms.jacrev, eager_transforms.jacfwd):
-    code_rule(_make(torch.sin).__code__)(_jacobian(_make.__name__, _make))
+    code_rule(_make(torch.sin).__code__)(functools.partial(_jacobian, _make.__name__, _make))

@@ -106,7 +106,7 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
         optimised = optimise(gm, info, on_gpu=on_gpu)
     with timed("lower"):
         program = lower_graph(optimised.gm, optimised.info)
-    failed = _build_failed(optimised.gm, info, strict=config.strict)
+    failed = functools.partial(_build_failed, optimised.gm, info, config.strict)
     with timed("codegen"):
         if on_gpu:
             try:
@@ -187,17 +187,13 @@ def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Comp
     return gm.forward
 
 
-def _build_failed(gm: fx.GraphModule, info: GraphInfo, strict: bool) -> Callable[[BuildError], Compiled]:
+def _build_failed(gm: fx.GraphModule, info: GraphInfo, strict: bool, error: BuildError) -> Compiled:
     """What happens when the C++ cannot be built: the error under `strict`, the graph on aten kernels
     otherwise.
     """
-
-    def replace(error: BuildError) -> Compiled:
-        if strict:
-            raise error
-        warn_once("build-failed", f"{error}\ndynamotor: running such graphs on aten kernels instead")
-        fall_back(f"build.{error.code}", what="build", name=info.name, reason=str(error), code=error.code)
-        gm.recompile()
-        return gm.forward
-
-    return replace
+    if strict:
+        raise error
+    warn_once("build-failed", f"{error}\ndynamotor: running such graphs on aten kernels instead")
+    fall_back(f"build.{error.code}", what="build", name=info.name, reason=str(error), code=error.code)
+    gm.recompile()
+    return gm.forward

@@ -12,6 +12,7 @@ result is first used.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -109,26 +110,24 @@ def _find_collective(fn: Any) -> CallRule | None:
     return lambda trace, args, kwargs: trace.call_python(polyfill, args, kwargs)
 
 
-def _answered(fn: Callable[..., Any]) -> None:
-    @builtin_rule(fn)
-    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        values = []
-        for value in (*args, *kwargs.values()):
-            real = value.real()
-            unsupported_if(
-                real is MISSING and not value.is_constant(),
-                "unsupported-value",
-                "a process group made inside the captured region",
-                cure="make the group outside the compiled function",
-            )
-            if real is not MISSING and value.source is not None:
-                trace.reader.guard(IdIs(value.source, real))
-            values.append(value.as_constant() if real is MISSING else real)
-        return Constant(fn(*values))
+def _answered(fn: Callable[..., Any], trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    values = []
+    for value in (*args, *kwargs.values()):
+        real = value.real()
+        unsupported_if(
+            real is MISSING and not value.is_constant(),
+            "unsupported-value",
+            "a process group made inside the captured region",
+            cure="make the group outside the compiled function",
+        )
+        if real is not MISSING and value.source is not None:
+            trace.reader.guard(IdIs(value.source, real))
+        values.append(value.as_constant() if real is MISSING else real)
+    return Constant(fn(*values))
 
 
-_answered(_name)
-_answered(_size)
+builtin_rule(_name)(functools.partial(_answered, _name))
+builtin_rule(_size)(functools.partial(_answered, _size))
 
 
 # In aten graphs ---------------------------------------------------------------------------------------------
@@ -148,17 +147,14 @@ class OwnInput:
         return f"OwnInput({self.target})"
 
 
-def _lowering(target: Any, call: Any) -> None:
-    def lower(ctx: LoopBuilder, *args: Any) -> Any:
-        return ctx.extern(call, args, {})
-
-    lowerings.add(target, lower)
+def _lower(call: Any, ctx: LoopBuilder, *args: Any) -> Any:
+    return ctx.extern(call, args, {})
 
 
 for _target in (_start_all_gather, _start_reduce_scatter, _start_all_to_all, _start_broadcast):
-    _lowering(_target, OwnInput(_target))
+    lowerings.add(_target, functools.partial(_lower, OwnInput(_target)))
 for _target in (_start_all_reduce, _wait):  # the first copies its input itself
-    _lowering(_target, _target)
+    lowerings.add(_target, functools.partial(_lower, _target))
 
 
 def has_collectives(graph: fx.Graph) -> bool:

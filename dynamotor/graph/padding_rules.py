@@ -5,6 +5,7 @@ A rule takes a `Call` and gives the new node, and the axes of its result. See `p
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -238,39 +239,40 @@ def _reduced(axes: Axes, dims: Sequence[int], keep: bool) -> Axes:
     return tuple([() if d in dims else a for d, a in enumerate(axes) if keep or d not in dims])
 
 
-def _reduction(fill: Callable[[torch.dtype], Any], single: bool = False, both: bool = False) -> Any:
+def _reduction(
+    fill: Callable[[torch.dtype], Any], call: Call, *, single: bool = False, both: bool = False
+) -> tuple[fx.Node, Any]:
     """fill: what changes nothing. single: the result is a place in a dimension. both: values and places."""
-
-    def apply(call: Call) -> tuple[fx.Node, Any]:
-        axes = call.axes(0)
-        args = {a.name: v for a, v in zip(overload(call.node)._schema.arguments, call.args)} | call.kwargs
-        dims = _dims(args.get("dim"), len(axes))
-        if single or both:
-            flat = args.get("dim") is None
-            CannotPad.when(
-                any(len(axes[d]) > 1 and is_padded(axes[d]) for d in dims) or flat and is_padded(*axes),
-                f"{call.node.target} over merged dimensions",
-            )
-        call.mask(0, dims, fill(call.args[0].meta["val"].dtype))
-        found = _reduced(axes, dims, bool(args.get("keepdim", False)))
-        return call.emit((found, found) if both else found)
-
-    return apply
+    axes = call.axes(0)
+    args = {a.name: v for a, v in zip(overload(call.node)._schema.arguments, call.args)} | call.kwargs
+    dims = _dims(args.get("dim"), len(axes))
+    if single or both:
+        flat = args.get("dim") is None
+        CannotPad.when(
+            any(len(axes[d]) > 1 and is_padded(axes[d]) for d in dims) or flat and is_padded(*axes),
+            f"{call.node.target} over merged dimensions",
+        )
+    call.mask(0, dims, fill(call.args[0].meta["val"].dtype))
+    found = _reduced(axes, dims, bool(args.get("keepdim", False)))
+    return call.emit((found, found) if both else found)
 
 
 register_all(
     rule,
     (
-        ((aten.sum.default, aten.sum.dim_IntList, aten.nansum.default), _reduction(lambda dtype: 0)),
-        ((aten.prod.default, aten.prod.dim_int), _reduction(lambda dtype: 1)),
-        ((aten.any.default, aten.any.dim, aten.any.dims), _reduction(lambda dtype: 0)),
-        ((aten.all.default, aten.all.dim, aten.all.dims), _reduction(lambda dtype: 1)),
-        ((aten.amax.default, aten.max.default), _reduction(_least)),
-        ((aten.amin.default, aten.min.default), _reduction(_most)),
-        ((aten.argmax.default,), _reduction(_least, single=True)),
-        ((aten.argmin.default,), _reduction(_most, single=True)),
-        ((aten.max.dim,), _reduction(_least, both=True)),
-        ((aten.min.dim,), _reduction(_most, both=True)),
+        (
+            (aten.sum.default, aten.sum.dim_IntList, aten.nansum.default),
+            functools.partial(_reduction, lambda dtype: 0),
+        ),
+        ((aten.prod.default, aten.prod.dim_int), functools.partial(_reduction, lambda dtype: 1)),
+        ((aten.any.default, aten.any.dim, aten.any.dims), functools.partial(_reduction, lambda dtype: 0)),
+        ((aten.all.default, aten.all.dim, aten.all.dims), functools.partial(_reduction, lambda dtype: 1)),
+        ((aten.amax.default, aten.max.default), functools.partial(_reduction, _least)),
+        ((aten.amin.default, aten.min.default), functools.partial(_reduction, _most)),
+        ((aten.argmax.default,), functools.partial(_reduction, _least, single=True)),
+        ((aten.argmin.default,), functools.partial(_reduction, _most, single=True)),
+        ((aten.max.dim,), functools.partial(_reduction, _least, both=True)),
+        ((aten.min.dim,), functools.partial(_reduction, _most, both=True)),
     ),
 )
 
@@ -312,14 +314,14 @@ def _logarithm_of_sum(call: Call) -> tuple[fx.Node, Any]:
         not call.args[0].meta["val"].dtype.is_floating_point,
         "logsumexp of integers, none of which is nothing",
     )
-    return _reduction(_least)(call)
+    return _reduction(_least, call)
 
 
 @rule(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim)
 def _norm(call: Call) -> tuple[fx.Node, Any]:
     order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", call.kwargs.get("p", 2))
     CannotPad.when(order is not None and order <= 0, "a norm that zeros are no part of")
-    return _reduction(lambda dtype: 0)(call)
+    return _reduction(lambda dtype: 0, call)
 
 
 def _alike(call: Call, a: int, b: int) -> None:

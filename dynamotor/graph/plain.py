@@ -161,13 +161,10 @@ def _named_op(name: str) -> OpOverload:
     return found
 
 
-def _of_torch(kind: type) -> Callable[[Any, Any], Any]:
-    def find(name: str, known: Any) -> Any:
-        found = getattr(torch, name)
-        NotPlain.when(type(found) is not kind, name)
-        return found
-
-    return find
+def _of_torch(kind: type, name: str, known: Any) -> Any:
+    found = getattr(torch, name)
+    NotPlain.when(type(found) is not kind, name)
+    return found
 
 
 _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -185,7 +182,7 @@ _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "symbol": lambda data, known: known[f"%{data}"],
     "size": _size,
     "operator": lambda data, known: {name: function for function, name in _OPERATORS.items()}[data],
-    **{word: _of_torch(cls) for cls, word in _NAMED.items()},
+    **{word: functools.partial(_of_torch, cls) for cls, word in _NAMED.items()},
 }
 
 

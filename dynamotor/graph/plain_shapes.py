@@ -7,6 +7,7 @@ first call. Where something may be wrong with the arguments the meta kernel is a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,6 @@ from .layout import (
 )
 from .shapes import (
     PASS,
-    ShapeRule,
     device_of_result,
     infer_by_meta_kernel,
     infer_spec,
@@ -40,14 +40,11 @@ def _dense(shape: Sequence[Dim], like: TensorSpec) -> TensorSpec:
 
 
 # Products and reductions ------------------------------------------------------------------------------------
-def _row_major_product(func: OpOverload, ranks: tuple[int, ...]) -> ShapeRule:
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        tensors = args[-len(ranks) :]
-        if tuple([len(t.shape) for t in tensors]) != ranks or len({(t.dtype, t.device) for t in args}) > 1:
-            return PASS
-        return TensorSpec.dense(symbolic_rules[func](*args), args[0].dtype, args[0].device)
-
-    return rule
+def _row_major_product(func: OpOverload, ranks: tuple[int, ...], /, *args: Any, **kwargs: Any) -> Any:
+    tensors = args[-len(ranks) :]
+    if tuple([len(t.shape) for t in tensors]) != ranks or len({(t.dtype, t.device) for t in args}) > 1:
+        return PASS
+    return TensorSpec.dense(symbolic_rules[func](*args), args[0].dtype, args[0].device)
 
 
 for _func, _ranks in (
@@ -56,28 +53,24 @@ for _func, _ranks in (
     (aten.bmm.default, (3, 3)),
     (aten.baddbmm.default, (3, 3)),
 ):
-    shape_rules.add(_func, _row_major_product(_func, _ranks))
+    shape_rules.add(_func, functools.partial(_row_major_product, _func, _ranks))
 
 
 _VARIANCES = (aten.var.correction, aten.var_mean.correction)
 
 
-def _reduction(func: OpOverload) -> ShapeRule:
+def _reduction(func: OpOverload, x: TensorSpec, /, *args: Any, **kwargs: Any) -> Any:
     """Row-major results, of the types that the op gives for a tensor of one element."""
-
-    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
-        if 0 in x.shape:
-            return PASS
-        asked = kwargs | {"correction": 0} if func in _VARIANCES else kwargs  # of one element, it is warned
-        with torch.no_grad(), torch._C._DisableAutocast():
-            out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **asked)
-        shapes = symbolic_rules[func](x, *args, **kwargs)
-        results = [
-            TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))
-        ]
-        return tuple(results) if isinstance(out, tuple) else results[0]
-
-    return rule
+    if 0 in x.shape:
+        return PASS
+    asked = kwargs | {"correction": 0} if func in _VARIANCES else kwargs  # of one element, it is warned
+    with torch.no_grad(), torch._C._DisableAutocast():
+        out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **asked)
+    shapes = symbolic_rules[func](x, *args, **kwargs)
+    results = [
+        TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))
+    ]
+    return tuple(results) if isinstance(out, tuple) else results[0]
 
 
 for _func in (
@@ -94,7 +87,7 @@ for _func in (
     aten.argmin.default,
     *_VARIANCES,
 ):
-    shape_rules.add(_func, _reduction(_func))
+    shape_rules.add(_func, functools.partial(_reduction, _func))
 
 
 @shape_rule(aten.mean.dim)
@@ -120,37 +113,29 @@ def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, ig
     return tuple([TensorSpec.dense(shape, x.dtype, x.device) for shape in shapes])
 
 
-def _joined(func: OpOverload) -> ShapeRule:
+def _joined(func: OpOverload, parts: Any, dim: int = 0) -> Any:
     """Parts of one type; those that all lie channels-last are joined so."""
-
-    def rule(parts: Any, dim: int = 0) -> Any:
-        last = [suggests_channels_last(p) for p in parts]
-        if func is aten.cat.default and len({p.dtype for p in parts}) == 1:  # these have no elements to join
-            parts = [p for p in parts if p.shape != (0,)] or parts
-        first = parts[0]
-        rank = len(first.shape)
-        if (
-            not rank
-            or any(0 in p.shape for p in parts)
-            or len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1
-        ):
-            return PASS
-        stacked = func is aten.stack.default
-        if (
-            stacked
-            and rank > 2
-            and not all(p.is_contiguous and not is_last for p, is_last in zip(parts, last))
-        ):
-            return PASS  # a view of joined parts, or of parts with one dimension more
-        require(-rank - stacked <= dim < rank + stacked)
-        joined = _dense(symbolic_rules[func](parts, dim), first)
-        return joined.with_stride(channels_last_stride(joined.shape)) if all(last) else joined
-
-    return rule
+    last = [suggests_channels_last(p) for p in parts]
+    if func is aten.cat.default and len({p.dtype for p in parts}) == 1:  # these have no elements to join
+        parts = [p for p in parts if p.shape != (0,)] or parts
+    first = parts[0]
+    rank = len(first.shape)
+    if (
+        not rank
+        or any(0 in p.shape for p in parts)
+        or len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1
+    ):
+        return PASS
+    stacked = func is aten.stack.default
+    if stacked and rank > 2 and not all(p.is_contiguous and not is_last for p, is_last in zip(parts, last)):
+        return PASS  # a view of joined parts, or of parts with one dimension more
+    require(-rank - stacked <= dim < rank + stacked)
+    joined = _dense(symbolic_rules[func](parts, dim), first)
+    return joined.with_stride(channels_last_stride(joined.shape)) if all(last) else joined
 
 
 for _func in (aten.cat.default, aten.stack.default):
-    shape_rules.add(_func, _joined(_func))
+    shape_rules.add(_func, functools.partial(_joined, _func))
 
 
 # Normalisations ---------------------------------------------------------------------------------------------
@@ -257,30 +242,26 @@ def _is_by_channel(func: OpOverload, x: TensorSpec, args: tuple) -> bool:
     return kinds <= {x.dtype} or kinds <= {torch.float32} and x.dtype.itemsize < 4
 
 
-def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
+def _normalisation(func: OpOverload, suggests: bool, x: TensorSpec, /, *args: Any, **kwargs: Any) -> tuple:
     """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's
     are never halves.
 
     Batch norm in evaluation has none on a CPU.
     """
-
-    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple:
-        out, mean, rstd, *rest = _normalised(func, x, args, kwargs)
-        out = out.with_stride(packed_stride(x, out.shape)) if suggests else out
-        if x.device.type != "cuda":
-            single = x.dtype.itemsize < 4 and any(
-                type(a) is TensorSpec and a.dtype is torch.float32 for a in args
-            )
-            mean, rstd = (replace(s, dtype=torch.float32 if single else x.dtype) for s in (mean, rstd))
-        if x.device == CPU and _evaluates(func, args):
-            mean, rstd = (TensorSpec.dense((0,), s.dtype) for s in (mean, rstd))
-        return out, mean, rstd, *rest
-
-    return rule
+    out, mean, rstd, *rest = _normalised(func, x, args, kwargs)
+    out = out.with_stride(packed_stride(x, out.shape)) if suggests else out
+    if x.device.type != "cuda":
+        single = x.dtype.itemsize < 4 and any(
+            type(a) is TensorSpec and a.dtype is torch.float32 for a in args
+        )
+        mean, rstd = (replace(s, dtype=torch.float32 if single else x.dtype) for s in (mean, rstd))
+    if x.device == CPU and _evaluates(func, args):
+        mean, rstd = (TensorSpec.dense((0,), s.dtype) for s in (mean, rstd))
+    return out, mean, rstd, *rest
 
 
 for _func, _suggests in STATISTICS.items():
-    shape_rules.add(_func, _normalisation(_func, _suggests))
+    shape_rules.add(_func, functools.partial(_normalisation, _func, _suggests))
 
 
 @shape_rule(aten.batch_norm_elemt.default)
@@ -420,21 +401,19 @@ def _avg_pool(
     return PASS if out is None else out
 
 
-def _pool_backward(func: OpOverload) -> ShapeRule:
-    def rule(grad: TensorSpec, x: TensorSpec, *args: Any) -> Any:
-        pooled = infer_spec(func, (x, *[a for a in args if type(a) is not TensorSpec]), {})
-        pooled = pooled[0] if type(pooled) is tuple else pooled
-        if not equal(grad.shape, pooled.shape) or grad.dtype is not x.dtype:
-            return PASS
-        return _dense(x.shape, x).with_stride(suggested_stride(x, x.shape))
-
-    return rule
+def _pool_backward(func: OpOverload, grad: TensorSpec, x: TensorSpec, *args: Any) -> Any:
+    pooled = infer_spec(func, (x, *[a for a in args if type(a) is not TensorSpec]), {})
+    pooled = pooled[0] if type(pooled) is tuple else pooled
+    if not equal(grad.shape, pooled.shape) or grad.dtype is not x.dtype:
+        return PASS
+    return _dense(x.shape, x).with_stride(suggested_stride(x, x.shape))
 
 
 shape_rules.add(
-    aten.max_pool2d_with_indices_backward.default, _pool_backward(aten.max_pool2d_with_indices.default)
+    aten.max_pool2d_with_indices_backward.default,
+    functools.partial(_pool_backward, aten.max_pool2d_with_indices.default),
 )
-shape_rules.add(aten.avg_pool2d_backward.default, _pool_backward(aten.avg_pool2d.default))
+shape_rules.add(aten.avg_pool2d_backward.default, functools.partial(_pool_backward, aten.avg_pool2d.default))
 
 
 @shape_rule(aten._adaptive_avg_pool2d.default)
@@ -509,22 +488,19 @@ def _gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = F
     return _dense(index.shape, x) if len(index.shape) == len(x.shape) else PASS
 
 
-def _scattered(func: OpOverload) -> ShapeRule:
-    def rule(x: TensorSpec, dim: int, index: TensorSpec, source: Any) -> Any:
-        rank = len(x.shape)
-        whole = index.dtype is torch.int64 and 0 < rank == len(index.shape) and -rank <= dim < rank
-        if type(source) is TensorSpec:
-            whole = whole and source.dtype is x.dtype and len(source.shape) == rank
-        if not whole or 0 in x.shape:
-            return PASS
-        demands[func](x, dim, index, source)
-        return _dense(x.shape, x)
-
-    return rule
+def _scattered(func: OpOverload, x: TensorSpec, dim: int, index: TensorSpec, source: Any) -> Any:
+    rank = len(x.shape)
+    whole = index.dtype is torch.int64 and 0 < rank == len(index.shape) and -rank <= dim < rank
+    if type(source) is TensorSpec:
+        whole = whole and source.dtype is x.dtype and len(source.shape) == rank
+    if not whole or 0 in x.shape:
+        return PASS
+    demands[func](x, dim, index, source)
+    return _dense(x.shape, x)
 
 
 for _func in (aten.scatter_add.default, aten.scatter.src, aten.scatter.value):
-    shape_rules.add(_func, _scattered(_func))
+    shape_rules.add(_func, functools.partial(_scattered, _func))
 
 
 @shape_rule(aten.index_put.default, aten._unsafe_index_put.default)

@@ -123,18 +123,16 @@ def _embedding(weight: TensorSpec, index: TensorSpec, *args: Any) -> Any:
     return TensorSpec.dense((*index.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 
-def _first_laid_out(func: OpOverload, layout: Callable[[tuple, TensorSpec], Dims]) -> ShapeRule:
+def _first_laid_out(
+    func: OpOverload, layout: Callable[[tuple, TensorSpec], Dims], /, *args: Any, **kwargs: Any
+) -> Any:
     """The meta kernel's answer, its (first) result with the strides that `layout(arguments, result)`
     gives.
     """
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        out = infer_by_meta_kernel(func, args, kwargs)
-        if type(out) is not tuple:
-            return out.with_stride(layout(args, out))
-        return out if out[0] is None else (out[0].with_stride(layout(args, out[0])), *out[1:])
-
-    return rule
+    out = infer_by_meta_kernel(func, args, kwargs)
+    if type(out) is not tuple:
+        return out.with_stride(layout(args, out))
+    return out if out[0] is None else (out[0].with_stride(layout(args, out[0])), *out[1:])
 
 
 def _as_argument(position: int) -> Callable[[tuple, TensorSpec], Dims]:
@@ -181,22 +179,18 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
 }
 for _layout, _funcs in _LAYOUTS.items():
     for _func in _funcs:
-        shape_rules.add(_func, _first_laid_out(_func, _layout))
+        shape_rules.add(_func, functools.partial(_first_laid_out, _func, _layout))
 
 
-def _ask_eager(func: OpOverload) -> ShapeRule:
+def _ask_eager(func: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     """For small arguments, run the op on zeros and look: for kernels whose strides follow no simple rule."""
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        tensors = [a for a in args if type(a) is TensorSpec]
-        if any(t.device != CPU or t.numel > 1 << 20 for t in tensors):
-            return PASS
-        real = [a.empty().zero_() if type(a) is TensorSpec else a for a in args]
-        with torch.no_grad():
-            out = func(*real, **kwargs)
-        return tuple(map(TensorSpec.of, out)) if isinstance(out, (tuple, list)) else TensorSpec.of(out)
-
-    return rule
+    tensors = [a for a in args if type(a) is TensorSpec]
+    if any(t.device != CPU or t.numel > 1 << 20 for t in tensors):
+        return PASS
+    real = [a.empty().zero_() if type(a) is TensorSpec else a for a in args]
+    with torch.no_grad():
+        out = func(*real, **kwargs)
+    return tuple(map(TensorSpec.of, out)) if isinstance(out, (tuple, list)) else TensorSpec.of(out)
 
 
 for _func in (
@@ -208,7 +202,7 @@ for _func in (
     aten.geqrf.default,
     aten.ldexp.Tensor,
 ):
-    shape_rules.add(_func, _ask_eager(_func))
+    shape_rules.add(_func, functools.partial(_ask_eager, _func))
 
 
 def _of_operand(func: OpOverload, at: int) -> ShapeRule:
@@ -344,7 +338,7 @@ def _multilabel_margin_loss(
     return TensorSpec.dense(shape, x.dtype, x.device), TensorSpec.dense(target.shape, x.dtype, x.device)
 
 
-def _bags(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _bags(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     """The bookkeeping follows the kernel that is taken: a CPU's runs, with one row of the weight, zeros.
     Sparse gradients are left to eager.
     """

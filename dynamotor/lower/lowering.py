@@ -8,6 +8,7 @@ never an error.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -321,12 +322,9 @@ class NumberResult:
 # -- ops that are aten calls by design -----------------------------------------------------------------------
 
 
-def _rule(target: Any) -> Any:
-    def rule(ctx: LoopBuilder, *args: Any, **kwargs: Any) -> Any:
-        return ctx.extern(target, args, kwargs, agnostic=is_layout_agnostic(target))
-
-    return rule
+def _rule(target: Any, ctx: LoopBuilder, /, *args: Any, **kwargs: Any) -> Any:
+    return ctx.extern(target, args, kwargs, agnostic=is_layout_agnostic(target))
 
 
 for _target in BY_DESIGN:
-    lowerings.add(_target, _rule(_target))
+    lowerings.add(_target, functools.partial(_rule, _target))

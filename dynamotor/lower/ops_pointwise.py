@@ -1,6 +1,6 @@
 """Lowerings of elementwise ops: rows of (aten op, expression), and rules for those that take options.
 
->>> unary(aten.exp.default, "exp")      # float result; integers are converted first
+>>> lowerings.add(aten.exp.default, partial(_unary, partial(op, "exp"), True))    # of floats alone
 """
 
 from __future__ import annotations
@@ -86,16 +86,11 @@ def need_wide_int(ctx: LoopBuilder) -> None:
 
 
 # -- rows ----------------------------------------------------------------------------------------------------
-def unary(target: Any, fn: str | Callable[[Expr], Expr]) -> None:
-    """Rule for a one-operand op whose result type is its compute type."""
-    expression = fn if callable(fn) else lambda e: op(fn, e)
-
-    def rule(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-        if not ctx.spec.dtype.is_floating_point:
-            decline_if(not callable(fn) or ctx.spec.dtype is BOOL, "integer operand")
-        return ctx.pointwise(expression, x)
-
-    lowerings.add(target, rule)
+def _unary(fn: Callable[[Expr], Expr], floats_only: bool, ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    """A one-operand op whose result type is its compute type."""
+    dtype = ctx.spec.dtype
+    decline_if(dtype is BOOL or floats_only and not dtype.is_floating_point, "integer operand")
+    return ctx.pointwise(fn, x)
 
 
 for _name in (
@@ -125,7 +120,7 @@ for _name in (
     "sigmoid",
     "lgamma",
 ):
-    unary(getattr(aten, _name).default, _name)
+    lowerings.add(getattr(aten, _name).default, functools.partial(_unary, functools.partial(op, _name), True))
 for _target, _fn in (
     (aten.relu.default, relu),
     (aten.neg.default, lambda e: op("neg", e)),
@@ -146,7 +141,7 @@ for _target, _fn in (
     (aten.sgn.default, lambda e: _sign(e)),
     (aten.sign.default, lambda e: _sign(e)),
 ):
-    unary(_target, _fn)
+    lowerings.add(_target, functools.partial(_unary, _fn, False))
 
 
 def jumping(ctx: LoopBuilder, fn: Callable[..., Expr], *inputs: LoopValue | Scalar) -> LoopValue:
@@ -159,17 +154,14 @@ def jumping(ctx: LoopBuilder, fn: Callable[..., Expr], *inputs: LoopValue | Scal
     return ctx.pointwise(lambda *e: fn(*(round_to(a, dtype) for a in e)), *inputs)
 
 
-def _jump(target: Any, fn: Callable[[Expr], Expr]) -> None:
-    def rule(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-        decline_if(not ctx.spec.dtype.is_floating_point, "integer operand")
-        return jumping(ctx, fn, x)
-
-    lowerings.add(target, rule)
+def _jump(fn: Callable[[Expr], Expr], ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    decline_if(not ctx.spec.dtype.is_floating_point, "integer operand")
+    return jumping(ctx, fn, x)
 
 
 for _name in ("floor", "ceil", "round", "trunc"):
-    _jump(getattr(aten, _name).default, functools.partial(op, _name))
-_jump(aten.frac.default, lambda e: sub(e, op("trunc", e)))
+    lowerings.add(getattr(aten, _name).default, functools.partial(_jump, functools.partial(op, _name)))
+lowerings.add(aten.frac.default, functools.partial(_jump, lambda e: sub(e, op("trunc", e))))
 
 
 def _sign(e: Expr) -> Expr:
@@ -177,17 +169,18 @@ def _sign(e: Expr) -> Expr:
     return select(compare("gt", e, zero), like(1, e), select(compare("lt", e, zero), like(-1, e), zero))
 
 
-def binary(
-    target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False, jumps: bool = False
-) -> None:
-    """Rule for a two-operand op whose result type is its compute type."""
-
-    def rule(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
-        decline_if(floats_only and not ctx.spec.dtype.is_floating_point, "integer operands")
-        decline_if(ctx.spec.dtype is BOOL, "bool arithmetic")
-        return jumping(ctx, fn, x, y) if jumps else ctx.pointwise(fn, x, y)
-
-    lowerings.add(target, rule)
+def _binary(
+    fn: Callable[[Expr, Expr], Expr],
+    floats_only: bool,
+    jumps: bool,
+    ctx: LoopBuilder,
+    x: LoopValue | Scalar,
+    y: LoopValue | Scalar,
+) -> LoopValue:
+    """A two-operand op whose result type is its compute type."""
+    decline_if(floats_only and not ctx.spec.dtype.is_floating_point, "integer operands")
+    decline_if(ctx.spec.dtype is BOOL, "bool arithmetic")
+    return jumping(ctx, fn, x, y) if jumps else ctx.pointwise(fn, x, y)
 
 
 for _target, _of_two, _floats_only, _jumps in (
@@ -202,7 +195,7 @@ for _target, _of_two, _floats_only, _jumps in (
     (aten.fmod.Tensor, functools.partial(op, "fmod"), True, True),
     (aten.fmod.Scalar, functools.partial(op, "fmod"), True, True),
 ):
-    binary(_target, _of_two, _floats_only, _jumps)
+    lowerings.add(_target, functools.partial(_binary, _of_two, _floats_only, _jumps))
 
 
 def as_eager_adds(ctx: LoopBuilder, x: LoopValue | Scalar) -> Callable[[Expr], Expr]:
@@ -319,27 +312,24 @@ def _pow(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> Loop
 
 
 # -- comparisons, logic, where -------------------------------------------------------------------------------
-def _compare_rule(name: str) -> Callable[..., LoopValue]:
-    def rule(ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar) -> LoopValue:
-        dtype = promoted(x, y)
-        compute = COMPUTE_TYPE[dtype]
-        if compute is BOOL and name not in ("eq", "ne"):
-            compute = I64
-        if (
-            dtype in HALVES
-        ):  # one side may come from memory: a maximum, against what it was taken of and is computed again
-            return ctx.pointwise(
-                lambda a, b: compare(name, round_to(a, dtype), round_to(b, dtype)), x, y, compute=compute
-            )
-        return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute, common=dtype)
-
-    return rule
+def _compare_rule(name: str, ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar) -> LoopValue:
+    dtype = promoted(x, y)
+    compute = COMPUTE_TYPE[dtype]
+    if compute is BOOL and name not in ("eq", "ne"):
+        compute = I64
+    if (
+        dtype in HALVES
+    ):  # one side may come from memory: a maximum, against what it was taken of and is computed again
+        return ctx.pointwise(
+            lambda a, b: compare(name, round_to(a, dtype), round_to(b, dtype)), x, y, compute=compute
+        )
+    return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute, common=dtype)
 
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     _packet = getattr(aten, _name)
-    lowerings.add(_packet.Tensor, _compare_rule(_name))
-    lowerings.add(_packet.Scalar, _compare_rule(_name))
+    lowerings.add(_packet.Tensor, functools.partial(_compare_rule, _name))
+    lowerings.add(_packet.Scalar, functools.partial(_compare_rule, _name))
 
 
 def _logic_rule(name: str) -> Callable[..., LoopValue]:

@@ -4,6 +4,7 @@ Sums run in the compute type (float32 for half precisions).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,16 +99,15 @@ def _mean(
     return ctx.pointwise(lambda e: div(e, like(n, e)), s)
 
 
-def _extreme(kind: ReduceKind) -> Any:
-    def rule(ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False) -> LoopValue:
-        decline_if(x.dtype is BOOL or not numel(x.shape), "bool or empty operand")
-        return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim)
+def _extreme(
+    kind: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False
+) -> LoopValue:
+    decline_if(x.dtype is BOOL or not numel(x.shape), "bool or empty operand")
+    return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim)
 
-    return rule
 
-
-lowering(aten.amax.default, aten.max.default)(_extreme("max"))
-lowering(aten.amin.default, aten.min.default)(_extreme("min"))
+lowering(aten.amax.default, aten.max.default)(functools.partial(_extreme, "max"))
+lowering(aten.amin.default, aten.min.default)(functools.partial(_extreme, "min"))
 
 
 def _held(dtype: torch.dtype) -> Callable[[Expr], Expr]:
@@ -115,52 +115,49 @@ def _held(dtype: torch.dtype) -> Callable[[Expr], Expr]:
     return lambda e: round_to(e, dtype)
 
 
-def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
-    def rule(ctx: LoopBuilder, x: LoopValue, dim: int, keepdim: bool = False) -> tuple[LoopValue, LoopValue]:
-        decline_if(x.dtype is BOOL or not x.shape or not numel(x.shape), "bool, 0-d or empty operand")
-        ctx.keep(x)
-        return (
-            ctx.reduce(kind, x, [dim], keepdim=keepdim),
-            ctx.reduce(
-                arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
-            ),
-        )
-
-    return rule
-
-
-lowering(aten.max.dim)(_extreme_with_position("max", "argmax"))
-lowering(aten.min.dim)(_extreme_with_position("min", "argmin"))
+def _extreme_with_position(
+    kind: ReduceKind, arg: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: int, keepdim: bool = False
+) -> tuple[LoopValue, LoopValue]:
+    decline_if(x.dtype is BOOL or not x.shape or not numel(x.shape), "bool, 0-d or empty operand")
+    ctx.keep(x)
+    return (
+        ctx.reduce(kind, x, [dim], keepdim=keepdim),
+        ctx.reduce(
+            arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
+        ),
+    )
 
 
-def _position(kind: ReduceKind) -> Any:
-    def rule(ctx: LoopBuilder, x: LoopValue, dim: int | None = None, keepdim: bool = False) -> LoopValue:
-        decline_if(x.dtype is BOOL or not x.shape or not numel(x.shape), "bool, 0-d or empty operand")
-        if dim is None:
-            flat = views.reshape(x, (numel(x.shape),))
-            flat = ctx.reduce(kind, flat, [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
-            return views.reshape(flat, ctx.spec.shape)
-        return ctx.reduce(
-            kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
-        )
-
-    return rule
+lowering(aten.max.dim)(functools.partial(_extreme_with_position, "max", "argmax"))
+lowering(aten.min.dim)(functools.partial(_extreme_with_position, "min", "argmin"))
 
 
-lowering(aten.argmax.default)(_position("argmax"))
-lowering(aten.argmin.default)(_position("argmin"))
+def _position(
+    kind: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: int | None = None, keepdim: bool = False
+) -> LoopValue:
+    decline_if(x.dtype is BOOL or not x.shape or not numel(x.shape), "bool, 0-d or empty operand")
+    if dim is None:
+        flat = views.reshape(x, (numel(x.shape),))
+        flat = ctx.reduce(kind, flat, [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
+        return views.reshape(flat, ctx.spec.shape)
+    return ctx.reduce(
+        kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
+    )
 
 
-def _quantifier(kind: ReduceKind) -> Any:
-    def rule(ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False) -> LoopValue:
-        decline_if(ctx.spec.dtype is not BOOL, "uint8 result")
-        return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
-
-    return rule
+lowering(aten.argmax.default)(functools.partial(_position, "argmax"))
+lowering(aten.argmin.default)(functools.partial(_position, "argmin"))
 
 
-lowering(aten.any.default, aten.any.dim, aten.any.dims)(_quantifier("any"))
-lowering(aten.all.default, aten.all.dim, aten.all.dims)(_quantifier("all"))
+def _quantifier(
+    kind: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False
+) -> LoopValue:
+    decline_if(ctx.spec.dtype is not BOOL, "uint8 result")
+    return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
+
+
+lowering(aten.any.default, aten.any.dim, aten.any.dims)(functools.partial(_quantifier, "any"))
+lowering(aten.all.default, aten.all.dim, aten.all.dims)(functools.partial(_quantifier, "all"))
 
 
 # -- variance ------------------------------------------------------------------------------------------------
@@ -469,15 +466,14 @@ def _gathered_in(ctx: LoopBuilder, dtype: torch.dtype) -> torch.dtype:
     return F64 if dtype is F32 and not ctx.on_gpu else COMPUTE_TYPE[dtype]
 
 
-def _running(kind: ScanKind) -> Any:
-    def rule(ctx: LoopBuilder, x: LoopValue, dim: int, *, dtype: torch.dtype | None = None) -> LoopValue:
-        return scan(ctx, kind, x, dim, ctx.spec, _gathered_in(ctx, ctx.spec.dtype))
+def _running(
+    kind: ScanKind, ctx: LoopBuilder, x: LoopValue, dim: int, *, dtype: torch.dtype | None = None
+) -> LoopValue:
+    return scan(ctx, kind, x, dim, ctx.spec, _gathered_in(ctx, ctx.spec.dtype))
 
-    return rule
 
-
-lowering(aten.cumsum.default)(_running("sum"))
-lowering(aten.cumprod.default)(_running("prod"))
+lowering(aten.cumsum.default)(functools.partial(_running, "sum"))
+lowering(aten.cumprod.default)(functools.partial(_running, "prod"))
 
 
 @lowering(aten.logcumsumexp.default)
@@ -486,16 +482,13 @@ def _logcumsumexp(ctx: LoopBuilder, x: LoopValue, dim: int) -> LoopValue:
     return scan(ctx, "logaddexp", x, dim, ctx.spec, _gathered_in(ctx, x.dtype))
 
 
-def _running_extreme(kind: ScanKind, position: ScanKind) -> Any:
-    def rule(ctx: LoopBuilder, x: LoopValue, dim: int) -> tuple[LoopValue, LoopValue]:
-        ctx.keep(x)
-        compute = COMPUTE_TYPE[x.dtype]
-        return scan(ctx, kind, x, dim, ctx.spec[0], compute), scan(
-            ctx, position, x, dim, ctx.spec[1], compute
-        )
-
-    return rule
+def _running_extreme(
+    kind: ScanKind, position: ScanKind, ctx: LoopBuilder, x: LoopValue, dim: int
+) -> tuple[LoopValue, LoopValue]:
+    ctx.keep(x)
+    compute = COMPUTE_TYPE[x.dtype]
+    return scan(ctx, kind, x, dim, ctx.spec[0], compute), scan(ctx, position, x, dim, ctx.spec[1], compute)
 
 
-lowering(aten.cummax.default)(_running_extreme("max", "argmax"))
-lowering(aten.cummin.default)(_running_extreme("min", "argmin"))
+lowering(aten.cummax.default)(functools.partial(_running_extreme, "max", "argmax"))
+lowering(aten.cummin.default)(functools.partial(_running_extreme, "min", "argmin"))

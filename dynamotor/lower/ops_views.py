@@ -4,6 +4,7 @@ Random numbers: `dynamotor::rand`, a function of (seed, stream, linear index); g
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -420,21 +421,18 @@ def _eye(ctx: LoopBuilder, *_: Any, **__: Any) -> LoopValue:
     return ctx.generate(lambda i: cast(compare("eq", index_value(i[0]), index_value(i[1])), compute))
 
 
-def _triangle(name: str) -> Any:
-    def rule(ctx: LoopBuilder, x: LoopValue, diagonal: int = 0) -> LoopValue:
-        def body(index: tuple[Index, ...]) -> Expr:
-            e = x.at(index)
-            return select(
-                compare(name, index_value(index[-1] - index[-2]), const(diagonal, I64)), e, const(0, e.dtype)
-            )
+def _triangle(name: str, ctx: LoopBuilder, x: LoopValue, diagonal: int = 0) -> LoopValue:
+    def body(index: tuple[Index, ...]) -> Expr:
+        e = x.at(index)
+        return select(
+            compare(name, index_value(index[-1] - index[-2]), const(diagonal, I64)), e, const(0, e.dtype)
+        )
 
-        return ctx.generate(body)
-
-    return rule
+    return ctx.generate(body)
 
 
-lowering(aten.tril.default)(_triangle("le"))
-lowering(aten.triu.default)(_triangle("ge"))
+lowering(aten.tril.default)(functools.partial(_triangle, "le"))
+lowering(aten.triu.default)(functools.partial(_triangle, "ge"))
 
 
 register_all(

@@ -226,13 +226,10 @@ class TensorsOfNumbers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
-    def choose(*values: Any, **kwargs: Any) -> Any:
-        if kwargs or len(values) < 2 or not any(type(v) is torch.SymFloat for v in values):
-            return plain(*values, **kwargs)
-        return functools.reduce(symbolic, values)
-
-    return choose
+def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any], *values: Any, **kwargs: Any) -> Any:
+    if kwargs or len(values) < 2 or not any(type(v) is torch.SymFloat for v in values):
+        return plain(*values, **kwargs)
+    return functools.reduce(symbolic, values)
 
 
 @contextlib.contextmanager
@@ -241,7 +238,10 @@ def extremes_beside(function: Callable[..., Any]) -> Iterator[None]:
     which is which.
     """
     module = inspect.unwrap(function).__globals__
-    names = {"max": _extreme(max, torch.sym_max), "min": _extreme(min, torch.sym_min)}
+    names = {
+        "max": functools.partial(_extreme, max, torch.sym_max),
+        "min": functools.partial(_extreme, min, torch.sym_min),
+    }
     added = [name for name in names if name not in module]
     module.update((name, names[name]) for name in added)
     try:

@@ -58,21 +58,17 @@ def unless_integer(fn: Any) -> Any:
     return lambda x: x if is_integer(x) else fn(x)
 
 
-def conjugate_symmetric(fn: Any) -> Any:
+def conjugate_symmetric(fn: Any, x):
     """f(conj z) = conj f(z) for a function with a cut on the real axis: the sign of a zero imaginary part
     names the side.
     """
-
-    def symmetric(x):
-        if not jnp.iscomplexobj(x):
-            return fn(x)
-        above = fn(lax.complex(x.real, jnp.abs(x.imag)))
-        return jnp.where(jnp.signbit(x.imag), jnp.conj(above), above)
-
-    return symmetric
+    if not jnp.iscomplexobj(x):
+        return fn(x)
+    above = fn(lax.complex(x.real, jnp.abs(x.imag)))
+    return jnp.where(jnp.signbit(x.imag), jnp.conj(above), above)
 
 
-square_root = conjugate_symmetric(jnp.sqrt)
+square_root = partial(conjugate_symmetric, jnp.sqrt)
 
 
 @op(aten.abs, out=True)
@@ -228,9 +224,9 @@ def logaddexp(x, y):
 rows(
     elementwise,
     {
-        aten.acos: conjugate_symmetric(jnp.arccos),
-        aten.acosh: conjugate_symmetric(jnp.arccosh),
-        aten.asin: conjugate_symmetric(jnp.arcsin),
+        aten.acos: partial(conjugate_symmetric, jnp.arccos),
+        aten.acosh: partial(conjugate_symmetric, jnp.arccosh),
+        aten.asin: partial(conjugate_symmetric, jnp.arcsin),
         aten.asinh: jnp.arcsinh,
         aten.atan: jnp.arctan,
         aten.atanh: jnp.arctanh,

@@ -122,36 +122,33 @@ def _run(
     return [x, *[torch.stack(all_of) for all_of in lasts]]
 
 
-def _on_sequences(kind: str) -> Callable[..., tuple]:
-    def run(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # noqa: A002 - aten's name
-        x = input.transpose(0, 1) if batch_first else input
-        torch._check(x.shape[0] > 0, lambda: "Expected sequence length to be larger than 0 in RNN")
-        states = hx if isinstance(hx, (list, tuple)) else [hx]
-        outputs, *last = _run(kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional)
-        return outputs.transpose(0, 1) if batch_first else outputs, *last
+def _on_sequences(
+    kind: str, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+):
+    x = input.transpose(0, 1) if batch_first else input
+    torch._check(x.shape[0] > 0, lambda: "Expected sequence length to be larger than 0 in RNN")
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    outputs, *last = _run(kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional)
+    return outputs.transpose(0, 1) if batch_first else outputs, *last
 
-    return run
 
-
-def _on_packed(kind: str) -> Callable[..., tuple]:
+def _on_packed(
+    kind: str, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+):
     """Packed sequences are padded, run with a mask, and packed again."""
-
-    def run(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
-        sizes = batch_sizes.tolist()
-        there = torch.arange(sizes[0]) < batch_sizes[:, None]
-        place = (there.reshape(-1).cumsum(0) - 1).clamp(min=0).to(data.device)
-        x = data[place].view(len(sizes), sizes[0], *data.shape[1:])
-        states = hx if isinstance(hx, (list, tuple)) else [hx]
-        mask = there.to(data.device)
-        outputs, *last = _run(
-            kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional, mask
-        )
-        kept = there.reshape(-1).nonzero()[:, 0].to(data.device)
-        return outputs.flatten(0, 1)[kept], *last
-
-    return run
+    sizes = batch_sizes.tolist()
+    there = torch.arange(sizes[0]) < batch_sizes[:, None]
+    place = (there.reshape(-1).cumsum(0) - 1).clamp(min=0).to(data.device)
+    x = data[place].view(len(sizes), sizes[0], *data.shape[1:])
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    mask = there.to(data.device)
+    outputs, *last = _run(
+        kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional, mask
+    )
+    kept = there.reshape(-1).nonzero()[:, 0].to(data.device)
+    return outputs.flatten(0, 1)[kept], *last
 
 
 for _kind in _CELLS:
     for _overload, _make in (("input", _on_sequences), ("data", _on_packed)):
-        composite(getattr(getattr(aten, _kind), _overload))(_make(_kind))
+        composite(getattr(getattr(aten, _kind), _overload))(partial(_make, _kind))

@@ -79,8 +79,7 @@ STAYS = {
     "protocol.py Protocol.generic_truth": "results of the program's own methods",
     "rules_builtins.py _kinds": FIXED,
     "rules_builtins.py _callable": "constants: functions and classes can be called, data cannot",
-    "rules_builtins.py _number_rule": PLAIN,
-    "rules_builtins.py _number_rule._number": PLAIN,
+    "rules_builtins.py _number": PLAIN,
     "rules_builtins.py _str_format": PLAIN,
     "rules_builtins.py (str.join,)": PLAIN,
     "rules_builtins.py _abs": PLAIN,
@@ -150,7 +149,7 @@ def unguarded_reads(function):
                 and node.func.id in LOOKS
                 and is_outside(node.args[0])
                 or isinstance(node.func, ast.Attribute)
-                and node.func.attr == "real_call"
+                and node.func.attr in ("real", "real_call")
                 and any(map(is_outside, node.args))
             )
         )

@@ -5,6 +5,7 @@ callables in general.
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 import types
 from collections import OrderedDict, defaultdict
@@ -348,49 +349,40 @@ builtin_rule(object.__hash__)(
 )
 
 
-def _new_rule(base: type) -> None:
-    @builtin_rule(base.__new__)
-    def _new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        cls = args[0].as_constant()
-        if cls is base:
-            return trace.call(trace.make(base), args[1:], kwargs)
-        return builtin_new(trace, cls, args[1:], kwargs, base.__new__)
+def _new(base: type, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    cls = args[0].as_constant()
+    if cls is base:
+        return trace.call(trace.make(base), args[1:], kwargs)
+    return builtin_new(trace, cls, args[1:], kwargs, base.__new__)
 
 
 for _base in (dict, list, tuple, set, int, float, str, bytes):
-    _new_rule(_base)
+    builtin_rule(_base.__new__)(functools.partial(_new, _base))
 
 
-def _init_rule(base: Any) -> None:
-    @builtin_rule(base.__init__)
-    def _init(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if isinstance(args[0], UserObject) and args[0].obj is MISSING:
-            builtin_init(trace, args[0], base.__init__, args[1:], kwargs, True)
-            return Constant(None)
-        raise unsupported("unsupported-call", f"{base.__name__}.__init__ of an existing object")
+def _init(base: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], UserObject) and args[0].obj is MISSING:
+        builtin_init(trace, args[0], base.__init__, args[1:], kwargs, True)
+        return Constant(None)
+    raise unsupported("unsupported-call", f"{base.__name__}.__init__ of an existing object")
 
 
 for _made in (dict, list, set, OrderedDict, defaultdict):
-    _init_rule(_made)
+    builtin_rule(_made.__init__)(functools.partial(_init, _made))
+
+
+def _init_exception(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if not isinstance(args[0], UserObject) or args[0].obj is not MISSING or kwargs:
+        raise unsupported("unsupported-call", "an exception's __init__ is called again")
+    _set_args(args[0], args[1:])
+    return Constant(None)
 
 
 @call_finder
 def _exception_init(fn: Any) -> CallRule | None:
     """`BaseException.__init__` and its copies on every builtin exception class."""
-    if not (
-        isinstance(fn, types.WrapperDescriptorType)
-        and fn.__name__ == "__init__"
-        and issubclass(fn.__objclass__, BaseException)
-    ):
-        return None
-
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if not isinstance(args[0], UserObject) or args[0].obj is not MISSING or kwargs:
-            raise unsupported("unsupported-call", "an exception's __init__ is called again")
-        _set_args(args[0], args[1:])
-        return Constant(None)
-
-    return rule
+    is_init = isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__init__"
+    return _init_exception if is_init and issubclass(fn.__objclass__, BaseException) else None
 
 
 @call_finder

@@ -304,18 +304,15 @@ wrap_held(
 )
 
 
-def _compared(name: str) -> None:
+def _compared(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`==` and `!=` of C functions and of their bound kin, as `__torch_function__` asks them: of held objects."""
-
-    @builtin_rule(getattr(types.BuiltinFunctionType, name), getattr(types.MethodWrapperType, name))
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        mine, other = args
-        if issubclass(other.python_type(), type(None) | types.FunctionType | types.MethodType):
-            return Constant(NotImplemented)
-        if not all(_is_held_function(value) for value in args):
-            raise unsupported("unsupported-call", f"{mine.describe()} is compared with {other.describe()}")
-        real = mine.as_constant()
-        return trace.fresh(getattr(type(real), name)(real, other.as_constant()))
+    mine, other = args
+    if issubclass(other.python_type(), type(None) | types.FunctionType | types.MethodType):
+        return Constant(NotImplemented)
+    if not all(_is_held_function(value) for value in args):
+        raise unsupported("unsupported-call", f"{mine.describe()} is compared with {other.describe()}")
+    real = mine.as_constant()
+    return trace.fresh(getattr(type(real), name)(real, other.as_constant()))
 
 
 def _is_held_function(value: Value) -> bool:
@@ -323,7 +320,9 @@ def _is_held_function(value: Value) -> bool:
 
 
 for _name in ("__eq__", "__ne__"):
-    _compared(_name)
+    builtin_rule(getattr(types.BuiltinFunctionType, _name), getattr(types.MethodWrapperType, _name))(
+        functools.partial(_compared, _name)
+    )
 
 
 # Descriptors and wrappers whose attributes a program may set; those of the other held objects are fixed.

@@ -8,6 +8,7 @@ The short cuts read (and guard) exactly what `Module.__call__`, `__getattr__` an
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from typing import Any
 
@@ -244,20 +245,17 @@ _slice_rule(torch.nn.Sequential)
 
 
 # Methods that change what a module is: they run natively ----------------------------------------------------
-def _refuse(name: str) -> CallRule:
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
-            wanted = _conversion(name, args[1:], kwargs)
-            if wanted is not None and _is_converted(trace, args[0], *wanted):
-                return args[0]
-            raise unsupported(
-                "unsupported-mutation",
-                f"Module.{name}() is called",
-                cure="call it outside the compiled function",
-            )
-        return trace.inline_function(getattr(Module, name), args, kwargs)
-
-    return rule
+def _refuse(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
+        wanted = _conversion(name, args[1:], kwargs)
+        if wanted is not None and _is_converted(trace, args[0], *wanted):
+            return args[0]
+        raise unsupported(
+            "unsupported-mutation",
+            f"Module.{name}() is called",
+            cure="call it outside the compiled function",
+        )
+    return trace.inline_function(getattr(Module, name), args, kwargs)
 
 
 _DTYPES = {
@@ -353,7 +351,7 @@ def _find_refused(fn: Any) -> CallRule | None:
         name = _refused_functions.get(fn)
     except TypeError:
         return None
-    return None if name is None else _refuse(name)
+    return None if name is None else functools.partial(_refuse, name)
 
 
 @builtin_rule(torch._C._log_api_usage_metadata)

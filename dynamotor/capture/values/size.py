@@ -9,6 +9,7 @@ is right for this number alone (the guard says so). What is worth more than that
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from ...base.registry import register_all
 from ...graph.data_sizes import holds
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
-from .base import CallRule, Codegen, Trace, Value, find_rule, size_rules
+from .base import Codegen, Trace, Value, find_rule, size_rules
 from .constant import Constant
 from .containers import SequenceValue, TupleValue
 from .number import FUNCTIONS, FloatValue
@@ -268,25 +269,28 @@ def size_rule(*functions: Any) -> Callable[[Any], Any]:
 
     def add(rule: Callable[[Trace, list[Value]], Value | None]) -> Any:
         for fn in functions:
-            size_rules[fn] = _before(fn, rule)
+            size_rules[fn] = functools.partial(_before, fn, rule)
         return rule
 
     return add
 
 
-def _before(fn: Any, rule: Callable[[Trace, list[Value]], Value | None]) -> CallRule:
-    def call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        found = None if kwargs else rule(trace, args)
-        if found is not None:
-            return found
-        ordinary = find_rule(fn)
-        return (
-            trace.real_call(fn, *[a.as_constant() for a in args])
-            if ordinary is None
-            else ordinary(trace, args, kwargs)
-        )
-
-    return call
+def _before(
+    fn: Any,
+    rule: Callable[[Trace, list[Value]], Value | None],
+    trace: Trace,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    found = None if kwargs else rule(trace, args)
+    if found is not None:
+        return found
+    ordinary = find_rule(fn)
+    return (
+        trace.real_call(fn, *[a.as_constant() for a in args])
+        if ordinary is None
+        else ordinary(trace, args, kwargs)
+    )
 
 
 register_all(
@@ -331,17 +335,14 @@ def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
     )
 
 
-def _rounding(fn: Callable[..., Any]) -> Callable[[Trace, list[Value]], Value | None]:
-    def rule(trace: Trace, args: list[Value]) -> Value | None:
-        if len(args) != 1 or type(args[0]) not in (SizeValue, QuotientValue):
-            return None
-        return args[0] if type(args[0]) is SizeValue else args[0].rounded(trace, fn)  # type: ignore[attr-defined]
-
-    return rule
+def _rounding(fn: Callable[..., Any], trace: Trace, args: list[Value]) -> Value | None:
+    if len(args) != 1 or type(args[0]) not in (SizeValue, QuotientValue):
+        return None
+    return args[0] if type(args[0]) is SizeValue else args[0].rounded(trace, fn)  # type: ignore[attr-defined]
 
 
 for _fn in (int, math.floor, math.ceil, math.trunc):
-    size_rule(_fn)(_rounding(_fn))
+    size_rule(_fn)(functools.partial(_rounding, _fn))
 for _of_float in FUNCTIONS:
     if _of_float is not abs:
         size_rule(_of_float)(
@@ -357,22 +358,19 @@ def _numbers(trace: Trace, args: list[Value]) -> list[Any] | None:
     return None if any(n is None for n in numbers) else numbers
 
 
-def _folding(fold: Callable[[Any, Any, Any], Any]) -> Callable[[Trace, list[Value]], Value | None]:
-    def rule(trace: Trace, args: list[Value]) -> Value | None:
-        numbers = _numbers(trace, args)
-        if not numbers:
-            return None
-        total = numbers[0]
-        for n in numbers[1:]:
-            total = fold(trace.sizes.env, total, n)
-        return size_value(trace, total)
-
-    return rule
+def _folding(fold: Callable[[Any, Any, Any], Any], trace: Trace, args: list[Value]) -> Value | None:
+    numbers = _numbers(trace, args)
+    if not numbers:
+        return None
+    total = numbers[0]
+    for n in numbers[1:]:
+        total = fold(trace.sizes.env, total, n)
+    return size_value(trace, total)
 
 
-size_rule(min, torch.sym_min)(_folding(minimum))
-size_rule(max, torch.sym_max)(_folding(maximum))
-size_rule(torch.sym_sum)(_folding(lambda env, a, b: a + b))
+size_rule(min, torch.sym_min)(functools.partial(_folding, minimum))
+size_rule(max, torch.sym_max)(functools.partial(_folding, maximum))
+size_rule(torch.sym_sum)(functools.partial(_folding, lambda env, a, b: a + b))
 
 
 @size_rule(math.prod, torch.Size.numel)

@@ -7,6 +7,7 @@ torch_rules.py).
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Callable
@@ -54,11 +55,11 @@ def _find_torch(fn: Any) -> CallRule | None:
     if refused is not None:
         return _refusing(_name(fn), *refused)
     if is_query(fn):
-        return _query(fn)
+        return functools.partial(_query, fn)
     if isinstance(fn, type) and fn.__module__ == "torch.return_types":
         return lambda trace, args, kwargs: ReturnTypeValue(fn, args[0].unpack(trace))
     if is_graph_function(fn):
-        return graph_function(fn)
+        return functools.partial(graph_function, fn)
     if isinstance(fn, _DESCRIPTORS) and fn in TENSOR_METHODS:
         return _method(fn, TENSOR_METHODS[fn])
     if isinstance(fn, torch.jit.ScriptFunction | torch.jit.ScriptModule):
@@ -70,14 +71,12 @@ def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
 
 
-def graph_function(fn: Callable[..., Any]) -> CallRule:
-    """The rule of a function whose calls are one node each."""
-
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        _refuse_generator(kwargs)
-        return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
-
-    return rule
+def graph_function(
+    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """A call that is one node."""
+    _refuse_generator(kwargs)
+    return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
 
 
 def _sized(
@@ -222,19 +221,16 @@ class HeldNumber(Constant):
         return f"a {self.kind.__name__} of a tensor"
 
 
-def _query(fn: Callable[..., Any]) -> CallRule:
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        real = [_query_argument(trace, fn, a) for a in args]
-        named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
-        if QUERIES[fn] != "asked" or _is_ambient(fn, real):
-            return constant_result(trace, trace.real(fn, *real, **named))
-        if real and fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or named:
-            raise unsupported("unsupported-call", f"{_name(fn)} is called with arguments")
-        text = f"the answer to {real}" if real else "the answer"
-        source = Const(fn, _name(fn))
-        return constant_result(trace, trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real)))
-
-    return rule
+def _query(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real = [_query_argument(trace, fn, a) for a in args]
+    named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
+    if QUERIES[fn] != "asked" or _is_ambient(fn, real):
+        return constant_result(trace, trace.real(fn, *real, **named))
+    if real and fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or named:
+        raise unsupported("unsupported-call", f"{_name(fn)} is called with arguments")
+    text = f"the answer to {real}" if real else "the answer"
+    source = Const(fn, _name(fn))
+    return constant_result(trace, trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real)))
 
 
 def _is_ambient(fn: Callable[..., Any], args: list[Any]) -> bool:
@@ -310,23 +306,24 @@ def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
 
 
-def _row_major_without_gradient(fn: Callable[..., Any]) -> None:
+def _row_major_without_gradient(
+    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
     """A CPU has a kernel of its own where no gradient is asked for, whose result is row-major; PyTorch never
     takes it for subclasses of tensors, so the trial runs the other.
     """
-
-    @builtin_rule(fn)
-    def _rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        result = torch_call(trace, fn, args, kwargs)
-        if isinstance(result, TensorValue):
-            example = result.example
-            if not example.requires_grad and example.device.type == "cpu":
-                return torch_call(trace, "contiguous", [result], {})
-        return result
+    result = torch_call(trace, fn, args, kwargs)
+    if isinstance(result, TensorValue):
+        example = result.example
+        if not example.requires_grad and example.device.type == "cpu":
+            return torch_call(trace, "contiguous", [result], {})
+    return result
 
 
-_row_major_without_gradient(torch.max_pool1d)
-_row_major_without_gradient(torch.nn.functional.max_pool1d)
+builtin_rule(torch.max_pool1d)(functools.partial(_row_major_without_gradient, torch.max_pool1d))
+builtin_rule(torch.nn.functional.max_pool1d)(
+    functools.partial(_row_major_without_gradient, torch.nn.functional.max_pool1d)
+)
 
 
 @builtin_rule(torch.nn.functional.interpolate)
