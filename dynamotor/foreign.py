@@ -7,18 +7,24 @@ of each node.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from .base.errors import BackendError
+from .autograd.beside import check_traced
+from .base.config import config
+from .base.errors import BackendError, InternalError
 from .graph.control_flow import with_operators
+from .graph.module import copy_of
 from .graph.size_nodes import is_size
 from .graph.sizes import Size, Symbol
 from .graph.spec import TensorSpec
 from .torch_compile_adapter import source_of
+
+_TABLE = re.compile(r"\._modules\['([^']+)'\]")  # an item of what holds a module's children
 
 
 def call_backend(
@@ -26,12 +32,32 @@ def call_backend(
 ) -> Callable[..., Any]:
     """What `backend` makes of the graph. Where it assumes something of a size, so does the captured program.
 
-    Raises BackendError (DM406) for an assumption that cannot be told in our terms.
+    Raises BackendError: DM406 for an assumption that cannot be told in our terms, DM411 in the check mode for
+    what computes something else than the graph.
     """
     gm = with_operators(gm)
-    for node in gm.graph.nodes:
-        if (where := node.meta.get("where")) is not None:  # as torch.fx's own tools show and hand it on
+    for node in gm.graph.nodes:  # as torch.fx's own tools show and hand it on
+        if (where := node.meta.get("where")) is not None:
             node.stack_trace = where.entry()
+            paths = [(_TABLE.sub(r".\1", path), cls) for path, cls in node.meta.get("modules", ())]
+            node.meta["nn_module_stack"] = {path: (path, cls) for path, cls in paths}
+            node.meta["source_fn_stack"] = [(node.name, node.target)]
+    before = copy_of(gm) if config.check else None  # the backend may rewrite it
+    compiled = _called(backend, gm, examples)
+    if before is None:
+        return compiled
+    try:
+        graded = [isinstance(x, torch.Tensor) and x.requires_grad for x in examples]
+        check_traced(before, examples, graded, lambda _: compiled)
+    except InternalError as error:
+        cause = f"{error.what}: {error.why}"
+        raise BackendError(
+            "DM411", "a backend made another program of a graph", why=cause, cure="mend the backend"
+        ) from None
+    return compiled
+
+
+def _called(backend: Callable[..., Any], gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     if not any(map(is_size, placeholders)):
         return backend(gm, list(examples))

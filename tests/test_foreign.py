@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -99,3 +101,46 @@ def test_nodes_have_the_lines_of_the_program():
     dynamotor.compile(program, backend=backend)(torch.randn(4, 3, 2), torch.randn(6, 5))
     assert len(seen) > 3 and all(f'File "{__file__}", line' in trace for trace in seen)
     assert "in program\n    h = torch.nn.functional.gelu" in seen[0]
+
+
+def test_nodes_know_the_modules_that_they_are_of():
+    class Inner(torch.nn.Module):
+        def forward(self, x):
+            return torch.relu(x)
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Inner()
+
+        def forward(self, x):
+            return self.block(x) + 1
+
+    seen = {}
+
+    def backend(gm, inputs):
+        calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
+        seen.update({node.name: node.meta["nn_module_stack"] for node in calls})
+        return gm.forward
+
+    dynamotor.compile(Outer(), backend=backend)(torch.randn(3))
+    inner, outer = seen.values()
+    assert [cls for _, cls in inner.values()] == [Outer, Inner] and "self.block" in inner
+    assert [cls for _, cls in outer.values()] == [Outer]
+
+
+def test_the_check_mode_tells_a_backend_that_computes_something_else():
+    def wrong(gm, inputs):
+        for node in gm.graph.nodes:
+            node.target = operator.add if node.target is operator.mul else node.target
+        gm.recompile()
+        return gm.forward
+
+    def double(x):
+        return x * 3
+
+    x = torch.randn(4)
+    with pytest.raises(dynamotor.BackendError, match="DM411"):
+        dynamotor.compile(double, backend=wrong, options={"check": True})(x)
+    right = dynamotor.compile(double, backend=lambda gm, inputs: gm.forward, options={"check": True})
+    torch.testing.assert_close(right(x), x * 3)

@@ -34,6 +34,7 @@ class GraphBuilder:
         )
         self.gathers = False  # numbers in tensors index other tensors without being read (`flex_attention`)
         self.snapshots: list[fx.Node] = []  # copies of numbers that may be handed on
+        self.modules: tuple[tuple[str, type], ...] = ()  # whose `forward` runs, outermost first: path, class
         self._where = where
         self._last_input: fx.Node | None = None
         self._names: dict[str, int] = {}
@@ -85,6 +86,7 @@ class GraphBuilder:
         self.n_calls += 1
         node.meta["val"] = val
         node.meta["where"] = self._where()
+        node.meta["modules"] = self.modules
         if self.recompute:
             node.meta["recompute"] = True
         return node

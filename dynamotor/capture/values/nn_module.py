@@ -51,10 +51,16 @@ class NNModuleValue(UserObject):
 
     # Calls --------------------------------------------------------------------------------------------------
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if self._plain_call(trace):
-            return trace.tail_call(self.getattr(trace, "forward"), args, kwargs)
-        initialise(trace, self, args, kwargs)
-        return super().call(trace, args, kwargs)
+        plain, graph = self._plain_call(trace), trace.graph
+        if not plain:
+            initialise(trace, self, args, kwargs)
+        outer, graph.modules = graph.modules, (*graph.modules, (str(self.source), self.cls))
+        try:
+            if plain:
+                return trace.tail_call(self.getattr(trace, "forward"), args, kwargs)
+            return super().call(trace, args, kwargs)
+        finally:
+            graph.modules = outer
 
     def _plain_call(self, trace: Trace) -> bool:
         """Whether `module(...)` is `module.forward(...)`: nothing overridden, no hooks, not compiled on its
