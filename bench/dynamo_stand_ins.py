@@ -22,8 +22,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import dynamotor
-from dynamotor import BackendError, CaptureError, UsageError
+from dynamotor import _C, BackendError, CaptureError, UsageError
 from dynamotor.api import plain
+from dynamotor.base import events
 
 from .rows_of_tests import (  # noqa: F401
     pytest_collection_modifyitems,
@@ -71,8 +72,21 @@ def optimize(
     disable: bool = False,
     **_hooks: Any,
 ) -> Any:
-    """`torch._dynamo.optimize`: a decorator. Its hooks on guards are Dynamo's own."""
-    return functools.partial(compile, backend=backend, fullgraph=nopython, dynamic=dynamic, disable=disable)
+    """`torch._dynamo.optimize`: a decorator, or a region. Its hooks on guards are Dynamo's own."""
+    return _Region(compile, backend=backend, fullgraph=nopython, dynamic=dynamic, disable=disable)
+
+
+class _Region(functools.partial):  # type: ignore[type-arg]
+    """`with optimize(backend):`, the form of 2022: functions that are entered inside are compiled, as those are
+    that a break enters."""
+
+    def __enter__(self) -> None:
+        assert not _config.raise_on_ctx_manager_usage
+        frames = self(lambda: None).miss.__self__.inner
+        self.before = _C.set_frame_hook(frames._hook)
+
+    def __exit__(self, *_: object) -> None:
+        _C.set_frame_hook(self.before)
 
 
 def optimize_assert(backend: Any, *, dynamic: bool | None = None, **hooks: Any) -> Any:
@@ -118,7 +132,7 @@ def export(f: Callable[..., Any], *extra: Any, aten_graph: bool = False, **how: 
         gm, inputs, outs = kept or (torch.fx.symbolic_trace(lambda: ()), (), ())
         if aten_graph and kept:
             with torch.fx.traceback.preserve_node_meta():
-                gm = make_fx(gm, how.get("decomposition_table"))(*inputs)
+                gm = make_fx(torch.fx.Interpreter(gm).run, how.get("decomposition_table"))(*inputs)
         return torch._dynamo.eval_frame.ExportResult(_again(gm, inputs, outs, result, (args, kwargs)), [])
 
     if extra:  # as it was called in 2022
@@ -153,7 +167,20 @@ def _again(gm: Any, inputs: Any, outs: Any, result: Any, given: Any) -> Any:
     return call
 
 
+def _count(event: events.Event) -> None:
+    """What torch._dynamo.utils.counters says of a capture or a break, said of ours."""
+    theirs = torch._dynamo.utils.counters
+    if event.kind == "break":
+        theirs["graph_break"][event.data["reason"].what] += 1
+        return
+    theirs["frames"].update(("total", "ok"))
+    if event.data["graph"] is not None:
+        calls = [node for node in event.data["graph"].graph.nodes if node.op.startswith("call")]
+        theirs["stats"].update({"unique_graphs": 1, "calls_captured": len(calls)})
+
+
 def _stand_in() -> None:
+    events.subscribe(_count, "capture", "break")
     names = {
         "optimize": optimize,
         "optimize_assert": optimize_assert,

@@ -137,7 +137,7 @@ def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
     trace, stack = frame.trace, frame.stack
     named = stack.pop() if instr.arg & 1 else None
     unsupported_if(
-        type(stack[-1]) is Constant and not trace.has_special(stack[-1], "__iter__"),
+        not trace.can_iterate(stack[-1]),
         "unsupported-call",
         "a call with * of what cannot be iterated",
     )
@@ -274,6 +274,11 @@ def reraise(frame: Frame, instr: Instr, target: int) -> None:
 def check_exc_match(frame: Frame, instr: Instr, target: int) -> None:
     kinds, cls = frame.stack.pop().as_constant(), frame.stack[-1].python_type()
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    unsupported_if(
+        not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds),
+        "unsupported-call",
+        "`except` of what is no class of exceptions",
+    )
     frame.stack.append(Constant(any(frame.trace.derives(cls, kind) for kind in kinds)))
 
 

@@ -9,6 +9,7 @@ Everything that is looked up on a class goes through `type_attr`, which guards i
 from __future__ import annotations
 
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,10 @@ def _keep(error: Any, **members: Value) -> None:
     error.slots.update(members)
 
 
+def _fits(number: Any, least: int) -> bool:
+    return type(number) is int and least <= number <= sys.maxsize and number != -1
+
+
 # What CPython says of an object whose class lacks a special method.
 _LACKS = {
     "__call__": "'{}' object is not callable",
@@ -79,6 +84,13 @@ _LACKS = {
     "__abs__": "bad operand type for abs(): '{}'",
     "__round__": "type {} doesn't define __round__ method",
 }
+
+# What special methods must give, where CPython looks: another class, or what is out of range, has errors of its own.
+_GIVES: dict[str, type] = {
+    "__bool__": bool, "__len__": int, "__hash__": int, "__index__": int, "__int__": int, "__float__": float,
+    "__complex__": complex, "__str__": str, "__repr__": str, "__format__": str, "__bytes__": bytes,
+}  # fmt: skip
+_LEAST = {"__len__": 0, "__hash__": -sys.maxsize}
 
 
 class Protocol:
@@ -159,7 +171,17 @@ class Protocol:
             raise self.error(
                 TypeError, _LACKS.get(name, "'{}' object does not support " + name).format(c_name(cls))
             )
-        return self.tail_call(self.bind(raw, name, value, cls), args, kwargs)
+        method = self.bind(raw, name, value, cls)
+        if name not in _GIVES or isinstance(value, TensorValue):
+            return self.tail_call(method, args, kwargs)
+        found = self.call(method, args, kwargs)
+        small = type(found) is Constant and name in _LEAST and not _fits(found.value, _LEAST[name])
+        unsupported_if(
+            found.python_type() is not _GIVES[name] or small,
+            "unsupported-call",
+            f"{name} of {value.describe()} gives {found.describe()}",
+        )
+        return found
 
     # Attributes ---------------------------------------------------------------------------------------------
     def generic_getattr(self, value: Value, name: str) -> Value:
@@ -329,6 +351,14 @@ class Protocol:
             "unsupported-call",
             f"{op.__name__} of {lcls.__name__} and {rcls.__name__}",
         )
+        unsupported_if(
+            op is operator.mul
+            and any(
+                issubclass(v.python_type(), int) < self.has_special(v, "__index__") for v in (left, right)
+            ),
+            "unsupported-call",
+            "a sequence is multiplied by what is no int",
+        )
         raise self.error(TypeError, refusal(op, augmented, c_name(lcls), c_name(rcls)))
 
     def generic_binary(
@@ -415,6 +445,11 @@ class Protocol:
         """`__iter__`, else the `__getitem__` sequence protocol."""
         if self.has_special(value, "__iter__"):
             result = self.call_special(value, "__iter__", [], {})
+            unsupported_if(
+                not isinstance(result, Iterator) and not self.has_special(result, "__next__"),
+                "unsupported-call",
+                f"__iter__ of {value.describe()} gives {result.describe()}",
+            )
             return ObjectIterator(result) if not isinstance(result, Iterator) else result
         if self.has_special(value, "__getitem__"):
             return IndexIterator(value)
@@ -422,9 +457,13 @@ class Protocol:
 
     def must_iterate(self, value: Value, message: str) -> None:
         """Raise with this message where a value has no way to be iterated."""
-        own = type(value).iterate not in (Value.iterate, Constant.iterate)
-        if not own and not self.has_special(value, "__iter__") and not self.has_special(value, "__getitem__"):
+        if not self.can_iterate(value):
             raise self.error(TypeError, message.format(c_name(value.python_type())))
+
+    def can_iterate(self, value: Value) -> bool:
+        """Whether a value has a way to be iterated."""
+        own = type(value).iterate not in (Value.iterate, Constant.iterate)
+        return own or self.has_special(value, "__iter__") or self.has_special(value, "__getitem__")
 
 
 _OBJECT_ORDER = frozenset((object.__lt__, object.__le__, object.__gt__, object.__ge__))  # type: ignore[operator]

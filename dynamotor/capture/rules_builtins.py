@@ -109,19 +109,15 @@ register_all(
         ),
         (
             (hasattr,),
-            lambda trace, args, kwargs: Constant(
-                trace.getattr_or_none(args[0], args[1].as_constant()) is not None
-            ),
+            lambda trace, args, kwargs: Constant(trace.getattr_or_none(args[0], _name(args[1])) is not None),
         ),
         (
             (setattr,),
-            lambda trace, args, kwargs: (
-                args[0].setattr(trace, args[1].as_constant(), args[2]) or Constant(None)
-            ),
+            lambda trace, args, kwargs: args[0].setattr(trace, _name(args[1]), args[2]) or Constant(None),
         ),
         (
             (delattr,),
-            lambda trace, args, kwargs: args[0].delattr(trace, args[1].as_constant()) or Constant(None),
+            lambda trace, args, kwargs: args[0].delattr(trace, _name(args[1])) or Constant(None),
         ),
         ((any,), lambda trace, args, kwargs: Constant(any(map(trace.truth, _items(trace, args[0]))))),
         ((all,), lambda trace, args, kwargs: Constant(all(map(trace.truth, _items(trace, args[0]))))),
@@ -133,7 +129,8 @@ register_all(
         (
             (str.join,),
             lambda trace, args, kwargs: trace.real_call(
-                args[0].as_constant().join, constants(args[1].unpack(trace))
+                args[0].as_constant().join,
+                constants(list(_items(trace, args[1], "can only join an iterable"))),
             ),
         ),
         ((map,), lambda trace, args, kwargs: MapIterator(args[0], *[a.iterate(trace) for a in args[1:]])),
@@ -261,11 +258,19 @@ def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return trace.make(args[0].python_type())
 
 
+def _name(value: Value) -> str:
+    """The name of an attribute; what is no text has an error of its own."""
+    unsupported_if(
+        value.python_type() is not str, "unsupported-call", f"an attribute is named by {value.describe()}"
+    )
+    return value.as_constant()
+
+
 @builtin_rule(getattr)
 def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 2:
-        return args[0].getattr(trace, args[1].as_constant())
-    found = trace.getattr_or_none(args[0], args[1].as_constant())
+        return args[0].getattr(trace, _name(args[1]))
+    found = trace.getattr_or_none(args[0], _name(args[1]))
     return args[2] if found is None else found
 
 
@@ -385,7 +390,7 @@ def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return trace.real_call(format, value.value, spec)
     raw = trace.type_attr(value.python_type(), "__format__")
     if isinstance(raw, types.FunctionType):
-        return trace.call(trace.bind(raw, "__format__", value, value.python_type()), [Constant(spec)])
+        return trace.call_special(value, "__format__", [Constant(spec)], {})
     if isinstance(value, UserObject) and isinstance(value.base, Constant):
         return trace.real_call(format, value.base.value, spec)
     if spec and raw is object.__format__:
@@ -512,8 +517,9 @@ def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
-def _items(trace: Trace, value: Value) -> Iterable[Value]:
+def _items(trace: Trace, value: Value, refusal: str = "'{}' object is not iterable") -> Iterable[Value]:
     """The items of an iterable, one step after the other."""
+    trace.must_iterate(value, refusal)
     iterator = value.iterate(trace)
     while (item := iterator.next(trace)) is not None:
         yield item
@@ -543,7 +549,11 @@ builtin_rule(max)(functools.partial(_extreme, max, operator.gt))
 def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
     """The items in sorted order; stable, with `key` and `reverse`."""
     key = kwargs.get("key")
-    reverse = trace.truth(kwargs["reverse"]) if "reverse" in kwargs else False
+    given = kwargs.get("reverse", Constant(False))
+    unsupported_if(
+        not issubclass(given.python_type(), int), "unsupported-call", f"reverse={given.describe()} of a sort"
+    )
+    reverse = trace.truth(given)
     keys = items if is_none(key) else [trace.call(key, [item]) for item in items]  # type: ignore[arg-type]
     if all_constant(keys):
         real = [k.as_constant() for k in keys]

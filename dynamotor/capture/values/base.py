@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.registry import MaybeNone, Registry
-from ..breaks import OfTrace, unsupported
+from ..breaks import OfTrace, unsupported, unsupported_if
 from ..guards import IdIs
 from ..source import Source
 
@@ -157,6 +157,8 @@ class Value:
 
     def delitem(self, trace: Trace, key: Value) -> None:
         """`del self[key]`."""
+        lacks = not trace.has_special(self, "__delitem__")
+        unsupported_if(lacks, "unsupported-mutation", f"an item of {self.describe()} is deleted")
         trace.call_special(self, "__delitem__", [key], {})
 
     def contains(self, trace: Trace, item: Value) -> Value:
@@ -229,6 +231,8 @@ class ObjectKey:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
+        if type(other) in (int, float, bool, str, bytes):
+            return self.trace.equal(self.value, self.trace.make(other))
         return isinstance(other, ObjectKey) and self.trace.equal(self.value, other.value)
 
 

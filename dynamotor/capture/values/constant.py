@@ -134,7 +134,9 @@ class Constant(Value):
     def contains(self, trace: Trace, item: Value) -> Value:
         if self.is_plain and item.is_constant() and not item.symbolic:
             return trace.real_call(operator.contains, self.value, item.as_constant())
-        if self.is_plain and isinstance(self.value, tuple | frozenset | range):
+        if self.is_plain and isinstance(self.value, frozenset):
+            return trace.fresh(set(self.value)).contains(trace, item)
+        if self.is_plain and isinstance(self.value, tuple | range):
             return Constant(any(trace.equal(item, v) for v in self.unpack(trace)))
         base = getattr(item, "base", None)
         if self.is_plain and isinstance(base, Constant):

@@ -31,7 +31,7 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
     if isinstance(raw, types.FunctionType):
         if raw.__code__.co_filename == dataclasses.__file__ and hasattr(raw, "__wrapped__"):
             return trace.call(trace.make(raw.__wrapped__), [value])  # without the check for recursion by id()
-        return trace.call(trace.bind(raw, name, value, cls), [])
+        return trace.call_special(value, name, [], {})
     if isinstance(value, UserObject) and issubclass(cls, BaseException):
         items = value.getattr(trace, "args").unpack(trace)
         if name == "__str__":

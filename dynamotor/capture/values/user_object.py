@@ -54,9 +54,7 @@ class UserObject(Value):
             return self.base.hash_key(trace)
         trace.raise_if(hasher is None, TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
-            return ObjectKey(
-                trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant()
-            )
+            return ObjectKey(trace, self, trace.call_special(self, "__hash__", [], {}).as_constant())
         return super().hash_key(trace)
 
     # Attributes ---------------------------------------------------------------------------------------------
