@@ -32,22 +32,18 @@ if TYPE_CHECKING:
     from .effects import Effects
     from .reader import Reader
 
-_trusted_classes: dict[type, bool] = {object: True}
+_trusted_classes: set[type] = {object}  # users' classes may go, with all that they close over
 
 
 def trusted_class(cls: type) -> bool:
     """Whether a class and all its bases are taken as constant: builtins, the standard library, torch except
     its modules.
     """
-    known = _trusted_classes.get(cls)
-    if known is None:
-        known = all(
-            trusted_module(k.__module__) and not k.__module__.startswith("torch.nn.modules")
-            for k in cls.__mro__
-        )
-        if len(_trusted_classes) > 10_000:
-            _trusted_classes.clear()
-        _trusted_classes[cls] = known
+    known = cls in _trusted_classes or all(
+        trusted_module(k.__module__) and not k.__module__.startswith("torch.nn.modules") for k in cls.__mro__
+    )
+    if known:
+        _trusted_classes.add(cls)
     return known
 
 

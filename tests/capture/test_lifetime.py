@@ -173,3 +173,22 @@ def test_what_a_frame_held_that_an_exception_left_is_given_back_with_the_excepti
         assert [one() for one in held] == [None, None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_what_a_local_class_closes_over_is_freed(backend):
+    """A class was remembered as not trusted, with the functions of its body and their cells."""
+
+    def run():
+        linear = torch.nn.Linear(4, 4)
+
+        class Local(torch.nn.Module):
+            def forward(self, x):
+                return linear(x)
+
+        dynamotor.compile(Local(), backend=backend)(torch.randn(3, 4))
+        return weakref.ref(linear)
+
+    linear = run()
+    gc.collect()
+    assert linear() is None
