@@ -1,4 +1,4 @@
-"""`matmul` of tensors whose sizes are symbols. Before 2.13 PyTorch's own asks for plain numbers, and so does
+"""`matmul` and `grid_sampler` of tensors whose sizes are symbols. Before 2.13 PyTorch's own asks for plain numbers, and so does
 all that calls it in C++: `linear` without a bias, attention by plain products. One way serves all versions.
 
 A dispatch key of its own finds these tensors wherever C++ calls it; other ops fall through the key.
@@ -23,6 +23,7 @@ def extra_keys() -> torch._C.DispatchKeySet:
     _libraries.extend(torch.library.Library(of, "IMPL", _NAME) for of in ("_", "aten"))
     _libraries[0].fallback(torch.library.fallthrough_kernel)
     _libraries[1].impl("matmul", matmul)
+    _libraries[1].impl("grid_sampler", grid_sampler)
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_NAME))
 
 
@@ -40,3 +41,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     batch: list[Any] = [m if n == 1 else n for n, m in sizes][::-1]
     result = torch.bmm(*[x.expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (a, b)])
     return _view(result, (*batch, a.shape[-2], b.shape[-1]))
+
+
+def grid_sampler(x: torch.Tensor, grid: torch.Tensor, *how: Any) -> torch.Tensor:
+    """The op of so many dimensions; the composite asks for plain numbers, and on a GPU may take cuDNN's."""
+    if x.dim() == grid.dim() and x.dim() in (4, 5) and x.device.type == "cpu":
+        op = torch.ops.aten.grid_sampler_2d if x.dim() == 4 else torch.ops.aten.grid_sampler_3d
+        return op(x, grid, *how)
+    with torch._C._ExcludeDispatchKeyGuard(extra_keys()):
+        return torch.grid_sampler(x, grid, *how)

@@ -114,6 +114,12 @@ def _convolution(
             require(n + 2 * p >= d * (k - 1) + 1)
 
 
+@demand(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def _grid_sampler(x: TensorSpec, grid: TensorSpec, *how: Any) -> None:
+    _equal((x.shape[0], len(x.shape) - 2), (grid.shape[0], grid.shape[-1]))
+    require(all(n > 0 for n in x.shape[2:]))
+
+
 @demand(aten.native_layer_norm.default)
 def _layer_norm(x: TensorSpec, shape: Sequence[Any], *parameters: Any) -> None:
     for one in parameters[:2]:

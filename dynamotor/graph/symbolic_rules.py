@@ -670,6 +670,14 @@ register_all(
             lambda grad, size, input_size, *args: tuple(input_size),
         ),
         (
+            (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default),
+            lambda x, grid, *how: (*x.shape[:2], *grid.shape[1:-1]),
+        ),
+        (
+            (aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default),
+            lambda grad, x, grid, *how: [x.shape, grid.shape],
+        ),
+        (
             (
                 aten.full.default,
                 aten.empty.memory_format,

@@ -603,3 +603,23 @@ def test_tensors_of_sizes_take_every_size() -> None:
         counters["capture"].clear()
         check(fn, [(torch.rand(n),) for n in (3, 5, 7, 9)])
         assert counters["capture"]["graphs"] == programs
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_one_program_samples_grids_of_all_sizes(dims):
+    def sample(x, grid):
+        return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
+    compiled = dynamotor.compile(sample, backend="aot_eager")
+    counters.clear()
+    for n in (4, 5, 7):
+        x = torch.randn(2, 3, *[6] * dims, requires_grad=True)
+        grid = (torch.rand(2, *[n + k for k in range(dims)], dims) * 2 - 1).requires_grad_()
+        found = [
+            (out, *torch.autograd.grad(out.square().sum(), (x, grid)))
+            for out in (compiled(x, grid), sample(x, grid))
+        ]
+        torch.testing.assert_close(*found)
+    assert counters["frames"]["captured"] == 2
+    with pytest.raises(RuntimeError, match="same batch size"):
+        compiled(torch.randn(3, 3, *[6] * dims), torch.rand(2, *[5] * dims, dims))
