@@ -7,15 +7,16 @@ own (resume.py).
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from .breaks import Unsupported, unsupported_if
 from .bytecode import localsplus_names
 from .inner_frames import InnerFrames
-from .interpreter import Frame, run_frame
+from .interpreter import Frame, GeneratorValue, run_frame
 from .ops_control import HandledValue
 from .output import Codegen
 from .resume import (
@@ -38,8 +39,11 @@ from .values.traceback import lacks_traceback
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 
-def cut_points(stop: Unsupported) -> list[tuple[int, int]]:
-    """Where the stack of frames can be cut, innermost first: (number of frames kept, instruction count)."""
+def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[tuple[int, int]]:
+    """Where the stack of frames can be cut, innermost first: (number of frames kept, instruction count). The
+    last ones are where the first of the generators that wait was made: a `with` of a context manager written
+    as one is entered by CPython then, and what is inside of it is captured on its own.
+    """
     points: list[tuple[int, int]] = []
     if stop.whole or stop.reason.kind == "finalizer":  # where references go is known to CPython alone
         return points
@@ -47,6 +51,13 @@ def cut_points(stop: Unsupported) -> list[tuple[int, int]]:
     read = stop.read_at  # the rest of an outer frame takes what was read as a constant
     if len(read) < len(places) and all(a is b for (a, _), (b, _) in zip(read, places)):
         places = list(read) or places
+    waiting = next((g for g in generators if g.frame.started and not g.finished), None)
+    made = [] if waiting is None else [at for at in waiting.made if at[0].code.co_filename != contextlib.__file__]
+    return [*_resumable(places), *_resumable(made)]
+
+
+def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:
+    points: list[tuple[int, int]] = []
     for depth, (frame, step) in enumerate(places):
         if not frame.tail or frame.generator or why_not_resumable(frame.code) is not None:
             break

@@ -604,7 +604,7 @@ class Compiler:
     ) -> Captured:
         """Capture up to the break, or nothing when no frame can be cut."""
         inner = None if stop.reason.kind in ("disabled", "transform") else self.inner
-        for depth, step in cut_points(stop):
+        for depth, step in cut_points(stop, failed.generators):
             with preserved_modes():
                 trace = Trace(
                     break_at=step,

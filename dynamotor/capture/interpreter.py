@@ -172,6 +172,7 @@ def _inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[s
     if flags & _GENERATOR:
         frame.generator = True
         generator = GeneratorValue(frame)
+        generator.made = [(frame, frame.step_at) for frame in trace.frames]
         trace.generators.append(generator)
         return generator
     if flags & _ASYNC:
@@ -218,7 +219,8 @@ ITERATORS: dict[types.CodeType, type] = {}  # what generators of ours stand for,
 class GeneratorValue(Iterator):
     """A generator: a frame that is stepped."""
 
-    __slots__ = ("frame", "finished", "running")
+    __slots__ = ("frame", "finished", "running", "made")
+    made: list[tuple[Frame, int]]  # the frames that it was made in, and their steps then
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dynamotor
+from dynamotor.base.events import counters
 
 log = []
 
@@ -71,3 +73,60 @@ def test_a_generator_made_before_a_break():
 
 def test_the_choice_of_attention_kernels():
     assert check(attention, torch.randn(1, 2, 4, 8)) == 1
+
+
+@contextlib.contextmanager
+def told(said, swallows=()):
+    said.append("in")
+    try:
+        yield said
+    except swallows as error:
+        said.append(str(error))
+    finally:
+        said.append("out")
+
+
+def in_one_region(x, said, fails):
+    x = x + 1
+    with told(said, ValueError):
+        x = x * 2
+        if x.sum() > 0:
+            x = x + 3
+        said.append("body")
+        if fails:
+            raise fails("no")
+        x = x.relu()
+    return x - 1
+
+
+def in_two_regions(x, said, fails):
+    with torch.no_grad(), told(said) as outer:
+        y = x.sin()
+        with told(outer, ValueError):
+            if y.sum() > 0:
+                y = y + 3
+            if fails:
+                raise fails("no")
+        y = y.cos()
+    return x * y
+
+
+@pytest.mark.parametrize("fn", [in_one_region, in_two_regions])
+@pytest.mark.parametrize("fails", [None, ValueError, KeyError])
+def test_a_break_inside_of_a_region_is_cut_around(fn, fails):
+    """The whole function ran in eager, since a suspended generator cannot be rebuilt."""
+    compiled = dynamotor.compile(fn, backend="eager")
+    counters.clear()
+    for value in (1.0, -4.0, 2.0):
+        x = torch.full((3,), value, requires_grad=True)
+        found = []
+        for run in (compiled, fn):
+            said = []
+            try:
+                result = run(x, said, fails)
+                found.append((result.tolist(), result.requires_grad, torch.is_grad_enabled(), said))
+            except KeyError as error:
+                found.append((str(error), torch.is_grad_enabled(), said))
+        assert found[0] == found[1]
+    assert counters["capture"]["graphs"] >= 2
+    assert not counters["frames"]["eager"] and not counters["frames"]["recompiled"] > 3
