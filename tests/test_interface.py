@@ -326,3 +326,42 @@ def test_run_inside_of_a_graph():
     inner = dynamotor.run(lambda y: y.sin() * 10)
     compiled = dynamotor.compile(lambda y: inner(y) + 1, fullgraph=True, backend="eager")
     assert compiled(x).equal(x.sin() * 10 + 1)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, y):
+        return self.linear(y.sigmoid())
+
+
+@dynamotor.disable
+class DisabledBlock(Block):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("block", "graphs"),
+    [
+        (lambda: dynamotor.disable(Block()), 2),
+        (DisabledBlock, 2),
+        (lambda: dynamotor.disable(recursive=False)(Block()), 3),
+    ],
+)
+def test_a_disabled_module_stays_a_module(block, graphs):
+    model = torch.nn.Sequential(Block(), block(), Block())
+    model[1].register_forward_pre_hook(lambda module, args: (args[0].tanh(),))
+    assert graphs_and_breaks(model)[0] == graphs
+    assert isinstance(model[1], Block) and "1.linear.weight" in model.state_dict()
+
+
+def test_all_dimensions_stay_numbers():
+    compiled = dynamotor.compile(plain, backend="eager")
+    counters.clear()
+    for rows in (2, 3, 4, 5):
+        y = torch.randn(rows, 4)
+        dynamotor.mark_static(y)
+        compiled(y)
+    assert counters["capture"]["graphs"] == 4

@@ -41,11 +41,14 @@ class _Disable:
             fn.__dict__[_MARK] = self.recursive
             builtin_rules.pop(fn, None)
             return fn
+        if isinstance(fn, torch.nn.Module):  # which stays a module: its call is what is left alone
+            fn.__dict__[_MARK] = self.recursive
+            return fn
+        if isinstance(fn, type):
+            fn.__call__ = self(_plain_function(fn.__call__))  # type: ignore[operator]
+            return fn
 
-        @functools.wraps(fn, updated=())
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return fn(*args, **kwargs)
-
+        run = _plain_function(fn)
         run.__dict__[_MARK] = self.recursive
         return run  # type: ignore[return-value]
 
@@ -56,9 +59,19 @@ class _Disable:
         self.stance.__exit__(*error)
 
 
+def _plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as a function of its own, so that a mark is not one of what others call, too."""
+
+    @functools.wraps(fn, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return call
+
+
 def disable(fn: F | None = None, *, recursive: bool = True) -> Any:
-    """Mark a function: compiled code calls it as it is, outside of any graph. Also a decorator, with and
-    without a call, and without a function a context manager.
+    """Mark a function, a module or the instances of a class: compiled code calls it as it is, outside of any
+    graph. Also a decorator, with and without a call, and without a function a context manager.
 
     recursive: what it calls runs as it is too; False: functions that it calls are captured on their own.
     """

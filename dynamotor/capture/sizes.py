@@ -680,11 +680,12 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, *, min: int | None = None, max:
     tensor.__dict__.setdefault("_dynamo_dynamic_range", set()).add(DimRange(dim, min, max))
 
 
-def mark_static(tensor: torch.Tensor, dim: int) -> None:
-    """Keep a dimension a number: every size of it is a program of its own. Raises IndexError as
+def mark_static(tensor: torch.Tensor, dim: int | None = None) -> None:
+    """Keep a dimension, or all, numbers: every size is a program of its own. Raises IndexError as
     `mark_dynamic`.
     """
-    tensor.__dict__.setdefault("_dynamo_static_indices", set()).add(_checked(tensor, dim))
+    dims = range(tensor.dim()) if dim is None else (_checked(tensor, dim),)
+    tensor.__dict__.setdefault("_dynamo_static_indices", set()).update(dims)
 
 
 def _checked(tensor: torch.Tensor, dim: int) -> int:

@@ -71,6 +71,10 @@ class NNModuleValue(UserObject):
             return False
         if self.instance_attr(trace, "_call_impl") is not None:
             return False
+        mark = self.instance_attr(trace, "_dynamotor_disabled")
+        if mark is not None:
+            kind = "disabled" if mark.as_constant() else "unsupported-call"
+            raise unsupported(kind, f"{self.describe()} is marked with dynamotor.disable")
         compiled = self.instance_attr(trace, "_compiled_call_impl")
         if not is_none(compiled):
             return False
