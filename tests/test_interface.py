@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -365,3 +367,26 @@ def test_all_dimensions_stay_numbers():
         dynamotor.mark_static(y)
         compiled(y)
     assert counters["capture"]["graphs"] == 4
+
+
+def test_a_custom_function_is_allowed_in_the_graph():
+    @dynamotor.allow_in_graph
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            warnings.filterwarnings("ignore", "what no graph holds")
+            ctx.rows = x.size(0)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.rows
+
+    def program(x):
+        return Scaled.apply(x.sin()).cos()
+
+    given = x.clone().requires_grad_()
+    for backend in ("eager", "native"):
+        compiled = dynamotor.compile(program, backend=backend, fullgraph=True)
+        found = [torch.autograd.grad(run(given).sum(), given)[0] for run in (compiled, program)]
+        torch.testing.assert_close(*found)

@@ -52,7 +52,11 @@ def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[
     if len(read) < len(places) and all(a is b for (a, _), (b, _) in zip(read, places)):
         places = list(read) or places
     waiting = next((g for g in generators if g.frame.started and not g.finished), None)
-    made = [] if waiting is None else [at for at in waiting.made if at[0].code.co_filename != contextlib.__file__]
+    made = (
+        []
+        if waiting is None
+        else [at for at in waiting.made if at[0].code.co_filename != contextlib.__file__]
+    )
     return [*_resumable(places), *_resumable(made)]
 
 

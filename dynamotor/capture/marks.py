@@ -45,7 +45,7 @@ class _Disable:
             fn.__dict__[_MARK] = self.recursive
             return fn
         if isinstance(fn, type):
-            fn.__call__ = self(_plain_function(fn.__call__))  # type: ignore[operator]
+            fn.__call__ = self(_plain_function(fn.__call__))  # type: ignore[operator, method-assign]
             return fn
 
         run = _plain_function(fn)

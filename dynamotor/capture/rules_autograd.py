@@ -19,7 +19,7 @@ from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .polyfills import autograd_function as polyfills
-from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule
+from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
@@ -34,6 +34,8 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, args = args[0], args[1:]
     if not isinstance(cls, ClassValue) or kwargs:
         raise _refused(cls, "its arguments are not tensors and constants")
+    if cls.value in builtin_rules:  # `allow_in_graph`: it is not looked into
+        return torch_call(trace, cls.value.apply, args, {})
     if not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
         return _without_gradient(trace, cls, args)
     for arg in args:

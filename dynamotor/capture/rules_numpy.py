@@ -40,6 +40,7 @@ from .values.tensor import TensorValue, torch_call
 _PLAIN = (int, float, complex, bool, str, type(None))
 _SCALARS: tuple[type, ...] = tuple({np.dtype(code).type for code in "?bhilqBHILQefdFD"})
 _CALLABLES: tuple[type, ...] = (np.ufunc, type(np.prod))
+PURE_TYPES.update(type(np.dtype(scalar)) for scalar in _SCALARS)
 PURE_TYPES.update(base for scalar in _SCALARS for base in scalar.__mro__ if base is not object)
 
 
@@ -51,13 +52,17 @@ def _wrap_scalar(trace: Trace, source: Any, obj: Any) -> Value:
 
 
 wrap_held(Builtin, *_CALLABLES)
+wrap_held(Constant, *{type(np.dtype(scalar)) for scalar in _SCALARS})
 
 
 def _is_plain(obj: Any) -> bool:
     return (
         all(map(_is_plain, obj))
         if isinstance(obj, tuple | list)
-        else isinstance(obj, _PLAIN + _SCALARS) or obj in _SCALARS or isinstance(obj, type) and obj in _PLAIN
+        else isinstance(obj, (*_PLAIN, *_SCALARS, np.dtype))
+        or obj in _SCALARS
+        or isinstance(obj, type)
+        and obj in _PLAIN
     )
 
 
@@ -131,15 +136,25 @@ def _of_arrays(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value
         return found
     if isinstance(fn, np.ufunc) and fn.__name__ in _UFUNCS and len(args) == fn.nin and not kwargs:
         target, kinds = _UFUNCS[fn.__name__]
-        refuse_if(
-            target in _BOTH_TENSORS and not all(type(a) is ArrayValue for a in args),
-            f"{fn.__name__} of an array and a number",
-        )
+        if target in _BOTH_TENSORS:
+            args = [ArrayValue.of(a) for a in _tensors_of(trace, args, kinds)]
         return compute(trace, target, args, kinds)
     rule = _FUNCTIONS.get(fn)
     if rule is None:
         raise refused(f"{fn.__name__} of arrays", "there is no rule for it")
     return rule(trace, args, kwargs)
+
+
+def _tensors_of(trace: Trace, args: list[Value], kinds: frozenset[torch.dtype]) -> list[Value]:
+    """Operands with tensors in the place of numbers."""
+    given = operands_of(trace, args, kinds)
+    dtype = Constant(next(a.example.dtype for a in given if isinstance(a, TensorValue)))
+    return [
+        a
+        if isinstance(a, TensorValue)
+        else torch_call(trace, torch.full, [Constant(()), a], {"dtype": dtype})
+        for a in given
+    ]
 
 
 _BOTH_TENSORS = frozenset((torch.maximum, torch.minimum, torch.arctan2, torch.hypot))
@@ -155,6 +170,8 @@ def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Valu
             found = on_known(trace, getattr(np, name), args, kwargs)
             if found is not None:
                 return found
+            if parameters == ("axes",) and len(args) > 2:
+                args = [args[0], trace.make_tuple(args[1:])]
             given = dict(zip(("a", *parameters), args))
             refuse_if(
                 len(args) > len(parameters) + 1
@@ -209,6 +226,7 @@ _reduction("sum", torch.sum, ANY)
 _reduction("mean", torch.mean, FLOATS)
 _reduction("max", torch.amax, _NUMBERS)
 _reduction("min", torch.amin, _NUMBERS)
+_reduction("prod", torch.prod, FLOATS)
 _reduction("any", torch.any, BOOLS)
 _reduction("all", torch.all, BOOLS)
 _reduction("std", torch.std, FLOATS, "ddof")
@@ -231,6 +249,48 @@ def _expand_dims(trace: Trace, a: Value, axis: Value | None) -> Value:
 @_array_function("transpose", "axes")
 def _transpose(trace: Trace, a: Value, axes: Value | None) -> Value:
     return a.getattr(trace, "T") if axes is None else _viewed(trace, a, "permute", axes)
+
+
+@_array_function("swapaxes", "axis1", "axis2")
+def _swapaxes(trace: Trace, a: Value, first: Value | None, second: Value | None) -> Value:
+    refuse_if(first is None or second is None, "swapaxes with unusual arguments")
+    return _viewed(trace, a, "transpose", first, second)  # type: ignore[arg-type]
+
+
+@_array_function("squeeze")
+def _squeeze(trace: Trace, a: Value) -> Value:
+    return _viewed(trace, a, "squeeze")
+
+
+@builtin_rule(np.ndarray.flatten)
+def _flatten(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    refuse_if(len(args) > 1 or kwargs, "flatten in another order")
+    return _viewed(trace, _viewed(trace, args[0], "reshape", Constant(-1)), "clone")
+
+
+def _along(name: str, target: Any, kinds: frozenset[torch.dtype]) -> None:
+    @_array_function(name, "axis")
+    def _rule(trace: Trace, a: Value, axis: Value | None) -> Value:
+        _row_major(trace, a, name)
+        refuse_if(axis is None, f"{name} of all numbers")
+        return compute(trace, target, [a], kinds, {"dim": axis})  # type: ignore[dict-item]
+
+
+_along("argmax", torch.argmax, _NUMBERS)
+_along("argmin", torch.argmin, _NUMBERS)
+_along("cumsum", torch.cumsum, FLOATS)
+_along("cumprod", torch.cumprod, FLOATS)
+
+
+def _filled(name: str, target: Any) -> None:
+    @_array_function(name)
+    def _rule(trace: Trace, a: Value) -> Value:
+        _row_major(trace, a, name)
+        return compute(trace, target, [a], ANY)
+
+
+_filled("zeros_like", torch.zeros_like)
+_filled("ones_like", torch.ones_like)
 
 
 @_array_function("ravel")
@@ -278,6 +338,28 @@ def _joining(name: str, target: Any) -> None:
 
 _joining("concatenate", torch.cat)
 _joining("stack", torch.stack)
+_FUNCTIONS[np.asarray] = lambda trace, args, kwargs: (
+    args[0]
+    if type(args[0]) is ArrayValue and len(args) == 1 and not kwargs
+    else _FUNCTIONS[np.array](trace, args, kwargs)
+)
+_FUNCTIONS[np.array] = lambda trace, args, kwargs: _FUNCTIONS[
+    np.copy if type(args[0]) is ArrayValue else np.stack
+](trace, args, kwargs)
+
+
+def _describing(kind: Any) -> None:
+    """What describes a type is an object of NumPy's that stays as it is."""
+
+    @builtin_rule(kind)
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        known = len(args) == 1 and not kwargs and args[0].is_constant() and _is_plain(args[0].as_constant())
+        refuse_if(not known, f"{kind.__name__} of what is not plain")
+        return trace.real_call(kind, args[0].as_constant())
+
+
+for _kind in (np.dtype, np.iinfo, np.finfo):
+    _describing(_kind)
 
 
 def _known_method(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:

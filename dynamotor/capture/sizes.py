@@ -36,7 +36,7 @@ from ..graph.sizes import (
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .breaks import unsupported
 from .guards import ConstEquals, Guard, IdIs, TensorIs, TensorMatch, first_failure
-from .source import Const, DictItem, Missing, SizeOf, Source, StrideOf
+from .source import Arg, Const, DictItem, Missing, SizeOf, Source, StrideOf
 
 if TYPE_CHECKING:
     from torch import fx
@@ -202,8 +202,10 @@ class TraceSizes:
 
     # Symbols ------------------------------------------------------------------------------------------------
     def integer(self, source: Source, value: int) -> Size | None:
-        """The symbol of a Python integer that differs between calls, or None for one that is a constant."""
-        if source not in self.policy.varying or source in self.fixed or abs(value) >= LARGEST:
+        """The symbol of a Python integer that differs between calls, or may (an argument of what is dynamic);
+        None for one that is a constant."""
+        may = self.policy.dynamic is True and self.symbolic and value >= 2 and type(source) is Arg
+        if not (may or source in self.policy.varying) or source in self.fixed or abs(value) >= LARGEST:
             return None
         made = self.env.symbol(value, -INFINITY)
         (symbol,) = made.symbols

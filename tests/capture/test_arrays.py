@@ -272,3 +272,69 @@ def test_gradients_go_past_arrays() -> None:
     torch.testing.assert_close(*grads)
     with pytest.raises(RuntimeError, match="requires grad"):
         dynamotor.compile(lambda x: x.numpy())(T.clone().requires_grad_())
+
+
+def rows_are_views(a):
+    for row in a:
+        row += 1
+    return a * 2
+
+
+def moved_is_a_view(a):
+    b = a.swapaxes(0, 1)
+    b[0] = 3
+    return a + 1, b
+
+
+def flat_is_a_copy(a):
+    b, c = a.flatten(), a.ravel()
+    b += 1
+    c -= 1
+    return a, b, c
+
+
+def array_copies_and_asarray_does_not(a):
+    b, c = np.array(a), np.asarray(a)
+    b += 1
+    c -= 2
+    return a, b, c, c is a
+
+
+def first(a):
+    x, *rest = a
+    return x * 2, rest
+
+
+FOUND_BY_TORCHDYNAMOS_TESTS = [
+    rows_are_views,
+    moved_is_a_view,
+    flat_is_a_copy,
+    array_copies_and_asarray_does_not,
+    first,
+    lambda a: a.transpose(1, 0) * 2,
+    lambda a: a.transpose((1, 0)) + a.real.T,
+    lambda a: a.astype(np.dtype("float64")) + np.finfo(np.float64).eps,
+    lambda a: (a + 1, np.dtype("float32") == a.dtype, a.dtype.kind, str(a.dtype), np.iinfo("int32").max),
+    lambda a: (a + 1, np.issubdtype(a.dtype, np.floating), np.issubdtype(a.dtype, np.integer)),
+    lambda a: np.zeros(a.shape) + a,
+    lambda a: np.full((3, 4), 2.0) * a - np.ones_like(a) + np.zeros_like(a),
+    lambda a: (np.maximum(a, 0), np.minimum(1.5, a)),
+    lambda a: (a.argmax(axis=1), np.argmin(a, axis=0), np.cumsum(a, axis=0), np.prod(a, axis=1)),
+    lambda a: (np.array([a, a]), np.squeeze(a[None]), np.array([a[0, 0], a[1, 1]])),
+    lambda a: [row.sum() for row in a],
+]
+
+
+@pytest.mark.parametrize("fn", FOUND_BY_TORCHDYNAMOS_TESTS)
+def test_as_numpy_does_in_one_graph(fn):
+    compiled = dynamotor.compile(fn, backend="eager", fullgraph=True)
+    for _ in range(2):
+        mine, theirs = (np.arange(12, dtype=np.float32).reshape(3, 4) - 5 for _ in range(2))
+        got, want = compiled(mine), fn(theirs)
+        got, want = (r if isinstance(r, tuple | list) else (r,) for r in (got, want))
+        assert [type(x) for x in got] == [type(x) for x in want]
+        for x, y in zip((*got, mine), (*want, theirs), strict=True):
+            assert getattr(x, "dtype", None) == getattr(y, "dtype", None)
+            np.testing.assert_allclose(x, y, rtol=1e-6) if isinstance(
+                x, np.ndarray
+            ) else np.testing.assert_equal(x, y)

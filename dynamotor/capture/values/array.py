@@ -17,9 +17,9 @@ import torch
 from ..breaks import Unsupported, unsupported
 from ..guards import TypeIs
 from ..source import Called, Const
-from .base import MISSING, Codegen, Trace, Value, wrap_rule
+from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
 from .constant import Constant
-from .containers import SequenceValue
+from .containers import SequenceValue, TupleValue
 from .known import known
 from .size import SizeValue
 from .slices import SliceValue
@@ -114,9 +114,15 @@ class ArrayValue(UserObject):
                 if name == "size"
                 else self._sizes(trace, tensor, name)
             )
+        if name == "real":  # of no complex numbers
+            return self
         if self.scalar and name == "item":
             return trace.bind(np.ndarray.item, name, self, np.ndarray)
         return super().getattr(trace, name)
+
+    def dtype(self, trace: Trace) -> torch.dtype:
+        """Of its tensor."""
+        return self.tensor(trace).example.dtype
 
     @staticmethod
     def _sizes(trace: Trace, tensor: TensorValue, name: str) -> Value:
@@ -134,6 +140,10 @@ class ArrayValue(UserObject):
             return found
         refuse_if(plain not in _OPERATORS, f"{op.__name__} of {self.describe()}")
         if op in _IN_PLACE and not self.scalar:
+            refuse_if(
+                type(other) is ArrayValue and other.dtype(trace) is not self.dtype(trace),
+                "a write of another type",
+            )
             compute(trace, op, [self, other], _OPERATORS[plain])
             return self
         return compute(trace, plain, operands, _OPERATORS[plain])
@@ -163,6 +173,14 @@ class ArrayValue(UserObject):
         if whole and not found.example.dim():  # NumPy takes the number out
             return ArrayValue.of(torch_call(trace, "clone", [found], {}), True)
         return ArrayValue.of(found)
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        n = self.length(trace)
+        refuse_if(type(n) is not Constant, "iteration over a number of rows that changes")
+        return [self.getitem(trace, Constant(k)) for k in range(n.as_constant())]
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return TupleValue(self.unpack(trace)).iterate(trace)
 
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
         tensor = self.tensor(trace)
@@ -245,7 +263,7 @@ def _is_data(obj: Any) -> bool:
         return all(map(_is_data, obj))
     if isinstance(obj, type):
         return issubclass(obj, int | float | np.generic)
-    return obj is None or isinstance(obj, int | float | str | slice | np.generic | type(Ellipsis))
+    return obj is None or isinstance(obj, int | float | str | slice | np.generic | np.dtype | type(Ellipsis))
 
 
 def made(trace: Trace, result: Any) -> Value:
@@ -279,10 +297,9 @@ def operands_of(trace: Trace, values: Sequence[Value], kinds: frozenset[torch.dt
     """Arrays as their tensors, and numbers that take the arrays' dtype in both libraries."""
     tensors = [v.tensor(trace) for v in values if type(v) is ArrayValue]
     dtypes = {t.example.dtype for t in tensors}
-    refuse_if(
-        len(dtypes) != 1 or not dtypes <= kinds, "a function of arrays", f"of {sorted(map(str, dtypes))}"
-    )
-    (dtype,) = dtypes
+    mixed = len(dtypes) > 1 and not (dtypes <= FLOATS and all(t.example.dim() for t in tensors))
+    refuse_if(mixed or not dtypes <= kinds, "a function of arrays", f"of {sorted(map(str, dtypes))}")
+    dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
     return [v.tensor(trace) if type(v) is ArrayValue else _number(v, dtype) for v in values]
 
 
