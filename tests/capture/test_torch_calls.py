@@ -432,3 +432,33 @@ def test_a_shape_as_a_tensor(dynamic):
     compiled = dynamotor.compile(lambda a: torch._shape_as_tensor(a) + 1, fullgraph=True, dynamic=dynamic)
     for shape in ((6,), (7, 4), (8, 4), ()):
         assert compiled(torch.ones(shape)).equal(torch._shape_as_tensor(torch.ones(shape)) + 1)
+
+
+@torch.jit.script
+def scripted(x, y):
+    return (x + 1) * y
+
+
+@torch.jit.script
+def scaled(x, by: float = 2.0):
+    return x * by
+
+
+traced = torch.jit.trace(lambda x: x * 3 if x.sum() > 0 else x, torch.ones(3))
+
+
+def test_scripted_functions_are_in_the_graph():
+    def program(x):
+        return scripted(x.sin(), x) - scaled(x) + scaled(x, 1.5)
+
+    x = torch.randn(3)
+    compiled = dynamotor.compile(program, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("program", [lambda x: scaled(x, 2), lambda x: traced(-x)])
+def test_what_torchscript_converts_or_traced_is_its_own(program):
+    x = torch.arange(1, 4)
+    compiled = dynamotor.compile(program, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), program(x))

@@ -8,6 +8,7 @@ torch_rules.py).
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable
@@ -62,9 +63,38 @@ def _find_torch(fn: Any) -> CallRule | None:
         return functools.partial(graph_function, fn)
     if isinstance(fn, _DESCRIPTORS) and fn in TENSOR_METHODS:
         return _method(fn, TENSOR_METHODS[fn])
+    if isinstance(fn, torch.jit.ScriptFunction) and getattr(fn, "__name__", "") == "ScriptFunction":
+        return functools.partial(_scripted, vars(fn)["_torchdynamo_inline"])
     if isinstance(fn, torch.jit.ScriptFunction | torch.jit.ScriptModule):
         return _refusing(_name(fn), "unsupported-call", "TorchScript code is opaque")
     return None
+
+
+wrap_held(Builtin, torch.jit.ScriptFunction)
+
+
+def _scripted(inner: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What `torch.jit.script` was given, as it is in Python, where no argument is converted: a float of TorchScript's
+    may be an int here. What was traced is what it did then, and is opaque.
+    """
+    try:
+        bound = inspect.signature(inner).bind(*args, **kwargs)
+    except TypeError as error:
+        raise unsupported(
+            "unsupported-call", f"{_name(inner)} does not take such arguments", str(error)
+        ) from None
+    bound.apply_defaults()
+    for name, value in bound.arguments.items():
+        kind = value.python_type() if isinstance(value, Value) else type(value)
+        kind = torch.Tensor if isinstance(value, TensorValue) else kind
+        wanted = inspect.signature(inner).parameters[name].annotation
+        wanted = torch.Tensor if wanted is inspect.Parameter.empty else wanted
+        unsupported_if(
+            wanted not in (kind, kind.__name__, f"torch.{kind.__name__}"),
+            "unsupported-call",
+            f"TorchScript's {_name(inner)} gets a {kind.__name__}",
+        )
+    return trace.tail_call(trace.make(inner), args, kwargs)
 
 
 def _name(fn: Any) -> str:
