@@ -13,6 +13,7 @@ program (`csrc/guards.c`), which decides at every call. `capture.dispatch` turns
 from __future__ import annotations
 
 import enum
+import operator
 import struct
 import types
 import weakref
@@ -274,6 +275,9 @@ class Answer(_Exact):
     def encode(self, node: Callable[[Source], int]) -> Any:
         ask, answer = self.ask, self.answer
         return (lambda value: ask(value) is answer) if type(answer) is bool else self.check_value
+
+
+BYTES = "its bytes", operator.methodcaller("tobytes")  # asked of a number of NumPy's: a NaN is itself
 
 
 def answer_of(ask: Callable[[Any], Any], value: Any) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..base.errors import UserLine
@@ -35,7 +36,7 @@ from ..graph.sizes import (
 )
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from .breaks import unsupported
-from .guards import ConstEquals, Guard, IdIs, TensorIs, TensorMatch, first_failure
+from .guards import BYTES, Answer, ConstEquals, Guard, IdIs, TensorIs, TensorMatch, first_failure
 from .source import Arg, Const, DictItem, Missing, SizeOf, Source, StrideOf
 
 if TYPE_CHECKING:
@@ -116,14 +117,17 @@ class SizePolicy:
             }
         for row in guards:
             kind = type(row)
-            if kind is ConstEquals and type(row.value) in (int, float) or kind is TensorMatch:
+            number = kind is ConstEquals and type(row.value) in (int, float)
+            if number or kind is TensorMatch or kind is Answer and row.asked == BYTES[0]:
                 try:
                     value = row.source.fetch(args)
                 except Missing:
                     continue
                 if kind is TensorMatch:
                     self.varying.update(_differing(row, value))
-                elif type(value) is type(row.value) and value != row.value:
+                elif not row.check_value(value) and type(value) is (
+                    type(row.value) if number else np.float64
+                ):
                     self.varying.add(row.source)
             elif kind is SizesHold:
                 self.apart.update(row.told_apart(args))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_programs import same
@@ -217,3 +218,23 @@ def test_a_break_does_not_make_numbers_of_inputs():
 
     calls = [(torch.randn(3), f) for f in NUMBERS]
     assert captures(fn, calls) <= 4
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: (x * y, y / 2, type(y).__name__, isinstance(y, np.floating)),
+        lambda x, y: (1.0 / y * x, y > 100, abs(-y)),
+        lambda x, y: (x - math.sqrt(y), float(y) * x),
+    ],
+)
+def test_a_float_of_numpys_is_an_input_too(fn):
+    compiled = dynamotor.compile(fn, backend="eager")
+    counters.clear()
+    x = torch.randn(3)
+    for number in (0.5, 1.25, 3.5, math.nan):
+        got, want = compiled(x, np.float64(number)), fn(x, np.float64(number))
+        assert [type(a) for a in got] == [type(a) for a in want]
+        torch.testing.assert_close(got[0], want[0], equal_nan=True)
+        np.testing.assert_equal(got[1:-1], want[1:-1])
+    assert counters["frames"]["captured"] == 2

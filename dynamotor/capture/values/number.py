@@ -1,4 +1,4 @@
-"""A Python float that differs between calls: an input of the program where a tensor meets it, a number elsewhere.
+"""A float (of Python's, or a float64 of NumPy's) that differs between calls: an input of the program where a tensor meets it, a number elsewhere.
 
 A `FloatValue` is a `Constant` whose `value` specialises, as a size's does. What is computed from it and plain
 numbers is computed again at each call, by Python, before the program runs; a comparison is a guard.
@@ -13,14 +13,16 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..guards import ConstEquals
+from ..guards import BYTES, ConstEquals
 from ..source import Called, Source
 from .base import Trace, Value
 from .constant import Constant
 
 Step = Callable[[float], Any]
+KINDS = (float, np.float64)
 _INPLACE = {
     getattr(operator, f"i{name}"): getattr(operator, name)
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -35,22 +37,26 @@ FUNCTIONS = (float, abs, math.sqrt, math.exp, math.log, math.log2, math.sin, mat
 class FloatValue(Constant):
     """A float from outside (`root`), or what `step` makes of it. text: for people."""
 
-    __slots__ = ("trace", "root", "now", "step", "text")
+    __slots__ = ("trace", "root", "now", "step", "text", "kind")
     symbolic = is_plain = True
 
     def __init__(
         self, trace: Trace, root: Source, now: float, step: Step | None = None, text: str = ""
     ) -> None:
         self.trace, self.root, self.now, self.step, self.text = trace, root, now, step, text or str(root)
-        self.source = root if step is None else _computed(trace, root, step, self.text)
+        self.kind = type(now if step is None else step(now))
+        self.source = root if step is None else _computed(trace, root, step, self.text, self.kind)
 
     def python_type(self) -> type:
-        return float
+        return self.kind
 
     @property
     def value(self) -> float:
         """The number as it is at this call: the program is for this one alone."""
-        self.trace.reader.guard(ConstEquals(self.root, self.now))
+        if type(self.now) is float:
+            self.trace.reader.guard(ConstEquals(self.root, self.now))
+        else:
+            self.trace.reader.ask(self.root, self.now, *BYTES)
         return self.now if self.step is None else self.step(self.now)
 
     def binary(
@@ -87,7 +93,7 @@ class FloatValue(Constant):
             found = step(self.now)
         except (ArithmeticError, ValueError):
             return None
-        return FloatValue(self.trace, self.root, self.now, step, text) if type(found) is float else None
+        return FloatValue(self.trace, self.root, self.now, step, text) if type(found) in KINDS else None
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
         return (self.apply(op) if op in _UNARY else None) or super().unary(trace, op)
@@ -107,7 +113,7 @@ class FloatValue(Constant):
         mine = self.step or _itself
         made = self.trace.floats
         if self.text not in made:
-            made[self.text] = Called(self.root, lambda v: _tensor(_checked(mine, v)))
+            made[self.text] = Called(self.root, lambda v: _tensor(_checked(mine, v, self.kind)))
         return made[self.text], _tensor(mine(self.now))
 
     def guarded(self) -> Source:
@@ -129,21 +135,21 @@ def _text(other: Value) -> str:
     return other.text if type(other) is FloatValue else repr(other.as_constant())
 
 
-def _computed(trace: Trace, root: Source, step: Step, text: str) -> Source:
+def _computed(trace: Trace, root: Source, step: Step, text: str, kind: type) -> Source:
     """The source of what a step gives, the same for the same text."""
     key = f"= {text}"
     if key not in trace.floats:
-        trace.floats[key] = Called(root, lambda v: _checked(step, v))
+        trace.floats[key] = Called(root, lambda v: _checked(step, v, kind))
     return trace.floats[key]
 
 
-def _checked(step: Step, value: float) -> float:
-    """What a step gives; TypeError (the source leads nowhere) where that is no float, or an error."""
+def _checked(step: Step, value: float, kind: type) -> Any:
+    """What a step gives; TypeError (the source leads nowhere) where that is of another kind, or an error."""
     try:
         found = step(value)
     except (ArithmeticError, ValueError) as error:
         raise TypeError(str(error)) from None
-    if type(found) is not float:
+    if type(found) is not kind:
         raise TypeError(f"{type(found).__name__} in the place of a float")
     return found
 

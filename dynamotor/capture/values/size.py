@@ -328,7 +328,8 @@ register_all(
 
 @size_rule(isinstance)
 def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
-    like = {SizeValue: 0, FloatValue: 0.0, QuotientValue: 0.0, ConditionValue: False}.get(type(args[0]))
+    like = {SizeValue: 0, QuotientValue: 0.0, ConditionValue: False}.get(type(args[0]))
+    like = args[0].python_type()() if type(args[0]) is FloatValue else like
     kinds = args[1]
     return (
         Constant(isinstance(like, kinds.as_constant())) if like is not None and kinds.is_constant() else None
