@@ -35,7 +35,7 @@ from .values.base import CallRule, Trace, Value, builtin_rule, call_finder, wrap
 from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.klass import Builtin
-from .values.number import FloatValue
+from .values.number import KINDS, FloatValue
 from .values.tensor import TensorValue, torch_call
 
 _PLAIN = (int, float, complex, bool, str, type(None))
@@ -48,7 +48,7 @@ PURE_TYPES.update(base for scalar in _SCALARS for base in scalar.__mro__ if base
 @wrap_rule(*_SCALARS)
 def _wrap_scalar(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(TypeIs(source, type(obj)))
-    if type(obj) is np.float64 and trace.sizes.takes_float(source):
+    if type(obj) in KINDS and trace.sizes.takes_float(source):
         return FloatValue(trace, source, obj)
     trace.reader.ask(source, obj, *BYTES)
     return Constant(obj, source)

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from .graph_builder import GraphBuilder
 
 
+_OF_NUMPY = (np.float64, np.int64)  # numbers that may be inputs (values/number.py)
+
+
 @dataclass(frozen=True)
 class FloatIs:
     """The assumption that a float is this one; `where` is what needs it."""
@@ -125,8 +128,8 @@ class SizePolicy:
                     continue
                 if kind is TensorMatch:
                     self.varying.update(_differing(row, value))
-                elif not row.check_value(value) and type(value) is (
-                    type(row.value) if number else np.float64
+                elif not row.check_value(value) and type(value) in (
+                    (type(row.value),) if number else _OF_NUMPY
                 ):
                     self.varying.add(row.source)
             elif kind is SizesHold:

@@ -1,4 +1,4 @@
-"""A float (of Python's, or a float64 of NumPy's) that differs between calls: an input of the program where a tensor meets it, a number elsewhere.
+"""A float of Python's, or a 64-bit number of NumPy's, that differs between calls: an input of the program where a tensor meets it, a number elsewhere.
 
 A `FloatValue` is a `Constant` whose `value` specialises, as a size's does. What is computed from it and plain
 numbers is computed again at each call, by Python, before the program runs; a comparison is a guard.
@@ -22,7 +22,7 @@ from .base import Trace, Value
 from .constant import Constant
 
 Step = Callable[[float], Any]
-KINDS = (float, np.float64)
+KINDS = (float, np.float64, np.int64)
 _INPLACE = {
     getattr(operator, f"i{name}"): getattr(operator, name)
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -116,6 +116,11 @@ class FloatValue(Constant):
             made[self.text] = Called(self.root, lambda v: _tensor(_checked(mine, v, self.kind)))
         return made[self.text], _tensor(mine(self.now))
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the program's input can be what it is now."""
+        return is_exact((self.step or _itself)(self.now))
+
     def guarded(self) -> Source:
         """The source, where that is read behind the program: it must lead to a float."""
         if self.step is not None:
@@ -125,6 +130,9 @@ class FloatValue(Constant):
 
     def describe(self) -> str:
         return f"the float {self.text}"
+
+
+_EXACT = 1 << 53  # integers up to here are floats
 
 
 def _itself(value: float) -> float:
@@ -154,5 +162,12 @@ def _checked(step: Step, value: float, kind: type) -> Any:
     return found
 
 
+def is_exact(number: Any) -> bool:
+    """Whether a number of 64 bits is a float."""
+    return type(number) is not np.int64 or abs(int(number)) <= _EXACT
+
+
 def _tensor(number: float) -> torch.Tensor:
+    if not is_exact(number):
+        raise TypeError("no float is this integer")
     return torch.tensor(number, dtype=torch.float64, device="cpu")

@@ -719,6 +719,7 @@ def _with_inputs(
     if (
         kwargs
         or type(number) is not FloatValue
+        or not number.is_exact
         or type(x) is not TensorValue
         or type(x.example) is not ShapeTensor
         or name not in _WITH_NUMBERS
