@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +42,8 @@ _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[tuple[int, int]]:
     """Where the stack of frames can be cut, innermost first: (number of frames kept, instruction count). The
-    last ones are where the first of the generators that wait was made: a `with` of a context manager written
-    as one is entered by CPython then, and what is inside of it is captured on its own.
+    last ones are where the first of the generators that wait was made, if it is a context manager: CPython
+    enters its `with` then, and what is inside of it is captured on its own.
     """
     points: list[tuple[int, int]] = []
     if stop.whole or stop.reason.kind == "finalizer":  # where references go is known to CPython alone
@@ -53,11 +54,17 @@ def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[
         places = list(read) or places
     waiting = next((g for g in generators if g.frame.started and not g.finished), None)
     made = (
-        []
-        if waiting is None
-        else [at for at in waiting.made if at[0].code.co_filename != contextlib.__file__]
+        [] if waiting is None else list(itertools.takewhile(lambda at: not _in_contextlib(at), waiting.made))
     )
+    if waiting is None or len(made) == len(
+        waiting.made
+    ):  # one that is no region may end when its last reference goes
+        return _resumable(places)
     return [*_resumable(places), *_resumable(made)]
+
+
+def _in_contextlib(at: tuple[Frame, int]) -> bool:
+    return at[0].code.co_filename == contextlib.__file__
 
 
 def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:

@@ -101,7 +101,7 @@ gen(3)
 (i * 2 for i in L) #2
 (v for v in [x, x * 2]) #2
 [g for g in [gen(2), gen(1)]][0]
-collections.deque(maxlen=2), deque([1, 2, 3], 2), deque([1], maxlen=0), deque("ab")
+collections.deque(maxlen=2), deque([1, 2, 3], 2), deque([1], maxlen=0), deque("ab"), deque([1, 2, 3], 2).maxlen, DQ.maxlen, deque(x.unbind(0), 2).maxlen
 L[10]
 DD["nope"]
 TT[9]

@@ -15,6 +15,7 @@ from ..breaks import unsupported, unsupported_if
 from ..guards import Length, TypeIs
 from ..source import Called, SeqItem
 from .base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
+from .constant import Constant
 from .containers import ListValue, SequenceIterator, contents_of, makers
 from .iterators import Iterator
 
@@ -42,6 +43,9 @@ class DequeValue(ListValue):
             listed = Called(self.source, list)
             self._items = [self.trace.wrap(SeqItem(listed, i), item) for i, item in enumerate(list(self.obj))]
         return self._items
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        return Constant(self.maxlen) if name == "maxlen" else super().getattr(trace, name)
 
     def as_constant(self) -> Any:
         return deque([item.as_constant() for item in self.items], self.maxlen)

@@ -1,4 +1,5 @@
-"""A float of Python's, or a 64-bit number of NumPy's, that differs between calls: an input of the program where a tensor meets it, a number elsewhere.
+"""A float of Python's, or a 64-bit number of NumPy's, that differs between calls: an input of the program
+where a tensor meets it, a number elsewhere.
 
 A `FloatValue` is a `Constant` whose `value` specialises, as a size's does. What is computed from it and plain
 numbers is computed again at each call, by Python, before the program runs; a comparison is a guard.
