@@ -111,6 +111,8 @@ class Trace(Inlining, Instances, Text, Protocol):
         wait for Python's collector.
         """
         OfTrace.let_go()
+        for generator in self.generators:
+            generator.made.clear()
         vars(self).clear()
         self.frames = []  # sizes ask where they are asked, and their graph is still to be compiled
 

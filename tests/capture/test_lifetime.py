@@ -1,5 +1,6 @@
 """What a compiled callable keeps alive, and how it behaves at the limit of its entries."""
 
+import contextlib
 import gc
 import weakref
 
@@ -192,3 +193,29 @@ def test_what_a_local_class_closes_over_is_freed(backend):
     linear = run()
     gc.collect()
     assert linear() is None
+
+
+@contextlib.contextmanager
+def region():
+    yield 2
+
+
+def test_a_first_call_leaves_nothing_to_the_collector():
+    """A generator knew the frames that it was made in, which knew it."""
+
+    def program(x):
+        with region() as k:
+            y = sum(v * k for v in [x, x + 1])
+            print(end="")
+            return y + 1
+
+    compiled = dynamotor.compile(program, backend="eager")
+    gc.disable()
+    try:
+        x = torch.ones(3)
+        given = weakref.ref(x)
+        compiled(x)
+        del x
+        assert given() is None
+    finally:
+        gc.enable()
