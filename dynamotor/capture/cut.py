@@ -58,7 +58,7 @@ def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[
     )
     if waiting is None or len(made) == len(
         waiting.made
-    ):  # one that is no region may end when its last reference goes
+    ):  # each step of a real generator is a break
         return _resumable(places)
     return [*_resumable(places), *_resumable(made)]
 
