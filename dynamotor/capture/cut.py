@@ -53,18 +53,11 @@ def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[
     if len(read) < len(places) and all(a is b for (a, _), (b, _) in zip(read, places)):
         places = list(read) or places
     waiting = next((g for g in generators if g.frame.started and not g.finished), None)
-    made = (
-        [] if waiting is None else list(itertools.takewhile(lambda at: not _in_contextlib(at), waiting.made))
-    )
-    if waiting is None or len(made) == len(
-        waiting.made
-    ):  # each step of a real generator is a break
+    around = waiting.made if waiting is not None else []
+    made = list(itertools.takewhile(lambda at: at[0].code.co_filename != contextlib.__file__, around))
+    if len(made) == len(around):  # each step of a generator of another kind would be a break
         return _resumable(places)
     return [*_resumable(places), *_resumable(made)]
-
-
-def _in_contextlib(at: tuple[Frame, int]) -> bool:
-    return at[0].code.co_filename == contextlib.__file__
 
 
 def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:
