@@ -25,7 +25,7 @@ from .base.config import CompileOptions, config
 from .base.errors import BackendError, DynamotorError, InternalError, UsageError
 from .base.events import counters, emit, forget_warnings, phase_seconds, timed
 from .capture.frontend import make_dispatcher
-from .capture.marks import disable
+from .capture.marks import disable, instances_are_called, plain_function
 from .distributed.data_parallel import data_parallel
 from .runtime import device_memory, memory
 from .torch_compile_adapter import own_options
@@ -53,9 +53,8 @@ def compile(
     """Compile a function or module; also a decorator, with and without arguments.
 
     model: a function, method, `torch.nn.Module` or any callable; an optimizer's `step` runs as one program
-      (`step/alone.py`). Returns a callable of the same kind: a
-    module gives a module
-      that shares parameters, buffers, hooks and `state_dict` keys with it.
+      (`step/alone.py`). Returns a callable of the same kind: a module gives a module that shares parameters,
+      buffers, hooks and `state_dict` keys with it, a class itself, the calls of its instances compiled.
     backend: "native", "auto" (measures several for each graph, see docs/backends.md), "aot_eager",
      "eager", any backend of `torch.compile` by name, or `(gm, example_inputs)
     -> callable`. fullgraph: raise CaptureError instead of breaking the graph. dynamic: None: the first
@@ -91,6 +90,9 @@ def compile(
         f"compile() takes a function, a method or a module, not {type(model).__name__}",
     )
     if disable:
+        return model
+    if isinstance(model, type) and instances_are_called(model):  # a decorator of a class
+        model.__call__ = again(plain_function(model.__call__))  # type: ignore[method-assign]
         return model
     for rule in SPECIAL:
         if (stands_in := rule(model, backend, settings)) is not None:

@@ -390,3 +390,37 @@ def test_a_custom_function_is_allowed_in_the_graph():
         compiled = dynamotor.compile(program, backend=backend, fullgraph=True)
         found = [torch.autograd.grad(run(given).sum(), given)[0] for run in (compiled, program)]
         torch.testing.assert_close(*found)
+
+
+@dynamotor.compile(backend="eager")
+class Compiled(Block):
+    @dynamotor.compile(backend="eager")
+    def scaled(self, y):
+        return self.linear(y) * 2
+
+    def forward(self, y):
+        return self.scaled(y.sin()) + 1
+
+
+def test_a_class_is_compiled_for_its_instances():
+    first, second = Compiled(), Compiled()
+    counters.clear()
+    for block in (first, second):
+        torch.testing.assert_close(block(x), block.linear(x.sin()) * 2 + 1)
+    assert isinstance(first, Compiled) and isinstance(first, Block)
+    assert counters["capture"]["graphs"] == 2 and not counters["breaks"]
+
+
+def test_methods_that_are_compiled_are_captured_as_what_they_were():
+    assert graphs_and_breaks(torch.nn.Sequential(Compiled(), Compiled())) == (1, 0)
+
+
+@dynamotor.disable
+class Plain:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_disabled_class_stays_a_class():
+    assert graphs_and_breaks(lambda x: x.sin() * Plain(2).value) == (2, 1)
+    assert isinstance(Plain(1), Plain)

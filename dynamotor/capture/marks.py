@@ -20,8 +20,18 @@ from .. import _C
 from .guards import IdIs
 from .source import trusted_module
 from .stance import RUN, set_stance
-from .values.base import CallRule, Value, builtin_rule, builtin_rules, call_finder, refusing, wrap_rule
+from .values.base import (
+    CallRule,
+    Value,
+    binders,
+    builtin_rule,
+    builtin_rules,
+    call_finder,
+    refusing,
+    wrap_rule,
+)
 from .values.constant import Constant
+from .values.function import BoundMethod
 from .values.klass import Builtin
 from .values.present import now
 from .values.torch_function import graph_function
@@ -45,10 +55,13 @@ class _Disable:
             fn.__dict__[_MARK] = self.recursive
             return fn
         if isinstance(fn, type):
-            fn.__call__ = self(_plain_function(fn.__call__))  # type: ignore[operator, method-assign]
+            if instances_are_called(fn):
+                fn.__call__ = self(plain_function(fn.__call__))  # type: ignore[method-assign]
+            else:
+                builtin_rules[fn] = _refusing(fn, "dynamotor.disable")
             return fn
 
-        run = _plain_function(fn)
+        run = plain_function(fn)
         run.__dict__[_MARK] = self.recursive
         return run  # type: ignore[return-value]
 
@@ -59,7 +72,12 @@ class _Disable:
         self.stance.__exit__(*error)
 
 
-def _plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+def instances_are_called(cls: type) -> bool:
+    """Whether a class says what a call of its instances is."""
+    return any("__call__" in vars(base) for base in cls.__mro__)
+
+
+def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same as a function of its own, so that a mark is not one of what others call, too."""
 
     @functools.wraps(fn, updated=())
@@ -196,6 +214,11 @@ def _find_disabled(fn: Any) -> CallRule | None:
     return refusing(
         "unsupported-call", f"{fn.__qualname__} is marked with dynamotor.disable(recursive=False)"
     )
+
+
+@binders.register(_C.Dispatcher)
+def _bind_compiled(trace: Any, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return BoundMethod(trace.make(raw.original), instance)
 
 
 @wrap_rule(_C.Dispatcher)
