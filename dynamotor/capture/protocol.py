@@ -324,6 +324,11 @@ class Protocol:
             if result is not None:
                 return result
         inplace, augmented = INPLACE.get(op), ""
+        unsupported_if(
+            op is operator.imul and not isinstance(left, Constant) and issubclass(left.python_type(), int),
+            "unsupported-call",
+            "*= of an int of a class of its own, which asks no sequence",
+        )
         if inplace is not None:
             result = left.binary(self, op, right)
             if result is not None:
@@ -355,6 +360,7 @@ class Protocol:
             "unsupported-call",
             "a sequence is multiplied by what is no int",
         )
+        unsupported_if(lcls is bytes and op is operator.mod, "unsupported-call", "% of bytes")
         raise self.error(TypeError, refusal(op, augmented, c_name(lcls), c_name(rcls)))
 
     def generic_binary(

@@ -358,6 +358,7 @@ def _dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _number(kind: type, special: tuple[str, ...], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if all_constant(args, kwargs):
         return trace.real_call(kind, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
+    unsupported_if(len(args) != 1 or kwargs, "unsupported-call", f"{kind.__name__}() of several objects")
     for name in special:
         if trace.has_special(args[0], name):
             found = trace.call_special(args[0], name, [], {})
@@ -392,7 +393,7 @@ def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(raw, types.FunctionType):
         return trace.call_special(value, "__format__", [Constant(spec)], {})
     if isinstance(value, UserObject) and isinstance(value.base, Constant):
-        return trace.real_call(format, value.base.value, spec)
+        return trace.real_call(format, value.base.value, spec) if spec else text_of(trace, value, str)
     if spec and raw is object.__format__:
         raise trace.error(
             TypeError, f"unsupported format string passed to {c_name(value.python_type())}.__format__"
@@ -504,6 +505,11 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if not trace.has_special(value, "__len__") or not trace.has_special(value, "__getitem__"):
         return trace.call_special(value, "__reversed__", [], {})
     length = value.length(trace).as_constant()
+    unsupported_if(
+        isinstance(value, UserObject) and value.base is not None,
+        "unsupported-call",
+        f"reversed() of {value.describe()}",
+    )
     return SequenceIterator(
         TupleValue([value.getitem(trace, Constant(i)) for i in range(length - 1, -1, -1)])
     )
@@ -512,6 +518,7 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(sum)
 def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+    unsupported_if(issubclass(total.python_type(), str | bytes), "unsupported-call", "sum() of texts")
     for item in args[0].each(trace):
         total = trace.binary(operator.add, total, item)
     return total
@@ -594,7 +601,9 @@ def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return trace.real_call(pow, *constants(args))
     if len(args) == 3 or kwargs:
         if isinstance(args[0], UserObject) and not kwargs and trace.has_special(args[0], "__pow__"):
-            return trace.call_special(args[0], "__pow__", args[1:], {})
+            found = trace.call_special(args[0], "__pow__", args[1:], {})
+            if not (isinstance(found, Constant) and found.value is NotImplemented):
+                return found
         raise unsupported("unsupported-call", "pow() with a modulus")
     return trace.binary(operator.pow, args[0], args[1])
 

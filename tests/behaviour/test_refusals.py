@@ -32,6 +32,23 @@ class Hash:
 class Iter:
     def __iter__(self): return 3
 class Plain: pass
+class Whole(int):
+    def __bool__(self): return False
+    def __repr__(self): return "whole"
+class Real(float): pass
+class Folded(str):
+    def __eq__(self, other): return str.lower(self) == str.lower(other)
+    def __hash__(self): return hash(str.lower(self))
+class Alike(str):
+    def __eq__(self, other): return True
+    __hash__ = str.__hash__
+class Pow:
+    def __pow__(self, other, modulus=None): return NotImplemented if modulus == 7 else ("pow", modulus)
+class Longer(str):
+    def __len__(self): return 42
+def times(a, b):
+    a *= b
+    return a
 def star(*a, **k): return a, k
 def catch(kind):
     try: raise ValueError("v")
@@ -83,6 +100,21 @@ TABLE = r"""
 (x + 1, catch(3)) #2
 (x + 1, catch((KeyError, Plain))) #2
 (x + 1, catch((KeyError, ValueError))), (x + 1, catch(Exception))
+(x + 1, complex(Real(2.5), Real(2.5)), complex(Real(1.5))) #2
+(x + 1, int(Whole(3), 10)) #2
+(x + 1, int(Whole(3)), float(Real(2.5)), complex(Real(2.5)))
+(x + 1, pow(Pow(), 2, 3), pow(Pow(), 2)) #2
+(x + 1, pow(Pow(), 2, 7)) #2
+(x + 1, pow(Whole(3), 2, 5)) #2
+(x + 1, f"{Whole(3)}{Real(2.5)}{Whole(3):03d}", format(Whole(3)), str(Whole(3)))
+(x + 1, "abc"[Whole(1)], b"abc"[Whole(1)])
+(x + 1, (1, 2, 3)[Whole(1)], [1, 2, 3][Whole(1)])
+(x + 1, {Folded("A"): 1}[Folded("a")], len({Folded("A"), Folded("a"), "a"}), Folded("A") in {Folded("a")})
+(x + 1, {Alike("a"): 1}.get("b"), {Alike("a"): 1}.get("a"))
+(x + 1, b"ab" % [1]) #2
+(x + 1, sum(["a", "b"], "")) #2
+(x + 1, list(reversed(Longer("ab")))) #2
+(x + 1, times(Whole(3), [1]), times(Whole(3), 2)) #3
 (x + 1, delete(3)) #2
 (x + 1, delete((1, 2))) #2
 """

@@ -126,9 +126,10 @@ class Constant(Value):
         if self.is_plain:
             if key.is_constant():
                 return trace.real_call(operator.getitem, self.value, key.as_constant())
-            raise trace.error(
-                TypeError, f"indices must be integers or slices, not {key.python_type().__name__}"
-            )
+            held = getattr(key, "base", None)  # of an int of a class of its own
+            if not isinstance(held, Constant) or not isinstance(held.value, int):
+                raise unsupported("unsupported-call", f"an item of {self.describe()} at {key.describe()}")
+            return trace.real_call(operator.getitem, self.value, held.value)
         return super().getitem(trace, key)
 
     def contains(self, trace: Trace, item: Value) -> Value:

@@ -50,8 +50,11 @@ class UserObject(Value):
         hasher = trace.type_attr(self.cls, "__hash__")
         if hasher is object.__hash__ or isinstance(hasher, types.FunctionType) and _identity_hash(self.cls):
             return self if self.obj is MISSING else self.obj
-        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__ or isinstance(self.base, Constant):
-            return self.base.hash_key(trace)
+        plain = isinstance(self.base, Constant) and not isinstance(hasher, types.FunctionType)
+        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__ or plain:
+            own = isinstance(trace.type_attr(self.cls, "__eq__"), types.FunctionType)
+            key = self.base.hash_key(trace)  # type: ignore[union-attr]
+            return ObjectKey(trace, self, hash(key)) if own else key
         trace.raise_if(hasher is None, TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
             return ObjectKey(trace, self, trace.call_special(self, "__hash__", [], {}).as_constant())
