@@ -506,7 +506,8 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return trace.call_special(value, "__reversed__", [], {})
     length = value.length(trace).as_constant()
     unsupported_if(
-        isinstance(value, UserObject) and value.base is not None,
+        getattr(value, "base", None) is not None
+        and isinstance(trace.type_attr(value.python_type(), "__len__"), types.FunctionType),
         "unsupported-call",
         f"reversed() of {value.describe()}",
     )
