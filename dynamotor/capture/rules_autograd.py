@@ -152,9 +152,9 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
         effects = [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:]
         _check_repeatable(trace, before, older or bool(effects))
         unsupported_if(
-            reentrant and any(part is a for part in _parts(result) for a in args),
+            reentrant and any(part in args or _lacks_gradient(part) for part in _parts(result)),
             "autograd",
-            "a reentrant checkpoint returns an argument",
+            "a reentrant checkpoint returns an argument, or what has no gradient: its result has one",
         )
     return result
 
@@ -191,6 +191,13 @@ def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_e
 
 def _parts(result: Value) -> list[Value]:
     return result.items if isinstance(result, SequenceValue) else [result]
+
+
+def _lacks_gradient(part: Value) -> bool:
+    """Whether a result could have a gradient and has none."""
+    if not isinstance(part, TensorValue) or part.example.requires_grad:
+        return False
+    return part.example.is_floating_point() or part.example.is_complex()
 
 
 # Gradients inside the forward -------------------------------------------------------------------------------

@@ -538,19 +538,22 @@ class SizesHold(Guard):
         return next((g for g in self.assumed if not g.holds(of)), None)
 
     def told_apart(self, args: tuple[Any, ...]) -> Iterator[frozenset[Source]]:
-        """Pairs of sources that shared a symbol, or were found equal, and differ at this call."""
+        """Pairs of sources that shared a symbol, or were found equal, and are integers that differ at this
+        call.
+        """
         try:
-            of = self.values(args)
+            of = {symbol: value for symbol, value in self.values(args).items() if type(value) is int}
             read = [source.fetch(args) for source, _ in self.facts]
         except Missing:
             return
         first = dict(self.symbols)
         for (source, expr), value in zip(self.facts, read):
             (monomial, *others) = expr.terms
-            if not others and len(monomial) == 1 and monomial[0] in first and value != of[monomial[0]]:
+            alone = not others and len(monomial) == 1 and monomial[0] in of
+            if alone and type(value) is int and value != of[monomial[0]]:
                 yield frozenset((source, first[monomial[0]]))
         for guard in self.assumed:
-            symbols = guard.expr.symbols
+            symbols = guard.expr.symbols & of.keys()
             if guard.kind == "==" and len(symbols) == len(guard.expr.terms) == 2 and not guard.holds(of):
                 yield frozenset(first[s] for s in symbols)
 

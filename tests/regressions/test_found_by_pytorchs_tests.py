@@ -249,3 +249,30 @@ def test_what_is_lazy_is_asked_of_real_tensors(asks, backend):
     z = torch.tensor([[1 + 2j, 3 + 4j]])
     compiled = dynamotor.compile(asks, backend=backend)
     assert str(compiled(z)) == str(compiled(z)) == str(asks(z))
+
+
+@pytest.mark.parametrize("then", [None, 2.5, True, "no", torch.ones(2), [2], 9])
+def test_integers_that_were_equal_and_are_none(then):
+    """What tells sizes apart computed with None: a TypeError for the user's call."""
+
+    def fn(x, a, b):
+        if a is None or isinstance(a, str | list):
+            return x + 1
+        return x + a if isinstance(a, int) and a == b else x * a
+
+    compiled, x = dynamotor.compile(fn, backend="eager"), torch.ones(2)
+    for pair in [(3, 3), (4, 4), (5, 5), (then, 6), (7, 7), (then, then)]:
+        assert torch.equal(compiled(x, *pair), fn(x, *pair))
+
+
+def test_a_reentrant_checkpoint_of_what_has_no_gradient():
+    """Its result requires one in eager, and a backward raises."""
+
+    def fn(x):
+        return checkpoint(lambda x: x.detach() * 2, x, use_reentrant=True)
+
+    for run in (fn, dynamotor.compile(fn, backend="aot_eager")):
+        out = run(torch.ones(2, requires_grad=True))
+        assert out.requires_grad
+        with pytest.raises(RuntimeError, match="not necessary"):
+            out.sum().backward()
