@@ -549,9 +549,9 @@ class SizesHold(Guard):
         first = dict(self.symbols)
         for (source, expr), value in zip(self.facts, read):
             (monomial, *others) = expr.terms
-            alone = not others and len(monomial) == 1 and monomial[0] in of
-            if alone and type(value) is int and value != of[monomial[0]]:
-                yield frozenset((source, first[monomial[0]]))
+            for symbol in of.keys() & monomial:
+                if not others and len(monomial) == 1 and type(value) is int and value != of[symbol]:
+                    yield frozenset((source, first[symbol]))
         for guard in self.assumed:
             symbols = guard.expr.symbols & of.keys()
             if guard.kind == "==" and len(symbols) == len(guard.expr.terms) == 2 and not guard.holds(of):
