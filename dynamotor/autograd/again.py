@@ -80,26 +80,40 @@ class Again:
         """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a
         history.
         """
+        arrived = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
+        wanted = tuple(i for i in positions if given.inputs[i].requires_grad)
+        found: dict[int, Any] = {}
+        if arrived and wanted:
+            found = dict(zip(wanted, self._run(given, wanted, (), arrived), strict=True))
+        return [found.get(i) for i in positions]
+
+    def between(self, given: Given, value: int, wanted: Sequence[int], tangent: torch.Tensor) -> list:
+        """The gradients of one value by others of the same graph."""
+        found = self._run(given, (), tuple(wanted), [(value, tangent)])
+        return found if torch.is_grad_enabled() else [grad.detach() for grad in found]
+
+    def _run(
+        self,
+        given: Given,
+        inputs: tuple[int, ...],
+        inner: tuple[int, ...],
+        arrived: Sequence[tuple[int, torch.Tensor]],
+    ) -> list:
         if given.versions != tuple([_version(given.inputs[i]) for i in self.unsaved]):
             raise RuntimeError(
                 "one of the inputs of a compiled graph was modified by an inplace operation before the "
                 "gradient of its gradient was asked for"
             )
-        arrived = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
-        wanted = tuple(i for i in positions if given.inputs[i].requires_grad)
-        found: dict[int, Any] = {}
-        if arrived and wanted:
-            places = [i for i, one in enumerate(given.inputs) if isinstance(one, torch.Tensor)]
-            sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
-            first = FirstDerivative(self, tuple(places), sizes, wanted, tuple(k for k, _ in arrived))
-            operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in arrived)]
-            with _drawing_from(given.generators):
-                found = dict(zip(wanted, self._program(first, operands)(*operands), strict=True))
-        return [found.get(i) for i in positions]
+        places = tuple([i for i, one in enumerate(given.inputs) if isinstance(one, torch.Tensor)])
+        sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
+        first = FirstDerivative(self, places, sizes, inputs, inner, tuple(k for k, _ in arrived))
+        operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in arrived)]
+        with torch.enable_grad(), _drawing_from(given.generators):
+            return list(self._program(first, operands)(*operands))
 
     def _program(self, first: FirstDerivative, operands: Sequence[torch.Tensor]) -> Compiled:
         specs = tuple((TensorSpec.of(one), one.requires_grad) for one in operands)
-        key = (first.wanted, first.values, tuple(first.sizes.items()), specs)
+        key = (first.wanted, first.inner, first.values, tuple(first.sizes.items()), specs)
         if key not in self.programs:
             if len(self.programs) >= _MOST_PROGRAMS:
                 emit(
@@ -115,7 +129,8 @@ class Again:
 
 
 class FirstDerivative:
-    """A torch graph's gradients as a function of its tensor inputs and of the tangents of some of its values.
+    """A torch graph's gradients, by inputs that are wanted and by `inner` values, as a function of its tensor
+    inputs and of the tangents of some of its values.
 
     Runs in a recording, and on real tensors where a recording fails.
     """
@@ -128,10 +143,11 @@ class FirstDerivative:
         places: tuple[int, ...],
         sizes: dict[int, Any],
         wanted: tuple[int, ...],
+        inner: tuple[int, ...],
         values: tuple[int, ...],
     ) -> None:
         self.again, self.places, self.sizes = again, places, sizes
-        self.wanted, self.values = wanted, values
+        self.wanted, self.inner, self.values = wanted, inner, values
 
     def graph(self, n_operands: int) -> torch.fx.GraphModule:
         """The torch graph that is this call alone."""
@@ -139,7 +155,10 @@ class FirstDerivative:
         operands = [graph.placeholder(f"given_{i}") for i in range(n_operands)]
         found = graph.call_function(self, tuple(operands))
         graph.output(
-            tuple(graph.call_function(operator.getitem, (found, k)) for k in range(len(self.wanted)))
+            tuple(
+                graph.call_function(operator.getitem, (found, k))
+                for k in range(len(self.wanted + self.inner))
+            )
         )
         return graph_module(graph, "FirstDerivative")
 
@@ -166,7 +185,7 @@ class FirstDerivative:
                 tuple(operands[n:]),
                 True,
                 True,
-                tuple([inputs[i] for i in self.wanted]),
+                (*[inputs[i] for i in self.wanted], *[self._value(results, k) for k in self.inner]),
                 allow_unreachable=True,
                 accumulate_grad=False,
             )

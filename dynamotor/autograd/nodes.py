@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.spec import Compiled, TensorSpec
 from .again import Again, Given
+from .between import is_users, linker, refuse_hooks
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
 from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
@@ -68,6 +68,7 @@ def through_one_node(
     if not without_gradient and not marked and finish is None:
         return apply
     first = recipe.differentiable.index(True)
+    link = linker(recipe, again)
 
     def run(*inputs: torch.Tensor) -> tuple:
         given = list(inputs)
@@ -77,6 +78,7 @@ def through_one_node(
         context = values[first].grad_fn
         for k in marked:
             values[k] = _own_node(values[k])
+        link(values, (context,))
         return tuple(values) if finish is None else finish(inputs, values, (context,))
 
     return run
@@ -147,6 +149,7 @@ def through_nodes(
         for node, values in zip(nodes, behind, strict=True)
     ]
     alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
+    link = linker(recipe, again)
 
     def run(*inputs: torch.Tensor) -> tuple:
         given = None if again is None else again.given(inputs)
@@ -164,6 +167,7 @@ def through_nodes(
             results[k] = (
                 found[0] if alone[k] else _own_node(found[0]) if len(found) == 1 else _Several.apply(*found)
             )
+        link(results, contexts)
         return tuple(results) if finish is None else finish(inputs, results, contexts)
 
     return run
@@ -359,38 +363,6 @@ def _compiled_when_called(
     return backward_for
 
 
-def hooks_of(output: torch.Tensor) -> dict[int, Any]:
-    """The hooks that an output has or will get, which outlive it: they hang on its node."""
-    if output.grad_fn is None:
-        return {}
-    if output._backward_hooks is None:
-        output._backward_hooks = OrderedDict()
-        output.grad_fn._register_hook_dict(output)
-    return output._backward_hooks
-
-
-def refuse_hooks(ctx: Any, arrived: int) -> None:
-    """An output that others are computed from sees only the gradient from outside: its hooks would be told
-    too little.
-    """
-    for reference, hooks, mask in getattr(ctx, "watched", ()):
-        output = reference()
-        if not mask & arrived:
-            continue
-        if output is not None and output.retains_grad or any(map(_is_users, hooks.values())):
-            raise BackendError(
-                "DM403",
-                "a hook or retain_grad on an output that other outputs are computed from",
-                why="the gradient from those other outputs stays inside the compiled backward",
-                cure="register it inside the compiled function (a graph break), or use dynamotor.disable",
-            )
-
-
-def _is_users(hook: Any) -> bool:
-    """Whether the hook is not PyTorch's own, which may count calls and expect None."""
-    return not (getattr(getattr(hook, "func", hook), "__module__", None) or "").startswith("torch.")
-
-
 class _Arrival:
     """A leaf's last tensor hook: whether a gradient came in the backward that is running."""
 
@@ -441,7 +413,7 @@ def _wrap(hooks: dict[int, Any] | None, has_come: Callable[[Any], bool]) -> None
     if hooks is None:
         return
     for key, hook in hooks.items():
-        if type(hook) not in (_UnlessAbsent, _Arrival) and _is_users(hook):
+        if type(hook) not in (_UnlessAbsent, _Arrival) and is_users(hook):
             hooks[key] = _UnlessAbsent(hook, has_come)
 
 

@@ -18,8 +18,9 @@ from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
 from ..graph.spec import Compiled
 from .again import Again
+from .between import hooks_of
 from .calls import call_without_grad, with_versions, without_autocast
-from .nodes import AutogradNode, Finish, hooks_of, through_nodes, through_one_node
+from .nodes import AutogradNode, Finish, through_nodes, through_one_node
 from .recipe import OutputPlan, Recipe
 
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -72,7 +73,7 @@ def _graded(compiled: Compiled) -> Compiled:
 
 
 def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, recipe: Recipe) -> Finish | None:
-    """Makes the user's outputs, and notes for `nodes.refuse_hooks` those that others are computed from."""
+    """Makes the user's outputs, and notes for `between.refuse_hooks` those that others are computed from."""
     inner = tuple(recipe.inner.items())
     if rebuild is None and not inner:
         return None

@@ -195,9 +195,11 @@ def _parts(result: Value) -> list[Value]:
 
 def _lacks_gradient(part: Value) -> bool:
     """Whether a result could have a gradient and has none."""
-    if not isinstance(part, TensorValue) or part.example.requires_grad:
-        return False
-    return part.example.is_floating_point() or part.example.is_complex()
+    return (
+        isinstance(part, TensorValue)
+        and not part.example.requires_grad
+        and (part.example.is_floating_point() or part.example.is_complex())
+    )
 
 
 # Gradients inside the forward -------------------------------------------------------------------------------

@@ -276,3 +276,61 @@ def test_a_reentrant_checkpoint_of_what_has_no_gradient():
         assert out.requires_grad
         with pytest.raises(RuntimeError, match="not necessary"):
             out.sum().backward()
+
+
+_w, _v = torch.linspace(-1, 1, 9).reshape(3, 3).requires_grad_(), torch.ones(3, requires_grad=True)
+
+
+def _one_from_another(x):
+    hidden = (x @ _w).tanh()
+    return hidden, (hidden * _v).sum() ** 2
+
+
+def _a_chain(x):
+    first = (x @ _w).tanh()
+    second = first.sin() + first
+    return first, second, (second * _v + first).sum()
+
+
+def _drawn(x):
+    hidden = torch.nn.functional.dropout(x @ _w, 0.5)
+    return hidden, (hidden * hidden).sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "asks"),
+    [
+        (_one_from_another, lambda hidden, loss: torch.autograd.grad(loss, hidden)),
+        (_one_from_another, lambda hidden, loss: torch.autograd.grad((hidden.exp() * loss).sum(), hidden)),
+        (_one_from_another, lambda hidden, loss: (loss.backward(inputs=[hidden]), hidden.grad)),
+        (
+            _one_from_another,
+            lambda hidden, loss: torch.autograd.grad(
+                torch.autograd.grad(loss, hidden, create_graph=True)[0].sin().sum(), [_w, _v]
+            ),
+        ),
+        (
+            _one_from_another,
+            lambda hidden, loss: [
+                torch.autograd.grad(loss, one, retain_graph=True) for one in (hidden, _w, hidden)
+            ],
+        ),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, first)),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, second)),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(second.sum() + loss, first)),
+        (_drawn, lambda hidden, loss: (torch.autograd.grad(loss, hidden)[0] == 2 * hidden).all()),
+    ],
+)
+def test_gradients_of_one_output_by_another(fn, asks):
+    """Both come from one node: it was "not used in the graph", or None."""
+    x = torch.linspace(0, 1, 6).reshape(2, 3)
+    expected, found = (asks(*run(x)) for run in (fn, dynamotor.compile(fn, backend="aot_eager")))
+    torch.testing.assert_close(found, expected)
+
+
+def test_hooks_where_the_gradient_of_another_output_comes():
+    """They are refused before they are called with None."""
+    hidden, loss = dynamotor.compile(_one_from_another, backend="aot_eager")(torch.ones(2, 3))
+    hidden.register_hook(lambda grad: grad * 2)
+    with pytest.raises(dynamotor.BackendError, match="DM403"):
+        loss.backward()
