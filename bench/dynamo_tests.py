@@ -109,9 +109,9 @@ def reason(test: str, row: dict[str, str], table: Sequence[tuple[str, str]]) -> 
     return next((why for part, why in table if part in text), "")
 
 
-def reasons() -> list[tuple[str, str]]:
+def reasons(path: Path = REASONS) -> list[tuple[str, str]]:
     """The table: part of a row's text, reason."""
-    lines = REASONS.read_text().splitlines()
+    lines = path.read_text().splitlines()
     return [tuple(line.split("\t")) for line in lines if line and not line.startswith("#")]  # type: ignore[misc]
 
 

@@ -22,6 +22,9 @@ import pytest
 SECONDS = int(os.environ.get("DYNAMO_TESTS_SECONDS", "60"))  # for one test
 
 
+_PACKAGES = ("torch", "functorch")
+
+
 # -- names of other versions that tests import --------------------------------------------------------------
 class _Absent:
     """What this version lacks: no, and a decorator that changes nothing."""
@@ -35,11 +38,14 @@ class _Absent:
     def __getattr__(self, name: str) -> Any:
         return self
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
 
 def pytest_pycollect_makemodule(module_path: Path) -> None:
     """Before a test file is imported: give PyTorch's modules the names that it imports from them."""
     for node in ast.parse(module_path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _PACKAGES:
             name = str(node.module)
             try:
                 module = importlib.import_module(name)

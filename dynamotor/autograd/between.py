@@ -28,16 +28,28 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
     sources = _sources(recipe)
     order = sorted(sources, key=lambda k: len(sources[k][1]))
 
-    def gradients(contexts: Sequence, value: int, wanted: Sequence[int], tangent: torch.Tensor) -> Sequence:
-        given = contexts[0].given
-        BackendError.when(
-            again is None or given is None,
-            "DM403",
-            "the gradient of one output of a compiled graph by another was asked for",
-            why="the graph cannot run again, or what it was given has been let go",
-            cure="ask for it inside the compiled function, or use dynamotor.disable",
-        )
-        return again.between(given, value, wanted, tangent)  # type: ignore[union-attr]
+    def through(ctx: Any, tangent: torch.Tensor | None) -> tuple:
+        number, behind = sources[ctx.value]
+        (own, _), *others = ctx.next_functions
+        found: dict[int, torch.Tensor] = {}
+        if tangent is not None and _will_run(own):
+            refuse_hooks(ctx.contexts[0], 1 << number)
+        elif tangent is not None:
+            asked = {k for k, (node, _) in zip(behind, others, strict=True) if _will_run(node)}
+            ends = [k for k in asked if asked.isdisjoint(sources.get(k, (0, ()))[1])]
+            given = ctx.contexts[0].given
+            BackendError.when(
+                again is None or given is None,
+                "DM403",
+                "the gradient of one output of a compiled graph by another was asked for",
+                why="the graph cannot run again, or what it was given has been let go",
+                cure="ask for it inside the compiled function, or use dynamotor.disable",
+            )
+            grads = again.between(given, ctx.value, ends, tangent)  # type: ignore[union-attr]
+            found = dict(zip(ends, grads, strict=True))
+        return None, None, tangent, *map(found.get, behind)
+
+    backward_of = unseen(through)
 
     class Dependent(torch.autograd.Function):
         @staticmethod
@@ -50,18 +62,7 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
 
         @staticmethod
         def backward(ctx: Any, tangent: torch.Tensor | None) -> tuple:
-            number, behind = sources[ctx.value]
-            (own, _), *others = ctx.next_functions
-            found: dict[int, torch.Tensor] = {}
-            if tangent is not None and _will_run(own):
-                refuse_hooks(ctx.contexts[0], 1 << number)
-            elif tangent is not None:
-                asked = {k for k, (node, _) in zip(behind, others, strict=True) if _will_run(node)}
-                ends = [k for k in asked if asked.isdisjoint(sources.get(k, (0, ()))[1])]
-                found = dict(zip(ends, compute(ctx.contexts, ctx.value, ends, tangent), strict=True))
-            return None, None, tangent, *map(found.get, behind)
-
-    compute = unseen(gradients)
+            return backward_of(ctx, tangent)
 
     def link(values: list, contexts: Sequence) -> None:
         for k in order:
