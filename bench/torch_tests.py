@@ -76,6 +76,7 @@ def main() -> None:
     os.environ["DYNAMO_TESTS_EVERY"] = str(options.every)
     before = json.loads(options.json.read_text()) if options.json.exists() else {}
     files: dict[str, dict[str, Rows]] = before.get("files", {})
+    every: dict[str, int] = before.get("one in", {})
     only = [part for part in options.only.split(",") if part]
     for file in options.files.split(","):
         compiled = kept(ask(options.path, file, options.backend, only, options.seconds))
@@ -87,7 +88,11 @@ def main() -> None:
         ways = files.setdefault(file, {EAGER: {}})
         ways[EAGER] |= eager
         ways[options.backend] = (ways.get(options.backend, {}) if only else {}) | compiled
-        text = json.dumps({"totals": totals(files), "files": files}, indent=1, sort_keys=True)
+        if not only:
+            every[f"{file} {options.backend}"] = options.every
+        text = json.dumps(
+            {"totals": totals(files), "one in": every, "files": files}, indent=1, sort_keys=True
+        )
         options.json.write_text(text + "\n")
         print(f"{file}: {dict(Counter(row['outcome'] for row in compiled.values()))}", flush=True)
     found = totals(files).get(options.backend, {"fail compiled": {}})

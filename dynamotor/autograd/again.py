@@ -59,6 +59,11 @@ class Again:
     autocast: dict[str, tuple[bool, torch.dtype]] = field(default_factory=autocast_state)
     programs: dict[Any, Compiled] = field(default_factory=dict)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it can run again in eager PyTorch, with the numbers that it drew."""
+        return self.as_eager_draws or not self.recipe.draws
+
     def given(self, inputs: tuple[Any, ...]) -> Given | None:
         """Before the forward runs: what its second derivative will need. None while a CUDA graph is captured,
         when nobody may ask where a generator stands.
@@ -77,20 +82,19 @@ class Again:
     def gradients(
         self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple
     ) -> list:
-        """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a
-        history.
+        """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a history
+        where gradients are recorded.
         """
         arrived = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
         wanted = tuple(i for i in positions if given.inputs[i].requires_grad)
         found: dict[int, Any] = {}
         if arrived and wanted:
             found = dict(zip(wanted, self._run(given, wanted, (), arrived), strict=True))
-        return [found.get(i) for i in positions]
+        return [_as_asked(found.get(i)) for i in positions]
 
     def between(self, given: Given, value: int, wanted: Sequence[int], tangent: torch.Tensor) -> list:
         """The gradients of one value by others of the same graph."""
-        found = self._run(given, (), tuple(wanted), [(value, tangent)])
-        return found if torch.is_grad_enabled() else [grad.detach() for grad in found]
+        return list(map(_as_asked, self._run(given, (), tuple(wanted), [(value, tangent)])))
 
     def _run(
         self,
@@ -108,6 +112,10 @@ class Again:
         sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
         first = FirstDerivative(self, places, sizes, inputs, inner, tuple(k for k, _ in arrived))
         operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in arrived)]
+        if any(is_batched(tangent) for _, tangent in arrived):
+            first.create_graph = torch.is_grad_enabled()
+            with _drawing_from(given.generators):
+                return list(first(*operands))
         with torch.enable_grad(), _drawing_from(given.generators):
             return list(self._program(first, operands)(*operands))
 
@@ -136,6 +144,7 @@ class FirstDerivative:
     """
 
     __name__ = __qualname__ = "first_derivative"
+    create_graph = True
 
     def __init__(
         self,
@@ -165,7 +174,7 @@ class FirstDerivative:
     def __call__(self, *operands: torch.Tensor) -> tuple:
         again, n = self.again, len(self.places)
         BackendError.when(
-            again.recipe.draws and not again.as_eager_draws and not isinstance(operands[0], ShapeTensor),
+            not again.repeats and not isinstance(operands[0], ShapeTensor),
             "DM408",
             "the gradient of the gradient of a graph that draws random numbers was asked for",
             why="it cannot be recorded, and eager PyTorch draws others",
@@ -184,7 +193,7 @@ class FirstDerivative:
                 tuple(roots),
                 tuple(operands[n:]),
                 True,
-                True,
+                self.create_graph,
                 (*[inputs[i] for i in self.wanted], *[self._value(results, k) for k in self.inner]),
                 allow_unreachable=True,
                 accumulate_grad=False,
@@ -206,6 +215,18 @@ class FirstDerivative:
             if plan.kind == "value" and plan.index == value and not plan.detach:
                 return result._base if plan.steps and result._base is not None else result
         raise BackendError("DM408", "the gradient of a gradient of an output that was detached was asked for")
+
+
+def is_batched(tangent: Any) -> bool:
+    """Whether it stands for many (`is_grads_batched=True`, vmap): no kernel of ours takes it."""
+    functorch = torch._C._functorch
+    return tangent is not None and (
+        functorch.is_legacy_batchedtensor(tangent) or functorch.is_batchedtensor(tangent)
+    )
+
+
+def _as_asked(grad: torch.Tensor | None) -> torch.Tensor | None:
+    return grad.detach() if grad is not None and grad.requires_grad and not torch.is_grad_enabled() else grad
 
 
 def repeatable(joint: Joint) -> Recipe:

@@ -20,7 +20,7 @@ import torch
 from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.spec import Compiled, TensorSpec
-from .again import Again, Given
+from .again import Again, Given, is_batched
 from .between import is_users, linker, refuse_hooks
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
@@ -270,6 +270,8 @@ class _Backward:
         if self.inner:
             arrived = [n for n, (k, _) in zip(self.numbers, arriving, strict=True) if tangents[k] is not None]
             refuse_hooks(ctx, sum(1 << number for number in arrived))
+        if again is not None and ctx.given is not None and again.repeats and any(map(is_batched, tangents)):
+            return self._again(again, ctx.given, tangents)
         try:
             saved = list(ctx.saved_tensors) if self.saves else []
         except RuntimeError as error:
@@ -285,10 +287,13 @@ class _Backward:
                 _let_go(ctx)
             return self._run(saved, tangents, sizes)
         if again is not None and ctx.given is not None:
-            found = tuple([tangents[k] for k, _ in arriving])
-            return again.gradients(ctx.given, self.gradients, self.values, found)
+            return self._again(again, ctx.given, tangents)
         with torch.no_grad():
             return _only_once(tuple(self._run(saved, tangents, sizes)))
+
+    def _again(self, again: Again, given: Given, tangents: Sequence) -> Sequence:
+        found = tuple([tangents[k] for k, _ in self.arriving])
+        return again.gradients(given, self.gradients, self.values, found)
 
     def _run(self, saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
         arriving = self.arriving

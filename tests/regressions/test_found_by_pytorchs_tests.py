@@ -334,3 +334,38 @@ def test_hooks_where_the_gradient_of_another_output_comes():
     hidden.register_hook(lambda grad: grad * 2)
     with pytest.raises(dynamotor.BackendError, match="DM403"):
         loss.backward()
+
+
+def _batched(fn, x):
+    out = fn(x)
+    return torch.autograd.grad(out, x, torch.eye(3), is_grads_batched=True)
+
+
+def _batched_twice(fn, x):
+    (rows,) = torch.autograd.grad(fn(x), x, torch.eye(3), is_grads_batched=True, create_graph=True)
+    return torch.autograd.grad(rows.sin().sum(), x)
+
+
+def _under_vmap(fn, x):
+    out = fn(x)
+    return torch.vmap(lambda v: torch.autograd.grad(out, x, v, retain_graph=True)[0])(torch.eye(3))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+@pytest.mark.parametrize("asks", [_batched, _batched_twice, _under_vmap])
+def test_gradients_of_many_at_once(asks, backend):
+    """Generated kernels have no batches: "the tensor has no storage"."""
+
+    def fn(x):
+        return (x @ _w.detach()).tanh()
+
+    x = torch.linspace(0, 1, 3).requires_grad_()
+    torch.testing.assert_close(asks(dynamotor.compile(fn, backend=backend), x), asks(fn, x))
+
+
+def test_gradients_of_many_by_another_output():
+    said = []
+    for run in (_one_from_another, dynamotor.compile(_one_from_another, backend="aot_eager")):
+        hidden, loss = run(torch.linspace(0, 1, 6).reshape(2, 3))
+        said.append(torch.autograd.grad(loss, hidden, torch.ones(4), is_grads_batched=True)[0])
+    torch.testing.assert_close(*said)
