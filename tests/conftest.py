@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,19 +66,27 @@ def _one_thread_and_one_seed() -> None:
 # and guarded memory.
 CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
+# Of a room's tests with more parameters than this, `make test` takes one in three; a `sweep` says otherwise.
+WIDE, ONE_IN = 8, 3
+
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.
 KNOWN: dict[str, str] = {}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places: Counter[str] = Counter()
-    for item in items:
-        if sweep := item.get_closest_marker("sweep"):
-            function = item.nodeid.partition("[")[0]
-            if places[function] % sweep.args[0]:
-                item.add_marker(pytest.mark.slow)
-            places[function] += 1
+    functions = [item.nodeid.partition("[")[0] for item in items]
+    counts, places = Counter(functions), Counter[str]()
+    for item, function in zip(items, functions, strict=True):
+        sweep = item.get_closest_marker("sweep")
+        wide = counts[function] > WIDE and item.path.parent.name != "tests"
+        if sweep:
+            left_out = places[function] % sweep.args[0]
+        else:  # by name: every third would be one of three types
+            left_out = wide and places[function] and zlib.crc32(item.nodeid.encode()) % ONE_IN
+        if left_out:
+            item.add_marker(pytest.mark.slow)
+        places[function] += 1
         for part, reason in KNOWN.items():
             if part in item.nodeid:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))

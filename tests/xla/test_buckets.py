@@ -282,6 +282,7 @@ def test_axes():
         regrouped(((Run(b), Run(s)),), (s, b))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("train", [False, True])
 def test_a_transformer_on_the_device(train):
     torch.manual_seed(0)

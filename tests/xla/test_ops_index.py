@@ -88,6 +88,7 @@ def test_boolean_masks_are_written_by_a_select_and_not_read() -> None:
     assert check(lambda: aten.index(x, [torch.rand(3) < 0.5])).refused
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float16], ids=str)
