@@ -72,7 +72,7 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
 
 
 def _sources(recipe: Recipe) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Values that are computed from others which are handed out: their tangents' numbers, and those others."""
+    """Values that are computed from others which are handed out: their tangents' numbers, those others."""
     differentiable = [k for k, wanted in enumerate(recipe.differentiable) if wanted]
     masks: dict[int, int] = {}
     for output, mask in recipe.inner.items():

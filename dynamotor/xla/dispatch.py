@@ -17,7 +17,6 @@ from torch._decomp import decomposition_table
 
 from ..autograd.inplace import functional_form, types_of, without_out
 from ..base.registry import Registry
-from ..graph.op_facts import facts
 from ..graph.shapes import UnsupportedOp
 from . import fallback, metrics, tensor, transfer
 from .checks import check_types, check_values, values as value_checks
@@ -276,7 +275,7 @@ def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     it).
     """
     kwargs = dict(kwargs or {})
-    names = list(map(str, facts(func).writes))
+    names = fallback.writes(func)
     outs = [kwargs.pop(name) for name in names]
     functional = functionals[id(func)]
     if functional is None:
@@ -364,7 +363,7 @@ def classify(func: Any) -> Handler:
         if _is_composite(func) and any(r.alias_info is not None for r in schema.returns):
             return composite
         return plain if find(func) is not None else lacking
-    writes = facts(func).writes
+    writes = fallback.writes(func)
     if all(type(at) is str for at in writes):
         functionals[id(func)] = without_out(func)
         return out_variant
@@ -372,7 +371,7 @@ def classify(func: Any) -> Handler:
     if functionals[id(func)] is None:
         return refuse_mutation
     one = str(schema.arguments[0].type) == "Tensor" and len(functionals[id(func)]._schema.returns) == 1
-    return in_place if writes == (0,) and one else several_in_place
+    return in_place if writes == [0] and one else several_in_place
 
 
 def handler_of(func: Any) -> Handler:
