@@ -48,8 +48,8 @@ def merged(
         if len(members) == 1 or first.sizes:
             made.update({name: functions[name] for name in members})
             continue
-        given = {row[2] for row in kernels.values() if row[0] in members}
-        one, extra = _joined(first, around, types, members, max(map(len, given)))
+        (n_ints,) = {len(row[2]) for row in kernels.values() if row[0] in members}  # random streams
+        one, extra = _joined(first, around, types, members, n_ints)
         made[one.name] = one
         joint.update({name: (one.name, ints) for name, ints in extra.items()})
     rows = {}
@@ -96,8 +96,8 @@ def _joined(
         text += names[column] + after
     text = text.replace("{", "{" + head, 1)
     name = f"{_title(like.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    ints = zip(*(map(_bits, column) for column in names), strict=True)
-    return replace(like, name=name, source=text.replace("@", name)), dict(zip(members, ints, strict=True))
+    ints = {member: tuple([_bits(column[k]) for column in names]) for k, member in enumerate(members)}
+    return replace(like, name=name, source=text.replace("@", name)), ints
 
 
 _CODES = {"float": ("<f", "<i"), "double": ("<d", "<q")}
@@ -106,7 +106,7 @@ _CODES = {"float": ("<f", "<i"), "double": ("<d", "<q")}
 def _type(number: str) -> str:
     """The C type of a number."""
     if number.removesuffix("l").isdigit():
-        return "i64" if number.endswith("l") else "int"
+        return "i64" if number.endswith("l") or int(number) >= 1 << 31 else "int"
     return "float" if number.endswith("f") else "double"
 
 

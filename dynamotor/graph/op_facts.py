@@ -78,10 +78,12 @@ _UNTAGGED = {
 def facts(func: OpOverload) -> OpFacts:
     """The facts of an overload (memoised)."""
     schema = func._schema
-    writers: dict[str, int | str] = {}
+    written: list[int | str] = []
+    writers: dict[str, int | str] = {}  # by the alias that a result has; a list of tensors has none
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             where: int | str = argument.name if argument.kwarg_only else position
+            written.append(where)
             for name in argument.alias_info.before_set:
                 writers[name] = where
     returns: list[int | str | None] = []
@@ -92,23 +94,23 @@ def facts(func: OpOverload) -> OpFacts:
         )
     tags = set(func.tags)
     is_view = (
-        not writers
+        not written
         and func not in _NOT_VIEWS
         and bool(schema.returns)
         and any(r.alias_info is not None for r in schema.returns)
     )
     return OpFacts(
-        writes=tuple(writers.values()) or _HIDDEN_WRITES.get(func, ()),
+        writes=tuple(written) or _HIDDEN_WRITES.get(func, ()),
         returns=tuple(returns),
         is_view=is_view,
         changes_metadata=torch.Tag.inplace_view in tags or func is aten.set_.source_Storage,
         data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
         and func not in _METADATA,
         random=torch.Tag.nondeterministic_seeded in tags,
-        pointwise=(torch.Tag.pointwise in tags or func in _POINTWISE) and not writers,
+        pointwise=(torch.Tag.pointwise in tags or func in _POINTWISE) and not written,
         elementwise=(torch.Tag.pointwise in tags or func in _UNTAGGED)
         and torch.Tag.nondeterministic_seeded not in tags
-        and tuple(writers.values()) in ((), (0,))
+        and written in ([], [0])
         and len(schema.returns) == 1
         and func.namespace == "aten",
     )

@@ -29,6 +29,7 @@ from ..base import cache
 from ..base.errors import BuildError
 from ..base.events import counters, emit, log, timed
 from . import triton_worker
+from .build import processors
 
 MAX_WORKERS = 16
 WAIT_SECONDS = 60.0  # for another process that builds the same kernel
@@ -103,7 +104,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        count = max(1, min(MAX_WORKERS, (os.cpu_count() or 2)))
+        count = min(MAX_WORKERS, processors())
         self.threads = ThreadPoolExecutor(count, thread_name_prefix="dynamotor-triton")
         self.idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self.lock = threading.Lock()

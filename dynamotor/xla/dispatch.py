@@ -17,6 +17,7 @@ from torch._decomp import decomposition_table
 
 from ..autograd.inplace import functional_form, types_of, without_out
 from ..base.registry import Registry
+from ..graph.op_facts import facts
 from ..graph.shapes import UnsupportedOp
 from . import fallback, metrics, tensor, transfer
 from .checks import check_types, check_values, values as value_checks
@@ -275,7 +276,7 @@ def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     it).
     """
     kwargs = dict(kwargs or {})
-    names = fallback.writes(func)
+    names = list(map(str, facts(func).writes))
     outs = [kwargs.pop(name) for name in names]
     functional = functionals[id(func)]
     if functional is None:
@@ -363,7 +364,7 @@ def classify(func: Any) -> Handler:
         if _is_composite(func) and any(r.alias_info is not None for r in schema.returns):
             return composite
         return plain if find(func) is not None else lacking
-    writes = fallback.writes(func)
+    writes = facts(func).writes
     if all(type(at) is str for at in writes):
         functionals[id(func)] = without_out(func)
         return out_variant
@@ -371,7 +372,7 @@ def classify(func: Any) -> Handler:
     if functionals[id(func)] is None:
         return refuse_mutation
     one = str(schema.arguments[0].type) == "Tensor" and len(functionals[id(func)]._schema.returns) == 1
-    return in_place if writes == [0] and one else several_in_place
+    return in_place if writes == (0,) and one else several_in_place
 
 
 def handler_of(func: Any) -> Handler:

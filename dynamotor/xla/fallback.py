@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..base.config import config
 from ..base.events import counters, emit
 from ..base.registry import MaybeNone
+from ..graph.op_facts import facts
 from . import layout, metrics, rng, transfer
 from .errors import require
 from .ir import Cut, Lane
@@ -77,17 +78,9 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
     return name
 
 
-def writes(func: Any) -> list[Any]:
-    """Which arguments an op writes: positions, and names of those that are given by name. Lists of tensors,
-    too, which `op_facts` leaves out.
-    """
-    arguments = enumerate(func._schema.arguments)
-    return [a.name if a.kwarg_only else i for i, a in arguments if a.alias_info and a.alias_info.is_write]
-
-
 def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an op writes."""
-    return [args[at] if type(at) is int else kwargs.get(at) for at in writes(func)]
+    return [args[at] if type(at) is int else kwargs.get(str(at)) for at in facts(func).writes]
 
 
 def _write_back(

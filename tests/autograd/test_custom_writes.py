@@ -83,3 +83,21 @@ def test_a_custom_op_that_writes_what_another_argument_shows_is_left_to_eager(op
 def test_a_collective_that_goes_on_writing_is_left_to_eager() -> None:
     with pytest.raises(UnsupportedOp, match="DM236"):
         functional_op(torch.ops.c10d._allgather_base_.default)  # it gives a Work, too
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_an_op_that_writes_a_list_writes_it(backend: str) -> None:
+    def fill(library: Any, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = a * 2
+        library.fill([made, a], 3.0)
+        return made + 1, a * 1
+
+    with torch.library._scoped_library("writes_lists", "DEF") as library:
+        library.define("fill(Tensor(a!)[] all, float by) -> ()")
+        library.impl("fill", lambda all, by: [t.add_(by) for t in all] and None, "CompositeExplicitAutograd")
+        library.impl("fill", lambda all, by: None, "Meta")
+        ours, theirs = torch.ones(3), torch.ones(3)
+        found = dynamotor.compile(lambda a: fill(torch.ops.writes_lists, a), backend=backend)(ours)
+        wanted = fill(torch.ops.writes_lists, theirs)
+    torch.testing.assert_close((*found, ours), (*wanted, theirs))
+    assert ours._version == theirs._version

@@ -57,6 +57,28 @@ def test_equal_columns_are_one_argument():
     assert rows["k1"][2] == (7, 9, 9)
 
 
+def test_numbers_beyond_32_bits_keep_theirs():
+    functions, kernels = tables(
+        "void dm_f_0(){a(4294967296);b(8589934592l);}", "void dm_f_1(){a(4294967297);b(8589934593l);}"
+    )
+    made, rows = cpp_family.merged(functions, kernels)
+    (one,) = made.values()
+    assert "const int " not in one.source
+    assert rows["k1"][2] == (7, 4294967297, 8589934593)
+
+
+def test_a_number_that_is_an_int_in_one_and_long_in_another_keeps_them_apart():
+    functions, kernels = tables("void dm_f_0(){a(8);}", "void dm_f_1(){a(4294967296);}")
+    assert cpp_family.merged(functions, kernels) == (functions, kernels)
+
+
+def test_two_names_of_one_text_are_one_function_without_arguments():
+    functions, kernels = tables("void dm_f_0(){a(8);}", "void dm_f_1(){a(8);}")
+    made, rows = cpp_family.merged(functions, kernels)
+    assert len(made) == 1
+    assert [row[2] for row in rows.values()] == [(7,), (7,)]
+
+
 @pytest.mark.parametrize(
     "first, second",
     [

@@ -100,6 +100,16 @@ def test_graph_modules_write_their_code_when_run():
     assert torch.equal(gm(torch.ones(2, 3))[0], torch.ones(2, 3).sin())
 
 
+def test_facts_know_every_argument_that_a_schema_says_is_written():
+    names = [name[6:] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    for packet, _, overload in (name.partition(".") for name in names):
+        if func := getattr(getattr(aten, packet, None), overload or "default", None):
+            arguments = enumerate(func._schema.arguments)
+            written = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+            assert set(facts(func).writes) >= {a.name if a.kwarg_only else i for i, a in written}, func
+    assert facts(aten._foreach_add_.List).writes == (0,)
+
+
 def test_facts():
     assert facts(aten.add_.Tensor).writes == (0,) and facts(aten.add_.Tensor).returns == (0,)
     assert facts(aten.add.out).writes == ("out",)
