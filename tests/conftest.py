@@ -66,8 +66,10 @@ def _one_thread_and_one_seed() -> None:
 # and guarded memory.
 CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
-# Of a room's tests with more parameters than this, `make test` takes one in three; a `sweep` says otherwise.
+# Of tests that compile much, those with more parameters than this: `make test` takes one in three; a `sweep`
+# says otherwise.
 WIDE, ONE_IN = 8, 3
+SAMPLED = ("autograd", "capture", "codegen", "lower", "models", "regressions", "xla")
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.
 KNOWN: dict[str, str] = {}
@@ -79,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     counts, places = Counter(functions), Counter[str]()
     for item, function in zip(items, functions, strict=True):
         sweep = item.get_closest_marker("sweep")
-        wide = counts[function] > WIDE and item.path.parent.name != "tests"
+        wide = counts[function] > WIDE and item.path.parent.name in SAMPLED
         if sweep:
             left_out = places[function] % sweep.args[0]
         else:  # by name: every third would be one of three types
