@@ -98,7 +98,8 @@ class Constant(Value):
                 return other.binary(trace, op, self, not reflected)
             if other.is_constant():
                 a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
-                if type(other) is Constant or isinstance(self.value, type(other.as_constant())):
+                a_number = type(other) is Constant or isinstance(other, Constant) and other.symbolic
+                if a_number or isinstance(self.value, type(other.as_constant())):
                     return trace.real_call(op, a, b)
             base = getattr(other, "base", None)
             if isinstance(base, Constant):  # C code looks at what it holds

@@ -66,15 +66,15 @@ class FloatValue(Constant):
         if not other.is_constant():
             odd = isinstance(getattr(other, "base", None), Constant)  # of a subclass of int, float or str
             return super().binary(trace, op, other, reflected) if odd else None
-        op = _INPLACE.get(op, op)
+        as_asked, op = op, _INPLACE.get(op, op)  # an error names the former
         step = self._with(op, other, reflected)
         if step is None:
-            return super().binary(trace, op, other, reflected)
+            return super().binary(trace, as_asked, other, reflected)
         names = (_text(other), self.text) if reflected else (self.text, _text(other))
         text = f"{op.__name__}({', '.join(names)})"
         if op in _COMPARISONS:
             return Constant(trace.reader.ask(self.root, self.now, text, step))
-        return self.after(step, text) or super().binary(trace, op, other, reflected)
+        return self.after(step, text) or super().binary(trace, as_asked, other, reflected)
 
     def _with(self, op: Callable[..., Any], other: Value, reflected: bool) -> Step | None:
         if op not in _ARITHMETIC and op not in _COMPARISONS:

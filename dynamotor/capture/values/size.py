@@ -54,7 +54,7 @@ class SizeValue(Constant):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        op = _INPLACE.get(op, op)
+        as_asked, op = op, _INPLACE.get(op, op)  # an error names the former
         number = number_of(other)
         if not other.is_constant():
             return None
@@ -63,7 +63,7 @@ class SizeValue(Constant):
             if quotient is not None:
                 return quotient
         if number is None or op not in _EXACT:
-            return super().binary(trace, op, other, reflected)
+            return super().binary(trace, as_asked, other, reflected)
         a, b = (number, self.expr) if reflected else (self.expr, number)
         if (
             op in (operator.floordiv, operator.mod, divmod)
@@ -71,7 +71,7 @@ class SizeValue(Constant):
             or op is operator.pow
             and type(b) is Size
         ):
-            return super().binary(trace, op, other, reflected)
+            return super().binary(trace, as_asked, other, reflected)
         if op.__name__ in COMPARISONS and is_unbacked(a, b):
             return condition_value(trace, comparison(op.__name__, self.expr.env, a, b))
         result = op(a, b)
