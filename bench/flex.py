@@ -143,15 +143,16 @@ def tune(name: str, args: argparse.Namespace, width: int) -> list[dict[str, Any]
     for what, given in tensors.items():
         tiles = [
             (m, n, warps, stages)
-            for m, n, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))
-            if m * n <= 128 * 128 and (m * n >= 64 * 64)
+            for m, n, warps, stages in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+            if 32 * 64 <= m * n <= 128 * 128
         ]
-        before = flex_kernels.TILES[what]
+        names = (what, "scored", "reading") if what == "forward" else (what,)
+        before = {name: flex_kernels.TILES[name] for name in names}
         made: dict[Any, Any] = {}
         for one in tiles:  # all are being built side by side
-            flex_kernels.TILES[what] = {64: one, 128: one, 256: one}
+            flex_kernels.TILES |= dict.fromkeys(names, {64: one, 128: one, 256: one})
             made[one] = ours.Kernels(case, (what,))
-        flex_kernels.TILES[what] = before
+        flex_kernels.TILES |= before
         times = []
         for one, kernels in made.items():
             try:

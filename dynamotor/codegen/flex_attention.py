@@ -102,8 +102,9 @@ def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:
         any(spec.dtype not in POINTER for spec in free), "a function that reads tensors of other types"
     )
     numbers = [TensorSpec.dense((), dtype, query.device) for dtype in _NUMBERS]
-    score = None if of.score is None else TileFunction(of.score, [*numbers, *free[:n_score]], True)
-    mask = None if of.mask is None else TileFunction(of.mask, [*numbers[1:], *free[n_score:]], False)
+    limits = [int(n) for n in (*query.shape[:3], key.shape[2])]
+    score = None if of.score is None else TileFunction(of.score, [*numbers, *free[:n_score]], limits, True)
+    mask = None if of.mask is None else TileFunction(of.mask, [*numbers[1:], *free[n_score:]], limits, False)
     given = iter(blocks)
     found = [None if name is None else Blocks(next(given), next(given)) for name in of.blocks]
     usable = (
@@ -122,8 +123,8 @@ class Kernels:
     """A case's functions; being built, those of a backward where gradients are on."""
 
     def __init__(self, case: Case, which: Sequence[str] = ("forward", "delta", "queries", "keys")) -> None:
-        plain = case.mask is not None and len(case.free) == case.n_score  # a mask of places alone
-        self.forward = "" if case.rows is not None and plain and "forward" in which else "forward"
+        of_places = case.mask is not None and not case.mask_reads
+        self.forward = "" if case.rows is not None and of_places and "forward" in which else "forward"
         which = which if self.forward else ("partial", *which)
         self.device = case.query.device
         self._functions = {what: getattr(flex_kernels, what)(case) for what in which}

@@ -1,14 +1,16 @@
 """A function of the user's in a kernel of attention: `score_mod`, its derivative, or `mask_mod` as lines of
 Triton over a tile of scores.
 
->>> body = TileFunction(target.score, specs)        # of score, batch, head, query, key and what it reads
+>>> body = TileFunction(target.score, specs, limits, True)      # of score, batch, head, query, key and what it reads
 >>> result = body.lines(["s", "b", "h", "i", "j", "f0"], lines)            # the name that holds the result
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from ..graph.spec import TensorSpec
 from ..lower.lowering import Decline, decline_if
 
 F32 = torch.float32
+Range = tuple[int, int]
 TRITON = {
     torch.bool: "tl.int1",
     torch.uint8: "tl.uint8",
@@ -81,16 +84,33 @@ _CALLS = {
 }
 _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 _SAME = ("alias", "clone", "detach", "_to_copy", "expand", "view", "convert_element_type", "lift_fresh_copy")
+_ENDS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "maximum": max, "minimum": min,
+}  # fmt: skip
 _POSITIONS = {"add", "sub", "floor_divide", "remainder", *_COMPARES, *_SAME, "index", "where"}
+
+
+@dataclass
+class Early:
+    """What stands before the loop over tiles: lines, and the values of a function that do not change in it.
+
+    moving: names of arguments that do.
+    """
+
+    moving: tuple[str, ...]
+    lines: list[str] = field(default_factory=list)
+    names: dict[fx.Node, str] = field(default_factory=dict)
 
 
 class TileFunction:
     """A body traced over numbers: `lines` writes it (`derivative`: the gradient of its first argument, behind
-    whose tangent it takes). Decline where an op has no form here, or a gradient of what it reads is
-    wanted.
+    whose tangent it takes). limits: how many batches, heads, queries and keys there are. Decline where an op
+    has no form here, or a gradient of what it reads is wanted.
     """
 
-    def __init__(self, body: Body, specs: Sequence[TensorSpec], differentiable: bool) -> None:
+    def __init__(
+        self, body: Body, specs: Sequence[TensorSpec], limits: Sequence[int], differentiable: bool
+    ) -> None:
         decline_if(len(body.gm.graph.nodes) > 200, "a long function")
         graded = [differentiable, *[False] * (len(specs) - 1)]
         try:
@@ -108,9 +128,15 @@ class TileFunction:
         self.gradient = gradients[0] if gradients else None
         self.identity = plan.kind == "input" and plan.index == 0
         self.nodes = [node for node in joint.gm.graph.nodes if node.op == "call_function"]
-        self.checks = any(_name(node) == "index" for node in self.nodes)
+        first = int(differentiable)
+        places = zip(self.inputs[first : first + 4], limits, strict=True)
+        self.ranges = {node: (0, size - 1) for node, size in places}
         for node in self.nodes:
-            self._text(node, dict.fromkeys(joint.gm.graph.nodes, "x"), [])
+            if (found := _range(node, self.ranges)) is not None:
+                self.ranges[node] = found
+        self.checks = False  # whether a position needs one
+        for node in self.nodes:
+            self._text(node, dict.fromkeys(joint.gm.graph.nodes, "x"), [], "w")
 
     @property
     def wide(self) -> bool:
@@ -118,15 +144,19 @@ class TileFunction:
         return any(not node.meta["val"].dtype.is_floating_point and _name(node) not in _POSITIONS
                    and node.meta["val"].dtype != torch.bool for node in self.nodes)  # fmt: skip
 
-    def lines(self, given: Sequence[str], out: list[str], tangent: str = "") -> str:
+    def lines(
+        self, given: Sequence[str], out: list[str], tangent: str = "", early: Early | None = None
+    ) -> str:
         """Append the lines; gives the text of the result, or of the first argument's gradient."""
         wanted = self.gradient if tangent else self.result
         if tangent and self.identity:
             return tangent
         if wanted is None:
             return "0.0"
+        early = early or Early(tuple(given))
         known: dict[fx.Node, str] = dict(zip(self.inputs, given, strict=True))
-        known |= dict.fromkeys(self.tangents, tangent)
+        moving = {node for node, name in known.items() if name in early.moving} | {*self.tangents}
+        known |= dict.fromkeys(self.tangents, tangent) | early.names
         needed, found = [wanted], set()
         while needed:
             node = needed.pop()
@@ -135,13 +165,19 @@ class TileFunction:
                 needed += node.all_input_nodes
         for node in self.nodes:
             if node in found:
-                text = self._text(node, known, out)
-                known[node] = f"w{len(out)}"
-                out.append(f"{known[node]} = {text}")
+                moves = not moving.isdisjoint(node.all_input_nodes)
+                lines, letter = (out, "w") if moves else (early.lines, "e")
+                text = self._text(node, known, lines, letter)
+                known[node] = f"{letter}{len(lines)}"
+                lines.append(f"{known[node]} = {text}")
+                if moves:
+                    moving.add(node)
+                else:
+                    early.names[node] = known[node]
         return known[wanted]
 
-    def _text(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
-        """One op as an expression."""
+    def _text(self, node: fx.Node, known: dict[fx.Node, str], out: list[str], letter: str) -> str:
+        """One op as an expression; names of lines before it are the letter's."""
         name, spec = _name(node), node.meta["val"]
         decline_if(
             type(spec) is not TensorSpec or spec.shape or spec.dtype not in TRITON,
@@ -149,7 +185,7 @@ class TileFunction:
         )
         compute = F32 if spec.dtype in (torch.float16, torch.bfloat16) else spec.dtype
         if name == "index":
-            return self._loaded(node, known, out)
+            return self._loaded(node, known, out, letter)
         if name in ("scalar_tensor", "full"):
             value = node.args[-1]
             return f"tl.full((), {_literal(value)}, {TRITON[spec.dtype]})"
@@ -194,9 +230,22 @@ class TileFunction:
             return f"tl.full((), {_literal(value)}, {TRITON[dtype]})"
         if value.meta["val"].dtype == dtype or not dtype.is_floating_point and dtype != torch.bool:
             return known[value]  # positions have as many bits as they need
-        return f"({known[value]}) != 0" if dtype == torch.bool else f"({known[value]}).to({TRITON[dtype]})"
+        if dtype == torch.bool:
+            return f"({known[value]}) != 0"
+        if dtype == F32 and self._small(value, *value.args) and _name(value) in ("add", "sub"):
+            # Of positions in float32: to convert each difference takes as long as its exponential.
+            a, b = (self._as(arg, dtype, known) for arg in value.args)
+            return f"({a}) {_INFIX[_name(value)]} ({b})"
+        return f"({known[value]}).to({TRITON[dtype]})"
 
-    def _loaded(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
+    def _small(self, *values: Any) -> bool:
+        """Whether all are integers that float32 holds, the first one computed."""
+        if values[0].op != "call_function":
+            return False
+        ranges = [self.ranges.get(v) if isinstance(v, fx.Node) else (v, v) for v in values]
+        return all(r is not None and r[0] >= -(2**24) and r[1] <= 2**24 for r in ranges)
+
+    def _loaded(self, node: fx.Node, known: dict[fx.Node, str], out: list[str], letter: str) -> str:
         """An element of a tensor that the function reads."""
         tensor, indices = node.args
         spec: TensorSpec = tensor.meta["val"]  # type: ignore[union-attr]
@@ -205,12 +254,39 @@ class TileFunction:
         at = []
         for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):  # type: ignore[arg-type]
             decline_if(index.meta["val"].dtype == torch.bool, "a mask as an index")
-            name = f"w{len(out)}"
+            low, high = self.ranges.get(index, (-1, size))
+            times = f".to(tl.int64) * {stride}" if size * stride >= 2**31 else f" * {stride}"
+            if low >= 0 and high < size:
+                at.append(f"({known[index]}){times}")
+                continue
+            self.checks = True
+            name = f"{letter}{len(out)}"
             out.append(f"{name} = {known[index]}")
             out.append(f"tl.device_assert(({name} >= -{size}) & ({name} < {size}), 'index out of range')")
-            at.append(f"tl.where({name} < 0, {name} + {size}, {name}) * {stride}")
+            at.append(f"tl.where({name} < 0, {name} + {size}, {name}){times}")
         loaded = f"tl.load({known[tensor]} + {' + '.join(at) or '0'})"  # type: ignore[index]
         return f"({loaded}) != 0" if spec.dtype == torch.bool else loaded
+
+
+def _range(node: fx.Node, known: dict[fx.Node, Range]) -> Range | None:
+    """The least and the greatest that a position may be, by those of its operands; None: not known."""
+    given = [
+        (a, a) if isinstance(a, int) else known.get(a) for a in node.args if isinstance(a, (fx.Node, int))
+    ]
+    of = [found for found in given if found is not None]
+    whole = node.meta["val"].dtype in (torch.int32, torch.int64)
+    if len(of) < len(given) or not of or not whole or "alpha" in node.kwargs:
+        return None
+    name, (low, high), (first, last) = _name(node), of[0], of[-1]
+    if name in ("remainder", "floor_divide") and 0 < first == last:
+        ends = [low // first, high // first]
+        if name == "remainder":
+            ends = [low % first, high % first] if ends[0] == ends[1] else [0, first - 1]
+    elif name in _SAME or name in _ENDS:
+        ends = [_ENDS.get(name, min)(a, b) for a in (low, high) for b in (first, last)]
+    else:
+        return None
+    return (min(ends), max(ends)) if max(map(abs, ends)) < 2**31 else None
 
 
 def _name(node: fx.Node) -> str:

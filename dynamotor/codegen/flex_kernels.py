@@ -17,7 +17,7 @@ import torch
 
 from ..base.cache import digest
 from ..graph.spec import TensorSpec
-from .flex_body import TRITON, TileFunction
+from .flex_body import TRITON, Early, TileFunction
 from .triton_kernel import TritonFunction
 from .triton_ops import POINTER, lines_of
 
@@ -26,7 +26,10 @@ LOG2E = 1.4426950408889634
 # `python -m bench.flex --tune` on an H200 (64 and 128; causal, bfloat16).
 TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "forward": {64: (64, 128, 4, 2), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
-    "partial": {64: (64, 64, 4, 3), 128: (128, 32, 4, 3), 256: (64, 32, 4, 2)},  # a window, on an H100
+    # On an H100: a window, a score function, a mask that reads tensors.
+    "partial": {64: (64, 64, 4, 3), 128: (128, 32, 4, 3), 256: (64, 32, 4, 2)},
+    "scored": {64: (128, 128, 4, 2), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "reading": {64: (128, 128, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
     "queries": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
     "keys": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 }
@@ -64,6 +67,16 @@ class Case:
         """Heads of queries for each of the keys'."""
         return int(self.query.shape[1]) // int(self.key.shape[1])
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is no function of scores."""
+        return self.score is None or self.score.identity
+
+    @property
+    def mask_reads(self) -> bool:
+        """Whether the mask reads tensors, as one of documents does."""
+        return len(self.free) > self.n_score
+
 
 class _Writer:
     """Lines of one function."""
@@ -78,6 +91,11 @@ class _Writer:
         self.ep, self.fp = _power(self.e), _power(self.f)
         self.wide = any(fn is not None and fn.wide for fn in (case.score, case.mask))
         self.blocks = case.rows if what != "keys" else case.columns
+        self.early = Early(("s", "plain", "qi" if what == "keys" else "ki"))
+        self.before_loop = (
+            0,
+            1,
+        )  # where lines go that stand before the loop over tiles, and how far to the right
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
@@ -128,52 +146,65 @@ class _Writer:
         """)
 
     # -- the scores of a tile --------------------------------------------------------------------------------
-    def scores(self, product: str, i: str, j: str, masked: bool) -> None:
-        """Lines for the scores `s` (to base 2), and `seen`, whether they count ("": all do).
-
-        i, j: the tile's positions, as they are broadcast.
+    @property
+    def unit(self) -> float:
+        """What scores are multiplied by in exponents of 2, with the subtraction in one instruction; positive, so
+        that the largest stays the largest.
         """
-        case = self.case
+        scale = self.case.scale * LOG2E
+        return LOG2E if not self.case.plain else scale if scale > 0 else 1.0
+
+    def scores(self, product: str, masked: bool) -> None:
+        """Lines for the scores `s` (in `unit`s); those that do not count are -inf."""
+        case, by_query = self.case, self.what != "keys"
         self.line(f"raw = {product}")
-        plain = case.score is None or case.score.identity
-        self.line(f"s = raw * {case.scale * (LOG2E if plain else 1.0)!r}")
-        if not plain or masked and case.mask is not None:
-            kind = "tl.int64" if self.wide else "tl.int32"
-            self.line(f"qi = tl.minimum({i}, {self.length - 1}).to({kind})")
-            self.line(f"ki = tl.minimum({j}, {self.width - 1}).to({kind})")
+        scale = case.scale if not self.case.plain else case.scale * LOG2E / self.unit
+        self.line("s = raw" if scale == 1 else f"s = raw * {scale!r}")
+        if not self.case.plain or masked and case.mask is not None:
+            self.position(by_query)
         places = ["b", "h", "qi", "ki"]
         free = [f"f{n}" for n in range(len(case.free))]
-        if not plain:
+        if not self.case.plain:
             assert case.score is not None
             self.line("plain = s")
-            self.inline(case.score, ["s", *places, *free[: case.n_score]], "s2")
-            self.line(f"s = s2 * {LOG2E}")
+            self.line(f"s = {self.inline(case.score, ['s', *places, *free[: case.n_score]])}")
         tests = []
         if masked and case.mask is not None:
-            self.inline(case.mask, [*places, *free[case.n_score :]], "seen")
-            tests.append("seen")
+            tests.append(f"({self.inline(case.mask, [*places, *free[case.n_score :]])})")
         if self.tail(1):
-            tests.append(f"({j} < {self.width})")
+            tests.append(f"({'cols[None, :]' if by_query else 'cols[:, None]'} < {self.width})")
         if self.what == "keys" and self.tail(0):
-            tests.append(f"({i} < {self.length})")
-        self.tests = " & ".join(tests)
+            tests.append(f"(rows[None, :] < {self.length})")
         if tests:
-            self.line(f's = tl.where({self.tests}, s, float("-inf"))')
+            self.line(f's = tl.where({" & ".join(tests)}, s, float("-inf"))')
 
-    def inline(self, fn: TileFunction, given: list[str], result: str, tangent: str = "") -> None:
-        """A function's lines, with names of their own."""
+    def position(self, key: bool) -> None:
+        """A line for the positions of the tile's queries or keys, as they are broadcast."""
+        name, of, size = ("ki", "cols", self.width) if key else ("qi", "rows", self.length)
+        across = "[:, None]" if key == (self.what == "keys") else "[None, :]"
+        kind = "tl.int64" if self.wide else "tl.int32"
+        self.line(f"{name} = tl.minimum({of}{across}, {size - 1}).to({kind})")
+
+    def inline(self, fn: TileFunction, given: list[str], tangent: str = "") -> str:
+        """Lines for a function's result, those that do not change in the loop before it; gives its text."""
         own: list[str] = []
-        text = fn.lines(given, own, tangent)
+        before = len(self.early.lines)
+        text = fn.lines(given, own, tangent, self.early)
+        place, indent = self.before_loop
+        new = ["    " * indent + line for line in self.early.lines[before:]]
+        self.lines[place:place] = new
+        self.before_loop = place + len(new), indent
         self.lines += ["    " * self.indent + line for line in own]
-        self.line(f"{result} = {text}")
+        return text
 
     def slope(self, p: str, dp: str, delta: str) -> None:
         """Lines for `ds`, the gradient of the products."""
         self.line(f"ds = {p} * ({dp} - {delta})")
-        if self.case.score is not None and not self.case.score.identity:
+        if self.case.score is not None and not self.case.plain:
             free = [f"f{n}" for n in range(self.case.n_score)]
-            self.inline(self.case.score, ["plain", "b", "h", "qi", "ki", *free], "ds2", "ds")
-            self.line(f"ds = tl.where({p} > 0, ds2, 0.0)")
+            text = self.inline(self.case.score, ["plain", "b", "h", "qi", "ki", *free], "ds")
+            if text != "ds":
+                self.line(f"ds = tl.where({p} > 0, {text}, 0.0)")
 
     # -- loops -----------------------------------------------------------------------------------------------
     def over(self, body: Any, step: int, size: int, own: str, side: int) -> None:
@@ -181,6 +212,9 @@ class _Writer:
 
         own: the block of the other side that this program is in.
         """
+        if not self.case.plain or self.case.mask is not None:
+            self.position(self.what == "keys")
+        self.before_loop = len(self.lines), self.indent
         if self.blocks is None:
             self.line(f"for start in tl.range(0, {size}, {step}):")
             self.inside(body, "start", True)
@@ -261,9 +295,10 @@ def partial(case: Case) -> TritonFunction:
     return forward(case, "partial")
 
 
-def forward(case: Case, tiles: str = "forward") -> TritonFunction:
+def forward(case: Case, tiles: str = "") -> TritonFunction:
     """Of q, k, v, out and lse: the output in the queries' type, and the logarithm of each row's sum."""
-    w = _Writer(case, "forward", tile(case, tiles))
+    kind = "reading" if case.mask_reads else "forward" if case.plain else "scored"
+    w = _Writer(case, "forward", tile(case, tiles or kind))
     programs = _start(w, 0)
     w.parts()
     w.text(f"""
@@ -277,12 +312,12 @@ def forward(case: Case, tiles: str = "forward") -> TritonFunction:
         w.positions("cols", at, w.n)
         end = w.tail(1)
         w.line(f"kt = {w.load('k', case.key, 'cols', end, (w.e, w.ep), True)}")
-        w.scores(_dot(w, "qt", "kt"), "rows[:, None]", "cols[None, :]", masked)
+        w.scores(_dot(w, "qt", "kt"), masked)
         w.text(f"""
             high = tl.maximum(top, tl.max(s, 1))
-            base = tl.where(high == float("-inf"), 0.0, high)
-            p = libdevice.exp2(s - base[:, None])
-            shrink = libdevice.exp2(top - base)
+            base = tl.where(high == float("-inf"), 0.0, high * {w.unit!r})
+            p = libdevice.exp2(s * {w.unit!r} - base[:, None])
+            shrink = libdevice.exp2(top * {w.unit!r} - base)
             total = total * shrink + tl.sum(p, 1)
             vt = {w.load("v", case.value, "cols", end, (w.f, w.fp), False)}
         """)
@@ -294,7 +329,7 @@ def forward(case: Case, tiles: str = "forward") -> TritonFunction:
     w.line("acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]")
     w.line(f"at = of.to(tl.int64) * {w.length} + rows")
     end = f", rows < {w.length}" if w.tail(0) else ""
-    w.line(f"tl.store(lse + at, (top + tl.log2(total)) * {1 / LOG2E!r}{end})")
+    w.line(f"tl.store(lse + at, (top * {w.unit!r} + tl.log2(total)) * {1 / LOG2E!r}{end})")
     size = w.length if w.tail(0) else 0
     _store(w, "out", "rows", size, (w.f, w.fp), f"of.to(tl.int64) * {w.length}", "acc", case.query)
     kinds = {
@@ -356,8 +391,8 @@ def queries(case: Case) -> TritonFunction:
         tail = w.tail(1)
         w.line(f"kt = {w.load('k', case.key, 'cols', tail, (w.e, w.ep), True)}")
         w.line(f"vt = {w.load('v', case.value, 'cols', tail, (w.f, w.fp), True)}")
-        w.scores(_dot(w, "qt", "kt"), "rows[:, None]", "cols[None, :]", masked)
-        w.line("p = libdevice.exp2(s - sum[:, None])")
+        w.scores(_dot(w, "qt", "kt"), masked)
+        w.line(f"p = libdevice.exp2(s * {w.unit!r} - sum[:, None])")
         w.slope("p", _dot(w, "gt", "vt"), "less[:, None]")
         w.line(f"acc += {_dot(w, f'ds.to({TRITON[case.key.dtype]})', 'tl.trans(kt)')}")
 
@@ -398,8 +433,8 @@ def keys(case: Case) -> TritonFunction:
         w.line(f"qt = {w.load('qh', case.query, 'rows', tail, (w.e, w.ep), True)}")
         w.line(f"gt = {w.load('gh', _rows(w.length, w.f, case.query), 'rows', tail, (w.f, w.fp), False)}")
         _sums(w, "row0 + rows")
-        w.scores(_dot(w, "kt", "qt"), "rows[None, :]", "cols[:, None]", masked)
-        w.line("p = libdevice.exp2(s - sum[None, :])")
+        w.scores(_dot(w, "kt", "qt"), masked)
+        w.line(f"p = libdevice.exp2(s * {w.unit!r} - sum[None, :])")
         w.line(f"dvt += {_dot(w, f'p.to({TRITON[case.query.dtype]})', 'gt')}")
         w.slope("p", _dot(w, "vt", "tl.trans(gt)"), "less[None, :]")
         w.line(f"dkt += {_dot(w, f'ds.to({TRITON[case.query.dtype]})', 'tl.trans(qt)')}")

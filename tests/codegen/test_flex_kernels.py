@@ -28,6 +28,10 @@ SCORES: dict[str, Any] = {
     "alibi": lambda s, b, h, i, j: s + slopes[h] * (j - i),
     "softcap": lambda s, b, h, i, j: 2 * torch.tanh(s / 2),
     "relative": lambda s, b, h, i, j: s + bias[i - j + 128] * 0.5,
+    "relative from the end": lambda s, b, h, i, j: s * slopes[h - 1] + bias[i - j],
+    "parts of places": lambda s, b, h, i, j: (
+        s + bias[(i // 2) * 2 + j % 100] + slopes[torch.maximum(h - 1, h * 0)]
+    ),
     "causal": lambda s, b, h, i, j: torch.where(i >= j, s, -float("inf")),
     "branches": lambda s, b, h, i, j: torch.where(
         (i - j < 8) & (i >= j) | (j < 4), (s.abs() + 0.1).sqrt() + (i % 3 == 0), torch.exp(-s) * 0.2
@@ -69,6 +73,8 @@ CASES = [
     ("alibi", "by head", 64, 70, 16, 16, 1, torch.bfloat16, (128, 128)),
     ("softcap", "window", 33, 128, 32, 16, 4, torch.float16, (32, 16)),
     ("relative", "documents", 100, 100, 16, 16, 2, torch.float32, (32, 64)),
+    ("relative from the end", "all", 100, 100, 16, 16, 4, torch.float32, 0),
+    ("parts of places", "documents", 100, 100, 16, 16, 4, torch.float32, (32, 64)),
     ("causal", "all", 70, 16, 16, 16, 4, torch.float32, 0),
     ("branches", "rows of nothing", 128, 100, 16, 20, 4, torch.float32, (32, 32)),
     ("products of places", "causal", 40, 40, 16, 16, 4, torch.float32, (128, 128)),
