@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 MOST = 3_000_000  # objects that pauses may leave unseen before a full collection
 _unseen = 0
+_frozen = False  # the user has frozen objects, which would thaw; to ask walks over all of them
 
 
 @contextlib.contextmanager
@@ -39,11 +40,11 @@ def _age() -> None:
     """Move all objects to the oldest generation without looking at them; collect them all where there have
     been too many.
     """
-    global _unseen
+    global _unseen, _frozen
     _unseen += gc.get_count()[0]
     if _unseen > MOST:
         _unseen = 0
         gc.collect()
-    elif not gc.get_freeze_count():  # what the user has frozen would thaw
+    elif not (_frozen := _frozen or gc.get_freeze_count() > 0):
         gc.freeze()
         gc.unfreeze()
