@@ -148,8 +148,8 @@ class _Writer:
     # -- the scores of a tile --------------------------------------------------------------------------------
     @property
     def unit(self) -> float:
-        """What scores are multiplied by in exponents of 2, with the subtraction in one instruction; positive, so
-        that the largest stays the largest.
+        """What scores are multiplied by in exponents of 2, in one instruction with the subtraction; positive:
+        the largest stays the largest.
         """
         scale = self.case.scale * LOG2E
         return LOG2E if not self.case.plain else scale if scale > 0 else 1.0
