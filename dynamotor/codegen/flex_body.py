@@ -1,7 +1,7 @@
 """A function of the user's in a kernel of attention: `score_mod`, its derivative, or `mask_mod` as lines of
 Triton over a tile of scores.
 
->>> body = TileFunction(target.score, specs, limits, True)   # of score, batch, head, query, key, what it reads
+>>> body = TileFunction(target.score, specs, limits, True)  # of score, batch, head, query, key, what it reads
 >>> result = body.lines(["s", "b", "h", "i", "j", "f0"], lines)            # the name that holds the result
 """
 
