@@ -3,6 +3,8 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Bytecode is made of what is imported, when it is: of all that comes with torch, jax and transformers it takes minutes.
+INSTALL := $(PIP) install --no-compile
 JOBS ?= 2
 SECONDS ?= 600
 SEED ?= 1
@@ -14,17 +16,17 @@ all: test
 $(VENV)/.demo: requirements-demo.txt Makefile
 	@test -n "$(PYTHON)" || { echo "dynamotor needs Python 3.11 or 3.12 (set PYTHON=/path/to/python)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install torch==2.13.0
-	$(PIP) install -r requirements-demo.txt
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -r requirements-demo.txt
 	touch $@
 
 $(VENV)/.packages: $(VENV)/.demo requirements-dev.txt
-	$(PIP) install -r requirements-dev.txt
-	$(PIP) install --no-deps torchvision==0.28.0 timm==1.0.31
+	$(INSTALL) -r requirements-dev.txt
+	$(INSTALL) --no-deps torchvision==0.28.0 timm==1.0.31
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(SOURCES)
-	$(PIP) install --no-build-isolation --no-deps -e .
+	$(INSTALL) --no-build-isolation --no-deps -e .
 	touch $@
 
 setup: $(VENV)/.packages $(VENV)/.installed
