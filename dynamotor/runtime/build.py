@@ -215,21 +215,16 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
     )
 
 
-@functools.cache
-def _load_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="dynamotor-load-")
-
-
 def _open(payload: bytes, key: str) -> ctypes.CDLL:
     """dlopen library bytes from a private file, or from memory when no file can be written."""
     with contextlib.suppress(OSError):
-        path = os.path.join(_load_folder().name, f"{key[:32]}.so")
+        handle, path = tempfile.mkstemp(".so", f"dynamotor-{key[:16]}-")
         try:
-            Path(path).write_bytes(payload)
+            with os.fdopen(handle, "wb") as file:
+                file.write(payload)
             return ctypes.CDLL(path)
         finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            os.unlink(path)
     # The descriptor stays open: the loader knows libraries by path, and a closed number would come back as
     # another file.
     handle = os.memfd_create(f"dynamotor-{key[:16]}")

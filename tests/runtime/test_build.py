@@ -87,10 +87,10 @@ def test_a_full_temporary_folder_loads_from_memory(monkeypatch):
     library = build.load_library(TWO % 9)
     forget()
 
-    class Full:
-        name = "/nonexistent"
+    def refuse(*args, **kwargs):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build, "_load_folder", lambda: Full)
+    monkeypatch.setattr(build.tempfile, "mkstemp", refuse)
     assert run(build.load_library(TWO % 9)) == 9
     assert library.key in build._libraries
 
