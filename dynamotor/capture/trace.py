@@ -69,6 +69,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.checks = Checks(self)
         self.draws = False  # a call takes random numbers
         self.repeated: set[Source] = set()  # modules that come as arguments, one after the other
+        self.owner: Source | None = None  # of the module, where the program is for all modules of its class
         self.given_away: set[Any] = set()  # memories that parameters made in the trace have taken over
         self.plain_calls = 0  # open regions in which no `__torch_function__` is asked
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
