@@ -398,7 +398,7 @@ class Compiler:
         for e in dispatcher.entries:
             if e.n_positional == n_positional and e.kwnames == kwnames:
                 self.policy.learn(e.info.guards, flat)
-                if 2 * len(dispatcher.entries) >= most:
+                if 2 * len(dispatcher.entries) >= most or self.takes_any_module(args):
                     self.policy.unbind(e.info.guards, flat)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
@@ -449,6 +449,12 @@ class Compiler:
         return config.size_arguments or any(
             type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries
         )
+
+    def takes_any_module(self, args: tuple[Any, ...]) -> bool:
+        """Whether modules that come as arguments have one program, as soon as a second one has come: where
+        gradients are recorded, but by DDP's reducer."""
+        reducing = any(isinstance(arg, torch.nn.parallel.DistributedDataParallel) for arg in args)
+        return torch.is_grad_enabled() and self.options.mode in _PLAIN_MODES and not reducing
 
     def meets_modules_of(self, parent: Compiler) -> None:
         """This compiles a part of what another one compiles, which may be called for each of its modules."""
