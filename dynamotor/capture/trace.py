@@ -71,6 +71,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.repeated: set[Source] = set()  # modules that come as arguments, one after the other
         self.owner: Source | None = None  # of the module, where the program is for all modules of its class
         self.given_away: set[Any] = set()  # memories that parameters made in the trace have taken over
+        self.read_only: set[Any] = set()  # memories of arrays that NumPy lets nobody write
         self.plain_calls = 0  # open regions in which no `__torch_function__` is asked
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
         self.reader.guard(
