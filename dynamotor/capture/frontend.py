@@ -56,7 +56,7 @@ from .breaks import BreakReason, Stop, Unsupported
 from .checks import CheckFailed, checked
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
+from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, TensorMatch, first_failure
 from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
 from .output import Codegen
@@ -166,7 +166,8 @@ class Compiler:
         owner = getattr(fn, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
         self.model = weakref.ref(owner) if module else None
-        self.owner = owner if module else None  # the module of a bound method
+        # The module of a bound method, or a function: what other ones may be in the place of.
+        self.owner: Any = owner if module else fn if type(fn) is types.FunctionType else None
         self.kin: Any = None  # what siblings have in common: backend and options; None: it has none
         self.for_all = False  # the module is an argument of what is being captured
         self.breaks_for_all = False  # that was tried, and the graph broke
@@ -398,7 +399,8 @@ class Compiler:
         for e in dispatcher.entries:
             if e.n_positional == n_positional and e.kwnames == kwnames:
                 self.policy.learn(e.info.guards, flat)
-                if 2 * len(dispatcher.entries) >= most or self.takes_any_module(args):
+                many = 2 * len(dispatcher.entries) >= most
+                if many or self.takes_any_module(args) or any(map(_is_gone, e.info.guards)):
                     self.policy.unbind(e.info.guards, flat)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
@@ -790,16 +792,16 @@ def _beyond(
 def root_value(
     trace: Trace, fn: Callable[..., Any], source: Source | None = None
 ) -> tuple[Value, list[Value]]:
-    """The value to call, and arguments that it gets first. source: where a method's module comes from, if the
-    program is for all of its class."""
+    """The value to call, and arguments that it gets first. source: where a method's module, or the function,
+    comes from, if the program is for all of its kind."""
+    trace.owner = source
+    trace.repeated.update(() if source is None else (source,))
     if isinstance(fn, types.MethodType):
-        trace.owner = source
-        trace.repeated.update(() if source is None else (source,))
         owner = trace.wrap(source or Const(fn.__self__, "self"), fn.__self__)
         if isinstance(owner, nn_module.NNModuleValue) and type(fn.__self__).__call__ is fn.__func__:
             return owner, []
         return trace.wrap(Const(fn.__func__, fn.__name__), fn.__func__), [owner]
-    return trace.wrap(Const(fn, getattr(fn, "__name__", "fn")), fn), []
+    return trace.wrap(source or Const(fn, getattr(fn, "__name__", "fn")), fn), []
 
 
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -809,6 +811,11 @@ def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
         fn = type(fn.__self__).forward
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     return () if code is None else code.co_varnames[skip : code.co_argcount]
+
+
+def _is_gone(row: AnyGuard) -> bool:
+    """Whether a guard is of a parameter or buffer that nobody holds any more: a module is made at each call."""
+    return type(row) is TensorIs and row.ref() is None
 
 
 def note_break(reason: BreakReason) -> None:

@@ -1,19 +1,22 @@
-"""Modules of one class that are compiled one by one (regional compilation) share what is compiled for them.
+"""Modules of one class that are compiled one by one (regional compilation), and functions of one code, share what
+is compiled for them.
 
 >>> for block in model.blocks: block.compile()      # one graph, not one for each block
 
-A program that may be shared is captured with its module as one more argument, behind those of the call: then
-everything that it relies on of the module is guarded, and what is no fact of all is an input. Each callable
+A program that may be shared is captured with its module (or function) as one more argument, behind those of the
+call: then everything that it relies on of the module is guarded, and what is no fact of all is an input. Each callable
 has entries of its own, whose guard program has its module in that argument's place, bound as always.
 """
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from .. import _C
 from ..base.config import config
@@ -22,25 +25,33 @@ from .dispatch import compile_program
 if TYPE_CHECKING:
     from .frontend import Compiler
 
-_compilers: weakref.WeakKeyDictionary[type, weakref.WeakSet[Compiler]] = weakref.WeakKeyDictionary()
+_compilers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Compiler]] = weakref.WeakKeyDictionary()
+
+
+def _kind(compiler: Compiler) -> tuple[Any, Any]:
+    """What siblings have, by identity: a module's class and the function of the method, or a function's code."""
+    owner, function = compiler.owner, getattr(compiler.fn, "__func__", None)
+    return (owner.__code__, None) if function is None else (type(owner), function)
 
 
 def enter(compiler: Compiler) -> None:
     """From now on this one is a sibling of others."""
-    owner = compiler.owner
-    if owner is not None and compiler.kin is not None:
-        _compilers.setdefault(type(owner), weakref.WeakSet()).add(compiler)
+    if compiler.owner is not None and compiler.kin is not None:
+        _compilers.setdefault(_kind(compiler)[0], weakref.WeakSet()).add(compiler)
 
 
 def _siblings(compiler: Compiler) -> list[Compiler]:
-    """Those that compile the same method for other modules of the class, with equal options."""
-    known = _compilers.get(type(compiler.owner), ()) if compiler.kin is not None else ()
+    """Those that compile the same method of other modules of the class, or other functions of the same code,
+    with equal options.
+    """
+    if compiler.kin is None or compiler.owner is None:
+        return []
+    kind = _kind(compiler)
     return [
         other
-        for other in list(known)
+        for other in list(_compilers.get(kind[0], ()))
         if other.owner is not compiler.owner
-        and type(other.owner) is type(compiler.owner)
-        and other.fn.__func__ is compiler.fn.__func__  # type: ignore[attr-defined]
+        and all(map(operator.is_, _kind(other), kind))
         and other.kin == compiler.kin
     ]
 
@@ -52,9 +63,17 @@ def is_for_all(compiler: Compiler) -> bool:
     """
     siblings = _siblings(compiler)
     if torch.is_grad_enabled() or not siblings:
-        return bool(siblings)
+        return bool(siblings) and not _may_reduce(compiler.owner)
     programs = {id(entry.run) for each in siblings for entry in each.entries()}
     return 2 * len(programs) >= config.cache_size_limit
+
+
+def _may_reduce(owner: Any) -> bool:
+    """Whether DDP may be inside: its plan is for the parameters of one module."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    parts = owner.modules() if isinstance(owner, torch.nn.Module) else [None]
+    return any(part is None or isinstance(part, DistributedDataParallel) for part in parts)
 
 
 def shared(

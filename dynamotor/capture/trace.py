@@ -87,6 +87,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.handled: Value | None = None  # the exception that an `except` block is handling
         self.stopped: tuple[Frame, ...] = ()  # the frames at the cut
         self.generators: list[Any] = []
+        self.read_at: dict[int, Any] = {}  # where numbers that are held were read: frames hold these numbers
 
     # Values -------------------------------------------------------------------------------------------------
     def wrap(self, source: Any, obj: Any) -> Value:

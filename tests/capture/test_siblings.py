@@ -362,3 +362,68 @@ def test_modules_that_come_as_arguments() -> None:
             call(twin, x).sum().backward()
             torch.testing.assert_close(state(block), state(twin))
     assert counters["capture"]["graphs"] - before == 2
+
+
+def test_a_module_that_is_made_at_each_call() -> None:
+    def rest(model: Block, x: torch.Tensor) -> torch.Tensor:
+        made = copy.deepcopy(model)
+        print(end="")
+        return made(x)
+
+    compiled, model = dynamotor.compile(rest, backend="eager"), Plain(0)
+    before = counters["capture"]["graphs"]
+    for scale in range(6):
+        with torch.no_grad():
+            model.w.mul_(scale)
+            torch.testing.assert_close(compiled(model, torch.ones(3, 4)), rest(model, torch.ones(3, 4)))
+    assert counters["capture"]["graphs"] - before == 3
+
+
+def step_of(block: Block | None, k: int, default: float = 1.0) -> Callable[..., Any]:
+    held, calls = torch.full((4,), float(k)), 0
+
+    def step(x: torch.Tensor, *, by: float = default) -> Any:
+        nonlocal calls
+        calls += 1
+        return (x if block is None else block(x)) * by + held * calls, calls
+
+    return step
+
+
+def recursive(k: float) -> Callable[..., Any]:
+    def step(x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+        return x if depth == 0 else step(x + k, depth - 1)
+
+    return step
+
+
+def itself(k: int) -> Callable[..., Any]:
+    def step(x: torch.Tensor) -> Any:
+        return x * (2 if KNOWN["step"] is step else 3)
+
+    KNOWN["step"] = step
+    return step
+
+
+FACTORIES: dict[str, tuple[Callable[[int], Callable[..., Any]], int]] = {
+    "tensors": (lambda k: step_of(None, k), 1),
+    "modules": (lambda k: step_of(Norm(k), k), 1),
+    "defaults": (lambda k: step_of(None, k, k + 0.5), 7),
+    "itself": (recursive, 3),
+    "known": (itself, 2),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_functions_of_one_code(name: str) -> None:
+    make, most = FACTORIES[name]
+    torch.manual_seed(0)
+    functions = [make(k) for k in range(4)]
+    torch.manual_seed(0)
+    twins = functions if name == "known" else [make(k) for k in range(4)]
+    compiled = [dynamotor.compile(function, backend="eager") for function in functions]
+    x, before = torch.randn(3, 4, requires_grad=True), counters["capture"]["graphs"]
+    for _ in range(2):
+        for call, twin in zip(compiled, twins):
+            torch.testing.assert_close(call(x), twin(x))
+    assert counters["capture"]["graphs"] - before <= most + 1
