@@ -150,10 +150,7 @@ def accelerated(way: Way) -> Tensors:
     return named(loss=losses) | state_of(inner)
 
 
-@case(
-    "accelerate: regional compilation",
-    reason="compiled code belongs to a module: each of two equal layers has a graph, with `torch.compile` their class has one",
-)
+@case("accelerate: regional compilation")
 def regional(way: Way) -> Tensors:
     from accelerate.utils import compile_regions
 

@@ -104,11 +104,16 @@ def compile(
         plain = _uncompiled(model)
         inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
         dispatcher = make_dispatcher(
-            types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic, states
+            types.MethodType(type(inside).__call__, inside),
+            settings,
+            backend_call,
+            symbolic,
+            states,
+            backend if inside is plain else None,
         )
         _dispatchers.add(dispatcher)
         return compile_module(plain, dispatcher, again)
-    dispatcher = make_dispatcher(model, settings, backend_call, symbolic, states)
+    dispatcher = make_dispatcher(model, settings, backend_call, symbolic, states, backend)
     _dispatchers.add(dispatcher)
     functools.update_wrapper(dispatcher, model, updated=())
     dispatcher.warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)

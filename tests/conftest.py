@@ -57,7 +57,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_one_seed() -> None:
-    """A test's random numbers are its own, whatever ran before it."""
+    """A test's random numbers are its own, whatever ran before it, and so are its compiled callables: those that
+    wait for the collector share nothing with them."""
+    siblings = sys.modules.get("dynamotor.capture.siblings")
+    if siblings is not None:
+        siblings._compilers.clear()
     torch.set_num_threads(1)
     torch.manual_seed(0)
 

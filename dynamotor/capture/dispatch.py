@@ -8,7 +8,7 @@ miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from dynamotor import _C
 from .guards import Ambient, AnyGuard, Guard, IdIs, TensorMatch, TypeIs, first_failure
 from .source import Arg, Const, InstanceDict, Missing, Source, TypeOf
 
+_NONE: Mapping[int, Any] = {}
 _RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart", "sizes"})
 
 
@@ -28,7 +29,8 @@ class _Nodes:
     bound once.
     """
 
-    def __init__(self, guards: Sequence[Guard]) -> None:
+    def __init__(self, guards: Sequence[Guard], bound: Mapping[int, Any]) -> None:
+        self.bound = bound
         self.classes = {g.source: g.cls for g in guards if type(g) in (TypeIs, TensorMatch)}  # type: ignore[attr-defined]
         self.objects = {g.source: g.obj for g in guards if type(g) is IdIs}
         self.steps: list[tuple[str, int, Any]] = []  # (kind of step, number of the parent, key)
@@ -45,6 +47,8 @@ class _Nodes:
 
     def _add(self, source: Source) -> int:
         base = source.base
+        if type(source) is Arg and source.index in self.bound:
+            return self.number(Const(self.bound[source.index], str(source)))
         if base is None:
             return self._append(source, -1, type(source) is Const)
         if type(source) is TypeOf and base in self.classes:
@@ -71,16 +75,19 @@ class _Nodes:
         return places
 
 
-def compile_program(guards: Iterable[AnyGuard], inputs: Sequence[Source]) -> _C.GuardProgram:
+def compile_program(
+    guards: Iterable[AnyGuard], inputs: Sequence[Source], bound: Mapping[int, Any] = _NONE
+) -> _C.GuardProgram:
     """The guard program of an entry. `program.check(args)` gives the inputs' values when all guards hold,
     else None.
 
-    `guards`: rows in any order, at most one `Ambient`. `inputs`: what the compiled callable takes.
+    `guards`: rows in any order, at most one `Ambient`. `inputs`: what the compiled callable takes. `bound`:
+    arguments that no call has, by their numbers.
     """
     rows = list(dict.fromkeys(guards))
     ambient = next((g for g in rows if isinstance(g, Ambient)), None)
     plain = [g for g in rows if isinstance(g, Guard)]
-    nodes = _Nodes(plain)
+    nodes = _Nodes(plain, bound)
     read = [[nodes.number(source) for source in row.sources] for row in plain]
     taken = [nodes.number(source) for source in inputs]
     places = nodes.placed()

@@ -49,18 +49,19 @@ from . import (
     rules_threads,
     rules_transformers,
     rules_transforms,
+    siblings,
     torch_rules,
 )
 from .breaks import BreakReason, Stop, Unsupported
 from .checks import CheckFailed, checked
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
+from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, TensorMatch, first_failure
 from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
 from .output import Codegen
 from .sizes import FloatIs, SizePolicy, SizesHold, TraceSizes
-from .source import Const, Source
+from .source import Arg, Const, Source
 from .stance import stance
 from .trace import Trace
 from .values import context, deque, instances, klass, nn_module, tensor, torch_function
@@ -134,6 +135,8 @@ class Captured:
     check: int | None = None  # the output that says whether a test of data failed
     draws: bool = False  # the graph takes random numbers, and tests data or sets states
     states: bool = False  # the graph sets states of the thread
+    for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
+    settings: Any = None  # what `config` was
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
@@ -163,11 +166,28 @@ class Compiler:
         owner = getattr(fn, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
         self.model = weakref.ref(owner) if module else None
+        # The module of a bound method, or a function: what other ones may be in the place of.
+        self.owner: Any = owner if module else fn if type(fn) is types.FunctionType else None
+        self.kin: Any = None  # what siblings have in common: backend and options; None: it has none
+        self.for_all = False  # the module is an argument of what is being captured
+        self.breaks_for_all = False  # that was tried, and the graph broke
+        self.own_dispatcher: Any = None
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
 
     def dispatcher(self) -> Any:
         """What is called instead of the original."""
-        return _C.Dispatcher(self.miss, self.fn, self.name, self.raised)
+        made = _C.Dispatcher(self.miss, self.fn, self.name, self.raised)
+        self.own_dispatcher = weakref.ref(made)
+        return made
+
+    def entries(self) -> Any:
+        """What is compiled."""
+        dispatcher = self.own_dispatcher()
+        return () if dispatcher is None else dispatcher.entries
+
+    def flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What sources of this callable's programs are fetched from."""
+        return args if self.owner is None else (*args, self.owner)
 
     @property
     def strict(self) -> bool:
@@ -220,6 +240,10 @@ class Compiler:
         found = self.served(dispatcher, args, n_positional, kwnames)
         if found is not None:
             return found
+        found = siblings.shared(self, args, n_positional, kwnames)
+        if found is not None:
+            dispatcher.add(found[0])
+            return found
         if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
             return None
         try:
@@ -229,7 +253,7 @@ class Compiler:
                 raise InternalError(
                     "DM901",
                     f"a guard of {self.name} fails right after its capture",
-                    why=miss_reason(entry, args, n_positional, kwnames),
+                    why=miss_reason(entry, self.flat(args), n_positional, kwnames),
                     cure="report this; dynamotor.disable(fn) keeps the function out",
                 )
         except InternalError as error:
@@ -244,10 +268,12 @@ class Compiler:
     ) -> Any:
         """Capture and compile a call."""
         with collector_paused(), unseen_by_hooks():
-            vary = self.sizes_vary(dispatcher.entries, args)
+            vary = self.sizes_vary(dispatcher.entries, self.flat(args))
+            self.for_all = not self.breaks_for_all and siblings.is_for_all(self)
             captured, run = self.compiled(args, kwnames, vary)
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
-            return self.entry(captured, run, n_positional, kwnames)
+            entry = self.entry(captured, run, n_positional, kwnames)
+            return siblings.bind(entry, self.owner, len(args)) if captured.for_all else entry
 
     def compiled(
         self, args: tuple[Any, ...], kwnames: tuple[str, ...], vary: bool
@@ -282,6 +308,7 @@ class Compiler:
     ) -> tuple[Captured, Callable[..., Any]]:
         """A call's trace and its compiled graph."""
         captured = self.capture(args, kwnames)
+        captured.for_all, captured.settings = self.for_all, config.snapshot()
         fallbacks = counters["fallback"].copy()
         with config.patch(size_arguments=vary), collect("fallback", "auto", "late") as events:
             run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
@@ -363,16 +390,18 @@ class Compiler:
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
             return False
+        flat = self.flat(args)
         reasons = [
-            miss_reason(e, args, n_positional, kwnames)
-            + e.info.data.sizes.why_number(first_failure(e.info.guards, args), args)
+            miss_reason(e, flat, n_positional, kwnames)
+            + e.info.data.sizes.why_number(first_failure(e.info.guards, flat), flat)
             for e in dispatcher.entries
         ]
         for e in dispatcher.entries:
             if e.n_positional == n_positional and e.kwnames == kwnames:
-                self.policy.learn(e.info.guards, args)
-                if 2 * len(dispatcher.entries) >= most:
-                    self.policy.unbind(e.info.guards, args)
+                self.policy.learn(e.info.guards, flat)
+                many = 2 * len(dispatcher.entries) >= most
+                if many or self.takes_any_module(args) or any(map(_is_gone, e.info.guards)):
+                    self.policy.unbind(e.info.guards, flat)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
         log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
@@ -422,6 +451,12 @@ class Compiler:
         return config.size_arguments or any(
             type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries
         )
+
+    def takes_any_module(self, args: tuple[Any, ...]) -> bool:
+        """Whether modules that come as arguments have one program, as soon as a second one has come: where
+        gradients are recorded, but by DDP's reducer."""
+        reducing = any(isinstance(arg, torch.nn.parallel.DistributedDataParallel) for arg in args)
+        return torch.is_grad_enabled() and self.options.mode in _PLAIN_MODES and not reducing
 
     def meets_modules_of(self, parent: Compiler) -> None:
         """This compiles a part of what another one compiles, which may be called for each of its modules."""
@@ -512,11 +547,11 @@ class Compiler:
             if trace.checks.any:  # where one fails the program may not come here
                 return self._without_checks(args, kwnames, fixed)
             more = _beyond(fixed, trace.sizes.specialised())
-            return (
-                self._trace(args, kwnames, {**fixed, **more})
-                if more
-                else self._raises(raised, trace, kwnames, ambient)
-            )
+            if more:
+                return self._trace(args, kwnames, {**fixed, **more})
+            if self.for_all:
+                return self._for_one(args, kwnames, fixed)
+            return self._raises(raised, trace, kwnames, ambient)
         except Afresh:
             return self._trace(args, kwnames, fixed)
         except Unsupported as stop:
@@ -531,6 +566,8 @@ class Compiler:
                 self.policy.broken_regions = True
                 log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
                 return self._trace(args, kwnames, fixed)
+            if self.for_all:
+                return self._for_one(args, kwnames, fixed)
             note_break(stop.reason)
             if self.strict:
                 raise stop.reason.error() from None
@@ -542,6 +579,11 @@ class Compiler:
     def _without_checks(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Any) -> Captured:
         """The program's tests of data break the graph: it writes its inputs, say, and so does not run twice."""
         self.policy.checks = False
+        return self._trace(args, kwnames, fixed)
+
+    def _for_one(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Any) -> Captured:
+        """What follows a break is not shared, and of a held module more can be said: it has programs of its own."""
+        self.for_all, self.breaks_for_all = False, True
         return self._trace(args, kwnames, fixed)
 
     def _needed_as_numbers(
@@ -650,7 +692,8 @@ class Compiler:
         return found
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
-        root, bound = root_value(trace, self.fn)
+        owner = Arg(len(args), "self") if self.for_all else None
+        root, bound = root_value(trace, self.fn, owner)
         n = len(args) - len(kwnames)
         sources = arg_sources(parameter_names(self.fn), n, kwnames)
         values = [trace.wrap(source, arg) for source, arg in zip(sources, args)]
@@ -746,14 +789,19 @@ def _beyond(
     return more if more.keys() - fixed.keys() else _NONE
 
 
-def root_value(trace: Trace, fn: Callable[..., Any]) -> tuple[Value, list[Value]]:
-    """The value to call, and arguments that it gets first."""
+def root_value(
+    trace: Trace, fn: Callable[..., Any], source: Source | None = None
+) -> tuple[Value, list[Value]]:
+    """The value to call, and arguments that it gets first. source: where a method's module, or the function,
+    comes from, if the program is for all of its kind."""
+    trace.owner = source
+    trace.repeated.update(() if source is None else (source,))
     if isinstance(fn, types.MethodType):
-        owner = trace.wrap(Const(fn.__self__, "self"), fn.__self__)
+        owner = trace.wrap(source or Const(fn.__self__, "self"), fn.__self__)
         if isinstance(owner, nn_module.NNModuleValue) and type(fn.__self__).__call__ is fn.__func__:
             return owner, []
         return trace.wrap(Const(fn.__func__, fn.__name__), fn.__func__), [owner]
-    return trace.wrap(Const(fn, getattr(fn, "__name__", "fn")), fn), []
+    return trace.wrap(source or Const(fn, getattr(fn, "__name__", "fn")), fn), []
 
 
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -763,6 +811,11 @@ def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
         fn = type(fn.__self__).forward
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     return () if code is None else code.co_varnames[skip : code.co_argcount]
+
+
+def _is_gone(row: AnyGuard) -> bool:
+    """Whether a guard is of a parameter or buffer that nobody holds any more: a module is made at each call."""
+    return type(row) is TensorIs and row.ref() is None
 
 
 def note_break(reason: BreakReason) -> None:
@@ -787,14 +840,20 @@ def make_dispatcher(
     backend: Backend,
     symbolic: Callable[[str, bool], bool] = no_symbols,
     states: bool = False,
+    kin: Any = None,
 ) -> Any:
     """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
 
     symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors, and (True) for
-    such that data decides (asked at each capture). states: whether it takes calls that set states.
+    such that data decides (asked at each capture). states: whether it takes calls that set states. kin: what
+    callables of other modules must have in common with this one to share programs with it; None: none do.
     """
     policy = SizePolicy(options.dynamic, symbolic, states=states)
-    return Compiler(fn, options, backend, policy).dispatcher()
+    made = Compiler(fn, options, backend, policy)
+    if kin is not None and options.mode in _PLAIN_MODES:
+        made.kin = (kin, options)
+        siblings.enter(made)
+    return made.dispatcher()
 
 
 def eager_texts(events: Iterable[Event]) -> list[str]:

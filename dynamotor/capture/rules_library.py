@@ -34,6 +34,7 @@ from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
 from .polyfills import cursors, itertools as polyfills
 from .polyfills.builtin import iter_until
+from .sizes import mark_static
 from .source import Called, Const, trusted_module
 from .values.base import (
     MISSING,
@@ -57,6 +58,7 @@ from .values.containers import DictValue, ListValue, TupleValue, contents_of
 from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
+from .values.tensor import TensorValue
 from .values.user_object import UserObject
 
 
@@ -596,6 +598,24 @@ def _find_bookkeeping(fn: Any) -> CallRule | None:
     if not isinstance(fn, types.FunctionType) or (fn.__module__, fn.__qualname__) not in _BOOKKEEPING:
         return None
     return lambda trace, args, kwargs: Constant(None)
+
+
+@call_finder
+def _find_mark(fn: Any) -> CallRule | None:
+    path = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    return _mark_static if fn is mark_static or path == ("torch._dynamo.decorators", "mark_static") else None
+
+
+def _mark_static(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """The sizes are numbers from here on; the mark itself says nothing to who runs the program."""
+    given = [*args, *kwargs.values()]
+    sizes = given[0].getattr(trace, "shape").unpack(trace) if type(given[0]) is TensorValue else []
+    dim = given[1].as_constant() if len(given) == 2 and given[1].is_constant() else None
+    plain = len(given) == 1 or type(dim) is int and -len(sizes) <= dim < len(sizes)
+    unsupported_if(not (sizes and plain), "unsupported-call", "mark_static() with unusual arguments")
+    for size in sizes if dim is None else [sizes[dim]]:
+        size.as_constant()
+    return Constant(None)
 
 
 @builtin_rule(sys.exc_info)

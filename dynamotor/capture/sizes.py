@@ -356,6 +356,7 @@ class TraceSizes:
             if (
                 other.hint == symbol.hint
                 and other in self.bounds
+                and self.policy.dynamic is not True  # then they are one where the program needs it
                 and not self._are_apart(source, other, first)
             ):
                 self.env.ask("==", own - Size({(other,): 1}, self.env))

@@ -217,7 +217,7 @@ _COMPILERS_PACKAGES = (
     "torch._higher_order_ops",
     FLEX_ATTENTION,
 )
-_WITH_RULES = frozenset(("flex_attention", "associative_scan", "mark_static_address"))
+_WITH_RULES = frozenset(("flex_attention", "associative_scan", "mark_static_address", "mark_static"))
 _BOOKKEEPING = (
     "torch._dynamo.mutation_guard"  # what every module's `__init__` goes through once torch.compile was used
 )

@@ -69,7 +69,9 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.checks = Checks(self)
         self.draws = False  # a call takes random numbers
         self.repeated: set[Source] = set()  # modules that come as arguments, one after the other
+        self.owner: Source | None = None  # of the module, where the program is for all modules of its class
         self.given_away: set[Any] = set()  # memories that parameters made in the trace have taken over
+        self.read_only: set[Any] = set()  # memories of arrays that NumPy lets nobody write
         self.plain_calls = 0  # open regions in which no `__torch_function__` is asked
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
         self.reader.guard(
@@ -85,6 +87,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.handled: Value | None = None  # the exception that an `except` block is handling
         self.stopped: tuple[Frame, ...] = ()  # the frames at the cut
         self.generators: list[Any] = []
+        self.read_at: dict[int, Any] = {}  # where numbers that are held were read: frames hold these numbers
 
     # Values -------------------------------------------------------------------------------------------------
     def wrap(self, source: Any, obj: Any) -> Value:

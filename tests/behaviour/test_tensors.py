@@ -52,6 +52,8 @@ torch.linalg.solve(torch.eye(3), x) #2
 torch.linalg.inv(x[:3, :3] @ x[:3, :3].T + torch.eye(3)) #2
 x.bool().any().item(), x.tolist(), x.sum().item() > 100, float(x.sum()) == 3, int(torch.tensor(3)), bool(torch.tensor(True)), torch.nonzero(x > 0), x[x > 0].shape, x.sum() in [1], [1, 2, 3][torch.tensor(1)], torch.equal(x, x), torch.allclose(x, x), range(torch.tensor(2)) #4
 x.numpy().shape, x.detach().numpy() is not None, str(torch.tensor([1])) #4
+x.numpy().imag.sum(), torch.from_numpy(x.numpy().real), torch.from_numpy((x.numpy() * 2).imag[1:] + 1), x.numpy().imag.dtype
+torch._dynamo.mark_static(x * 2), torch._dynamo.mark_static(x + 1, 0), torch._dynamo.mark_static(x * 2, index=-1)
 torch.ops.aten.add(x, 1), torch.ops.aten.relu.default(x), torch._C._nn.gelu(x), torch.special.expit(x), torch.Tensor.add(x, 1), torch.Tensor.sum(x), torch.nn.functional.relu6(x), torch.add(x, 1, alpha=2), torch.sub(x, 1), torch.true_divide(x, 2), torch.pow(x, 2), torch.square(x), torch.addcmul(x, x, x)
 
     y = x.clone(); y[0] = 1; y[:, 1] += 2; y[y > 1] = 0; y[idx] = 5.

@@ -322,6 +322,7 @@ FOUND_BY_TORCHDYNAMOS_TESTS = [
     lambda a: (a.argmax(axis=1), np.argmin(a, axis=0), np.cumsum(a, axis=0), np.prod(a, axis=1)),
     lambda a: (np.array([a, a]), np.squeeze(a[None]), np.array([a[0, 0], a[1, 1]])),
     lambda a: [row.sum() for row in a],
+    lambda a: (a.imag, a.imag[1:] + a, a.real, (a > 0).imag, a.reshape(4, 3).imag.T),
 ]
 
 
@@ -338,3 +339,34 @@ def test_as_numpy_does_in_one_graph(fn):
             np.testing.assert_allclose(x, y, rtol=1e-6) if isinstance(
                 x, np.ndarray
             ) else np.testing.assert_equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_parts_of_complex_arrays_are_views(dtype):
+    def fn(a):
+        return torch.from_numpy(a.real) + 1, a.imag, a.imag[0] * 2
+
+    a = (np.arange(6) * (1 + 2j)).astype(dtype).reshape(2, 3)
+    compiled = dynamotor.compile(fn, backend="eager")
+    for _ in range(2):
+        got = compiled(a)
+        same(got, fn(a))
+        assert np.shares_memory(got[1], a)
+
+
+def test_zeros_that_nobody_may_write():
+    def writes(a):
+        part = a.imag
+        part[0] = 1
+        return part
+
+    def adds(a):
+        part = a.imag[1:]
+        part += a[1:]
+        return part
+
+    for fn in (writes, adds):
+        with pytest.raises(ValueError, match="read-only"):
+            dynamotor.compile(fn, backend="eager")(F)
+    part = dynamotor.compile(lambda a: a.imag[1:], backend="eager", fullgraph=True)(F)
+    assert not part.flags.writeable

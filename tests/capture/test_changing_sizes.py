@@ -226,6 +226,33 @@ def test_marks_make_symbols_at_the_first_call_and_keep_numbers() -> None:
         dynamotor.mark_dynamic(x, 2)
 
 
+def test_marks_inside_of_the_function_keep_numbers_too() -> None:
+    for mark in (dynamotor.mark_static, torch._dynamo.mark_static):
+
+        def fn(x: Any, mark: Any = mark) -> Any:
+            y = x * 2
+            mark(y, 0)
+            return y + 1
+
+        compiled = check_uncloned(fn, [torch.randn(4, 5), torch.randn(6, 5), torch.randn(6, 7)], dynamic=True)
+        assert [list(map(str, e.info.inputs)) for e in compiled.entries] == [["x.shape[1]", "x"]] * 2
+
+
+def test_an_integer_that_equals_a_size_is_another_one_until_the_program_needs_it() -> None:
+    for fn, entries in (
+        (lambda x, n: x.sum() + x.new_zeros(n), 1),
+        (lambda x, n: x[:n] * n, 1),
+        (lambda x, n: x + x.new_zeros(n), 2),
+    ):
+        compiled = dynamotor.compile(fn, backend="eager", dynamic=True)
+        for size, n in ((3, 3), (4, 4), (6, 6)):
+            assert torch.equal(compiled(torch.ones(size), n), fn(torch.ones(size), n))
+        assert len(compiled.entries) == 1
+        for size, n in ((5, 5), (5, 1), (7, 7)) if entries == 2 else ((5, 3), (6, 5)):
+            assert torch.equal(compiled(torch.ones(size), n), fn(torch.ones(size), n))
+        assert len(compiled.entries) == entries
+
+
 def check_uncloned(fn: Callable[..., Any], calls: list[torch.Tensor], **options: Any) -> Any:
     """As `check`, for tensors whose marks must arrive."""
     compiled = dynamotor.compile(fn, backend="eager", **options)

@@ -219,3 +219,22 @@ def test_a_first_call_leaves_nothing_to_the_collector():
         assert given() is None
     finally:
         gc.enable()
+
+
+def test_a_number_that_is_handed_on_leaves_nothing_to_the_collector():
+    """It knew the frames that it was read in, which held it."""
+
+    def program(x):
+        n = [x.sum().long().item()]
+        return torch.tensor([0 + n[0]]) / x.shape[0]
+
+    compiled = dynamotor.compile(program, backend=lambda gm, inputs: gm.forward)
+    gc.disable()
+    try:
+        x = torch.ones(3)
+        given = weakref.ref(x)
+        compiled(x)
+        del x
+        assert given() is None
+    finally:
+        gc.enable()

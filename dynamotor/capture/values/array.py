@@ -95,7 +95,10 @@ class ArrayValue(UserObject):
         return self._tensor
 
     def reconstruct(self, cg: Codegen) -> str:
-        return cg.new_object(self, f"{cg.emit(self._tensor)}.numpy(){'[()]' * self.scalar}")  # type: ignore[arg-type]
+        name = cg.new_object(self, f"{cg.emit(self._tensor)}.numpy(){'[()]' * self.scalar}")  # type: ignore[arg-type]
+        if self._is_read_only(cg.trace):
+            cg.statement(f"{name}.setflags(write=False)")
+        return name
 
     def describe(self) -> str:
         return "a NumPy array"
@@ -114,11 +117,26 @@ class ArrayValue(UserObject):
                 if name == "size"
                 else self._sizes(trace, tensor, name)
             )
-        if name == "real":  # of no complex numbers
-            return self
+        if name in ("real", "imag"):
+            return self._part(trace, name)
         if self.scalar and name == "item":
             return trace.bind(np.ndarray.item, name, self, np.ndarray)
         return super().getattr(trace, name)
+
+    def _part(self, trace: Trace, name: str) -> Value:
+        """A view of complex numbers; of others the array itself, and zeros that nobody may write."""
+        tensor = self.tensor(trace)
+        if tensor.example.is_complex():
+            return ArrayValue.of(torch_call(trace, getattr(torch, name), [tensor], {}), self.scalar)
+        if name == "real":
+            return self
+        refuse_if(self.scalar or not tensor.example.is_contiguous(), "the imaginary part of such an array")
+        zeros = ArrayValue.of(torch_call(trace, torch.zeros_like, [tensor], {}))
+        trace.read_only.add(zeros.tensor(trace).example.memory)
+        return zeros
+
+    def _is_read_only(self, trace: Trace) -> bool:
+        return self._tensor is not None and self._tensor.example.memory in trace.read_only
 
     def dtype(self, trace: Trace) -> torch.dtype:
         """Of its tensor."""
@@ -140,6 +158,7 @@ class ArrayValue(UserObject):
             return found
         refuse_if(plain not in _OPERATORS, f"{op.__name__} of {self.describe()}")
         if op in _IN_PLACE and not self.scalar:
+            refuse_if(self._is_read_only(trace), "a write into what may not be written")
             refuse_if(
                 type(other) is ArrayValue and other.dtype(trace) is not self.dtype(trace),
                 "a write of another type",
@@ -186,7 +205,9 @@ class ArrayValue(UserObject):
         tensor = self.tensor(trace)
         place, _ = self._place(trace, key)
         operand = operands_of(trace, [self, value], ANY)[1]
-        refuse_if(self.scalar, "an index into a number")
+        refuse_if(
+            self.scalar or self._is_read_only(trace), "a write into a number, or what may not be written"
+        )
         torch_call(trace, operator.setitem, [tensor, place, operand], {})
 
     def _place(self, trace: Trace, key: Value) -> tuple[Value, bool]:

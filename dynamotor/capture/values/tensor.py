@@ -53,6 +53,7 @@ class TensorValue(Value):
         "cls",
         "trace",
         "pinned",
+        "settled",
         "first_version",
         "attributes",
         "data_of",
@@ -82,6 +83,13 @@ class TensorValue(Value):
             and source not in trace.sizes.policy.replaced
             and not (trace.repeated and source.leads_through(trace.repeated))
         )
+        self.settled = self.pinned or (  # hardly ever another one in its program
+            source is not None
+            and trace.owner is not None
+            and is_static(source)
+            and source not in trace.sizes.policy.replaced
+            and source.leads_through((trace.owner,))
+        )
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
         self.data_of: TensorValue | None = None  # this is `data_of.data`
@@ -109,7 +117,7 @@ class TensorValue(Value):
             )
             if self.pinned:
                 self.trace.reader.guard(TensorIs.of(self.source, self.obj))
-            spec = self.trace.sizes.read(self.source, self.obj, static=self.pinned)
+            spec = self.trace.sizes.read(self.source, self.obj, static=self.settled)
             self.trace.sizes.placeholders(self.trace.graph, spec)
             self._node = self.trace.graph.input(
                 self.source, self.obj, spec, static=self.pinned, name=_input_name(self.source)
@@ -120,7 +128,7 @@ class TensorValue(Value):
         """The place that this tensor comes from is given another one: it is fetched at each call, not bound
         to the entry.
         """
-        self.pinned = False
+        self.pinned = self.settled = False
         if self._node is not None and self.source is not None:  # what the trace made comes from no place
             trace.reader.guards.pop(TensorIs.of(self.source, self.obj), None)
             trace.graph.static.discard(trace.graph.inputs.index(self.source))
@@ -355,21 +363,21 @@ def guard_overlaps(trace: Trace) -> None:
     """
     inputs = [v for v in outside_tensors(trace) if v._node is not None]
     written = [v for v in inputs if v.written]
-    loose = [v for v in inputs if not v.pinned]
+    loose = [v for v in inputs if not v.settled]
     for value in written:
         if (
             value.example.requires_grad and not value.obj.is_inference()
         ):  # eager lets nobody write into a leaf
             trace.reader.attribute(value.source, value.obj, "is_leaf")
-        others = [o for o in (loose if value.pinned else inputs) if o is not value]
+        others = [o for o in (loose if value.settled else inputs) if o is not value]
         others = [o for o in others if not o.written or id(o) > id(value)]
         if others and are_apart([value.obj, *[o.obj for o in others]], 1):
             trace.reader.guard(NoOverlap(value.source, tuple([o.source for o in others])))
-    pinned = [v for v in inputs if v.pinned and not hasattr(type(v.obj), "_memory_token")]
-    pinned.sort(key=lambda v: not v.written)
-    n_written = sum(v.written for v in pinned)
-    if n_written and are_apart([v.obj for v in pinned], n_written):
-        first, *rest = [v.source for v in pinned]
+    settled = [v for v in inputs if v.settled and not hasattr(type(v.obj), "_memory_token")]
+    settled.sort(key=lambda v: not v.written)
+    n_written = sum(v.written for v in settled)
+    if n_written and are_apart([v.obj for v in settled], n_written):
+        first, *rest = [v.source for v in settled]
         trace.reader.guard(Apart(first, tuple(rest), n_written))
 
 

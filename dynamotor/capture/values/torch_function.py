@@ -199,11 +199,11 @@ class HeldNumber(Constant):
     breaks the graph.
     """
 
-    __slots__ = ("tensor", "kind", "read_at")
+    __slots__ = ("tensor", "kind")
     held = True
 
     def __init__(self, trace: Trace, tensor: TensorValue) -> None:
-        self.read_at = tuple([(frame, frame.step_at) for frame in trace.frames])
+        trace.read_at[id(self)] = tuple([(frame, frame.step_at) for frame in trace.frames])
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
         trace.graph.snapshots.append(self.tensor.node)  # type: ignore[attr-defined]
@@ -218,7 +218,7 @@ class HeldNumber(Constant):
             f"a {self.kind.__name__} that was read from a tensor decides what the program does",
             cure="keep the value in tensors (torch.where, masks)",
         )
-        stop.read_at = self.read_at if self.kind is bool else ()
+        stop.read_at = self.tensor.trace.read_at[id(self)] if self.kind is bool else ()  # type: ignore[attr-defined]
         raise stop
 
     def truth(self, trace: Trace) -> bool:
