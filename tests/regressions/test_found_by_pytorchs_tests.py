@@ -318,6 +318,26 @@ def _drawn(x):
         (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, first)),
         (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, second)),
         (_a_chain, lambda first, second, loss: torch.autograd.grad(second.sum() + loss, first)),
+        (_one_from_another, lambda hidden, loss: torch.autograd.grad(loss, [hidden, _w])),
+        (
+            _one_from_another,
+            lambda hidden, loss: torch.autograd.grad(loss + hidden.exp().sum(), [hidden, _w]),
+        ),
+        (
+            _one_from_another,
+            lambda hidden, loss: torch.autograd.grad(
+                sum(g.sin().sum() for g in torch.autograd.grad(loss, [hidden, _w, _v], create_graph=True)), _w
+            ),
+        ),
+        (
+            _one_from_another,
+            lambda hidden, loss: torch.autograd.grad(
+                loss, [hidden, _w], torch.ones(4), is_grads_batched=True
+            ),
+        ),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, [first, second])),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss + second.sum(), [_w, second, first])),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, [second, _v])),
         (_drawn, lambda hidden, loss: (torch.autograd.grad(loss, hidden)[0] == 2 * hidden).all()),
     ],
 )
@@ -369,3 +389,11 @@ def test_gradients_of_many_by_another_output():
         hidden, loss = run(torch.linspace(0, 1, 6).reshape(2, 3))
         said.append(torch.autograd.grad(loss, hidden, torch.ones(4), is_grads_batched=True)[0])
     torch.testing.assert_close(*said)
+
+
+def test_gradients_of_many_where_numbers_are_drawn():
+    """Kernels raised "the tensor has no storage"."""
+    x = torch.ones(3, requires_grad=True)
+    out = dynamotor.compile(lambda x: torch.nn.functional.dropout(x, 0.5).tanh(), backend="native")(x)
+    with pytest.raises(dynamotor.BackendError, match="DM408.*many gradients at once"):
+        torch.autograd.grad(out, x, torch.eye(3), is_grads_batched=True)
