@@ -123,7 +123,7 @@ def _owe(context: Any, value: int, arrived: tuple[int, torch.Tensor], edge: tupl
 def _paid(
     again: Again | None, value: int, owed: Sequence[_Owed], tangent: torch.Tensor
 ) -> torch.Tensor | None:
-    """What came for a value besides zeros. Where the engine keeps the tangent, what is owed is added to it."""
+    """What came for a value besides zeros. To a tangent that the engine keeps, what is owed is added."""
     alone = any(tangent is one.zeros for one in owed)
     if tangent._use_count() == 1:  # type: ignore[attr-defined]  # PyTorch's references; ours are one
         return None if alone else tangent

@@ -305,7 +305,7 @@ class _Backward:
                 "DM408",
                 "many gradients at once were asked for, of a graph that draws random numbers",
                 why="generated kernels take one at a time, and eager PyTorch draws other numbers",
-                cure="set dynamotor.config.fallback_random, ask for one after the other, or use dynamotor.disable",
+                cure="set dynamotor.config.fallback_random, ask for one at a time, or use dynamotor.disable",
             ) from error
 
     def _run(self, saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
