@@ -92,9 +92,11 @@ class Again:
             found = dict(zip(wanted, self._run(given, wanted, (), arrived), strict=True))
         return [_as_asked(found.get(i)) for i in positions]
 
-    def between(self, given: Given, value: int, wanted: Sequence[int], tangent: torch.Tensor) -> list:
-        """The gradients of one value by others of the same graph."""
-        return list(map(_as_asked, self._run(given, (), tuple(wanted), [(value, tangent)])))
+    def between(
+        self, given: Given, value: int, arrived: Sequence[tuple[int, torch.Tensor]]
+    ) -> torch.Tensor | None:
+        """The gradient by one value of others of the same graph, by the tangents that arrived for these."""
+        return _as_asked(self._run(given, (), (value,), arrived)[0])
 
     def _run(
         self,

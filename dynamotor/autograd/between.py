@@ -1,26 +1,39 @@
 """Outputs that other outputs of the same compiled graph are computed from (`return hidden, head(hidden)`).
 
 The gradient from those others stays inside of the compiled backward. A hook on such an output would be told
-too little, and is refused. The gradient of another output by it alone, which `torch.autograd.grad(loss,
-hidden)` asks for, is there all the same: autograd's graph leads from the other output to it as well, and
-where nothing behind the compiled graph is wanted, the torch graph is run again for that gradient.
+too little, and is refused. The gradient of another output by it, which `torch.autograd.grad(loss, hidden)`
+asks for, is there all the same: autograd's graph leads from the other output to it as well, and zeros go
+there. Where the engine keeps these as a gradient that was asked for, the torch graph is run again, and what
+it gives is added to them; only what else came goes on into the compiled backward.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..base.errors import BackendError
-from .again import Again
+from .again import Again, Given, is_batched
 from .calls import unseen
 from .recipe import Recipe
 
 Link = Callable[[list, Sequence], None]  # gives values, in place, a node that leads to what they come from
 _will_run = torch._C._will_engine_execute_node
+_task = torch._C._current_graph_task_id
+_LEAF = torch.empty(0, requires_grad=True)  # what leads to it runs where a backward is given no inputs
+
+
+@dataclass(frozen=True)
+class _Owed:
+    """What the gradient by a value lacks: that of other values, by their tangents. zeros stand for it."""
+
+    zeros: torch.Tensor
+    arrived: tuple[int, torch.Tensor]
+    given: Given | None
 
 
 def linker(recipe: Recipe, again: Again | None) -> Link:
@@ -28,34 +41,38 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
     sources = _sources(recipe)
     order = sorted(sources, key=lambda k: len(sources[k][1]))
 
+    def asking(context: Any, arrived: tuple[int, torch.Tensor], asked: dict[int, tuple]) -> dict[int, Any]:
+        """What goes to the values whose gradients may be asked for. A node that runs sees whether the engine
+        keeps its own; hooks cannot wait for that.
+        """
+        running = {
+            k for k, (node, _) in asked.items() if any(_will_run(next) for next, _ in node.next_functions)
+        }
+        owed = running if running.isdisjoint(_looked_at(recipe, context)) else ()
+        return {k: _owe(context, k, arrived, edge) for k, edge in asked.items() if k in owed} | {
+            k: _between(again, context.given, k, [arrived]) for k in asked if k not in running
+        }
+
     def through(ctx: Any, tangent: torch.Tensor | None) -> tuple:
-        number, behind = sources[ctx.value]
-        (own, _), *others = ctx.next_functions
-        found: dict[int, torch.Tensor] = {}
-        if tangent is not None and _will_run(own):
-            refuse_hooks(ctx.contexts[0], 1 << number)
-        elif tangent is not None:
-            asked = {k for k, (node, _) in zip(behind, others, strict=True) if _will_run(node)}
-            ends = [k for k in asked if asked.isdisjoint(sources.get(k, (0, ()))[1])]
-            given = ctx.contexts[0].given
-            BackendError.when(
-                again is None or given is None,
-                "DM403",
-                "the gradient of one output of a compiled graph by another was asked for",
-                why="the graph cannot run again, or what it was given has been let go",
-                cure="ask for it inside the compiled function, or use dynamotor.disable",
-            )
-            grads = again.between(given, ctx.value, ends, tangent)  # type: ignore[union-attr]
-            found = dict(zip(ends, grads, strict=True))
-        return None, None, tangent, *map(found.get, behind)
+        context, (number, behind) = ctx.contexts[0], sources[ctx.value]
+        (own, _), (leaf, _), *edges = ctx.next_functions
+        owed = getattr(context, "owed", {}).pop((_task(), ctx.value), ())
+        if owed and tangent is not None:
+            tangent = _paid(again, ctx.value, owed, tangent)
+        found: dict[int, Any] = {}
+        if tangent is not None:
+            if _will_run(own):
+                refuse_hooks(context, 1 << number)
+            if not _will_run(leaf):
+                asked = {k: edge for k, edge in zip(behind, edges, strict=True) if _will_run(edge[0])}
+                found = asking(context, (ctx.value, tangent), asked)
+        return None, None, tangent, None, *map(found.get, behind)
 
     backward_of = unseen(through)
 
     class Dependent(torch.autograd.Function):
         @staticmethod
-        def forward(
-            ctx: Any, contexts: Sequence, value: int, tensor: torch.Tensor, *_: torch.Tensor
-        ) -> torch.Tensor:
+        def forward(ctx: Any, contexts: Sequence, value: int, tensor: torch.Tensor, *_: torch.Tensor) -> Any:
             ctx.contexts, ctx.value = contexts, value
             ctx.set_materialize_grads(False)
             return tensor.detach()
@@ -66,13 +83,15 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
 
     def link(values: list, contexts: Sequence) -> None:
         for k in order:
-            values[k] = Dependent.apply(contexts, k, values[k], *[values[i] for i in sources[k][1]])
+            values[k] = Dependent.apply(contexts, k, values[k], _LEAF, *[values[i] for i in sources[k][1]])
 
     return link
 
 
 def _sources(recipe: Recipe) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Values that are computed from others which are handed out: their tangents' numbers, those others."""
+    """Values that are computed from others which are handed out, and these: their tangents' numbers, what
+    they are computed from.
+    """
     differentiable = [k for k, wanted in enumerate(recipe.differentiable) if wanted]
     masks: dict[int, int] = {}
     for output, mask in recipe.inner.items():
@@ -83,7 +102,63 @@ def _sources(recipe: Recipe) -> dict[int, tuple[int, tuple[int, ...]]]:
         k: (number, tuple(i for i, mask in masks.items() if mask >> number & 1 and i != k))
         for number, k in enumerate(differentiable)
     }
-    return {k: (number, others) for k, (number, others) in found.items() if others}
+    behind = {i for _, others in found.values() for i in others}
+    return {k: (number, others) for k, (number, others) in found.items() if others or k in behind}
+
+
+def _owe(context: Any, value: int, arrived: tuple[int, torch.Tensor], edge: tuple[Any, int]) -> torch.Tensor:
+    """Zeros for the gradient by a value, which is computed where the engine turns out to keep it."""
+    function, place = edge
+    wanted, tangent = function._input_metadata[place], arrived[1]
+    if is_batched(tangent):
+        zeros = torch.zeros_like(tangent).sum().to(wanted.dtype).expand(wanted.shape).clone()
+    else:
+        zeros = torch.zeros(wanted.shape, dtype=wanted.dtype, device=wanted.device)
+    if not hasattr(context, "owed"):
+        context.owed = {}
+    context.owed.setdefault((_task(), value), []).append(_Owed(zeros, arrived, context.given))
+    return zeros
+
+
+def _paid(
+    again: Again | None, value: int, owed: Sequence[_Owed], tangent: torch.Tensor
+) -> torch.Tensor | None:
+    """What came for a value besides zeros. To a tangent that the engine keeps, what is owed is added."""
+    alone = any(tangent is one.zeros for one in owed)
+    if tangent._use_count() == 1:  # type: ignore[attr-defined]  # PyTorch's references; ours are one
+        return None if alone else tangent
+    rest = None if alone else tangent.clone()
+    total = _between(again, owed[0].given, value, [one.arrived for one in owed])
+    if total is not None:
+        tangent.add_(total)
+    return rest
+
+
+def _between(
+    again: Again | None, given: Given | None, value: int, arrived: Sequence[tuple[int, torch.Tensor]]
+) -> torch.Tensor | None:
+    """The gradient by one value of others of its graph."""
+    BackendError.when(
+        again is None or given is None,
+        "DM403",
+        "the gradient of one output of a compiled graph by another was asked for",
+        why="the graph cannot run again, or what it was given has been let go",
+        cure="ask for it inside the compiled function, or use dynamotor.disable",
+    )
+    return again.between(given, value, arrived)  # type: ignore[union-attr, arg-type]
+
+
+def _looked_at(recipe: Recipe, context: Any) -> set[int]:
+    """The values whose gradients hooks or `retain_grad` look at."""
+    return {
+        recipe.plans[output].index
+        for output, (reference, hooks, _) in zip(recipe.inner, getattr(context, "watched", ()), strict=False)
+        if _is_looked_at(reference(), hooks)
+    }
+
+
+def _is_looked_at(output: torch.Tensor | None, hooks: dict[int, Any]) -> bool:
+    return output is not None and output.retains_grad or any(map(is_users, hooks.values()))
 
 
 def hooks_of(output: torch.Tensor) -> dict[int, Any]:
@@ -104,7 +179,7 @@ def refuse_hooks(ctx: Any, arrived: int) -> None:
         output = reference()
         if not mask & arrived:
             continue
-        if output is not None and output.retains_grad or any(map(is_users, hooks.values())):
+        if _is_looked_at(output, hooks):
             raise BackendError(
                 "DM403",
                 "a hook or retain_grad on an output that other outputs are computed from",

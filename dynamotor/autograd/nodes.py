@@ -270,7 +270,8 @@ class _Backward:
         if self.inner:
             arrived = [n for n, (k, _) in zip(self.numbers, arriving, strict=True) if tangents[k] is not None]
             refuse_hooks(ctx, sum(1 << number for number in arrived))
-        if again is not None and ctx.given is not None and again.repeats and any(map(is_batched, tangents)):
+        many = any(map(is_batched, tangents))
+        if many and again is not None and ctx.given is not None and again.repeats:
             return self._again(again, ctx.given, tangents)
         try:
             saved = list(ctx.saved_tensors) if self.saves else []
@@ -285,7 +286,7 @@ class _Backward:
         if not _is_grad_enabled():
             if self.keeps_more:
                 _let_go(ctx)
-            return self._run(saved, tangents, sizes)
+            return (self._run_many if many else self._run)(saved, tangents, sizes)
         if again is not None and ctx.given is not None:
             return self._again(again, ctx.given, tangents)
         with torch.no_grad():
@@ -294,6 +295,18 @@ class _Backward:
     def _again(self, again: Again, given: Given, tangents: Sequence) -> Sequence:
         found = tuple([tangents[k] for k, _ in self.arriving])
         return again.gradients(given, self.gradients, self.values, found)
+
+    def _run_many(self, saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
+        """Many gradients at once, which PyTorch's ops take and generated kernels do not."""
+        try:
+            return self._run(saved, tangents, sizes)
+        except RuntimeError as error:
+            raise BackendError(
+                "DM408",
+                "many gradients at once were asked for, of a graph that draws random numbers",
+                why="generated kernels take one at a time, and eager PyTorch draws other numbers",
+                cure="set dynamotor.config.fallback_random, ask for one at a time, or use dynamotor.disable",
+            ) from error
 
     def _run(self, saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
         arriving = self.arriving

@@ -21,7 +21,7 @@ from ..base.registry import Registry
 from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
 from ..graph.op_facts import VIEW_FORMS, facts, is_custom, written_names
-from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
+from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, recording, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size, leaves_in
@@ -335,6 +335,11 @@ class GraphRecorder:
         return inplace.with_written(func, results[: -len(names)], given)
 
     def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if func._schema.name.startswith(
+            "aten::_foreach_"
+        ):  # PyTorch's slow kernel writes one tensor after the other
+            with recording(self):
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         try:
             form = functional_form(func)
         except UnsupportedOp:

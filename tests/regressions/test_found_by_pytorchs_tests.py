@@ -318,6 +318,26 @@ def _drawn(x):
         (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, first)),
         (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, second)),
         (_a_chain, lambda first, second, loss: torch.autograd.grad(second.sum() + loss, first)),
+        (_one_from_another, lambda hidden, loss: torch.autograd.grad(loss, [hidden, _w])),
+        (
+            _one_from_another,
+            lambda hidden, loss: torch.autograd.grad(loss + hidden.exp().sum(), [hidden, _w]),
+        ),
+        (
+            _one_from_another,
+            lambda hidden, loss: torch.autograd.grad(
+                sum(g.sin().sum() for g in torch.autograd.grad(loss, [hidden, _w, _v], create_graph=True)), _w
+            ),
+        ),
+        (
+            _one_from_another,
+            lambda hidden, loss: torch.autograd.grad(
+                loss, [hidden, _w], torch.ones(4), is_grads_batched=True
+            ),
+        ),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, [first, second])),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss + second.sum(), [_w, second, first])),
+        (_a_chain, lambda first, second, loss: torch.autograd.grad(loss, [second, _v])),
         (_drawn, lambda hidden, loss: (torch.autograd.grad(loss, hidden)[0] == 2 * hidden).all()),
     ],
 )
@@ -369,3 +389,46 @@ def test_gradients_of_many_by_another_output():
         hidden, loss = run(torch.linspace(0, 1, 6).reshape(2, 3))
         said.append(torch.autograd.grad(loss, hidden, torch.ones(4), is_grads_batched=True)[0])
     torch.testing.assert_close(*said)
+
+
+def test_gradients_of_many_where_numbers_are_drawn():
+    """Kernels raised "the tensor has no storage"."""
+    x = torch.ones(3, requires_grad=True)
+    out = dynamotor.compile(lambda x: torch.nn.functional.dropout(x, 0.5).tanh(), backend="native")(x)
+    with pytest.raises(dynamotor.BackendError, match="DM408.*many gradients at once"):
+        torch.autograd.grad(out, x, torch.eye(3), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_ops_that_write_a_list_give_that_list(kind, backend):
+    """It was another one, so that what was appended to it was lost."""
+
+    def fn(items, made):
+        written = torch._foreach_add_(items, 1.0)
+        more = torch._foreach_mul_(self=made, scalar=2.0)
+        more.append(torch.ones(1))
+        return written is items, made, more is made
+
+    def args():
+        return kind([torch.ones(2), torch.ones(3)]), [torch.ones(2)]
+
+    given, expected = args(), args()
+    found = dynamotor.compile(fn, backend=backend, fullgraph=True)(*given)
+    torch.testing.assert_close(found, fn(*expected))
+    torch.testing.assert_close(given, expected)
+    assert found[1] is given[1]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_ops_that_write_a_list_stay_in_the_graph(backend):
+    """One tensor after the other, as eager does; they were left to eager with "made of constants"."""
+
+    def fn(items):
+        torch._foreach_add_([items[0], items[1]], [items[1], items[0]])
+        return items[0] - items[1]
+
+    given, expected = ([torch.arange(3.0), torch.ones(3)] for _ in range(2))
+    found = dynamotor.compile(fn, backend=backend, fullgraph=True)(given)
+    torch.testing.assert_close(found, fn(expected))
+    torch.testing.assert_close(given, expected)

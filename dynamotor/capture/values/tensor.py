@@ -685,6 +685,12 @@ def torch_call(
         node = trace.graph.call_method(target, node_args, node_kwargs, val)
     else:
         node = trace.graph.call_function(target, node_args, node_kwargs, val)
+    if type(result) is not ShapeTensor:
+        for value, tried in zip(
+            (*args, *kwargs.values()), (*trial_args, *trial_kwargs.values()), strict=True
+        ):
+            if tried is result:
+                return value  # torch._foreach_add_(items, 1) is the list that it was given
     found = result_value(trace, node, result)
     if data.met:
         node.meta["data_dependent"] = True
