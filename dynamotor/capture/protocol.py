@@ -308,6 +308,14 @@ class Protocol:
         """The value of what a pure function gives for real objects."""
         return self.fresh(self.real(fn, *args, **kwargs))
 
+    def real_binary(self, op: Callable[..., Any], left: Constant, right: Constant) -> Value:
+        """`left op right`; what gives an operand itself (a tuple times one) is that operand."""
+        found = self.real(op, left.value, right.value)
+        for operand in (left, right):
+            if type(found) is tuple and found is operand.value:
+                return operand
+        return self.fresh(found)
+
     def real_error(self, error: BaseException) -> Raised:
         """A real exception as an exception of the traced program."""
         raised = self.error(type(error), *error.args)
@@ -318,7 +326,7 @@ class Protocol:
     def binary(self, op: Callable[..., Any], left: Value, right: Value) -> Value:
         """`left op right` for arithmetic, in-place and comparison operators."""
         if type(left) is Constant and type(right) is Constant and left.is_plain and right.is_plain:
-            return self.real_call(op, left.value, right.value)
+            return self.real_binary(op, left, right)
         if left.symbolic or right.symbolic:
             result = symbolic_binary(self, op, left, right)
             if result is not None:
@@ -409,6 +417,8 @@ class Protocol:
         a = left.real()
         if a is not MISSING and a is right.real():
             return True
+        if left.python_type() is tuple is right.python_type() and not (self.truth(left) or self.truth(right)):
+            return True  # there is one empty tuple
         if left.source is not None and right.source is not None and left.python_type() is right.python_type():
             self.reader.guard_distinct(left.source, right.source)
         return False

@@ -123,7 +123,14 @@ register_all(
         ((all,), lambda trace, args, kwargs: Constant(all(map(trace.truth, _items(trace, args[0]))))),
         ((list,), lambda trace, args, kwargs: ListValue(args[0].listed(trace) if args else [])),
         ((set,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [])),
-        ((frozenset,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [], frozenset)),
+        (
+            (frozenset,),
+            lambda trace, args, kwargs: (
+                args[0]
+                if args and args[0].python_type() is frozenset
+                else SetValue.of(trace, args[0] if args else [], frozenset)
+            ),
+        ),
         ((bool,), lambda trace, args, kwargs: _bool(trace, args[0]) if args else Constant(False)),
         ((repr,), lambda trace, args, kwargs: text_of(trace, args[0], repr)),
         (

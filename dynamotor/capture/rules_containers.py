@@ -59,8 +59,10 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
                 raise unsupported(
                     "unsupported-call", f"{descriptors[0].__qualname__}() is called with other arguments"
                 ) from None
-            if result is contents and descriptors[0].__name__ in _IN_PLACE:
+            if result is contents and (type(args[0]) is Constant or descriptors[0].__name__ in _IN_PLACE):
                 return args[0]  # an object of a subclass stays that object
+            if result is contents is not args[0] and type(contents) is TupleValue:
+                return TupleValue(contents.items)  # and is not the tuple of its items
             return Constant(None) if result is None else result
 
         for descriptor in descriptors:

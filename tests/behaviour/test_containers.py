@@ -396,6 +396,12 @@ SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
     out = {}
     for i, row in enumerate(x): out[f"r{i}"] = row.sum()
     return out
+
+    t = (1, [x]); e = (); p = P(1, x); f = frozenset([1]); one = (x,)
+    return [() * 2 is e, t * 1 is t, t + () is t, e + t is t, t[:] is t, t[0:2] is t, t[:1] is t, one[::-1] is one, t[2:] is e, p[:] is p, p[:] is p[:], frozenset(f) is f, MyTuple(t)[:] is t, e + p is p]
+
+    t = (1, 2); e = ()
+    return [t * True is t, e + t is t, t[:] is t, t[::1] is t, t[::-1] is t, tuple([]) is e, (*e,) is e, t * 0 is e, [] + [] is [], torch.Size([]) is e]
 """
 
 theme = Theme(PRELUDE, TABLE)

@@ -97,10 +97,11 @@ class Constant(Value):
             if other.held:  # its own rule knows what may be done, also where Python asks one of two ints only
                 return other.binary(trace, op, self, not reflected)
             if other.is_constant():
-                a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
+                pair = self, other if type(other) is Constant else Constant(other.as_constant())
+                left, right = reversed(pair) if reflected else pair
                 a_number = type(other) is Constant or isinstance(other, Constant) and other.symbolic
                 if a_number or isinstance(self.value, type(other.as_constant())):
-                    return trace.real_call(op, a, b)
+                    return trace.real_binary(op, left, right)
             base = getattr(other, "base", None)
             if isinstance(base, Constant):  # C code looks at what it holds
                 held = _held(other, base)
@@ -126,7 +127,7 @@ class Constant(Value):
     def getitem(self, trace: Trace, key: Value) -> Value:
         if self.is_plain:
             if key.is_constant():
-                return trace.real_call(operator.getitem, self.value, key.as_constant())
+                return trace.real_binary(operator.getitem, self, Constant(key.as_constant()))
             held = getattr(key, "base", None)  # of an int of a class of its own
             if not isinstance(held, Constant) or not isinstance(held.value, int):
                 raise unsupported("unsupported-call", f"an item of {self.describe()} at {key.describe()}")

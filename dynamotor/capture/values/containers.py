@@ -111,7 +111,15 @@ class SequenceValue(Value):
             found = self.items[index]
         except (IndexError, TypeError) as error:
             raise trace.error(type(error), str(error).replace("list", self.kind.__name__)) from None
-        return type(self)(found) if isinstance(index, slice) else found
+        if not isinstance(index, slice):
+            return found
+        whole = index.indices(len(self.items)) == (0, len(self.items), 1)
+        return self if whole and self.is_its_copy else type(self)(found)
+
+    @property
+    def is_its_copy(self) -> bool:
+        """Whether a copy is the object itself: of tuples, but for their subclasses'."""
+        return type(self) is TupleValue
 
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
@@ -127,9 +135,13 @@ class SequenceValue(Value):
             )
         if op is operator.add and not reflected:
             if contents is not None and contents.python_type() is self.kind:
-                return type(self)(self.items + contents.unpack(trace))
+                added = contents.unpack(trace)
+                if not added and self.is_its_copy:
+                    return self
+                exact = not self.items and isinstance(other, SequenceValue) and other.is_its_copy
+                return other if exact else type(self)(self.items + added)
         if op is operator.mul and (times := _times(other)) is not None:
-            return type(self)(self.items * times)
+            return self if times == 1 and self.is_its_copy else type(self)(self.items * times)
         return None
 
     def _compare(self, trace: Trace, op: Callable[..., Any], other: Value) -> Value:
