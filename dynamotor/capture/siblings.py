@@ -11,6 +11,7 @@ has entries of its own, whose guard program has its module in that argument's pl
 from __future__ import annotations
 
 import operator
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,8 @@ _compilers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Compiler]] = weakref.
 
 def _kind(compiler: Compiler) -> tuple[Any, Any]:
     """What siblings have, by identity: a module's class and the function of the method, or a function's code."""
-    owner, function = compiler.owner, getattr(compiler.fn, "__func__", None)
-    return (owner.__code__, None) if function is None else (type(owner), function)
+    owner, fn = compiler.owner, compiler.fn
+    return (type(owner), fn.__func__) if isinstance(fn, types.MethodType) else (owner.__code__, None)
 
 
 def enter(compiler: Compiler) -> None:
@@ -97,8 +98,7 @@ def _programs(compiler: Compiler, n_positional: int, kwnames: tuple[str, ...]) -
             fits = entry.n_positional == n_positional and entry.kwnames == kwnames
             if fits and captured.for_all and captured.settings == config.snapshot():
                 found[id(entry.run)] = entry
-    few = sorted(found.values(), key=lambda entry: entry.general)[: config.cache_size_limit]
-    return iter(few)
+    return iter(sorted(found.values(), key=lambda entry: entry.general)[: config.cache_size_limit])
 
 
 def bind(entry: Any, owner: Any, place: int) -> Any:
