@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
-from torch.utils._device import DeviceContext
+from torch.utils._device import DeviceContext, _device_constructors
 
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
+from ...graph.spec import device_with_index
 from ..breaks import unsupported, unsupported_if
 from ..source import Const
 from .base import Codegen, Trace, Value, builtin_rule
-from .constant import Constant
+from .constant import Constant, is_none
 from .user_object import UserObject
 
 
@@ -178,3 +179,66 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     trace.graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
     real.__exit__(None, None, None)
     return Constant(False)
+
+
+# Devices ----------------------------------------------------------------------------------------------------
+class DeviceRegions(Value):
+    """The `with torch.device(...)` that are open in a trace. None is entered: what makes tensors is told the
+    device, as PyTorch's mode tells it. Those that are open where the trace ends are entered behind the graph."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[Value] = []
+
+    @staticmethod
+    def of(trace: Trace) -> DeviceRegions:
+        """Those of a trace, registered as an effect where it has any."""
+        return trace.__dict__.get("device_regions") or DeviceRegions()
+
+    def python_type(self) -> type:
+        return DeviceRegions
+
+    def real(self) -> Any:
+        return self
+
+    def replay(self, cg: Codegen) -> None:
+        for device in self.open:
+            cg.statement(f"{cg.emit(device)}.__enter__()")
+
+
+@builtin_rule(torch.device.__enter__)
+def _enter_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    regions = trace.__dict__["device_regions"] = DeviceRegions.of(trace)
+    regions.open.append(args[0])
+    trace.effects.touch(regions)
+    return args[0]
+
+
+@builtin_rule(torch.device.__exit__)
+def _exit_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    regions = DeviceRegions.of(trace)
+    unsupported_if(
+        not regions.open,
+        "context",
+        "a region of a device that was entered outside the captured region is left in it",
+    )
+    regions.open.pop()
+    return Constant(None)
+
+
+@builtin_rule(torch.get_default_device)
+def _default_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    regions = DeviceRegions.of(trace)  # the `Ambient` row compares the one outside
+    return Constant(
+        device_with_index(regions.open[-1].as_constant()) if regions.open else torch.get_default_device()
+    )
+
+
+def on_device(trace: Trace, fn: Any, kwargs: dict[str, Value]) -> dict[str, Value]:
+    """The keywords of a call with the device of the innermost region, where it makes a tensor and names none."""
+    regions = DeviceRegions.of(trace)
+    if not regions.open or fn not in _device_constructors() or not is_none(kwargs.get("device")):
+        return kwargs
+    return kwargs | {"device": regions.open[-1]}
