@@ -483,3 +483,15 @@ def test_regions_of_a_device(fn, backend):
 
     compiled = dynamotor.compile(fn, backend=backend)
     assert seen(compiled) == seen(compiled) == seen(fn)
+
+
+def test_an_error_behind_a_break_in_a_recorded_function():
+    """The profiler's region had not been entered: leaving it was an AssertionError."""
+    seen = dynamotor.disable(lambda x: x)
+
+    def fn(x):
+        with torch.autograd.profiler.record_function("part"):
+            return seen(x.sin()).reshape(7)
+
+    with pytest.raises(RuntimeError, match="shape"):
+        dynamotor.compile(fn, backend="eager")(torch.ones(2))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.profiler import record_function
 from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext, _device_constructors
 
@@ -181,10 +182,11 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     return Constant(False)
 
 
-# Devices ----------------------------------------------------------------------------------------------------
-class DeviceRegions(Value):
-    """The `with torch.device(...)` that are open in a trace. None is entered: what makes tensors is told the
-    device, as PyTorch's mode tells it. Those that are open where the trace ends are entered behind the graph."""
+# Regions that the graph does not enter ----------------------------------------------------------------------
+class OpenRegions(Value):
+    """The `with torch.device(...)` and `record_function(...)` that are open in a trace. None is entered: what
+    makes tensors is told the device, as PyTorch's mode tells it. Those that are open where the trace ends are
+    entered behind the graph."""
 
     __slots__ = ("open",)
 
@@ -193,36 +195,38 @@ class DeviceRegions(Value):
         self.open: list[Value] = []
 
     @staticmethod
-    def of(trace: Trace) -> DeviceRegions:
-        """Those of a trace, registered as an effect where it has any."""
-        return trace.__dict__.get("device_regions") or DeviceRegions()
+    def of(trace: Trace) -> OpenRegions:
+        """Those of a trace."""
+        return trace.__dict__.get("open_regions") or OpenRegions()
+
+    def device(self) -> Value | None:
+        """That of the innermost region of a device."""
+        return next((one for one in reversed(self.open) if one.python_type() is torch.device), None)
 
     def python_type(self) -> type:
-        return DeviceRegions
+        return OpenRegions
 
     def real(self) -> Any:
         return self
 
     def replay(self, cg: Codegen) -> None:
-        for device in self.open:
-            cg.statement(f"{cg.emit(device)}.__enter__()")
+        for region in self.open:
+            cg.statement(f"{cg.emit(region)}.__enter__()")
 
 
-@builtin_rule(torch.device.__enter__)
-def _enter_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    regions = trace.__dict__["device_regions"] = DeviceRegions.of(trace)
+@builtin_rule(torch.device.__enter__, record_function.__enter__)
+def _enter_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    regions = trace.__dict__["open_regions"] = OpenRegions.of(trace)
     regions.open.append(args[0])
     trace.effects.touch(regions)
     return args[0]
 
 
-@builtin_rule(torch.device.__exit__)
-def _exit_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    regions = DeviceRegions.of(trace)
+@builtin_rule(torch.device.__exit__, record_function.__exit__)
+def _exit_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    regions = OpenRegions.of(trace)
     unsupported_if(
-        not regions.open,
-        "context",
-        "a region of a device that was entered outside the captured region is left in it",
+        not regions.open, "context", "a region that was entered outside the captured region is left in it"
     )
     regions.open.pop()
     return Constant(None)
@@ -230,15 +234,13 @@ def _exit_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
 
 @builtin_rule(torch.get_default_device)
 def _default_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    regions = DeviceRegions.of(trace)  # the `Ambient` row compares the one outside
-    return Constant(
-        device_with_index(regions.open[-1].as_constant()) if regions.open else torch.get_default_device()
-    )
+    device = OpenRegions.of(trace).device()  # the `Ambient` row compares the one outside
+    return Constant(torch.get_default_device() if device is None else device_with_index(device.as_constant()))
 
 
 def on_device(trace: Trace, fn: Any, kwargs: dict[str, Value]) -> dict[str, Value]:
     """The keywords of a call with the device of the innermost region, where it makes a tensor and names none."""
-    regions = DeviceRegions.of(trace)
-    if not regions.open or fn not in _device_constructors() or not is_none(kwargs.get("device")):
+    device = OpenRegions.of(trace).device()
+    if device is None or fn not in _device_constructors() or not is_none(kwargs.get("device")):
         return kwargs
-    return kwargs | {"device": regions.open[-1]}
+    return kwargs | {"device": device}
