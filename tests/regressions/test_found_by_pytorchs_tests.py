@@ -432,3 +432,66 @@ def test_ops_that_write_a_list_stay_in_the_graph(backend):
     found = dynamotor.compile(fn, backend=backend, fullgraph=True)(given)
     torch.testing.assert_close(found, fn(expected))
     torch.testing.assert_close(given, expected)
+
+
+def _made_on_a_device(x):
+    with torch.device("meta"):
+        made, named = torch.ones(2), torch.zeros(2, device="cpu")
+        asked = torch.get_default_device().type
+        with torch.device("cpu"):
+            inner = torch.rand(1)
+    return made, named, inner, torch.ones(2) + x, asked
+
+
+def _a_break_in_a_region(x):
+    with torch.device("meta"):
+        before = torch.ones(2)
+        torch.set_num_threads(torch.get_num_threads())
+        after = torch.nn.Linear(2, 3).weight
+    return before, after, torch.ones(2) + x
+
+
+def _an_error_in_a_region(x):
+    try:
+        with torch.device("meta"):
+            raise ValueError(torch.ones(2))
+    except ValueError as error:
+        return error.args[0], torch.ones(2) + x
+
+
+def _left_open(x):
+    torch.device("meta").__enter__()
+    return torch.ones(2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize(
+    "fn",
+    [_made_on_a_device, _a_break_in_a_region, _an_error_in_a_region, _left_open],
+    ids=lambda fn: fn.__name__,
+)
+def test_regions_of_a_device(fn, backend):
+    """They were entered while the trace was made: its program made tensors elsewhere, and a break left them open."""
+
+    def seen(run):
+        depth = torch._C._len_torch_function_stack()
+        devices = [str(getattr(one, "device", one)) for one in run(torch.ones(2))]
+        opened = torch._C._len_torch_function_stack() - depth
+        for _ in range(opened):
+            torch.device("meta").__exit__(None, None, None)
+        return devices, opened
+
+    compiled = dynamotor.compile(fn, backend=backend)
+    assert seen(compiled) == seen(compiled) == seen(fn)
+
+
+def test_an_error_behind_a_break_in_a_recorded_function():
+    """The profiler's region had not been entered: leaving it was an AssertionError."""
+    seen = dynamotor.disable(lambda x: x)
+
+    def fn(x):
+        with torch.autograd.profiler.record_function("part"):
+            return seen(x.sin()).reshape(7)
+
+    with pytest.raises(RuntimeError, match="shape"):
+        dynamotor.compile(fn, backend="eager")(torch.ones(2))

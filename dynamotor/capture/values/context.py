@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.profiler import record_function
 from torch.fx import _symbolic_trace
-from torch.utils._device import DeviceContext
+from torch.utils._device import DeviceContext, _device_constructors
 
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
+from ...graph.spec import device_with_index
 from ..breaks import unsupported, unsupported_if
 from ..source import Const
 from .base import Codegen, Trace, Value, builtin_rule
-from .constant import Constant
+from .constant import Constant, is_none
 from .user_object import UserObject
 
 
@@ -178,3 +180,67 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     trace.graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
     real.__exit__(None, None, None)
     return Constant(False)
+
+
+# Regions that the graph does not enter ----------------------------------------------------------------------
+class OpenRegions(Value):
+    """The `with torch.device(...)` and `record_function(...)` that are open in a trace. None is entered: what
+    makes tensors is told the device, as PyTorch's mode tells it. Those that are open where the trace ends are
+    entered behind the graph."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[Value] = []
+
+    @staticmethod
+    def of(trace: Trace) -> OpenRegions:
+        """Those of a trace."""
+        return trace.__dict__.get("open_regions") or OpenRegions()
+
+    def device(self) -> Value | None:
+        """That of the innermost region of a device."""
+        return next((one for one in reversed(self.open) if one.python_type() is torch.device), None)
+
+    def python_type(self) -> type:
+        return OpenRegions
+
+    def real(self) -> Any:
+        return self
+
+    def replay(self, cg: Codegen) -> None:
+        for region in self.open:
+            cg.statement(f"{cg.emit(region)}.__enter__()")
+
+
+@builtin_rule(torch.device.__enter__, record_function.__enter__)
+def _enter_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    regions = trace.__dict__["open_regions"] = OpenRegions.of(trace)
+    regions.open.append(args[0])
+    trace.effects.touch(regions)
+    return args[0]
+
+
+@builtin_rule(torch.device.__exit__, record_function.__exit__)
+def _exit_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    regions = OpenRegions.of(trace)
+    unsupported_if(
+        not regions.open, "context", "a region that was entered outside the captured region is left in it"
+    )
+    regions.open.pop()
+    return Constant(None)
+
+
+@builtin_rule(torch.get_default_device)
+def _default_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    device = OpenRegions.of(trace).device()  # the `Ambient` row compares the one outside
+    return Constant(torch.get_default_device() if device is None else device_with_index(device.as_constant()))
+
+
+def on_device(trace: Trace, fn: Any, kwargs: dict[str, Value]) -> dict[str, Value]:
+    """The keywords of a call with the device of the innermost region, where it makes a tensor and names none."""
+    device = OpenRegions.of(trace).device()
+    if device is None or fn not in _device_constructors() or not is_none(kwargs.get("device")):
+        return kwargs
+    return kwargs | {"device": device}

@@ -20,6 +20,7 @@ from .arguments import refuse_misfits
 from .base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder, find_rule, refusing
 from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
+from .context import on_device
 from .function import FunctionValue
 from .user_object import UserObject
 
@@ -198,6 +199,7 @@ _COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__g
 def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
     trace.tail = False  # a rule works on with what it calls
+    kwargs = on_device(trace, fn, kwargs)
     rule = find_rule(fn, args)
     if rule is not None:
         refuse_misfits(fn, args, kwargs)

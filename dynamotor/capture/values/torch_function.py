@@ -400,8 +400,6 @@ register_all(
     (
         ((torch.Tensor.__iter__,), lambda trace, args, kwargs: args[0].iterate(trace)),
         ((torch.Tensor.__len__,), lambda trace, args, kwargs: args[0].length(trace)),
-        ((torch.autograd.profiler.record_function.__enter__,), lambda trace, args, kwargs: args[0]),
-        ((torch.autograd.profiler.record_function.__exit__,), lambda trace, args, kwargs: Constant(None)),
         (
             (torch.Tensor,),
             lambda trace, args, kwargs: _typed_tensor(trace, torch.get_default_dtype(), args, kwargs),
