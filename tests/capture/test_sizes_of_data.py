@@ -85,6 +85,11 @@ def listed(n: Any) -> Any:
     return torch.zeros(2, 3) + b * a, a - b
 
 
+def filled(x: Any, n: Any) -> Any:
+    kinds = torch.full((2,), n), torch.full((2, 3), (x.sum() > 0)), torch.full((2,), x.mean(), dtype=torch.float64)
+    return *kinds, torch.full_like(x, n), x.new_full((2, 2), fill_value=x.amax()), torch.full((), x.mean().item())
+
+
 CASES: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
     masked: [(X, _first(n)) for n in COUNTS],
     masked_twice: [(X, _first(n)) for n in COUNTS],
@@ -96,6 +101,7 @@ CASES: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
     number: [(X, T(n)) for n in (5, 3, 0, 1, -4, 1 << 40)],
     size: [(X, T(n)) for n in (5, 3, 0, 1, 6, 7, -1)],
     held: [(X,), (X * 90,)],
+    filled: [(X, T(4)), (X * 3 - 9, T(-1))],
     listed: [(T([3, 4]),), (T([0, -1]),)],
 }
 
