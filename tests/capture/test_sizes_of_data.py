@@ -91,12 +91,27 @@ def columns(x: Any) -> Any:
     scores, places = boxes[:, 1].topk(min(3, boxes.shape[0]))
     best = boxes[places]
     width, first = best[:, 2] - best[:, 0], best[:, 0::3].clamp(max=0.5)
-    return scores, best[:, 0] + 0.5 * width, torch.exp(first) * width[:, None], best[:, 2:] > 0, boxes[:, :2] * 2
+    return (
+        scores,
+        best[:, 0] + 0.5 * width,
+        torch.exp(first) * width[:, None],
+        best[:, 2:] > 0,
+        boxes[:, :2] * 2,
+    )
 
 
 def filled(x: Any, n: Any) -> Any:
-    kinds = torch.full((2,), n), torch.full((2, 3), (x.sum() > 0)), torch.full((2,), x.mean(), dtype=torch.float64)
-    return *kinds, torch.full_like(x, n), x.new_full((2, 2), fill_value=x.amax()), torch.full((), x.mean().item())
+    kinds = (
+        torch.full((2,), n),
+        torch.full((2, 3), (x.sum() > 0)),
+        torch.full((2,), x.mean(), dtype=torch.float64),
+    )
+    return (
+        *kinds,
+        torch.full_like(x, n),
+        x.new_full((2, 2), fill_value=x.amax()),
+        torch.full((), x.mean().item()),
+    )
 
 
 CASES: dict[Callable[..., Any], list[tuple[Any, ...]]] = {

@@ -12,6 +12,7 @@ import torch
 
 import dynamotor
 
+
 class Averaging(torch.optim.Optimizer):
     """What optimizers of others do with numbers: remainders, a sum that begins as zero, lists bounded by a number."""
 

@@ -252,6 +252,10 @@ class HeldNumber(Constant):
 
 
 def _query(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if fn is torch.is_tensor and args and isinstance(args[0], UserObject):
+        return trace.inline_function(
+            fn, args, kwargs
+        )  # a plain isinstance: `__torch_function__` is not asked
     real = [_query_argument(trace, fn, a) for a in args]
     named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
     if QUERIES[fn] != "asked" or _is_ambient(fn, real):
@@ -510,7 +514,9 @@ def _filled(target: Any, trace: Trace, args: list[Value], kwargs: dict[str, Valu
     ):
         return torch_call(trace, target, args, kwargs)
     named = {k: v for k, v in kwargs.items() if k != "fill_value"} | {"dtype": Constant(dtype)}
-    return torch_call(trace, "fill_", [torch_call(trace, target, [*given[:-1], Constant(0)], named), number], {})
+    return torch_call(
+        trace, "fill_", [torch_call(trace, target, [*given[:-1], Constant(0)], named), number], {}
+    )
 
 
 for _call, _target in (
