@@ -716,7 +716,10 @@ def _register_flows() -> None:
 _register_flows()
 
 
-@case("pyro: densities")
+@case(
+    "pyro: densities",
+    reason="the check of a matrix returns early where data says so; `torch.compile` leaves the checks of arguments out",
+)
 def densities(way: Way) -> Tensors:
     import pyro.distributions as dist
 
