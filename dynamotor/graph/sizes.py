@@ -685,7 +685,7 @@ def prove(kind: Literal[">=", "=="], expr: Size) -> bool | None:
 
 
 def _least_without_choices(expr: Size) -> int:
-    """A lower bound, with either side in the place of a `min` that is taken away or of a `max` that is added."""
+    """A lower bound, with either side in the place of a `min` taken away or of a `max` added."""
     found = [-INFINITY]
     for monomial, c in expr.terms.items():
         atom = monomial[0] if len(monomial) == 1 else None
