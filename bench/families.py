@@ -38,7 +38,8 @@ REASONS: dict[str, str] = {
     "XGLMForCausalLM": "its eager code has no mask in float64",
     "Qwen2MoeForCausalLM": "grouped products take no float64",
     "OlmoeForCausalLM": "grouped products take no float64",
-    "MobileViTForImageClassification": "beyond the bar in float32; a step in float64 is eager's to 1e-10",
+    "EfficientNetForImageClassification": "in this small form nothing comes through: gradients of 1e-20, zeros in eager, are compared",
+    "ReformerModelWithLMHead": "each layer's seed is a number beyond 64 bits, for which the rest of the frame is captured anew",
 }
 
 

@@ -607,3 +607,158 @@ def monai_losses(way: Way) -> Tensors:
     focal, tversky = DiceFocalLoss(sigmoid=True), TverskyLoss(sigmoid=True)
     target = torch.randint(0, 2, (2, 3, 8, 8)).to(way.dtype)
     return way.gradients(lambda x: focal(x, target) + tversky(x, target), way.randn(2, 3, 8, 8))
+
+
+@case("entmax: sparsemax, entmax15, bisection")
+def sparse_maps(way: Way) -> Tensors:
+    from entmax import entmax15, entmax_bisect, sparsemax
+
+    def maps(x: Tensor) -> Any:
+        return sparsemax(x, dim=-1), entmax15(x, dim=-1), entmax_bisect(x, alpha=1.4, dim=-1)
+
+    return way.gradients(maps, way.randn(4, 10))
+
+
+@case("entmax: losses")
+def sparse_losses(way: Way) -> Tensors:
+    from entmax import Entmax15Loss, SparsemaxLoss
+
+    first, second, target = SparsemaxLoss(), Entmax15Loss(), torch.tensor([1, 3, 0, 2])
+    return way.gradients(lambda x: (first(x, target), second(x, target)), way.randn(4, 10))
+
+
+@case("performer-pytorch: causal attention")
+def performer(way: Way) -> Tensors:
+    from performer_pytorch import SelfAttention
+
+    model = SelfAttention(dim=16, heads=2, dim_head=8, causal=True, nb_features=8)
+    return way.training(model, way.randn(2, 16, 16))
+
+
+@case("vector-quantize-pytorch: FSQ and LFQ")
+def quantizers(way: Way) -> Tensors:
+    from vector_quantize_pytorch import FSQ, LFQ
+
+    found = {}
+    for name, layer in (("fsq", FSQ(levels=[5, 4, 3], dim=16)), ("lfq", LFQ(codebook_size=16, dim=16))):
+        for key, value in way.training(layer, way.randn(2, 10, 16)).items():
+            found[f"{key} of {name}"] = value
+    return found
+
+
+@case("segmentation-models-pytorch: Unet and Dice loss")
+def segmentation(way: Way) -> Tensors:
+    from segmentation_models_pytorch import Unet
+    from segmentation_models_pytorch.losses import DiceLoss
+
+    sizes = {"encoder_depth": 3, "decoder_channels": (32, 16, 8), "classes": 2}
+    model, target = Unet("resnet18", encoder_weights=None, **sizes), torch.randint(0, 2, (2, 32, 32))
+    dice = DiceLoss("multiclass")
+    return way.training(model, way.randn(2, 3, 32, 32), loss=lambda out: dice(out, target), steps=2)
+
+
+@case("segmentation-models-pytorch: FPN, inference")
+def pyramid(way: Way) -> Tensors:
+    from segmentation_models_pytorch import FPN
+
+    return way.inference(FPN("mobilenet_v2", encoder_weights=None, classes=2), way.randn(1, 3, 64, 64))
+
+
+@case("open_clip: ViT, text and the contrastive loss")
+def contrastive(way: Way) -> Tensors:
+    from open_clip import ClipLoss
+    from open_clip.model import CLIP
+
+    image = {"layers": 2, "width": 32, "head_width": 16, "patch_size": 8, "image_size": 16}
+    text = {"context_length": 8, "vocab_size": 40, "width": 32, "heads": 2, "layers": 2}
+    loss = ClipLoss()
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = CLIP(embed_dim=16, vision_cfg=image, text_cfg=text)
+
+        def forward(self, images: Tensor, texts: Tensor) -> Tensor:
+            return loss(*self.model(images, texts)[:3])
+
+    return way.training(Both(), way.randn(2, 3, 16, 16), torch.randint(1, 40, (2, 8)))
+
+
+@case("conformer: two blocks")
+def conformer(way: Way) -> Tensors:
+    from conformer import Conformer
+
+    sizes = {"ff_mult": 2, "conv_expansion_factor": 2, "conv_kernel_size": 5}
+    return way.training(Conformer(dim=16, depth=2, dim_head=8, heads=2, **sizes), way.randn(2, 12, 16))
+
+
+def _register_flows() -> None:
+    def program(name: str) -> Callable[[Way], Tensors]:
+        def run(way: Way) -> Tensors:
+            import zuko
+
+            class Likelihood(nn.Module):
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.flow = getattr(zuko.flows, name)(features=3, context=2, hidden_features=(16,))
+
+                def forward(self, x: Tensor, context: Tensor) -> Tensor:
+                    return -self.flow(context).log_prob(x).mean()
+
+            return way.training(Likelihood(), way.randn(4, 3), way.randn(4, 2), steps=2)
+
+        return run
+
+    for name in ("MAF", "NSF"):
+        case(f"zuko: {name}")(program(name))
+
+
+_register_flows()
+
+
+@case(
+    "pyro: densities",
+    reason="the check of a matrix returns early where data says so; `torch.compile` leaves the checks of arguments out",
+)
+def densities(way: Way) -> Tensors:
+    import pyro.distributions as dist
+
+    def log_probs(x: Tensor, s: Tensor) -> Any:
+        s = s.exp()
+        return (
+            dist.Normal(x, s).log_prob(x * 2), dist.Gamma(s, s + 1).log_prob(s + 0.5),
+            dist.MultivariateNormal(x, torch.diag_embed(s)).log_prob(x + 1), dist.LogNormal(x, s).log_prob(s),
+            dist.Dirichlet(s).log_prob(torch.softmax(x, -1)), dist.StudentT(s + 1, x, s).log_prob(x + 1),
+        )  # fmt: skip
+
+    return way.gradients(log_probs, way.randn(3, 4), way.randn(3, 4))
+
+
+@case("pytorch-metric-learning: SoftTripleLoss")
+def soft_triple(way: Way) -> Tensors:
+    from pytorch_metric_learning.losses import SoftTripleLoss
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = SoftTripleLoss(3, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.loss(x, torch.tensor([0, 0, 1, 1, 2, 2, 0, 1]))
+
+    return way.training(Loss(), way.randn(8, 5))
+
+
+@case("lion-pytorch: a compiled step")
+def lion(way: Way) -> Tensors:
+    from lion_pytorch import Lion
+
+    model, losses = way.cast(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))), []
+    optimizer = Lion(model.parameters(), lr=1e-3, weight_decay=1e-2)
+    compiled, step, x = way.compile(model), way.compile(optimizer.step), way.randn(6, 8)
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(compiled(x).square().mean())
+        losses[-1].backward()
+        step()
+    return named(loss=losses) | state_of(model)

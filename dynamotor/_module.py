@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,18 @@ class _Forward:
         return self.made[1]
 
 
+class _Signature:
+    """`inspect.signature(compiled)` is the module's: C's own callable, which is called, has none."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def __get__(self, twin: Any, cls: type) -> inspect.Signature:
+        if twin is None:  # the class has that of its `__init__`
+            raise AttributeError("__signature__")
+        return inspect.signature(self.module)
+
+
 def compile_module(
     module: torch.nn.Module,
     dispatcher: Callable[..., Any],
@@ -80,6 +93,7 @@ def compile_module(
         "__getattr__": lambda self, name: getattr(
             module, name
         ),  # parameters and the like, and what the module's class got later
+        "__signature__": _Signature(module),
         "_orig_mod": property(lambda self: module),
         "_dynamotor": dispatcher,
     }

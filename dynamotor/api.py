@@ -112,6 +112,7 @@ def compile(
             backend if inside is plain else None,
         )
         _dispatchers.add(dispatcher)
+        dispatcher.__wrapped__ = dispatcher.original  # for inspect
         return compile_module(plain, dispatcher, again)
     dispatcher = make_dispatcher(model, settings, backend_call, symbolic, states, backend)
     _dispatchers.add(dispatcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -82,6 +83,17 @@ def test_a_compiled_module_is_the_module():
     nn.Sequential(compiled, nn.ReLU()).state_dict()[
         "0.linear.weight"
     ]  # keys stay unprefixed inside other modules
+
+
+def test_the_signature_of_a_compiled_module_is_the_modules():
+    class Called(torch.nn.Linear):
+        def __call__(self, input, *, scale=1.0):
+            return super().__call__(input) * scale
+
+    for model in (torch.nn.Linear(2, 3), Called(2, 3)):
+        compiled = dynamotor.compile(model)
+        for part in (lambda m: m, lambda m: m.__call__, lambda m: m.forward, type):
+            assert inspect.signature(part(compiled)) == inspect.signature(part(model))
 
 
 def test_copies_of_a_compiled_module_are_independent():

@@ -17,6 +17,7 @@ import json
 import logging
 import operator
 import os
+import pickle
 import random
 import re
 import sys
@@ -119,6 +120,21 @@ class PartialValue(UserObject):
 
 
 _PARTS = ("func", "args", "keywords")
+
+
+@builtin_rule(pickle.dumps)
+def _pickled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The bytes of an empty dict, by which caches of methods know calls without keywords. Those of what holds something
+    tell which objects are one and the same.
+    """
+    plain = len(args) == 1 and not kwargs and type(args[0]) is DictValue and args[0].python_type() is dict
+    unsupported_if(
+        not plain or bool(args[0].load()),  # type: ignore[attr-defined]
+        "unsupported-call",
+        "pickle.dumps() is called",
+        cure="call it outside the compiled function",
+    )
+    return Constant(pickle.dumps({}))
 
 
 @builtin_rule(functools.partial)

@@ -91,6 +91,8 @@ def is_dense(spec: TensorSpec) -> bool:
 
 def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
     """Strides that TensorIterator gives a new output of `shape` over these inputs."""
+    if is_unbacked(*shape) and all(not op.shape or _descends(op, shape) for op in operands):
+        return contiguous_stride(shape)  # for a size of 0 numbers beside the tensor may give other steps
     if all(op.shape == shape for op in operands):
         if all(op.is_contiguous for op in operands):
             return contiguous_stride(shape)
@@ -104,6 +106,16 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
     ):
         return contiguous_stride(shape)  # in whatever order sizes of 0 and 1 are looked at
     return dense_in_order(_order([_broadcast_stride(op, shape) for op in operands], shape), shape)
+
+
+def _descends(op: TensorSpec, shape: Dims) -> bool:
+    """Whether an operand says row-major for all sizes, 0 and 1 among them: columns of a table do."""
+    steps = op.stride
+    return (
+        equal(op.shape, shape)
+        and all(type(step) is int and step > 0 for step in steps)
+        and all(a > b or a == b and type(n) is int and n == 1 for a, b, n in zip(steps, steps[1:], shape[1:]))
+    )
 
 
 def preserved_stride(spec: TensorSpec) -> Dims:

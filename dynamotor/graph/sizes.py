@@ -678,7 +678,22 @@ def prove(kind: Literal[">=", "=="], expr: Size) -> bool | None:
             return False
         if kind == ">=" and lowest >= 0:
             return True
-    return None
+    least, most = (_least_without_choices(form) for form in (expr_or_int, -expr_or_int))
+    if kind == ">=" and least >= 0:
+        return True
+    return False if most > 0 or kind == "==" and least > 0 else None
+
+
+def _least_without_choices(expr: Size) -> int:
+    """A lower bound, with either side in the place of a `min` taken away or of a `max` added."""
+    found = [-INFINITY]
+    for monomial, c in expr.terms.items():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if type(atom) is Derived and atom.kind == ("min" if c < 0 else "max"):
+            rest = expr - Size({monomial: c}, expr.env)
+            forms = (rest + side * c for side in (atom.a, atom.b))
+            found += [_range(form)[0] if type(form) is Size else int(form) for form in forms]
+    return max(found)
 
 
 def _without_quotients(expr: Size) -> Size:

@@ -67,6 +67,7 @@ OPS: dict[Any, Callable[..., float]] = {
     aten.rsub.Tensor: lambda a, b, alpha=1: b - alpha * a,
     aten.mul.Tensor: operator.mul,
     aten.div.Tensor: operator.truediv,
+    aten.remainder.Tensor: operator.mod,
     aten.neg.default: operator.neg,
     aten.pow.Scalar: operator.pow,
     aten.pow.Tensor_Scalar: operator.pow,

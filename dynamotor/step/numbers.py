@@ -150,7 +150,7 @@ def _power(a: NumberNode, b: NumberNode) -> NumberNode:
     return a._emit(func, a.value, b.value)
 
 
-_OF_TENSORS = (aten.maximum.default, aten.minimum.default)
+_OF_TENSORS = (aten.maximum.default, aten.minimum.default, aten.remainder.Tensor)
 
 
 def _full(recorder: NumberRecorder, value: Any, like: Any) -> fx.Node:
@@ -171,6 +171,16 @@ def _binary(func: Any) -> Any:
     return apply
 
 
+def _quotient(a: NumberNode, b: NumberNode) -> NumberNode:
+    """Python's division, which programs count on to raise."""
+    divisor = a.recorder.hint(b.value)  # type: ignore[arg-type]
+    if divisor is not None and isinstance(b.value, fx.Node):
+        a.recorder.note(Question("eq", b.value, 0), divisor == 0)
+    if divisor == 0:
+        raise ZeroDivisionError("float division by zero")
+    return _binary(aten.div.Tensor)(a, b)  # type: ignore[no-any-return]
+
+
 def _question(kind: str, swapped: bool = False) -> Any:
     def ask(a: NumberNode, b: NumberNode) -> NumberNode:
         sides: tuple[Any, Any] = (b.value, a.value) if swapped else (a.value, b.value)
@@ -183,13 +193,12 @@ _ARITHMETIC = {
     "add": aten.add.Tensor,
     "sub": aten.sub.Tensor,
     "mul": aten.mul.Tensor,
-    "truediv": aten.div.Tensor,
-    "float_truediv": aten.div.Tensor,
-    "int_truediv": aten.div.Tensor,
+    "mod": aten.remainder.Tensor,
     "sym_max": aten.maximum.default,
     "sym_min": aten.minimum.default,
 }
 NumberNode.pow = NumberNode.float_pow = _power  # type: ignore[attr-defined]
+NumberNode.truediv = NumberNode.float_truediv = NumberNode.int_truediv = _quotient  # type: ignore[attr-defined]
 for _name, _func in _ARITHMETIC.items():
     setattr(NumberNode, _name, _binary(_func))
 for _name, _asked in {

@@ -26,6 +26,8 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # One row an op that may take a traced number: (recorder, func, *args, **kwargs) -> result, of tensors alone.
 number_rules: Registry[OpOverload, Callable[..., Any]] = Registry("numbers")
 number_rule = number_rules.register
+_OF_A_TENSOR = {"clamp_min": "maximum", "clamp_max": "minimum"}
+_OF_A_NUMBER = {name: bound for bound, name in _OF_A_TENSOR.items()}
 _KEYWORDS = {"addcmul": "value", "addcdiv": "value"}  # what the op of one tensor takes by name alone
 
 
@@ -154,12 +156,8 @@ def _one(name: str, own: list[Any], kwargs: dict[str, Any]) -> Any:
     keyword = _KEYWORDS.get(name)
     if keyword is not None and len(own) == 4:
         kwargs = {keyword: own.pop()}
-    name = (
-        {"clamp_min": "maximum", "clamp_max": "minimum"}.get(name, name)
-        if isinstance(own[-1], torch.Tensor)
-        else name
-    )
-    return getattr(torch, name)(*own, **kwargs)
+    forms = _OF_A_TENSOR if isinstance(own[-1], torch.Tensor) else _OF_A_NUMBER
+    return getattr(torch, forms.get(name, name))(*own, **kwargs)
 
 
 @number_rule(aten.add.Tensor, aten.sub.Tensor)

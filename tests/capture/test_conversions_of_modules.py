@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -119,3 +120,33 @@ def test_settings_that_make_new_parameters_are_seen() -> None:
         assert model.weight is not before
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+class Casting(nn.Module):
+    """Brings its weight where it is, as losses of libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: torch.Tensor, way: str) -> torch.Tensor:
+        data = self.weight.data
+        if way == "transposed":
+            data.t_()
+        self.weight.data = {"of another": self.other.data, "copied": data.clone()}.get(way, data)
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("way", ["the same", "transposed", "of another", "copied"])
+def test_data_set_to_what_it_is_changes_nothing(way: str) -> None:
+    torch.manual_seed(0)
+    eager = Casting()
+    ours, x = copy.deepcopy(eager), torch.randn(2, 3)
+    compiled = dynamotor.compile(ours, backend="aot_eager", fullgraph=way == "the same")
+    for module, call in ((eager, eager), (ours, compiled)):
+        call(x, way).sum().backward()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer.step()
+    torch.testing.assert_close(list(ours.parameters()), list(eager.parameters()))
+    torch.testing.assert_close(compiled(x, way), eager(x, way))
+    assert (ours.weight.data_ptr() == ours.other.data_ptr()) is (way == "of another")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import enum
 import functools
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -53,7 +54,27 @@ def chosen(x):
     return x + 1 if np.isclose(np.mean([1.0, 2.0]), 1.5) and np.max((1, 2)) == 2 else x - 1
 
 
-@pytest.mark.parametrize("function", [uses_caches, sqrt_of_two, sizes, chosen])
+class Lazy:
+    """An operator as GPyTorch has them: it takes torch's functions over, and its methods keep what they gave."""
+
+    @classmethod
+    def __torch_function__(cls, *_):
+        raise AssertionError
+
+    def kept(self, x, **kwargs):
+        key = pickle.dumps(kwargs)
+        cache = self.__dict__.setdefault("cache", {})
+        if key not in cache:
+            cache[key] = x * 2
+        return cache[key]
+
+
+def keeps(x):
+    lazy = Lazy()
+    return lazy.kept(x) + lazy.kept(x) if torch.is_tensor(x) and not torch.is_tensor(lazy) else x
+
+
+@pytest.mark.parametrize("function", [uses_caches, sqrt_of_two, sizes, chosen, keeps])
 def test_in_one_graph(function):
     found = dynamotor.compile(function, fullgraph=True)(x)
     torch.testing.assert_close(found, function(x))

@@ -85,6 +85,35 @@ def listed(n: Any) -> Any:
     return torch.zeros(2, 3) + b * a, a - b
 
 
+def columns(x: Any) -> Any:
+    """What detectors do with the boxes that they keep."""
+    boxes = x[x[:, 0] > 0]
+    scores, places = boxes[:, 1].topk(min(3, boxes.shape[0]))
+    best = boxes[places]
+    width, first = best[:, 2] - best[:, 0], best[:, 0::3].clamp(max=0.5)
+    return (
+        scores,
+        best[:, 0] + 0.5 * width,
+        torch.exp(first) * width[:, None],
+        best[:, 2:] > 0,
+        boxes[:, :2] * 2,
+    )
+
+
+def filled(x: Any, n: Any) -> Any:
+    kinds = (
+        torch.full((2,), n),
+        torch.full((2, 3), (x.sum() > 0)),
+        torch.full((2,), x.mean(), dtype=torch.float64),
+    )
+    return (
+        *kinds,
+        torch.full_like(x, n),
+        x.new_full((2, 2), fill_value=x.amax()),
+        torch.full((), x.mean().item()),
+    )
+
+
 CASES: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
     masked: [(X, _first(n)) for n in COUNTS],
     masked_twice: [(X, _first(n)) for n in COUNTS],
@@ -96,6 +125,8 @@ CASES: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
     number: [(X, T(n)) for n in (5, 3, 0, 1, -4, 1 << 40)],
     size: [(X, T(n)) for n in (5, 3, 0, 1, 6, 7, -1)],
     held: [(X,), (X * 90,)],
+    columns: [(X[:, [0, 1, 2]] + n,) for n in (0, 5, -5, 0.5)],
+    filled: [(X, T(4)), (X * 3 - 9, T(-1))],
     listed: [(T([3, 4]),), (T([0, -1]),)],
 }
 

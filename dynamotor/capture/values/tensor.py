@@ -177,6 +177,9 @@ class TensorValue(Value):
             and value.as_constant() == getattr(self.example, name)
         ):
             return
+        if name == "data" and isinstance(value, TensorValue) and value.data_of is self:
+            if _layout(value.example) == _layout(self.example):  # it is what it was
+                return
         unsupported_if(
             hasattr(torch.Tensor, name),
             "unsupported-mutation",
@@ -500,6 +503,10 @@ def _data(trace: Trace, value: TensorValue) -> Value:
         result.data_of = value
         trace.__dict__.setdefault("_data_of_tensors", []).append((result.example, version(result.example)))
     return result
+
+
+def _layout(example: Any) -> Any:
+    return example.dtype, example.device, example.shape, example.stride(), example.storage_offset()
 
 
 def _data_written() -> Unsupported:

@@ -252,6 +252,10 @@ class HeldNumber(Constant):
 
 
 def _query(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if fn is torch.is_tensor and args and isinstance(args[0], UserObject):
+        return trace.inline_function(
+            fn, args, kwargs
+        )  # a plain isinstance: `__torch_function__` is not asked
     real = [_query_argument(trace, fn, a) for a in args]
     named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
     if QUERIES[fn] != "asked" or _is_ambient(fn, real):
@@ -483,6 +487,42 @@ def _new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A new tensor of numbers, or of a size: which, only the class `torch.Size` says, and a graph holds tuples."""
     sized = len(args) == 2 and args[1].python_type() is torch.Size
     return torch_call(trace, "new_empty" if sized else "new", args, kwargs)
+
+
+def _filled(target: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A new tensor full of a number that a tensor holds: made first and written then, so that nobody reads the number.
+    Not where the cast loses something, which eager may refuse.
+    """
+    place = 2 if target == "new_full" else 1
+    given = list(args) if len(args) > place else [*args, kwargs.get("fill_value", Constant(None))]
+    fill = given[-1]
+    number: Any = fill.tensor if type(fill) is HeldNumber else fill
+    dtype = kwargs.get("dtype", Constant(None)).as_constant() if type(number) is TensorValue else None
+    if type(number) is TensorValue and dtype is None:
+        like = args[0] if isinstance(args[0], TensorValue) else None
+        held = torch.zeros((), dtype=number.example.dtype).item()
+        dtype = like.example.dtype if like else torch.tensor(held).dtype
+    if (
+        dtype is None
+        or len(given) != place + 1
+        or kwargs.keys() & {"out", "requires_grad"}
+        or number.example.requires_grad
+        or number.example.spec.shape
+        or torch.promote_types(number.example.dtype, dtype) != dtype
+    ):
+        return torch_call(trace, target, args, kwargs)
+    named = {k: v for k, v in kwargs.items() if k != "fill_value"} | {"dtype": Constant(dtype)}
+    return torch_call(
+        trace, "fill_", [torch_call(trace, target, [*given[:-1], Constant(0)], named), number], {}
+    )
+
+
+for _call, _target in (
+    (torch.full, torch.full),
+    (torch.full_like, torch.full_like),
+    (torch.Tensor.new_full, "new_full"),
+):
+    builtin_rule(_call)(functools.partial(_filled, _target))
 
 
 def _is_size(value: Value) -> bool:
