@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dynamotor.api import compile as compile_
+from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.codegen import triton_gemm_choice
 from dynamotor.codegen.triton_gemm import Tiling
@@ -113,6 +113,7 @@ def check(
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = "TF32" in name
     target = "triton" if inputs[0].device.type == "cpu" else ""
+    reset()  # functions of one code share programs
     try:
         with torch.no_grad(), forced(tiling) as labels, config.patch(target=target, program_cache=False):
             got = compile_(lambda *given: fn(*given))(*inputs)
