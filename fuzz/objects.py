@@ -90,6 +90,7 @@ _DONE = [
     row for line in STATEMENTS.strip().splitlines() for row in line.replace("B | C", "B ¦ C").split(" | ")
 ]
 NAMES = ("a", "b", "c")
+_ADDRESS = re.compile("0x[0-9a-f]+", re.IGNORECASE)
 
 
 def write(seed: int) -> list[str]:
@@ -122,7 +123,7 @@ def seen(value: Any, places: dict[int, int], kept: list[Any]) -> Any:
     if isinstance(value, (int, float, str, bytes, range, slice, type(None))) and not hasattr(
         value, "__dict__"
     ):
-        return kind, re.sub(r"0x[0-9a-f]+", "", repr(value))
+        return kind, _ADDRESS.sub("", repr(value))
     if isinstance(value, torch.Tensor):
         return kind, value.tolist()
     if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__"):
@@ -140,7 +141,7 @@ def seen(value: Any, places: dict[int, int], kept: list[Any]) -> Any:
         if hasattr(value, "__next__"):
             return "iterator", [inner(item) for item in itertools.islice(value, 20)]
         if isinstance(value, (set, frozenset)):
-            return kind, sorted(re.sub(r"0x[0-9a-f]+", "", repr(item)) for item in value)
+            return kind, sorted(_ADDRESS.sub("", repr(item)) for item in value)
         if hasattr(value, "keys") and kind != "ChainMap":
             return kind, [(inner(key), inner(value[key])) for key in list(value.keys())]
         if hasattr(value, "__iter__") and kind != "ChainMap":
@@ -174,7 +175,7 @@ def problems(lines: list[str], outside: bool) -> list[str]:
     exec(compile(source(lines, outside), "<objects>", "exec"), space)
     function, make = space["f"], space["make"]
     want = outcome(function, make)
-    if want[0] == "RecursionError" or " at >" in repr(want):  # texts with addresses
+    if want[0] == "RecursionError" or " at >" in repr(want).lower():  # texts with addresses
         return []
     with contextlib.redirect_stderr(io.StringIO()):
         compiled = dynamotor.compile(function, backend="eager")

@@ -402,6 +402,12 @@ SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
 
     t = (1, 2); e = ()
     return [t * True is t, e + t is t, t[:] is t, t[::1] is t, t[::-1] is t, tuple([]) is e, (*e,) is e, t * 0 is e, [] + [] is [], torch.Size([]) is e]
+
+    said = []; d = DD.keys(); it = iter([x, 1]); t = SubText("ab"); one = (1, 1)
+    for f in (lambda: d + it, lambda: it * d, lambda: d.__iadd__(it), lambda: d % it, lambda: DD.items() - 3, lambda: str.__eq__(t, x, 1), lambda: str.__eq__(Slotted(), t), lambda: list.count(one, 1), lambda: dict.get(SS, 1), lambda: int.__add__("a", 1), lambda: object.__eq__(t, 1), lambda: OrderedDict.move_to_end({}, 1), lambda: SubDict.__len__([])):
+        try: said.append(f())
+        except (TypeError, AttributeError) as e: said.append(str(e))
+    return said, next(it), DD.items() == {"a": 1, "b": 2}.items()
 """
 
 theme = Theme(PRELUDE, TABLE)

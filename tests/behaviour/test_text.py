@@ -14,6 +14,8 @@ class F:
     def __repr__(self): return "rep"
 pat = re.compile(r"(\w+)-(\d+)")
 name, width = "nm", 7
+class Own(str): pass
+class Bytes(bytes): pass
 """
 
 TABLE = r"""
@@ -116,6 +118,9 @@ json.loads("{")
     return bytes(buffer)   #9
 
     "%s" % (1, 2)
+
+    t = Own("ab"); b = Bytes(b"ab"); dash = Own("-")
+    return [t % () is t, t % {"k": 1} is t, t.format() is t, t.format(1, k=2) is t, t.partition("-")[0] is t, "a-b".partition(dash)[1] is dash, t.rpartition("-")[2] is t, t.upper() is t, t.strip() is t, b.strip() is b, b.partition(b"-")[0] is b, type(t.replace("a", "a")).__name__, type(t.translate({})).__name__, type(Own("%s") % t).__name__, ("%s" % t).__class__.__name__]
 """
 
 theme = Theme(PRELUDE, TABLE)

@@ -587,8 +587,8 @@ class DictView(Value):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        if self.part == "values" or op in _ORDER and not _like_a_set(other):
-            return None
+        if self.part == "values" or not (_like_a_set(other) if op in _ORDER else op in _MAKES_SETS):
+            return None  # before the other's items are asked for: an iterator would be used up
         mine = SetValue.of(trace, self.unpack(trace))
         theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other)
         return mine.binary(trace, op, theirs, reflected)
@@ -846,7 +846,7 @@ class SetValue(Value):
                 self.change(trace, _IN_PLACE[op][0], other)
                 return self
             op = _IN_PLACE[op][1]
-        if op not in (operator.and_, operator.or_, operator.sub, operator.xor):
+        if op not in _MAKES_SETS:
             return None
         both = mine.table | theirs.table
         kept = op(set(mine.table), set(theirs.table))
@@ -913,6 +913,7 @@ def real_items(source: Value | list[Value]) -> Any:
     return [item.as_constant() for item in items]
 
 
+_MAKES_SETS = frozenset((operator.and_, operator.or_, operator.sub, operator.xor))
 _ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
 
 

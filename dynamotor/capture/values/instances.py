@@ -22,6 +22,7 @@ from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .context import on_device
 from .function import FunctionValue
+from .operators import c_name
 from .user_object import UserObject
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
@@ -200,6 +201,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
     trace.tail = False  # a rule works on with what it calls
     kwargs = on_device(trace, fn, kwargs)
+    _check_receiver(trace, fn, args)
     rule = find_rule(fn, args)
     if rule is not None:
         refuse_misfits(fn, args, kwargs)
@@ -212,9 +214,10 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     if is_pure(fn):  # of a subclass of int, str, ... it looks at the plain content
         plain = [a.base if isinstance(a, UserObject) and isinstance(a.base, Constant) else a for a in args]
         if any(p is not a for p, a in zip(plain, args)):
-            return call_builtin(trace, fn, plain, kwargs)
+            known = all(p.is_constant() for p in plain) and not kwargs and find_rule(fn, plain) is None
+            return call_with_twins(trace, fn, args) if known else call_builtin(trace, fn, plain, kwargs)
         of_two = isinstance(fn, types.WrapperDescriptorType) and "value" in (fn.__text_signature__ or "")  # type: ignore[attr-defined]
-        if of_two and (fn.__name__ in _COMPARISONS or fn.__objclass__ not in (str, bytes, tuple)):
+        if of_two and len(args) == 2 and (fn.__name__ in _COMPARISONS or fn.__objclass__ not in (str, bytes, tuple)):
             return Constant(NotImplemented)  # a sequence's `+` and `*` raise
     name = getattr(fn, "__qualname__", None) or repr(fn)
     module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", "")
@@ -224,6 +227,39 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
         "it is written in C and has no rule here",
         "call it outside the compiled function",
     )
+
+
+def _check_receiver(trace: Trace, fn: Any, args: list[Value]) -> None:
+    """A method of a builtin class that is found on the class takes instances of that class alone."""
+    if not args or not isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return
+    owner, cls = fn.__objclass__, args[0].python_type()
+    if owner.__module__ not in ("builtins", "collections") or issubclass(cls, owner):
+        return
+    takes = (
+        "requires a '{}' object but received a '{}'"
+        if isinstance(fn, types.WrapperDescriptorType)
+        else "for '{}' objects doesn't apply to a '{}' object"
+    )
+    raise trace.error(TypeError, f"descriptor '{fn.__name__}' {takes.format(c_name(owner), c_name(cls))}")
+
+
+def call_with_twins(trace: Trace, fn: Any, args: list[Value]) -> Value:
+    """A pure C function of instances of subclasses of int, str, ...: what it hands back of them (`text % ()`,
+    `text.partition("-")[0]`) is the instance, anything else that it gives is a plain object.
+    """
+    twins = [_twin(a) if isinstance(a, UserObject) else a.as_constant() for a in args]
+    given = {id(t): a for t, a in zip(twins, args) if isinstance(a, UserObject)}
+    found = trace.real(fn, *twins)
+    if type(found) is tuple and any(id(part) in given for part in found):
+        return trace.make_tuple([given.get(id(part)) or trace.fresh(part) for part in found])
+    return given.get(id(found)) or trace.fresh(found)
+
+
+def _twin(value: UserObject) -> Any:
+    """A real instance of a bare subclass with the same content."""
+    held = value.base.value  # type: ignore[union-attr]
+    return type(value.cls.__name__, (type(held),), {})(held)
 
 
 _PURE_MODULES = frozenset({"math", "cmath", "_operator", "_struct", "_bisect", "unicodedata"})
