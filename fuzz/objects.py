@@ -8,6 +8,7 @@ or outside of it. Each statement may raise; what the objects are afterwards, and
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import io
 import itertools
@@ -155,11 +156,15 @@ def seen(value: Any, places: dict[int, int], kept: list[Any]) -> Any:
 
 def outcome(function: Callable[..., Any], make: Callable[[], Any]) -> Any:
     """What a call gives and leaves, or the error that ends it."""
-    given = make()
+    given, classes = make(), _classes()
     try:
         return seen([function(*given, torch.arange(3.0)), given], {}, [])
     except Exception as error:
         return type(error).__name__, str(error)
+    finally:  # what a program set on a class is not there for the next one
+        for cls, before in classes:
+            for name in set(vars(cls)) - before:
+                delattr(cls, name)
 
 
 @functools.cache
@@ -167,6 +172,24 @@ def _world() -> dict[str, Any]:
     module = sys.modules["world_of_objects"] = types.ModuleType("world_of_objects")  # dataclasses look there
     exec(compile(PRELUDE, "<objects>", "exec"), module.__dict__)
     return module.__dict__
+
+
+@functools.cache
+def _classes() -> list[tuple[type, set[str]]]:
+    """The classes of the world, and the names that they have."""
+    own = [value for value in _world().values() if getattr(value, "__module__", "") == "world_of_objects"]
+    for cls in own:
+        copyreg._slotnames(cls)  # copies leave them on the class
+    return [(cls, set(vars(cls))) for cls in own]
+
+
+def _is_steady(function: Callable[..., Any], make: Callable[[], Any]) -> bool:
+    """Whether eager gives one thing every time, wherever its objects lie: sets of them have no order else."""
+    kept = []
+    for count in range(20):
+        kept.append([object() for _ in range(count)])
+        kept.append(outcome(function, make))
+    return all(found == kept[1] for found in kept[1::2])
 
 
 def problems(lines: list[str], outside: bool) -> list[str]:
@@ -180,7 +203,10 @@ def problems(lines: list[str], outside: bool) -> list[str]:
     with contextlib.redirect_stderr(io.StringIO()):
         compiled = dynamotor.compile(function, backend="eager")
         found = [outcome(compiled, make) for _ in range(2)]
-    return [f"call {n}: {got} and not {want}" for n, got in enumerate(found) if repr(got) != repr(want)]
+    wrong = [n for n, got in enumerate(found) if repr(got) != repr(want)]
+    if wrong and not _is_steady(function, make):
+        return []
+    return [f"call {n}: {found[n]} and not {want}" for n in wrong]
 
 
 def reduce(lines: list[str], outside: bool) -> list[str]:

@@ -37,12 +37,9 @@ from .values.base import (
 )
 from .values.constant import PURE_TYPES, Constant, RealIterator, is_none
 from .values.containers import (
-    DictIterator,
     DictValue,
     DictView,
     ListValue,
-    ReversedIterator,
-    SequenceIterator,
     SequenceValue,
     SetValue,
     TupleValue,
@@ -65,6 +62,7 @@ from .values.tensor import TensorValue
 from .values.text import text_of
 from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
+from .values.walks import DictIterator, ReversedIterator, SequenceIterator
 
 pure_functions.update(
     {abs, divmod, round, pow, chr, ord, bin, hex, oct, ascii, operator.index, sorted, min, max, sum, any, all}
@@ -413,7 +411,9 @@ def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     def plain(v: Value) -> Any:
         return v.as_constant() if v.is_constant() else _format(trace, [v], {}).as_constant()
 
-    text = args[0].as_constant()
+    text = (getattr(args[0], "base", None) or args[0]).as_constant()
+    if "{" not in text and "}" not in text:
+        return args[0]
     if not all_constant(args, kwargs) and any(re.findall(r"\{\w*[^\w{}]", text)):  # "{!r}", "{:5}", "{a.b}"
         raise unsupported("unsupported-call", f"an object is formatted by {text!r}", cure="an f-string")
     return trace.real_call(text.format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()})

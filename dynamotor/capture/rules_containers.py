@@ -20,7 +20,6 @@ from .rules_builtins import sort_values
 from .values.base import Args, Kwargs, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
 from .values.containers import (
-    DictIterator,
     DictValue,
     DictView,
     ListValue,
@@ -32,6 +31,7 @@ from .values.containers import (
 from .values.deque import DequeValue
 from .values.text import text_of
 from .values.user_object import UserObject
+from .values.walks import DictIterator
 
 NONE, TRUE, ZERO, ONE, LAST, _END = map(Constant, (None, True, 0, 1, -1, sys.maxsize))
 
@@ -356,6 +356,8 @@ def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = TRUE) 
     hash_key = key.hash_key(trace)
     table = self.load()
     trace.raise_if(hash_key not in table, KeyError, key)
+    if next(iter(reversed(table) if trace.truth(last) else table)) == hash_key:
+        return
     pair = table[hash_key]
     rest = [(h, p) for h, p in table.items() if h != hash_key]
     self.remove(trace, hash_key)

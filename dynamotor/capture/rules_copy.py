@@ -53,7 +53,7 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _copy_container(value: Any, inner: Any) -> Value | None:
     if type(value) in (ListValue, TupleValue):
         return type(value)([inner(item) for item in value.items])
-    if isinstance(value, DictValue):
+    if isinstance(value, DictValue) and value.kind is not types.MappingProxyType:
         return DictValue([(h, inner(k), inner(v)) for h, (k, v) in value.load().items()], kind=value.kind)
     if isinstance(value, SetValue):
         return SetValue(

@@ -7,7 +7,7 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import collections, copy, functools, torch
+import collections, copy, functools, itertools, torch
 from collections import namedtuple, OrderedDict, defaultdict, deque, Counter, ChainMap
 P = namedtuple("P", "a b", defaults=[5])
 L = [1, 2, 3]; DD = {"a": 1, "b": 2}; TT = (1, 2); SS = {1, 2}
@@ -408,6 +408,45 @@ SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
         try: said.append(f())
         except (TypeError, AttributeError) as e: said.append(str(e))
     return said, next(it), DD.items() == {"a": 1, "b": 2}.items()
+
+    d = OrderedDict(a=1, b=2); i = iter(d.items()); said = [next(i)]; d["q"] = 3
+    for _ in range(2):
+        try: said.append(list(i))
+        except RuntimeError as e: said.append(str(e))
+    j = reversed(d); d.move_to_end("q"); said.append(next(j)); d["q"] = d.pop("q")
+    try: next(j)
+    except RuntimeError as e: said.append(str(e))
+    S.append(said); return itertools.chain(i, j)
+
+    d = {"a": 1, "b": 2}; i = iter(d); said = [next(i)]; d["c"] = d.pop("b")
+    return said, [*i] #2
+
+    d = {"a": 1, "b": 2}; i = iter(d); said = [next(i), next(i)]; d["b"] = d.pop("b")
+    try: next(i)
+    except RuntimeError as e: said.append(str(e))
+    return said #2
+
+    d = {1, 2, 3}; i = iter(d); said = [next(i), type(i).__name__]; d.pop()
+    for j in range(2):
+        try: next(i)
+        except RuntimeError as e: said.append(str(e))
+        d.add(j + 7)
+    return said
+
+    d = {1, 2, 3}; i = iter(d); next(i)
+    return i.__length_hint__(), next(i), i.__reduce__()[1] #4
+
+    d = {1, 2, 3}; i = iter(d); said = [next(i)]; d.remove(1); d.add(9)
+    return said, [*i] #2
+
+    i = iter(SS); next(i); j = iter({1, 2}); k = iter({5}); next(k, 0); next(k, 0)
+    S.append([type(i).__name__, type(j).__name__, type(k).__name__]); return itertools.chain(i, j, k)
+
+    p = vars(Slotted); said = []
+    for f in (copy.copy, copy.deepcopy):
+        try: f(p)
+        except TypeError as e: said.append(str(e))
+    return said #3
 """
 
 theme = Theme(PRELUDE, TABLE)

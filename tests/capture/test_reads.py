@@ -75,7 +75,7 @@ STAYS = {
     "ops_control.py _instance": "a class of exceptions, which is called by the program and not asked",
     "ops_control.py match_class": "the result of a guarded read",
     "ops_stack.py import_from": NAMES,
-    "protocol.py Protocol.binary": PLAIN,
+    "protocol.py Protocol.real_binary": PLAIN,
     "protocol.py Protocol.generic_truth": "results of the program's own methods",
     "rules_builtins.py _kinds": FIXED,
     "rules_builtins.py _callable": "constants: functions and classes can be called, data cannot",

@@ -122,8 +122,10 @@ class DictCursor(Cursor):
         if index > len(keys) - ordered:
             raise StopIteration
         if ordered and table and list(self.start(table)) != keys:
+            self.index = len(keys) + 1
             raise RuntimeError("OrderedDict mutated during iteration")
         if len(table) != len(keys):
+            self.index = len(keys) + 1 if ordered else index
             raise RuntimeError(f"{'OrderedDict' if ordered else 'dictionary'} changed size during iteration")
         self.index = index + 1
         if index == len(keys):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -28,11 +28,11 @@ from ..guards import (
     is_constant,
     ordered_keys,
 )
-from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, Trace, Value, makers, once, wrap_rule
 from .constant import Constant
 from .operators import c_name
+from .walks import DictIterator, SequenceIterator, SetIterator
 
 
 class SequenceValue(Value):
@@ -234,65 +234,6 @@ class ListValue(SequenceValue):
         )
 
 
-class SequenceIterator(Iterator):
-    """Steps a list or tuple by index, so that changes during the loop are seen as CPython sees them."""
-
-    __slots__ = ("target", "index")
-
-    def __init__(self, target: SequenceValue, index: int = 0) -> None:
-        super().__init__()
-        self.target, self.index = target, index
-
-    def python_type(self) -> type:
-        return type(iter(self.target.kind()))
-
-    def next(self, trace: Trace) -> Value | None:
-        items = self.target.items
-        if self.index >= len(items):
-            self.index = 1 << 60
-            return None
-        self.index += 1
-        return items[self.index - 1]
-
-    def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame:
-            items = Constant(None) if self.index >= 1 << 60 else self.target
-            return f"{cg.constant(cursors.SequenceCursor)}({cg.emit(items)}, {self.index})"
-        if self.index >= 1 << 60:
-            return f"iter({self.target.kind.__name__}())"
-        name = cg.new_object(self, f"iter({cg.emit(self.target)})")
-        if self.index:
-            cg.statement(f"{name}.__setstate__({self.index})")
-        return name
-
-
-class ReversedIterator(SequenceIterator):
-    """Steps a list or tuple from its end."""
-
-    __slots__ = ()
-
-    def __init__(self, target: SequenceValue) -> None:
-        super().__init__(target, len(target.items) - 1)
-
-    def python_type(self) -> type:
-        return type(reversed(self.target.kind()))
-
-    def next(self, trace: Trace) -> Value | None:
-        if not 0 <= self.index < len(self.target.items):
-            self.index = -1
-            return None
-        self.index -= 1
-        return self.target.items[self.index + 1]
-
-    def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame:
-            return f"{cg.constant(cursors.ReversedCursor)}({cg.emit(self.target)}, {self.index})"
-        unsupported_if(self.target.kind is deque, "reconstruct", "a reversed iterator over a deque")
-        name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
-        cg.statement(f"{name}.__setstate__({self.index})")
-        return name
-
-
 class DictValue(Value):
     """A dict. Outside dicts are read key by key, until something needs all of their keys in order
     (`load`).
@@ -307,6 +248,7 @@ class DictValue(Value):
         "kind",
         "changed",
         "removed",
+        "removals",
         "absent",
         "born",
         "owner",
@@ -332,6 +274,7 @@ class DictValue(Value):
         self.complete = items is not None
         self.changed: dict[Hashable, None] = {}
         self.removed: dict[Hashable, None] = {}  # removed at some time, perhaps set again
+        self.removals = 0
         self.absent: set[Hashable] = set()
 
     def is_constant(self) -> bool:
@@ -450,6 +393,7 @@ class DictValue(Value):
             trace.effects.touch(self, self._held(hash_key))
         else:
             trace.effects.change(self)
+        self.removals += 1
         del self.table[hash_key]
 
     # Protocol -----------------------------------------------------------------------------------------------
@@ -605,90 +549,6 @@ def _like_a_set(value: Value) -> bool:
     return real or isinstance(contents_of(value), SetValue)
 
 
-class DictIterator(Iterator):
-    """Steps the items that a dict had when the loop began; a changed size raises as in CPython, in an
-    OrderedDict another order too."""
-
-    __slots__ = ("target", "part", "pairs", "index", "start")
-
-    def __init__(self, target: DictValue, part: str, reverse: bool = False) -> None:
-        super().__init__()
-        self.target, self.part, self.index = target, part, 0
-        self.start = reversed if reverse else iter
-        self.pairs = self._keys()
-
-    def _keys(self) -> list[Hashable]:
-        return list(self.start(self.target.load()))
-
-    def python_type(self) -> type:
-        return type(self.start(getattr(cursors.EMPTY_DICTS.get(self.target.kind, {}), self.part)()))
-
-    @property
-    def over(self) -> bool:
-        """An OrderedDict's ends with the last item, a dict's when it is asked for more."""
-        return self.index > len(self.pairs) - (self.target.kind is OrderedDict)
-
-    def _stale(self) -> str:
-        """What CPython says of a dict that has become another since the loop began."""
-        if self.target.kind is OrderedDict and self.target.table:
-            return "" if self._keys() == self.pairs else "OrderedDict mutated during iteration"
-        name = "OrderedDict" if self.target.kind is OrderedDict else "dictionary"
-        same = len(self.target.table) == len(self.pairs)
-        return "" if same else f"{name} changed size during iteration"
-
-    def next(self, trace: Trace) -> Value | None:
-        if self.over:
-            return None
-        if stale := self._stale():
-            raise trace.error(RuntimeError, stale)
-        self.index += 1
-        if self.index > len(self.pairs):
-            return None
-        pair = self.target.table.get(self.pairs[self.index - 1])
-        if pair is None:
-            raise trace.error(RuntimeError, "dictionary keys changed during iteration")
-        return TupleValue(pair) if self.part == "items" else pair[0 if self.part == "keys" else 1]
-
-    def reconstruct(self, cg: Codegen) -> str:
-        target, start = self.target, self.start.__name__
-        if self.over or self._stale():
-            kind = cg.constant(cursors.EMPTY_DICTS.get(target.kind, {}))
-            left = None if self.over else len(target.table)
-            return f"{cg.constant(cursors.stale_dict_iterator)}({kind}, {start}, {self.part!r}, {left})"
-        if target.source is not None:
-            cg.replay(target)
-        if cg.for_frame:
-            keys = ", ".join([cg.emit(target.table[key][0]) for key in self.pairs])
-            return f"{cg.constant(cursors.DictCursor)}({cg.emit(target)}, {start}, {self.part!r}, [{keys}], {self.index})"
-        name = cg.new_object(self, f"{start}({cg.emit(target)}.{self.part}())")
-        if self.index:
-            cg.statement(f"for _ in range({self.index}): next({name}, None)")
-        return name
-
-
-class SetIterator(SequenceIterator):
-    """Steps the items that a set had when the loop began; a changed size raises as in CPython."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, of: SetValue) -> None:
-        super().__init__(TupleValue(of.ordered()))
-        self.of = of
-
-    def next(self, trace: Trace) -> Value | None:
-        trace.raise_if(
-            self.index <= len(self.target.items) != len(self.of.table),
-            RuntimeError,
-            "Set changed size during iteration",
-        )
-        return super().next(trace)
-
-    def reconstruct(self, cg: Codegen) -> str:
-        if not cg.for_frame or self.index > len(self.target.items):
-            return super().reconstruct(cg)
-        return f"{cg.constant(cursors.SetCursor)}({cg.emit(self.target)}, {self.index}, {cg.emit(self.of)})"
-
-
 class SetValue(Value):
     """A set or frozenset. One from outside guards each membership asked for, until something needs all of its
     items.
@@ -816,7 +676,7 @@ class SetValue(Value):
         return [by_key[k] for k in self.mirror]
 
     def iterate(self, trace: Trace) -> Iterator:
-        return SetIterator(self)
+        return SetIterator(TupleValue(self.ordered()), self)
 
     def contains(self, trace: Trace, item: Value) -> Value:
         key = _sought(trace, item)

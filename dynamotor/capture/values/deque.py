@@ -16,8 +16,9 @@ from ..guards import Length, TypeIs
 from ..source import Called, SeqItem
 from .base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
 from .constant import Constant
-from .containers import ListValue, SequenceIterator, contents_of, makers
+from .containers import ListValue, contents_of, makers
 from .iterators import Iterator
+from .walks import SequenceIterator
 
 
 class DequeValue(ListValue):

@@ -217,7 +217,11 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
             known = all(p.is_constant() for p in plain) and not kwargs and find_rule(fn, plain) is None
             return call_with_twins(trace, fn, args) if known else call_builtin(trace, fn, plain, kwargs)
         of_two = isinstance(fn, types.WrapperDescriptorType) and "value" in (fn.__text_signature__ or "")  # type: ignore[attr-defined]
-        if of_two and len(args) == 2 and (fn.__name__ in _COMPARISONS or fn.__objclass__ not in (str, bytes, tuple)):
+        if (
+            of_two
+            and len(args) == 2
+            and (fn.__name__ in _COMPARISONS or fn.__objclass__ not in (str, bytes, tuple))
+        ):
             return Constant(NotImplemented)  # a sequence's `+` and `*` raise
     name = getattr(fn, "__qualname__", None) or repr(fn)
     module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", "")
