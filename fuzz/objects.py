@@ -82,7 +82,23 @@ A = enumerate(B) | A = B.args | A = +B | A = -B | A = B % C | A = B // C | A = B
 A = B.__contains__(C) | A = B.__eq__(C) | A = operator.itemgetter(0)(B) | A = list(itertools.islice(B, 2))
 A = "".join(B) | A = B.upper() | A.discard(B) | A = B.issubset(C) | A = frozenset(B) | A = deque(B) | A = OrderedDict(B)
 A = Counter(B) | A = List(B) | A = Dict(B) | A = Set(B) | A = int(B) | A = float(B) | A = x.shape | A = x + 1 | A = x[0]
-A = B + x | A = x * B
+A = B + x | A = x * B | A = B.partition(C) | A = B.format(C) | A = B.join(C) | A = B.__add__(C) | A = B.__iadd__(C)
+A = B.__ror__(C) | A = B.isdisjoint(C) | A.intersection_update(B) | A.symmetric_difference_update(B) | A = B.fromkeys(C)
+A = B.extendleft(C) | A = B.elements() | A = B.new_child() | A = B.mapping | A = B.pop("a", C) | A = B.pop(0)
+A = type(B)(C) | A = type(B)() | A = type(B).__eq__(B, C) | A = type(B).copy(C) | A = type(B).__len__(C) | A = str.upper(B)
+A = dict.get(B, "a") | A = list.count(B, C) | A = object.__new__(type(B)) | A = B.__class__ | A = B.__doc__ is None
+A = dict(zip(B, C)) | A = list(map(type, B)) | A = [*filter(None, B)] | A = functools.reduce(operator.add, B) | A = min(B, C)
+A[1:] = B | A[:0] = B | del A[1:] | A = B[C] | A[B] = C | A[B] += C | A.v += B | A = {B: C} | A = {B, C} | A = B @ C
+A = abs(B) | A = ~B | A = round(B) | A = divmod(B, C) | A = B ** C | A = B << C | A = operator.index(B) | A = B.real
+A = isinstance(B, C) | A = issubclass(type(B), type(C)) | A = callable(B) | A = B != C | A = B > C | A = B not in C
+A = list(itertools.chain(B, C)) | A = tuple(itertools.accumulate(B)) | A = list(itertools.zip_longest(B, C))
+A = operator.attrgetter("v")(B) | A = operator.methodcaller("copy")(B) | A = operator.concat(B, C) | A = operator.ior(B, C)
+A = types.SimpleNamespace(**B) | A = Plain(*B) | A = Named(*B) | A = Data(B, C) | A = functools.partial(B, C) | del A.v
+A = Tuple(B) | A = Text(B) | A = Int(B) | A = Frozen(B) | A = Default(list, B) | A = Ordered(B) | A = deque(B, 2) | A = slice(B)
+for i in A: B = i; break
+for i in B: A.append(i); break
+for i in B: A.pop()
+A = [(i, j) for i, j in B.items()] | A = any(i is B for i in C) | A = all(B) and C
 """
 
 
@@ -185,11 +201,15 @@ def _classes() -> list[tuple[type, set[str]]]:
 
 def _is_steady(function: Callable[..., Any], make: Callable[[], Any]) -> bool:
     """Whether eager gives one thing every time, wherever its objects lie: sets of them have no order else."""
-    kept = []
+    kept: list[Any] = []
+    found: list[Any] = []
     for count in range(20):
-        kept.append([object() for _ in range(count)])
-        kept.append(outcome(function, make))
-    return all(found == kept[1] for found in kept[1::2])
+        with contextlib.suppress(Exception):  # what lies where the last ones did
+            for _ in range(count % 3):
+                kept.append(make())
+                kept.append(function(*kept[-1], torch.arange(3.0)))
+        found.append(outcome(function, make))
+    return all(one == found[0] for one in found)
 
 
 def problems(lines: list[str], outside: bool) -> list[str]:

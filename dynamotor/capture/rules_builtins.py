@@ -159,7 +159,9 @@ def _kinds(trace: Trace, kinds: Value) -> list[Value]:
     """The classes that are meant, in the order in which they are asked."""
     if kinds.python_type() is tuple:
         return [kind for part in kinds.unpack(trace) for kind in _kinds(trace, part)]
-    kind = kinds.as_constant()
+    kind = kinds.as_constant() if kinds.is_constant() else None
+    a_class = isinstance(kind, type | types.UnionType) or trace.has_special(kinds, "__instancecheck__")
+    unsupported_if(not a_class, "unsupported-call", f"{kinds.describe()} is asked for as a class")
     return [trace.make(k) for k in kind.__args__] if isinstance(kind, types.UnionType) else [kinds]
 
 

@@ -184,6 +184,11 @@ def _operator_methods(name: str, op: Any, reflected: bool = False) -> None:
     @method(*[d for d in _of(name) if name not in ("__or__", "__ror__") or d.__objclass__ not in _OWN_UNIONS])
     def _operate(trace: Trace, self: Any, other: Value) -> Value:
         result = self.binary(trace, op, other, reflected)
+        unsupported_if(
+            result is None and reflected and contents_of(other) is not None,
+            "unsupported-call",
+            f"{name} of {self.describe()} and {other.describe()}",
+        )
         if result is None and isinstance(self, SequenceValue):  # it raises instead
             raise unsupported("unsupported-call", f"{name} of a sequence and {other.describe()}")
         return Constant(NotImplemented) if result is None else result

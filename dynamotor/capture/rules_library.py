@@ -140,6 +140,8 @@ def _pickled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
 @builtin_rule(functools.partial)
 def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     func, *given = args
+    known = trace.truth(trace.call(trace.make(callable), [func]))
+    unsupported_if(not known, "unsupported-call", f"functools.partial of {func.describe()}")
     if isinstance(func, PartialValue):
         func, first, named = func.parts(trace)
         given, kwargs = [*first, *given], {**named, **kwargs}

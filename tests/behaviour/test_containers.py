@@ -7,7 +7,7 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import collections, copy, functools, itertools, torch
+import collections, copy, functools, itertools, operator, torch, types
 from collections import namedtuple, OrderedDict, defaultdict, deque, Counter, ChainMap
 P = namedtuple("P", "a b", defaults=[5])
 L = [1, 2, 3]; DD = {"a": 1, "b": 2}; TT = (1, 2); SS = {1, 2}
@@ -441,6 +441,18 @@ SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
 
     i = iter(SS); next(i); j = iter({1, 2}); k = iter({5}); next(k, 0); next(k, 0)
     S.append([type(i).__name__, type(j).__name__, type(k).__name__]); return itertools.chain(i, j, k)
+
+    s = SubSet([1, 5]); said = []
+    try:
+        for i in s: print("x"); s.pop()
+    except RuntimeError as e: said.append(str(e))
+    return s, said, SubSet([x]), SubSet([3, 1]) #9
+
+    rows = [[1], [2]]; both = operator.concat(rows, rows); c = Counter("aab"); said = []
+    for f in (lambda: isinstance(x, None), lambda: isinstance(1, (str, [])), lambda: issubclass(int, 3), lambda: functools.partial(3, 1), lambda: functools.partial(), lambda: object.__new__(type(iter([]))), lambda: type(iter({}))(), lambda: object.__new__(list)):
+        try: said.append(f())
+        except TypeError as e: said.append(str(e))
+    return both[0] is rows[0] is both[2], c.__ror__({}), {}.__ror__(SubDict(a=1)), type(types.MappingProxyType[c]).__name__, isinstance(c, dict | int), said #30
 
     p = vars(Slotted); said = []
     for f in (copy.copy, copy.deepcopy):

@@ -557,7 +557,8 @@ class SetValue(Value):
     None when an item is not constant (the order of such items is their addresses').
     """
 
-    __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log", "born")
+    __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log", "born", "owner")
+    owner: weakref.ref[Value]
 
     def __init__(
         self,
@@ -718,15 +719,20 @@ class SetValue(Value):
         )
 
     def reconstruct(self, cg: Codegen) -> str:
+        owner = owner_of(self)
+        return cg.new_object(self, self.text(cg)) if owner is None else cg.emit(owner)
+
+    def text(self, cg: Codegen) -> str:
+        """An expression for a set with these items."""
         if self.mirror is not None and len(self.table) > 1:
             unsupported_if(
                 list(self.kind(self.mirror)) != list(self.mirror),
                 "reconstruct",
                 "a set whose order cannot be rebuilt leaves the captured region",
             )
-            return cg.new_object(self, f"{self.kind.__name__}({cg.constant(self.mirror)})")
+            return f"{self.kind.__name__}({cg.constant(self.mirror)})"
         text = f"{{{', '.join([cg.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
-        return cg.new_object(self, text if self.kind is set else f"frozenset({text})")
+        return text if self.kind is set else f"frozenset({text})"
 
     def replay(self, cg: Codegen) -> None:
         """Redo the changes of the outside set."""
@@ -799,7 +805,7 @@ def _times(value: Value) -> int | None:
 
 
 def owner_of(contents: Value) -> Value | None:
-    """The object made in the trace whose contents these are (of a subclass of list or dict) or whose
+    """The object made in the trace whose contents these are (of a subclass of list, dict or set) or whose
     `__dict__`.
     """
     owner = getattr(contents, "owner", None)

@@ -22,7 +22,7 @@ from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .context import on_device
 from .function import FunctionValue
-from .operators import c_name
+from .operators import IN_C, c_name
 from .user_object import UserObject
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
@@ -65,6 +65,13 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
     return instance
 
 
+def _bare(cls: type) -> UserObject:
+    """An empty instance, as `object.__new__` makes them of Python's classes alone."""
+    in_c = [base for base in cls.__mro__[:-1] if base.__flags__ & IN_C]
+    unsupported_if(bool(in_c), "unsupported-call", f"object.__new__ is asked for a {cls.__name__}")
+    return UserObject(cls)
+
+
 class _FunctionInstance(UserObject):
     """`F()` of a custom autograd function, of which only the static methods are of use."""
 
@@ -92,7 +99,7 @@ def builtin_new(
             TypeError,
             f"{cls.__name__}() takes no arguments",
         )
-        return UserObject(cls)
+        return _bare(cls)
     if issubclass(cls, BaseException):
         unsupported_if(
             issubclass(cls, _OWN_STATE),
@@ -208,9 +215,16 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
         return rule(trace, args, kwargs)
     constant = all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values())
     if constant and is_pure(fn):
-        return trace.real_call(
-            fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
+        given = [a.as_constant() for a in args], {k: v.as_constant() for k, v in kwargs.items()}
+        found = trace.real(fn, *given[0], **given[1])
+        parts = (
+            found.values() if isinstance(found, dict) else found if isinstance(found, list | tuple) else ()
         )
+        copied = not all(isinstance(a, Constant) for a in args) and any(
+            isinstance(p, _HOLDERS) for p in parts
+        )
+        unsupported_if(copied, "unsupported-call", f"{fn.__name__} hands on what is in its arguments")
+        return trace.fresh(found)
     if is_pure(fn):  # of a subclass of int, str, ... it looks at the plain content
         plain = [a.base if isinstance(a, UserObject) and isinstance(a.base, Constant) else a for a in args]
         if any(p is not a for p, a in zip(plain, args)):
@@ -266,6 +280,7 @@ def _twin(value: UserObject) -> Any:
     return type(value.cls.__name__, (type(held),), {})(held)
 
 
+_HOLDERS = (list, tuple, dict, set, frozenset)  # of objects that a program may tell from their copies
 _PURE_MODULES = frozenset({"math", "cmath", "_operator", "_struct", "_bisect", "unicodedata"})
 _WRITING = frozenset({"insort", "insort_left", "insort_right", "delitem", "setitem", "iconcat", "pack_into"})
 pure_functions: set[Any] = set()
@@ -350,7 +365,7 @@ class Instances:
 register_all(
     builtin_rule,
     (
-        ((object.__new__,), lambda trace, args, kwargs: UserObject(args[0].as_constant())),
+        ((object.__new__,), lambda trace, args, kwargs: _bare(args[0].as_constant())),
         ((object.__init__,), lambda trace, args, kwargs: Constant(None)),
         ((object.__init_subclass__,), lambda trace, args, kwargs: Constant(None)),
         (

@@ -104,6 +104,8 @@ class ClassValue(Constant):
     def getitem(self, trace: Trace, key: Value) -> Value:
         if key.is_constant():
             return trace.real_call(lambda: self.value[key.as_constant()])
+        generic = trace.type_attr(self.value, "__class_getitem__") is not MISSING
+        unsupported_if(generic, "unsupported-call", f"{self.describe()}[{key.describe()}]")
         return super().getitem(trace, key)
 
     def binary(self, trace: Trace, op: Any, other: Value, reflected: bool = False) -> Value | None:

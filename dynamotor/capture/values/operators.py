@@ -56,12 +56,12 @@ _SYMBOLS = {
     operator.or_: "|",
 }
 
-_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def c_name(cls: type) -> str:
     """What CPython's messages call a class: one that C defines by its module as well."""
-    with_module = cls.__flags__ & _IN_C and cls.__module__ != "builtins"
+    with_module = cls.__flags__ & IN_C and cls.__module__ != "builtins"
     return f"{cls.__module__}.{cls.__name__}" if with_module else cls.__name__
 
 

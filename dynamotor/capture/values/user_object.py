@@ -36,7 +36,11 @@ class UserObject(Value):
         self.changed_slots: dict[str, Any] = {}
         self._dict: DictValue | None = None
         self.born = Epoch.now
-        if obj is MISSING and isinstance(base, ListValue | DictValue) and issubclass(cls, list | dict):
+        if (
+            obj is MISSING
+            and isinstance(base, ListValue | DictValue | SetValue)
+            and issubclass(cls, list | dict | set)
+        ):
             base.owner = weakref.ref(self)  # an iterator or view of the contents is one of the object
 
     def python_type(self) -> type:
@@ -181,7 +185,7 @@ class UserObject(Value):
             kind = OrderedDict if issubclass(self.cls, OrderedDict) else base.kind
             return f"{cg.constant(kind)}.__new__({cls})"
         if isinstance(base, SetValue):
-            return f"{cg.constant(base.kind)}.__new__({cls}, {cg.emit(base)})"
+            return f"{cg.constant(base.kind)}.__new__({cls}, {base.text(cg)})"
         return f"{cg.constant(base.python_type())}.__new__({cls}, {cg.emit(base)})"
 
     def _fill_base(self, cg: Codegen, name: str) -> None:
@@ -197,7 +201,7 @@ class UserObject(Value):
                 if factory is not None:
                     cg.statement(f"{name}.default_factory = {cg.emit(factory)}")
         elif isinstance(base, SetValue):
-            cg.statement(f"{base.kind.__name__}.__init__({name}, {cg.emit(base)})")
+            cg.statement(f"{base.kind.__name__}.__init__({name}, {base.text(cg)})")
 
     def _reconstruct_exception(self, cg: Codegen) -> str:
         args = self.slots.get("args")
