@@ -200,6 +200,20 @@ def region():
     yield 2
 
 
+def check_that_a_first_call_lets_go(program, backend):
+    """Its input is free as soon as the caller lets go of it, without the collector."""
+    compiled = dynamotor.compile(program, backend=backend)
+    gc.disable()
+    try:
+        x = torch.ones(3)
+        given = weakref.ref(x)
+        compiled(x)
+        del x
+        assert given() is None
+    finally:
+        gc.enable()
+
+
 def test_a_first_call_leaves_nothing_to_the_collector():
     """A generator knew the frames that it was made in, which knew it."""
 
@@ -209,16 +223,7 @@ def test_a_first_call_leaves_nothing_to_the_collector():
             print(end="")
             return y + 1
 
-    compiled = dynamotor.compile(program, backend="eager")
-    gc.disable()
-    try:
-        x = torch.ones(3)
-        given = weakref.ref(x)
-        compiled(x)
-        del x
-        assert given() is None
-    finally:
-        gc.enable()
+    check_that_a_first_call_lets_go(program, "eager")
 
 
 def test_a_number_that_is_handed_on_leaves_nothing_to_the_collector():
@@ -228,13 +233,4 @@ def test_a_number_that_is_handed_on_leaves_nothing_to_the_collector():
         n = [x.sum().long().item()]
         return torch.tensor([0 + n[0]]) / x.shape[0]
 
-    compiled = dynamotor.compile(program, backend=lambda gm, inputs: gm.forward)
-    gc.disable()
-    try:
-        x = torch.ones(3)
-        given = weakref.ref(x)
-        compiled(x)
-        del x
-        assert given() is None
-    finally:
-        gc.enable()
+    check_that_a_first_call_lets_go(program, lambda gm, inputs: gm.forward)
