@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Bytecode is made of what is imported, when it is: of all that comes with torch, jax and transformers it takes minutes.
 INSTALL := $(PIP) install --no-compile
-JOBS ?= 2
+# One more than cores: a test in four waits for processes of its own.
+JOBS ?= 3
 SECONDS ?= 600
 SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)

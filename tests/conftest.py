@@ -70,10 +70,11 @@ def _one_thread_and_one_seed() -> None:
 # and guarded memory.
 CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
-# Of tests that compile much, those with more parameters than this: `make test` takes one in three; a `sweep`
-# says otherwise.
-WIDE, ONE_IN = 8, 3
-SAMPLED = ("autograd", "capture", "codegen", "lower", "models", "regressions", "xla")
+# Of tests that compile much, those with more parameters than the first number: `make test` takes the first and one
+# in so many of the others; a `sweep` says otherwise.
+SAMPLED = dict.fromkeys(("autograd", "capture", "codegen", "lower", "models", "xla"), (1, 4)) | {
+    "regressions": (8, 3)
+}
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.
 KNOWN: dict[str, str] = {}
@@ -85,11 +86,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     counts, places = Counter(functions), Counter[str]()
     for item, function in zip(items, functions, strict=True):
         sweep = item.get_closest_marker("sweep")
-        wide = counts[function] > WIDE and item.path.parent.name in SAMPLED
+        many, one_in = SAMPLED.get(item.path.parent.name, (sys.maxsize, 1))
         if sweep:
             left_out = places[function] % sweep.args[0]
         else:  # by name: every third would be one of three types
-            left_out = wide and places[function] and zlib.crc32(item.nodeid.encode()) % ONE_IN
+            chosen = zlib.crc32(item.nodeid.encode()) % one_in == 0
+            left_out = counts[function] > many and places[function] and not chosen
         if left_out:
             item.add_marker(pytest.mark.slow)
         places[function] += 1

@@ -81,6 +81,7 @@ def test_a_rank_that_dies_before_a_forward(fresh_pair: Pair) -> None:
     assert fresh_pair.answer(fresh_pair.pipes[0], 25.0) == "DM703"
 
 
+@pytest.mark.slow  # it waits; a rank that dies in one is found by the same calls
 def test_a_rank_that_stays_away_from_a_backward(pair: Pair) -> None:
     answer, away = pair.run(failures.hangs_in_backward)
     assert answer == dict.fromkeys([*failures.VARIANTS, "whole step"], "DM703") and set(away.values()) == {

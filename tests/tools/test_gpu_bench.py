@@ -55,6 +55,7 @@ def test_a_model_in_inference_prepared_before_it_is_timed():
     assert row["cold_s"] == {} and row["errors"]["ours"]["out"] < 0.05 and "ratio" in row
 
 
+@pytest.mark.slow
 def test_kernels_and_host_time():
     found = rows_of("kernels", only=["softmax", "layer norm fwd+bwd"])
     assert len(found) == 2 and all(row["errors"]["ours"]["out"] < 0.05 for row in found.values())

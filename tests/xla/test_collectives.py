@@ -74,6 +74,7 @@ ALL_DTYPES = (
 )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "dtypes",
     [

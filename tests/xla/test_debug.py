@@ -138,6 +138,7 @@ def test_profiles(tmp_path):
         xp.start_server(29512)
 
 
+@pytest.mark.slow
 def test_the_overhead_bench_measures_recording_and_the_bridge(tmp_path):
     import argparse
     import json

@@ -18,8 +18,8 @@ rank = xm.get_ordinal()
 
 def make():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(18, 6, bias=False),
-                          nn.Linear(6, 18, bias=False))
+    block = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 6))
+    model = nn.Sequential(block, nn.Flatten(), nn.Linear(18, 6, bias=False), nn.Linear(6, 18, bias=False))
     model[3].weight = nn.Parameter(model[2].weight.detach().t().contiguous())
     model.append(nn.Linear(18, 6, bias=False))
     model[4].weight = model[2].weight                              # tied

@@ -170,7 +170,8 @@ LAUNCHED = """
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("torchrun", marks=pytest.mark.slow), "spawn"])
+@pytest.mark.slow  # test_spawn.py forks replicas, which import nothing again
+@pytest.mark.parametrize("how", ["torchrun", "spawn"])
 def test_launch(tmp_path, how):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
     command = ["-m", "dynamotor", "run", "--torch-xla"]

@@ -91,7 +91,10 @@ def test_arrays_of_any_shape_keep_each_replicas_value() -> None:
     assert "done 0" in texts[0] and "done 1" in texts[1]
 
 
-@pytest.mark.parametrize(("victim", "signal"), [(1, "SIGKILL"), (0, "SIGKILL"), (1, "SIGSTOP")])
+@pytest.mark.parametrize(
+    ("victim", "signal"),
+    [(0, "SIGKILL"), *(pytest.param(1, how, marks=pytest.mark.slow) for how in ("SIGKILL", "SIGSTOP"))],
+)
 def test_survivors_of_a_dead_peer_get_a_coded_error(victim: int, signal: str) -> None:
     texts = run_replicas(
         KILLED.format(victim=victim, signal=signal),

@@ -28,10 +28,11 @@ SLOW = [
 ]
 GROUPS = [
     ("BERT_pytorch",),
-    *[pytest.param(names, marks=pytest.mark.slow) for names in SLOW],
+    *SLOW,
 ]
 
 
+@pytest.mark.slow  # test_fifty_steps.py trains smaller ones
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: "+".join(names))
 def test_models_equal_lazy_bit_for_bit_and_eager_within_rounding(names):
     done = run_forked(PROGRAM.read_text(), *names, XLA_FLAGS=EXACT)

@@ -89,7 +89,14 @@ def test_collectives() -> None:
     assert all("done" in text for text in texts)
 
 
-@pytest.mark.parametrize(("view", "unused"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("view", "unused"),
+    [
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        (True, True),
+    ],
+)
 def test_distributed_data_parallel_trains_as_one_process_does(view: bool, unused: bool) -> None:
     texts = run_replicas(
         PROGRAM

@@ -101,10 +101,11 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.slow  # test_torch_distributed.py trains by the same ways, without a launcher
 @pytest.mark.parametrize(
     ("program", "launcher"),
     [
-        pytest.param(SPAWNED, (), marks=pytest.mark.slow),
+        (SPAWNED, ()),
         (LAUNCHED, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")),
     ],
     ids=["spawn", "torchrun"],
