@@ -99,7 +99,7 @@ def trained(function, x):
     return [*found, *(function.buffers() if isinstance(function, nn.Module) else ())]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_of_gradients_are_eagers(name):
     results = []

@@ -79,7 +79,7 @@ OF_FLOATS: list[Callable[[Any, Any], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("number", range(len(OF_FLOATS)))
 @pytest.mark.parametrize("a", [F, D], ids=["float32", "float64"])
 def test_results_are_numpys_in_one_graph(number: int, a: Any) -> None:
@@ -110,7 +110,7 @@ ODD: list[Callable[[Any, Any], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("number", range(len(ODD)))
 @pytest.mark.parametrize("a", [F, D, N, N.astype(np.int32), F[:0]], ids=["f4", "f8", "i8", "i4", "empty"])
 def test_what_pytorch_has_no_equal_of_is_numpys_own(number: int, a: Any) -> None:

@@ -149,7 +149,7 @@ def reads_a_tensor(x):
     return ReadsATensor.apply(x).sin()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
 @pytest.mark.parametrize(
     ("function", "one_graph"),

@@ -772,7 +772,7 @@ def what_takes_over_a_call_of_pytorch():
     ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", FACTS)
 def test_a_changed_fact_is_seen(name):
     check(*FACTS[name]())

@@ -291,7 +291,7 @@ def flags_may_be_set(monkeypatch):
     monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.usefixtures("flags_may_be_set")
 @pytest.mark.parametrize("name", FACTS)
 def test_a_changed_fact_is_seen(name):

@@ -58,7 +58,7 @@ def test_one_program_serves_all_numbers(name, dtype):
     assert captures(PROGRAMS[name], [(x, f) for f in NUMBERS]) == 2
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["all operators", "arithmetic", "no dimensions"])
 def test_the_general_program_gives_the_bits_of_a_special_one(name, dtype):

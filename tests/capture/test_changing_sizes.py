@@ -453,7 +453,7 @@ def test_the_c_program_and_the_rows_agree() -> None:
             assert (program.check(args) is not None) is holds, (sizes.report(), args[0].shape)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_python_programs_are_right_at_other_sizes(name: str) -> None:
     torch.manual_seed(0)
@@ -461,7 +461,7 @@ def test_python_programs_are_right_at_other_sizes(name: str) -> None:
     check(PROGRAMS[name], [(torch.randn(*shape, dtype=torch.float64),) for shape in shapes])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_programs_with_size_arithmetic(seed: int) -> None:
     pick, sizes = random.Random(seed), random_sizes.SIZES

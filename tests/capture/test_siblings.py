@@ -264,7 +264,7 @@ def steps(cls: type[Block], way: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.sweep(5)
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("way", WAYS)

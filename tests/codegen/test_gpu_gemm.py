@@ -302,7 +302,7 @@ def labels_and_text(fn, *inputs, tolerance=2e-2):
     return events[0].data["triton"]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "tiling", [TMA, replace(TMA, persistent=True), replace(TMA, tma_store=False, persistent=True)]
 )

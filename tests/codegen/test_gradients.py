@@ -43,7 +43,7 @@ LEFT = {"cumprod": ["aten.max.dim"]}
 ON_A_CPU = {"avg_pool2d": ["aten.avg_pool2d.default", "aten.avg_pool2d_backward.default"]}
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_eagers(name, target):

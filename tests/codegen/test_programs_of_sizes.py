@@ -239,7 +239,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_program_is_right_for_all_sizes_and_assumes_nothing(name: str) -> None:
     check(*PROGRAMS[name])
@@ -250,7 +250,7 @@ OF_TILES = [(5, 24), (2, 2), (3, 7), (2, 16), (16, 17), (4, 33), (2, 130)]
 interpreted = pytest.mark.skipif(not triton_interpret.available(), reason="no interpreter")
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @interpreted
 @pytest.mark.parametrize(
     "name",

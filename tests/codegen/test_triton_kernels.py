@@ -19,7 +19,7 @@ from dynamotor.runtime import triton_build
 from dynamotor.runtime.triton_build import TritonJob, start_kernel
 
 pytestmark = [
-    pytest.mark.sweep(2),
+    pytest.mark.sweep(4),
     pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1"),
 ]
 R = torch.randn

@@ -22,7 +22,7 @@ from dynamotor.lower.ir import Kernel, Phase, Store, load
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 
 pytestmark = [
-    pytest.mark.sweep(2),
+    pytest.mark.sweep(4),
     pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1"),
 ]
 R = torch.randn

@@ -53,7 +53,7 @@ def test_inference_is_one_graph(name):
     assert len(backend.graphs) == 1
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", models.TWELVE)
 def test_training_is_one_graph(name):
     """With dropout on: the random ops stay in eager's order, so the same seed gives the same numbers."""

@@ -26,7 +26,7 @@ def close(a, b, name=""):
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9, msg=lambda text: f"{name}: {text}")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", models.TWELVE)
 def test_a_training_step_with_dropout_on(name):
     counters["fallback"].clear()

@@ -167,7 +167,7 @@ def _flat(found: Any) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_padding_never_shows(name):
     fn = FUNCTIONS[name]
@@ -181,7 +181,7 @@ def test_padding_never_shows(name):
     assert counters["xla"]["buckets"] <= 7
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"places", "truth", "made", "picked"}))
 def test_gradients(name):
     fn = FUNCTIONS[name]
@@ -282,7 +282,7 @@ def test_axes():
         regrouped(((Run(b), Run(s)),), (s, b))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("train", [False, True])
 def test_a_transformer_on_the_device(train):
     torch.manual_seed(0)
@@ -332,7 +332,7 @@ ON_THE_DEVICE = (
 MOVES = ("flipped", "joined along lengths", "last rows", "positions from both ends", "wider", "scattered")
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "name",
     [
@@ -375,7 +375,7 @@ class _Images(nn.Module):
         return self.last(self.norm(self.layers(x)).relu().mean((2, 3)))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("pools", [False, True])
 @pytest.mark.parametrize("where", ["cpu", "xla"])
 def test_training_on_images_with_statistics_of_batches(where, pools):

@@ -74,7 +74,7 @@ ALL_DTYPES = (
 )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "dtypes",
     [

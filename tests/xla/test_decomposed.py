@@ -153,7 +153,7 @@ CASES = {
 WITHOUT_GRADIENT = ("chunk_cat", "heaviside", "spherical_bessel_j0")
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_the_cpus(name):
     found = {}
@@ -229,7 +229,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", WHOLE)
 def test_ops_that_are_decomposed_where_they_are_lowered(name, dtype):

@@ -104,7 +104,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name, way", CASES)
 def test_fifty_steps_leave_the_cpus_state(name, way):
     make, optimizer_of, settings, batch = MODELS[name]

@@ -49,7 +49,7 @@ def test_float_ops_and_their_gradients_equal_aten(request, name: str, samples: i
     assert mode.right
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.uint8], ids=str)
 @pytest.mark.parametrize(
     "name", ["gather", "scatter_add", "index_add", "index_put", "put", "masked_scatter", "index_copy"]
@@ -88,7 +88,7 @@ def test_boolean_masks_are_written_by_a_select_and_not_read() -> None:
     assert check(lambda: aten.index(x, [torch.rand(3) < 0.5])).refused
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float16], ids=str)

@@ -63,13 +63,13 @@ def test_float_ops_and_their_gradients_equal_aten(request, name: str, samples: i
     agrees(request, torch.float32)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", f"{UNARY} {BINARY} {INTEGER}".split())
 def test_integer_ops_equal_aten(request, name: str) -> None:
     agrees(request, torch.int64)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.bool], ids=str
 )
@@ -194,7 +194,7 @@ def test_a_zero_imaginary_part_has_a_sign_on_branch_cuts() -> None:
 SCALARS = [2, -1, 300, 2.5, True, 2 + 1j]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "fn",
     [

@@ -94,7 +94,7 @@ def test_float_ops_and_their_gradients_equal_aten(request, name: str, samples: i
     assert mode.right
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8], ids=str
 )

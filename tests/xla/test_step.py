@@ -50,7 +50,7 @@ def slower(optimizer):
     optimizer.param_groups[0]["lr"] *= 0.37
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_compiled_step_trains_as_the_lazy_device_does_and_compiles_once(name):
     data = batches()

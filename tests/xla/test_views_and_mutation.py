@@ -231,7 +231,7 @@ def same(want: Pool, got: Pool) -> None:
         )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex128, torch.uint8], ids=str)
 @pytest.mark.parametrize("seed", range(12))
 def test_values_of_random_programs(seed: int, dtype: torch.dtype) -> None:
@@ -241,7 +241,7 @@ def test_values_of_random_programs(seed: int, dtype: torch.dtype) -> None:
     same(want, replay([t.to("xla") for t in start], steps, rng))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("seed", range(1000, 1030))
 def test_gradients_of_random_programs(seed: int) -> None:
     rng = random.Random(seed)
