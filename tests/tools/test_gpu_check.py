@@ -21,8 +21,7 @@ def test_checks_of_graphs(label):
     assert row["ok"] and row["counts"] == {}
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name, work", gpu_size_checks.rows("cpu"))
 def test_checks_of_sizes(name, work):
     assert work()["ok"], name
