@@ -109,7 +109,7 @@ docs: setup
 	$(BIN)/python -m mkdocs build --strict
 
 # A wheel for this Python, in dist/, installed into a clean environment and tried as a new user would.
-wheel: $(VENV)/.packages
+wheel: $(VENV)/.demo
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	tools/try_wheel.sh $(PYTHON) dist/dynamotor-*-cp$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])')-*.whl
 

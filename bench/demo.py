@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,8 +28,8 @@ from .demo_models import DigitsNet, resnet18
 from .measure import interleave
 from .numerics import Errors, output_tensors
 
-TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
-TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
+TIMES = ("first call s", "eager ms", "ms", "speedup", "quartiles")
+PHASES = ("inference", "training step")
 HEADER = ("model", "phase", *TIMES, "error out", "error grad", "eager's", "eager's")
 
 
@@ -176,10 +177,9 @@ def model_row(name: str, make: Make, train: bool, args: argparse.Namespace) -> t
         seconds=args.seconds,
         least=3,
     )
-    phase = "training step" if train else "inference"
     times = [f"{seconds:.2f}", f"{timing.eager_ms:.1f}", f"{timing.compiled_ms:.1f}"]
     ratio = [f"{timing.speedup:.2f}x", f"{timing.low:.2f}-{timing.high:.2f}"]
-    return [name, phase, *times, *ratio, *ours.cells(), *eagers.cells()], ours.fine(eagers)
+    return [name, PHASES[train], *times, *ratio, *ours.cells(), *eagers.cells()], ours.fine(eagers)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -189,6 +189,8 @@ def main(args: argparse.Namespace) -> int:
     rows, good = [], [same]
     for name, make in (("BERT-base 4x128", bert), ("resnet18 4x3x224x224", vision)):
         for train in (False, True):
+            # The table is printed when all is known, which takes minutes on a slow machine.
+            print(f"{name}, {PHASES[train]} ...", file=sys.stderr, flush=True)
             cells, fine = model_row(name, make, train, args)
             rows.append(cells)
             good.append(fine)

@@ -27,14 +27,14 @@ def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
 def convert_to_xla_partition_spec(
     tensor: torch.Tensor, placement_spec: Sequence[Placement]
 ) -> tuple[int | None, ...]:
-    """For each dimension the axis of the mesh over which it is divided, or None. DM648 for partial sums."""
+    """For each dimension the axis of the mesh over which it is divided, or None. DM649 for partial sums."""
     spec: list[int | None] = [None] * tensor.dim()
     for axis, placement in enumerate(placement_spec):
         if isinstance(placement, Shard):
             spec[placement.dim] = axis
         else:
             what = f"a tensor cannot be laid out as {placement}"
-            require(isinstance(placement, Replicate), "DM648", what, cure="use Shard or Replicate")
+            require(isinstance(placement, Replicate), "DM649", what, cure="use Shard or Replicate")
     return tuple(spec)
 
 
