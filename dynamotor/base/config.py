@@ -164,6 +164,31 @@ def _from_environment() -> Config:
 # What holds inside `patch` on this thread (or in this task), instead of the process's settings.
 _patched: ContextVar[Config | None] = ContextVar("dynamotor.config", default=None)
 _FIELDS = frozenset(f.name for f in fields(Config))
+# What a field may hold: what its default is, or what stands for such a value.
+_TYPES: dict[str, tuple[type, ...]] = {
+    f.name: {
+        bool: (bool, int),
+        int: (int,),
+        float: (float, int),
+        str: (str, os.PathLike),
+        tuple: (tuple, list),
+    }[type(f.default)]
+    for f in fields(Config)
+} | {"pad": (int, str, tuple)}
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """DM123 for a setting of a type that its field does not hold: it would be taken for true, or fail
+    later.
+    """
+    for name, value in values.items():
+        if not isinstance(value, _TYPES[name]):
+            raise UsageError(
+                "DM123",
+                f"dynamotor.config.{name} cannot be {value!r}",
+                why=f"its default is {getattr(Config, name)!r}",
+                cure="pass " + " or ".join(kind.__name__ for kind in _TYPES[name]),
+            )
 
 
 class ConfigHandle:
@@ -205,6 +230,7 @@ class ConfigHandle:
             raise AttributeError(
                 f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(_FIELDS))}"
             )
+        check_values(changes)
         return replace(self.snapshot(), **changes)
 
     def snapshot(self) -> Config:
@@ -268,6 +294,7 @@ class CompileOptions:
                 why="options are fields of dynamotor.config",
                 cure="use one of " + ", ".join(sorted(known)),
             )
+        check_values(self.options)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -34,6 +34,26 @@ CODES: dict[str, str] = {
     "frames": "DM228",
 }
 
+# What a user can do, where the rule that refused has nothing better to say (docs/errors.md has these, too).
+CURES: dict[str, str] = {
+    "data-dependent": "keep the value in tensors (torch.where, masks)",
+    "side-effect": "move it out of the compiled function",
+    "unsupported-call": "call it outside of the compiled function, make it an operator "
+    "(torch.library.custom_op), or accept the break",
+    "unsupported-op": "say it in other words, or accept the break",
+    "unsupported-value": "pass plain numbers, tensors, containers or modules, or accept the break",
+    "unsupported-mutation": "write outside of the compiled function, or return the new value",
+    "random": "torch.rand and its kin, or pass the number as an argument",
+    "context": "enter it around the compiled function",
+    "generator": "make a list of it",
+    "reconstruct": "make the object outside of the compiled function",
+    "tensor-subclass": "pass plain tensors",
+    "autograd": "call it outside of the compiled function",
+    "disabled": "take the mark away, or accept the break",
+    "transform": "keep the function free of effects",
+    "frames": "pass what is needed as an argument",
+}
+
 
 @dataclass(frozen=True)
 class BreakReason:
@@ -111,7 +131,7 @@ class Stop(Exception):
 def unsupported(kind: str, what: str, cause: str = "", cure: str = "") -> Unsupported:
     """An `Unsupported` to raise; `kind` is a key of `CODES`."""
     assert kind in CODES, kind
-    return Unsupported(BreakReason(kind, what, cause, cure))
+    return Unsupported(BreakReason(kind, what, cause, cure or CURES.get(kind, "")))
 
 
 def unsupported_if(bad: Any, kind: str, what: str, cause: str = "", cure: str = "") -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynamotor.base import cache
-from dynamotor.base.config import CompileOptions, config
+from dynamotor.base.config import CompileOptions, Config, check_values, config
 from dynamotor.base.errors import BuildError, DynamotorError, UsageError, UserLine
 from dynamotor.base.events import collect, counters, emit
 from dynamotor.base.registry import Registry
@@ -37,6 +37,20 @@ def test_an_unknown_setting_is_refused_with_the_known_ones():
         config.update(cache_sise_limit=3)
     with pytest.raises(AttributeError):
         config.nonsense = 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"cache_size_limit": "many"}, {"check": "maybe"}, {"isa": 512}, {"pad": None}]
+)
+def test_a_setting_of_another_type_is_refused(bad):
+    with pytest.raises(UsageError, match="DM123"), config.patch(**bad):
+        pass
+    with pytest.raises(UsageError, match="DM123"):
+        CompileOptions(options=bad)
+
+
+def test_every_default_is_of_its_own_type():
+    check_values(vars(Config()))
 
 
 def test_assignment_sets_a_field():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import threading
 from collections import OrderedDict, deque
 
@@ -343,3 +344,16 @@ def test_buffers_that_are_set_anew_cost_no_recompilation():
         x = torch.randn(3)
         assert torch.equal(compiled(x), eager(x)) and torch.equal(model[1].low, eager[1].low)
     assert not dynamotor.counters["capture"]
+
+
+def test_a_break_has_a_cure_even_where_its_rule_names_none():
+    def draws(x):
+        return x * random.random()
+
+    def runs_backward(x):
+        (x * torch.ones(3, requires_grad=True)).sum().backward()
+        return x + 1
+
+    for fn, said in ((draws, "torch.rand"), (runs_backward, "outside of the compiled function")):
+        with pytest.raises(CaptureError, match="what to do: .*" + said):
+            dynamotor.compile(fn, fullgraph=True)(torch.ones(3))
