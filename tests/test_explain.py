@@ -69,3 +69,10 @@ def test_ops_that_eager_runs_between_compiled_parts_are_named():
     for _ in range(2):
         text = str(dynamotor.explain(compiled)(x))
         assert "in eager PyTorch: a part (op)" in text and "DM238" in text, text
+
+
+def test_a_break_is_shown_with_its_cure():
+    def step(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    assert "what to do: use torch.where" in str(dynamotor.explain(step)(torch.ones(3)))

@@ -165,16 +165,14 @@ def _from_environment() -> Config:
 _patched: ContextVar[Config | None] = ContextVar("dynamotor.config", default=None)
 _FIELDS = frozenset(f.name for f in fields(Config))
 # What a field may hold: what its default is, or what stands for such a value.
-_TYPES: dict[str, tuple[type, ...]] = {
-    f.name: {
-        bool: (bool, int),
-        int: (int,),
-        float: (float, int),
-        str: (str, os.PathLike),
-        tuple: (tuple, list),
-    }[type(f.default)]
-    for f in fields(Config)
-} | {"pad": (int, str, tuple)}
+_HOLDS: dict[type, tuple[type, ...]] = {
+    bool: (bool, int),
+    int: (int,),
+    float: (float, int),
+    str: (str, os.PathLike),
+    tuple: (tuple, list),
+}
+_TYPES = {f.name: _HOLDS[type(f.default)] for f in fields(Config)} | {"pad": (int, str, tuple)}
 
 
 def check_values(values: Mapping[str, Any]) -> None:

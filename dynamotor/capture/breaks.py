@@ -82,7 +82,8 @@ class BreakReason:
 
     def __str__(self) -> str:
         text = f"[{self.code}] {self.what}" + (f": {self.cause}" if self.cause else "")
-        return text + (f"\n  at {self.where}" if self.where else "")
+        text += f"\n  at {self.where}" if self.where else ""
+        return text + (f"\n  what to do: {self.cure}" if self.cure else "")
 
 
 class OfTrace(Exception):
