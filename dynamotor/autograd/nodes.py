@@ -259,6 +259,7 @@ class _Backward:
         self.reach, self.nothing = node.reach, (None,) * len(node.gradients)
         self.numbers, self.inner, self.gradients = node.tangents, bool(recipe.inner), node.gradients
         self.keeps_more = again is not None and bool(again.unsaved)
+        self.draws = bool(recipe.draws)
         self.saves = recipe.frees or bool(saved) or bool(node.saved_outputs)
         self.compiled_for = _compiled_when_called(node.compile_backward, once=len(self.arriving) == 1)
 
@@ -301,6 +302,8 @@ class _Backward:
         try:
             return self._run(saved, tangents, sizes)
         except RuntimeError as error:
+            if not self.draws:
+                raise
             raise BackendError(
                 "DM408",
                 "many gradients at once were asked for, of a graph that draws random numbers",

@@ -27,6 +27,7 @@ import types
 import typing
 import warnings
 import weakref
+from collections.abc import Container
 from typing import Any
 
 from ..base.registry import register_all
@@ -225,7 +226,10 @@ def _polyfill(original: Any, replacement: Any) -> None:
 
 
 def _iterator(original: Any, replacement: Any) -> None:
-    """A class of itertools, that refuses arguments at the call and not at the first step."""
+    """A class of itertools, that refuses arguments and asks for their iterators at the call, not at the
+    first step.
+    """
+    asked = _ASKED.get(original, (0, "iterable"))
 
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         try:
@@ -234,14 +238,24 @@ def _iterator(original: Any, replacement: Any) -> None:
             raise unsupported("unsupported-call", f"{original.__name__}() refuses", str(error)) from None
         pools = _POOLS.get(original, 0)
         args = [TupleValue(arg.unpack(trace)) for arg in args[:pools]] + list(args[pools:])
+        args = [arg.iterate(trace) if pools <= n and n in asked else arg for n, arg in enumerate(args)]
+        kwargs = {name: arg.iterate(trace) if name in asked else arg for name, arg in kwargs.items()}
         return trace.call_python(replacement, args, kwargs)
 
     builtin_rules.setdefault(original, rule)
     _polyfill(original, replacement)
 
 
-# How many arguments are read at the call.
+# How many arguments are read at the call, and which are asked for their iterators there, by place or name.
 _POOLS = {itertools.product: sys.maxsize, itertools.combinations: 1, itertools.permutations: 1}
+_ASKED: dict[Any, Container[Any]] = {
+    **dict.fromkeys((itertools.chain, itertools.repeat, itertools.count), ()),
+    **dict.fromkeys(
+        (itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse), (1,)
+    ),
+    itertools.compress: (0, 1, "data", "selectors"),
+    itertools.zip_longest: range(sys.maxsize),
+}
 
 
 def _stand_in(value: Value) -> Any:
@@ -273,7 +287,7 @@ for _name in (
     "groupby",
 ):
     _iterator(getattr(itertools, _name), getattr(polyfills, _name))
-_polyfill(itertools.chain.from_iterable, polyfills.chain_from_iterable)
+_iterator(itertools.chain.from_iterable, polyfills.chain_from_iterable)
 ITERATORS[polyfills.tee_branch.__code__] = cursors.Tee
 ITERATORS[polyfills.group_of.__code__] = cursors.Group
 ITERATORS[iter_until.__code__] = cursors.Until

@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import dynamotor
+from dynamotor.autograd.nodes import _Backward
 
 
 class Kept(torch.autograd.Function):
@@ -397,6 +398,17 @@ def test_gradients_of_many_where_numbers_are_drawn():
     out = dynamotor.compile(lambda x: torch.nn.functional.dropout(x, 0.5).tanh(), backend="native")(x)
     with pytest.raises(dynamotor.BackendError, match="DM408.*many gradients at once"):
         torch.autograd.grad(out, x, torch.eye(3), is_grads_batched=True)
+
+
+def test_errors_of_many_gradients_where_nothing_is_drawn():
+    """They were called an error of a graph that draws random numbers."""
+
+    def refuse(*_):
+        raise RuntimeError("words of the backend")
+
+    node = types.SimpleNamespace(draws=False, _run=refuse)
+    with pytest.raises(RuntimeError, match="^words of the backend"):
+        _Backward._run_many(node, [], [], [])
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

@@ -223,6 +223,15 @@ def test_over_a_dict_that_changes(function: Any, kind: Any) -> None:
         assert rest(compiled, kind(a=1, m=2, z=3), walk, change, taken) == expected
 
 
+class Odd:
+    """No iterable, or one whose iterator cannot be had."""
+
+
+class Unwilling:
+    def __iter__(self) -> Any:
+        raise ValueError("not now")
+
+
 REFUSED: list[Callable[[list[int]], Any]] = [
     lambda items: itertools.islice(items, 1.5),  # type: ignore[arg-type]
     lambda items: itertools.islice(items, 0, 2, 0),
@@ -238,6 +247,26 @@ REFUSED: list[Callable[[list[int]], Any]] = [
     lambda items: itertools.permutations(items),
     lambda items: itertools.combinations(items, 2),
     lambda items: itertools.islice(items, None, None, 2),
+    itertools.chain.from_iterable,
+    lambda items: itertools.chain.from_iterable(5),  # type: ignore[arg-type]
+    lambda items: itertools.chain(items, Odd()),  # type: ignore[arg-type]  # refused when it is its turn
+    *[
+        functools.partial(lambda make, odd, items: make(iter(items), odd()), make, odd)
+        for odd in (Odd, Unwilling, lambda: torch.tensor(1.0))
+        for make in (
+            itertools.zip_longest,
+            itertools.compress,
+            lambda items, odd: itertools.compress(items, selectors=odd),
+            lambda items, odd: itertools.accumulate(odd),
+            lambda items, odd: itertools.starmap(max, odd),
+            lambda items, odd: itertools.takewhile(bool, odd),
+            lambda items, odd: itertools.filterfalse(None, odd),
+            lambda items, odd: itertools.groupby(iterable=odd),
+            lambda items, odd: itertools.pairwise(odd),
+            lambda items, odd: itertools.cycle(odd),
+            lambda items, odd: itertools.tee(odd)[0],
+        )
+    ],
 ]
 
 
@@ -249,7 +278,10 @@ def made_and_walked(x: torch.Tensor, make: Any, seen: list[Any]) -> torch.Tensor
     except (TypeError, ValueError) as error:
         seen.append(repr(error))
         it = iter("refused")
-    seen.append(list(it))
+    try:
+        seen.append(list(it))
+    except TypeError as error:
+        seen.append(repr(error))
     return x + 1
 
 

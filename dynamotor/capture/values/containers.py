@@ -557,7 +557,7 @@ class SetValue(Value):
     None when an item is not constant (the order of such items is their addresses').
     """
 
-    __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log", "born", "owner")
+    __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log", "born", "owner", "removals")
     owner: weakref.ref[Value]
 
     def __init__(
@@ -578,7 +578,7 @@ class SetValue(Value):
             mirror,
         )
         self.log: list[tuple[str, Value | None]] = []
-        self.born = Epoch.now
+        self.born, self.removals = Epoch.now, 0
 
     @staticmethod
     def of(trace: Trace, source: Value | list[Value], kind: type = set) -> SetValue:
@@ -628,6 +628,7 @@ class SetValue(Value):
                 self.change(trace, one_by_one, each)
             return
         table = self.table
+        self.removals += method not in ("add", "update")
         if method == "add":
             table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr, arg-type]
         elif method == "discard":

@@ -106,7 +106,7 @@ class DictIterator(Iterator):
     def _stale(self) -> str:
         """What CPython says of a dict that has become another since the loop began."""
         if self.target.kind is OrderedDict and self.target.table:
-            same = self.removals == self.target.removals and self._keys() == self.pairs
+            same = self.removals == self.target.removals and len(self.target.table) == len(self.pairs)
             return "" if same else "OrderedDict mutated during iteration"
         name = "OrderedDict" if self.target.kind is OrderedDict else "dictionary"
         if len(self.target.table) != len(self.pairs):
@@ -147,11 +147,12 @@ class DictIterator(Iterator):
 class SetIterator(SequenceIterator):
     """Steps the items that a set had when the loop began; a changed size raises as in CPython, and again."""
 
-    __slots__ = ("of", "keys", "stale")
+    __slots__ = ("of", "keys", "removals", "stale")
 
     def __init__(self, target: SequenceValue, of: SetValue) -> None:
         super().__init__(target)
         self.of, self.keys, self.stale = of, list(of.table), False
+        self.removals = of.removals
 
     def python_type(self) -> type:
         return type(iter(set()))
@@ -162,7 +163,9 @@ class SetIterator(SequenceIterator):
 
     def _check(self) -> None:
         self.stale = self.stale or len(self.keys) != len(self.of.table)
-        unsupported_if(not self.stale and self.keys != list(self.of.table), "unsupported-call", _EXCHANGED)
+        if not self.stale and self.removals != self.of.removals:
+            unsupported_if(self.keys != list(self.of.table), "unsupported-call", _EXCHANGED)
+            self.removals = self.of.removals
 
     def next(self, trace: Trace) -> Value | None:
         if not self.over:
