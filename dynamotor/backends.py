@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Sequence
@@ -147,7 +148,10 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
 
     @config.bound  # a backward is compiled when it is first run, outside of what held for its forward
     def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
-        return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+        # where the program set a default device, tensors that the compiler makes are still its own
+        elsewhere = torch.get_default_device().type != "cpu"
+        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
+            return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
     keeper = Keeper(stored.environment, stored.describe, stored.restore)
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):

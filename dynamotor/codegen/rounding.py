@@ -72,9 +72,9 @@ class Moved:
         unit = _UNIT.get(value.dtype) if isinstance(value, torch.Tensor) else None
         if unit is None or value.layout is not torch.strided or not value.numel():
             return value
-        noise = (torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 4 - 2).to(
-            value.device
-        )
+        noise = (
+            torch.rand(value.shape, generator=self.generator, dtype=torch.float64, device="cpu") * 4 - 2
+        ).to(value.device)
         wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
         moved = torch.where(torch.isfinite(wide), wide * (1 + unit * noise), wide).to(value.dtype)
         if sees_twice(TensorSpec.of(value)):

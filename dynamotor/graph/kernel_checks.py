@@ -197,7 +197,7 @@ def _ask_of_none(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """An extreme of no elements: shape rules say what it would look like."""
     spec = _spec(args[0])
     if any(type(n) is int and n == 0 for n in spec.shape):
-        empty = torch.empty([hint(n) for n in spec.shape], dtype=spec.dtype)
+        empty = torch.empty([hint(n) for n in spec.shape], dtype=spec.dtype, device="cpu")
         error = _run(func, (empty, *args[1:]), kwargs)
         if error is not None:
             raise error
@@ -205,7 +205,7 @@ def _ask_of_none(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 def _ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """A draw into a tensor: without elements it looks at its numbers and leaves the generator alone."""
-    _ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype))
+    _ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype, device="cpu"))
 
 
 def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -271,10 +271,10 @@ def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     if number is not None and dtype is not None:
         _ask(
             aten.fill_.Scalar,
-            (torch.empty(2, dtype=dtype), number),
+            (torch.empty(2, dtype=dtype, device="cpu"), number),
             {},
             lambda t: t.dtype,
-            lambda d: torch.empty(2, dtype=d),
+            lambda d: torch.empty(2, dtype=d, device="cpu"),
         )
 
 

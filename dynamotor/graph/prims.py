@@ -63,7 +63,7 @@ def rand(
 ) -> torch.Tensor:
     """Uniform [0, 1) of the given size, row-major; dtype defaults to float32."""
     count = numel(size)
-    blocks = torch.arange((count + 3) // 4, dtype=torch.int64)
+    blocks = torch.arange((count + 3) // 4, dtype=torch.int64, device="cpu")
     words = torch.stack(philox(blocks, stream, int(seed.item())), dim=1).reshape(-1)[:count]
     uniform = (words >> 8).to(torch.float32) * (2.0**-24)
     return uniform.reshape(tuple(size)).to(device=device or seed.device, dtype=dtype or torch.float32)

@@ -196,7 +196,7 @@ def _without_elements(value: Any) -> Any:
     otherwise.
     """
     if type(value) is TensorSpec:
-        return torch.ones(() if not value.shape else (0,), dtype=value.dtype)
+        return torch.ones(() if not value.shape else (0,), dtype=value.dtype, device="cpu")
     return CPU if type(value) is torch.device else hint(value)
 
 

@@ -252,7 +252,7 @@ class Block:
     def __init__(self, nbytes: int) -> None:
         self.stream = 0  # of a GPU, for memory there
         with torch.inference_mode(False):
-            self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8)
+            self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8, device="cpu")
         ask_for_huge_pages(self.bytes)
 
     def tensor(
@@ -336,7 +336,7 @@ class _Pooled:
 
     def __init__(self, nbytes: int, dtype: torch.dtype) -> None:
         with torch.inference_mode(False):
-            self.tensor = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
+            self.tensor = torch.empty(nbytes // dtype.itemsize, dtype=dtype, device="cpu")
         ask_for_huge_pages(self.tensor)
         self.storage = self.tensor.untyped_storage()
         self.handle = self.storage._cdata

@@ -43,7 +43,9 @@ class Mirror:
     def write(self, tensors: Sequence[torch.Tensor], values: Sequence[float]) -> None:
         """Copy the numbers into the tensors (of one device)."""
         dtypes = {tensor.dtype for tensor in tensors}  # of one dtype they are copied by one kernel
-        on_host = torch.tensor(values, dtype=dtypes.pop() if len(dtypes) == 1 else torch.float64)
+        on_host = torch.tensor(
+            values, dtype=dtypes.pop() if len(dtypes) == 1 else torch.float64, device="cpu"
+        )
         on_device = on_host.to(tensors[0].device, non_blocking=True)
         torch._foreach_copy_(list(tensors), list(on_device.unbind()))
         for tensor, value in zip(tensors, values, strict=True):

@@ -478,7 +478,7 @@ def _fill(room: torch.Tensor, numbers: list[float]) -> None:
     if room.device.type == "cpu":
         room.numpy()[:, 0] = numbers
     else:
-        on_host = torch.zeros(room.shape, dtype=room.dtype)
+        on_host = torch.zeros(room.shape, dtype=room.dtype, device="cpu")
         on_host.numpy()[:, 0] = numbers
         room.copy_(on_host, non_blocking=True)
 

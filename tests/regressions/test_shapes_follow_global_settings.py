@@ -57,3 +57,30 @@ def test_onednn_switched_off_and_on():
                 infer_spec(aten.convolution.default, (TensorSpec.of(x), TensorSpec.of(w), *args), {}).stride
                 == want
             )
+
+
+AROUND = [
+    lambda x: ((x @ x.t()).exp().cumsum(0) @ x).relu(),
+    lambda x: x.sum().item() * 2,
+    lambda x: torch.nn.functional.interpolate(x[None, None], scale_factor=1.7),
+    lambda x: (x.long() // 3, x.to(torch.uint8) + 1, x.clone().fill_(2).add_(x, alpha=2)),
+    lambda x: torch.nn.functional.cross_entropy(x, x.argmax(1)),
+    lambda x: torch.func.grad(lambda y: (y**3).sum())(x),
+    lambda x: float(x.detach().numpy().sum()),
+]
+
+
+def _under_meta(function, x):
+    with torch.device("meta"):
+        out = function(x)
+        return (out, *torch.autograd.grad(out.sum(), x)) if getattr(out, "requires_grad", False) else out
+
+
+@pytest.mark.parametrize("graded", [False, True])
+def test_what_the_compiler_makes_is_on_the_host(graded):
+    """DM401: constants and memory of the compiler were made on the program's default device."""
+    x = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_(graded)
+    for function in AROUND:
+        compiled = dynamotor.compile(function)
+        for _ in range(2):
+            torch.testing.assert_close(_under_meta(compiled, x), _under_meta(function, x))

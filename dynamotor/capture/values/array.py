@@ -79,7 +79,7 @@ class ArrayValue(UserObject):
         array = ArrayValue()
         array._tensor, array.scalar = tensor, scalar
         if scalar:
-            array.cls = type(torch.zeros((), dtype=tensor.example.dtype).numpy()[()])
+            array.cls = type(torch.zeros((), dtype=tensor.example.dtype, device="cpu").numpy()[()])
         return array
 
     def tensor(self, trace: Trace) -> TensorValue:
@@ -111,7 +111,7 @@ class ArrayValue(UserObject):
                 order = tuple(reversed(range(tensor.example.dim())))
                 return ArrayValue.of(torch_call(trace, "permute", [tensor, Constant(order)], {}), self.scalar)
             if name == "dtype":
-                return trace.make(torch.empty(0, dtype=tensor.example.dtype).numpy().dtype)
+                return trace.make(torch.empty(0, dtype=tensor.example.dtype, device="cpu").numpy().dtype)
             return (
                 torch_call(trace, "numel", [tensor], {})
                 if name == "size"

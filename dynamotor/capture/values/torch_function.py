@@ -204,7 +204,7 @@ class HeldNumber(Constant):
 
     def __init__(self, trace: Trace, tensor: TensorValue) -> None:
         trace.read_at[id(self)] = tuple([(frame, frame.step_at) for frame in trace.frames])
-        self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
+        self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype, device="cpu").item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
         trace.graph.snapshots.append(self.tensor.node)  # type: ignore[attr-defined]
 
@@ -500,7 +500,7 @@ def _filled(target: Any, trace: Trace, args: list[Value], kwargs: dict[str, Valu
     dtype = kwargs.get("dtype", Constant(None)).as_constant() if type(number) is TensorValue else None
     if type(number) is TensorValue and dtype is None:
         like = args[0] if isinstance(args[0], TensorValue) else None
-        held = torch.zeros((), dtype=number.example.dtype).item()
+        held = torch.zeros((), dtype=number.example.dtype, device="cpu").item()
         dtype = like.example.dtype if like else torch.tensor(held).dtype
     if (
         dtype is None
