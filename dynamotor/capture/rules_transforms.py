@@ -42,6 +42,9 @@ class Applied:
         args: list[Value],
         kwargs: dict[str, Value],
     ) -> None:
+        # functorch gives normal tensors there, a graph inference tensors, which no backward may save
+        plain = name == "vmap" or not torch.is_inference_mode_enabled()
+        unsupported_if(not plain, "transform", f"{name} under torch.inference_mode()")
         self.trace, self.name = trace, name
         self.leaves: list[TensorValue] = []
         named = {key: template_of(value, self.leaves) for key, value in kwargs.items()}
