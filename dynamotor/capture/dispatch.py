@@ -14,8 +14,8 @@ from typing import Any
 
 from dynamotor import _C
 
-from .guards import Ambient, AnyGuard, Guard, IdIs, TensorMatch, TypeIs, first_failure
-from .source import Arg, Const, InstanceDict, Missing, Source, TypeOf
+from .guards import Ambient, AnyGuard, Guard, IdIs, TypeIs, first_failure
+from .source import Arg, Const, InstanceDict, Missing, Source
 
 _NONE: Mapping[int, Any] = {}
 _RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart", "sizes"})
@@ -24,14 +24,12 @@ _RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart", "sizes"})
 class _Nodes:
     """Numbers the sources of a program, parents before children.
 
-    What hangs on an object whose identity is guarded hangs on that object; the class of a value whose class
-    is guarded is that class. Both turn a walk from an argument, repeated at each call, into nodes that are
-    bound once.
+    What hangs on an object whose identity is guarded hangs on that object: a walk from an argument, repeated at
+    each call, becomes nodes that are bound once.
     """
 
     def __init__(self, guards: Sequence[Guard], bound: Mapping[int, Any]) -> None:
         self.bound = bound
-        self.classes = {g.source: g.cls for g in guards if type(g) in (TypeIs, TensorMatch)}  # type: ignore[attr-defined]
         self.objects = {g.source: g.obj for g in guards if type(g) is IdIs}
         self.steps: list[tuple[str, int, Any]] = []  # (kind of step, number of the parent, key)
         self.held: list[bool] = []
@@ -51,9 +49,6 @@ class _Nodes:
             return self.number(Const(self.bound[source.index], str(source)))
         if base is None:
             return self._append(source, -1, type(source) is Const)
-        if type(source) is TypeOf and base in self.classes:
-            self.number(base)  # its class is checked there
-            return self.number(Const(self.classes[base], str(source)))
         parent = self.number(base)
         if base in self.objects:
             parent = self.number(Const(self.objects[base], str(base)))

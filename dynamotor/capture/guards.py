@@ -26,11 +26,10 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from dynamotor.base.registry import Registry
 from dynamotor.graph.kernel_checks import kernel_settings
 from dynamotor.graph.spec import TensorSpec
 
-from .source import Cell, CellContents, Const, Missing, Source, TypeAttr
+from .source import Attr, Const, DictItem, Missing, Slot, Source, TypeAttr
 
 _SAME_BY_VALUE = frozenset(
     {int, str, bytes, range, torch.device, torch.dtype, torch.layout, torch.memory_format, types.CodeType}
@@ -233,25 +232,6 @@ class ConstEquals(_Exact):
         return const_equal(value, self.value)
 
 
-@dataclass(frozen=True)
-class SetEquals(Guard):
-    """A set or frozenset of constants has these items; sets change in place, so it is checked at every
-    call.
-    """
-
-    items: frozenset[Any]
-    code = "predicate"
-
-    def check_value(self, value: Any) -> bool:
-        return isinstance(value, set | frozenset) and const_equal(frozenset(value), self.items)
-
-    def explain(self, value: Any) -> str:
-        return f"{self.source} is {_short(value)}, was {_short(set(self.items))}"
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.check_value
-
-
 @dataclass(frozen=True, eq=False)
 class Answer(_Exact):
     """`ask(value)` answers as it did; `asked` names the question. Slow (a Python call each time): for what no
@@ -410,40 +390,46 @@ class DictKeys(_Exact):
         return f"{self.source} has keys {_short([*ordered_keys(value)])}, had {_short(list(self.keys))}"
 
 
-@dataclass(frozen=True)
-class MissingKey(Guard):
-    """A dict has no such key."""
+# What the C program calls the absence of each kind of thing.
+_ABSENT = {DictItem: "missing_key", TypeAttr: "missing_type_attr", Attr: "missing_attr", Slot: "cell_empty"}
 
-    key: Any
-    code = "missing_key"
-    text = "{source} now has the key {key}"
+
+@dataclass(frozen=True)
+class Absent(Guard):
+    """The last step to the source leads nowhere: a dict has no such key, a class or object no such attribute, a cell
+    is empty. That of an attribute is asked with `hasattr`, at every call."""
+
+    text = "{source} is {now}, and was not there"
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return _ABSENT[type(self.source)]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.source.base,)
+
+    def fetch(self, args: tuple[Any, ...]) -> Any:
+        return self.source.base.fetch(args)
 
     def check_value(self, value: Any) -> bool:
-        return isinstance(value, dict) and not dict.__contains__(value, self.key)
+        return self.source.ends_at(value)
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.source.key
 
 
 @dataclass(frozen=True)
-class Replaceable(MissingKey):
+class Replaceable(Guard):
     """A dict has no such key, or anything there whose end runs no code: a write makes or replaces it."""
 
+    key: Any
     code = "replaceable"
     text = "{source} has a finalizer under the key {key} now"
 
     def check_value(self, value: Any) -> bool:
         found = dict.get(value, self.key) if isinstance(value, dict) else self
         return found is not self and not hasattr(type(found), "__del__")
-
-
-@dataclass(frozen=True)
-class MissingTypeAttr(Guard):
-    """No class in the MRO of a class has this name."""
-
-    name: str
-    code = "missing_type_attr"
-    text = "{source} now has the attribute {name}"
-
-    def check_value(self, value: Any) -> bool:
-        return TypeAttr(self.source, self.name).ends_at(value)
 
 
 @dataclass(frozen=True)
@@ -486,34 +472,6 @@ class KernelSettings(Guard):
 
 
 _mro_of = type.__dict__["__mro__"].__get__
-
-
-@dataclass(frozen=True)
-class MissingAttr(Guard):
-    """`hasattr(value, name)` is false; for C slots that may be unset. Runs at every call."""
-
-    name: str
-    code = "missing_attr"
-    text = "{source} now has the attribute {name}"
-
-    def check_value(self, value: Any) -> bool:
-        return not hasattr(value, self.name)
-
-
-@dataclass(frozen=True)
-class CellEmpty(Guard):
-    """A cell is empty: the i-th of a function's closure, or with index None the cell that `source` gives."""
-
-    index: int | None
-    code = "cell_empty"
-    text = "a closure cell of {source} was empty and now has a value"
-
-    def check_value(self, value: Any) -> bool:
-        step = CellContents(self.source) if self.index is None else Cell(self.source, self.index)
-        return step.ends_at(value)
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return -1 if self.index is None else self.index
 
 
 @dataclass(frozen=True)
@@ -671,32 +629,6 @@ class Ambient:
 
 
 AnyGuard = Guard | Ambient
-
-# The rows by the name that the C program knows; csrc/guards.c has an evaluator for each.
-rows: Registry[str, type] = Registry("guard")
-for _row in (
-    TypeIs,
-    IdIs,
-    TensorIs,
-    ConstEquals,
-    TensorMatch,
-    Length,
-    DictKeys,
-    MissingKey,
-    Replaceable,
-    MissingTypeAttr,
-    MissingAttr,
-    CellEmpty,
-    SameObject,
-    Distinct,
-    NoOverlap,
-    Apart,
-    Ambient,
-    Answer,
-    MroIs,
-    KernelSettings,
-):
-    rows.add(_row.code, _row)
 
 
 def first_failure(guards: list[AnyGuard] | tuple[AnyGuard, ...], args: tuple[Any, ...]) -> AnyGuard | None:

@@ -18,7 +18,7 @@ import torch
 
 from .. import _C
 from .breaks import OfTrace, unsupported, unsupported_if
-from .guards import IdIs, MissingTypeAttr
+from .guards import Absent, IdIs
 from .source import Const, Missing, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
@@ -116,11 +116,11 @@ class Protocol:
         except Missing:
             raw = MISSING
         if not trusted_class(cls):
-            source = Const(cls, cls.__qualname__)
+            source = TypeAttr(Const(cls, cls.__qualname__), name)
             if raw is MISSING:
-                self.reader.guard(MissingTypeAttr(source, name))
+                self.reader.guard(Absent(source))
             else:
-                self.wrap(TypeAttr(source, name), raw)
+                self.wrap(source, raw)
         elif raw is not MISSING and cls.__module__.startswith("torch"):
             self.reader.guard(IdIs(TypeAttr(Const(cls, cls.__qualname__), name), raw))
         cache[(cls, name)] = raw

@@ -12,7 +12,7 @@ from typing import Any
 from ..base.errors import UserLine
 from ..base.events import listening
 from .breaks import unsupported_if
-from .guards import Answer, ConstEquals, Distinct, IdIs, MissingAttr, MroIs, SameObject, TypeIs, answer_of
+from .guards import Absent, Answer, ConstEquals, Distinct, IdIs, MroIs, SameObject, TypeIs, answer_of
 from .source import Attr, Const, Source
 from .values.base import Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
@@ -98,7 +98,7 @@ class Reader:
         try:
             found = getattr(obj, name)
         except AttributeError:
-            self.guard(MissingAttr(source, name))
+            self.guard(Absent(Attr(source, name)))
             return None
         value = self.trace.wrap(Attr(source, name), found)
         unsupported_if(

@@ -46,7 +46,6 @@ class Source:
     __slots__ = ("base", "key", "_hash")
     # How the C guard program takes this step (csrc/guards.c has the same names).
     step_kind: ClassVar[str]
-    of: ClassVar[type | None] = None  # the exact type of what the step is taken from
     gone: ClassVar[tuple[type[Exception], ...]] = ()  # what `read` raises where there is nothing
     text: ClassVar[str] = "{0.base}.{0.key}"
     base: Source | MaybeNone
@@ -87,8 +86,6 @@ class Source:
 
     def step(self, parent: Any) -> Any:
         """The value one step away from the base's value; raises `Missing`."""
-        if self.of is not None and type(parent) is not self.of:
-            raise Missing(str(self))
         try:
             return self.read(parent)
         except self.gone:
@@ -266,9 +263,7 @@ class DictItem(Source):
     def __str__(self) -> str:
         if isinstance(self.base, InstanceDict) and isinstance(self.key, str):
             return f"{self.base.base}.{self.key}"
-        return (
-            str(self.key) if isinstance(self.base, GlobalsOf | BuiltinsOf) else f"{self.base}[{self.key!r}]"
-        )
+        return f"{self.base}[{self.key!r}]"
 
 
 class SeqItem(Source):
@@ -282,17 +277,6 @@ class SeqItem(Source):
     def read(self, parent: Any) -> Any:
         kind = tuple if isinstance(parent, tuple) else list
         return kind.__getitem__(parent, self.key)
-
-
-class TypeOf(Source):
-    """`type(value)`."""
-
-    __slots__ = ()
-    step_kind = "type_of"
-    text = "type({0.base})"
-
-    def read(self, parent: Any) -> Any:
-        return type(parent)
 
 
 def lookup_type_attr(cls: type, name: str) -> Any:
@@ -315,83 +299,22 @@ class TypeAttr(Source):
         return lookup_type_attr(parent, self.key)
 
 
-class Cell(Source):
-    """The contents of the i-th closure cell of a function."""
+_OWNERS = {"__self__": types.MethodType, "__func__": types.MethodType, "cell_contents": types.CellType}
+
+
+class Slot(Source):
+    """What a Python function, a bound method or a cell keeps under a name; a function's `__defaults__` and friends
+    may be None.
+    """
 
     __slots__ = ()
-    step_kind = "cell"
-    gone = (ValueError, TypeError, IndexError, AttributeError)
-    text = "{0.base}.__closure__[{0.key}].cell_contents"
+    step_kind = "slot"
+    gone = (AttributeError, ValueError)  # of another object, or an empty cell
 
     def read(self, parent: Any) -> Any:
-        return parent.__closure__[self.key].cell_contents
-
-
-class FuncAttr(Source):
-    """A slot of a Python function: `__code__`, `__closure__`, ...; `__defaults__` and friends may be None."""
-
-    __slots__ = ()
-    step_kind = "func_attr"
-    of = types.FunctionType
-
-    def read(self, parent: Any) -> Any:
+        if type(parent) is not _OWNERS.get(self.key, types.FunctionType):
+            raise AttributeError
         return getattr(parent, self.key)
-
-
-class _Slot(Source):
-    """A slot of the one name that each subclass has."""
-
-    __slots__ = ()
-    slot: ClassVar[str]
-    text = "{0.base}.{0.slot}"
-
-    def read(self, parent: Any) -> Any:
-        return getattr(parent, self.slot)
-
-
-class CellContents(_Slot):
-    """The contents of a cell object."""
-
-    __slots__ = ()
-    step_kind = "cell_contents"
-    slot = "cell_contents"
-    gone = (ValueError, AttributeError)
-
-
-class GlobalsOf(_Slot):
-    """The globals of a Python function, which never change for a function."""
-
-    __slots__ = ()
-    step_kind = "globals_of"
-    slot = "__globals__"
-    of = types.FunctionType
-
-
-class BuiltinsOf(_Slot):
-    """The builtins dict that a Python function sees."""
-
-    __slots__ = ()
-    step_kind = "builtins_of"
-    slot = "__builtins__"
-    of = types.FunctionType
-
-
-class MethodSelf(_Slot):
-    """`__self__` of a bound method."""
-
-    __slots__ = ()
-    step_kind = "method_self"
-    slot = "__self__"
-    of = types.MethodType
-
-
-class MethodFunc(_Slot):
-    """`__func__` of a bound method."""
-
-    __slots__ = ()
-    step_kind = "method_func"
-    slot = "__func__"
-    of = types.MethodType
 
 
 class SizeOf(Source):

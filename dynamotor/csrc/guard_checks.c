@@ -95,12 +95,6 @@ static bool is_replaceable(PyObject *dict, PyObject *key) {
     return found == NULL || (Py_TYPE(found)->tp_finalize == NULL && Py_TYPE(found)->tp_del == NULL);
 }
 
-static bool cell_is_empty(PyObject *value, Py_ssize_t index) {
-    if (index < 0) return PyCell_Check(value) && PyCell_GET(value) == NULL;
-    PyObject **place = PyFunction_Check(value) ? cell_place(value, index) : NULL;
-    return place != NULL && *place == NULL;
-}
-
 static bool has_mro(PyObject *cls, PyObject *mro) {
     PyObject *now = PyType_Check(cls) ? ((PyTypeObject *)cls)->tp_mro : NULL;
     if (now == NULL || PyTuple_GET_SIZE(now) != PyTuple_GET_SIZE(mro)) return false;
@@ -125,7 +119,7 @@ bool check_holds(const Check *check, PyObject *value) {
     case CHECK_REPLACEABLE: holds = is_replaceable(value, check->data); break;
     case CHECK_MISSING_TYPE_ATTR: holds = PyType_Check(value) && _PyType_Lookup((PyTypeObject *)value, check->data) == NULL; break;
     case CHECK_MISSING_ATTR: holds = lacks_attribute(value, check->data); break;
-    case CHECK_CELL_EMPTY: holds = cell_is_empty(value, check->number); break;
+    case CHECK_CELL_EMPTY: holds = PyCell_Check(value) && PyCell_GET(value) == NULL; break;
     case CHECK_KERNEL_SETTINGS:
         holds = check->number >= 0 ? kernel_settings() == check->number : call_says_yes(check->slow, value, NULL);
         break;

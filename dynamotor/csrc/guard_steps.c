@@ -17,22 +17,38 @@ PyObject **instance_dict_place(PyObject *object) {
     return place;
 }
 
-PyObject **function_slot_place(PyObject *function, PyObject *name) {
-    PyFunctionObject *f = (PyFunctionObject *)function;
-    if (PyUnicode_CompareWithASCIIString(name, "__defaults__") == 0) return &f->func_defaults;
-    if (PyUnicode_CompareWithASCIIString(name, "__kwdefaults__") == 0) return &f->func_kwdefaults;
-    if (PyUnicode_CompareWithASCIIString(name, "__code__") == 0) return &f->func_code;
-    if (PyUnicode_CompareWithASCIIString(name, "__closure__") == 0) return &f->func_closure;
-    if (PyUnicode_CompareWithASCIIString(name, "__globals__") == 0) return &f->func_globals;
-    if (PyUnicode_CompareWithASCIIString(name, "__builtins__") == 0) return &f->func_builtins;
-    if (PyUnicode_CompareWithASCIIString(name, "__dict__") == 0) return instance_dict_place(function);
-    return NULL;
+enum { DEFAULTS, KWDEFAULTS, CODE, CLOSURE, GLOBALS, DICT, SELF, FUNC, CONTENTS };
+static const char *SLOT_NAMES[] = {
+    "__defaults__", "__kwdefaults__", "__code__", "__closure__", "__globals__", "__dict__", "__self__", "__func__", "cell_contents",
+};
+
+/* The number of a slot of functions, bound methods and cells; -1 with an exception for other names. */
+Py_ssize_t slot_number(PyObject *name) {
+    for (int i = 0; PyUnicode_Check(name) && i <= CONTENTS; i++)
+        if (PyUnicode_CompareWithASCIIString(name, SLOT_NAMES[i]) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "the guard program knows no slot %R", name);
+    return -1;
 }
 
-PyObject **cell_place(PyObject *function, Py_ssize_t index) {
-    PyObject *closure = ((PyFunctionObject *)function)->func_closure;
-    if (closure == NULL || index < 0 || index >= PyTuple_GET_SIZE(closure)) return NULL;
-    return &((PyCellObject *)PyTuple_GET_ITEM(closure, index))->ob_ref;
+/* Where an object keeps a slot; NULL for objects that have none such. */
+PyObject **slot_place(PyObject *object, Py_ssize_t slot) {
+    PyFunctionObject *f = (PyFunctionObject *)object;
+    PyMethodObject *m = (PyMethodObject *)object;
+    switch (slot) {
+    case SELF: return PyMethod_Check(object) ? &m->im_self : NULL;
+    case FUNC: return PyMethod_Check(object) ? &m->im_func : NULL;
+    case CONTENTS: return PyCell_Check(object) ? &((PyCellObject *)object)->ob_ref : NULL;
+    default: break;
+    }
+    if (!PyFunction_Check(object)) return NULL;
+    switch (slot) {
+    case DEFAULTS: return &f->func_defaults;
+    case KWDEFAULTS: return &f->func_kwdefaults;
+    case CODE: return &f->func_code;
+    case CLOSURE: return &f->func_closure;
+    case GLOBALS: return &f->func_globals;
+    default: return instance_dict_place(object);
+    }
 }
 
 /* Whether `object.__class__ = other` can work for its instances. */
@@ -50,11 +66,6 @@ static PyObject *sequence_item(PyObject *sequence, Py_ssize_t index) {
     return is_tuple ? PyTuple_GET_ITEM(sequence, index) : PyList_GET_ITEM(sequence, index);
 }
 
-static PyObject *function_slot(PyObject *function, PyObject *name) {
-    PyObject **place = function_slot_place(function, name);
-    return place == NULL ? NULL : *place == NULL ? Py_None : *place;
-}
-
 PyObject *step_value(const Node *node, PyObject *parent) {
     PyObject *found = NULL, **place;
     switch (node->step) {
@@ -70,18 +81,11 @@ PyObject *step_value(const Node *node, PyObject *parent) {
         }
         break;
     case STEP_SEQ_ITEM: found = sequence_item(parent, node->number); break;
-    case STEP_TYPE_OF: found = (PyObject *)Py_TYPE(parent); break;
     case STEP_TYPE_ATTR: found = PyType_Check(parent) ? _PyType_Lookup((PyTypeObject *)parent, node->key) : NULL; break;
-    case STEP_CELL:
-        place = PyFunction_Check(parent) ? cell_place(parent, node->number) : NULL;
-        found = place != NULL ? *place : NULL;
+    case STEP_SLOT:
+        place = slot_place(parent, node->number);
+        found = place == NULL ? NULL : *place == NULL && !PyCell_Check(parent) ? Py_None : *place;
         break;
-    case STEP_CELL_CONTENTS: found = PyCell_Check(parent) ? PyCell_GET(parent) : NULL; break;
-    case STEP_FUNC_ATTR: found = PyFunction_Check(parent) ? function_slot(parent, node->key) : NULL; break;
-    case STEP_GLOBALS_OF: found = PyFunction_Check(parent) ? PyFunction_GET_GLOBALS(parent) : NULL; break;
-    case STEP_BUILTINS_OF: found = PyFunction_Check(parent) ? ((PyFunctionObject *)parent)->func_builtins : NULL; break;
-    case STEP_METHOD_SELF: found = PyMethod_Check(parent) ? PyMethod_GET_SELF(parent) : NULL; break;
-    case STEP_METHOD_FUNC: found = PyMethod_Check(parent) ? PyMethod_GET_FUNCTION(parent) : NULL; break;
     case STEP_SIZE_OF:
     case STEP_STRIDE_OF: {
         int64_t number;

@@ -2,8 +2,7 @@
 #include "guards.h"
 
 static const char *STEP_NAMES[N_STEPS] = {
-    "arg", "const", "getattr", "instance_dict", "dict_item", "seq_item", "type_of", "type_attr", "cell", "cell_contents",
-    "func_attr", "globals_of", "builtins_of", "method_self", "method_func", "size_of", "stride_of",
+    "arg", "const", "getattr", "instance_dict", "dict_item", "seq_item", "type_attr", "slot", "size_of", "stride_of",
 };
 static const char *CHECK_NAMES[N_CHECKS] = {
     "type_is", "id_is", "tensor_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "replaceable", "missing_type_attr",
@@ -247,7 +246,8 @@ static int parse_node(GuardProgram *program, int index, PyObject *encoded) {
     node->step = (Step)step;
     node->first_child = node->next_sibling = node->slot = -1;
     bool in_tensor = step == STEP_SIZE_OF || step == STEP_STRIDE_OF;
-    if (in_tensor || step == STEP_ARG || step == STEP_SEQ_ITEM || step == STEP_CELL) node->number = PyLong_AsSsize_t(node->key);
+    if (in_tensor || step == STEP_ARG || step == STEP_SEQ_ITEM) node->number = PyLong_AsSsize_t(node->key);
+    if (step == STEP_SLOT) node->number = slot_number(node->key);
     if (step == STEP_DICT_ITEM) node->hash = PyObject_Hash(node->key);
     if (step == STEP_ARG) node->life = PER_CALL;
     else if (step == STEP_CONST) node->life = BOUND;
@@ -283,8 +283,7 @@ static int parse_indices(PyObject *sequence, int limit, int **out, int *n) {
 static int parse_check_data(GuardProgram *program, Check *check) {
     switch (check->kind) {
     case CHECK_LENGTH:
-    case CHECK_KERNEL_SETTINGS:
-    case CHECK_CELL_EMPTY: check->number = PyLong_AsSsize_t(check->data); break;
+    case CHECK_KERNEL_SETTINGS: check->number = PyLong_AsSsize_t(check->data); break;
     case CHECK_TENSOR_MATCH: return tensor_facts_from(check->data, &check->facts);
     case CHECK_SAME:
         check->number = PyLong_AsSsize_t(check->data);

@@ -11,9 +11,8 @@
 
 /* One for each class in capture/source.py, by its step_kind. */
 typedef enum {
-    STEP_ARG, STEP_CONST, STEP_GETATTR, STEP_INSTANCE_DICT, STEP_DICT_ITEM, STEP_SEQ_ITEM, STEP_TYPE_OF, STEP_TYPE_ATTR,
-    STEP_CELL, STEP_CELL_CONTENTS, STEP_FUNC_ATTR, STEP_GLOBALS_OF, STEP_BUILTINS_OF, STEP_METHOD_SELF, STEP_METHOD_FUNC,
-    STEP_SIZE_OF, STEP_STRIDE_OF,
+    STEP_ARG, STEP_CONST, STEP_GETATTR, STEP_INSTANCE_DICT, STEP_DICT_ITEM, STEP_SEQ_ITEM, STEP_TYPE_ATTR,
+    STEP_SLOT, STEP_SIZE_OF, STEP_STRIDE_OF,
     N_STEPS
 } Step;
 
@@ -88,8 +87,8 @@ struct GuardProgram {
 /* guard_steps.c: a new reference to the value one step on, or NULL without an exception when there is none. */
 PyObject *step_value(const Node *node, PyObject *parent);
 PyObject **instance_dict_place(PyObject *object);
-PyObject **function_slot_place(PyObject *function, PyObject *name);
-PyObject **cell_place(PyObject *function, Py_ssize_t index);
+PyObject **slot_place(PyObject *object, Py_ssize_t slot);
+Py_ssize_t slot_number(PyObject *name);
 bool class_can_change(PyTypeObject *cls);
 
 /* guard_checks.c: whether a check of one value holds; exceptions count as no and are cleared. */

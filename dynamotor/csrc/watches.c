@@ -87,12 +87,9 @@ static void watch_step(GuardProgram *program, int parent, PyObject *value, const
         if (PyList_Check(value))
             add(program, WATCH_ITEM, parent, value, (uint64_t)(uintptr_t)child->value)->item = child->number;
         return;
-    case STEP_TYPE_OF: watch_class(program, parent, value); return;
     case STEP_TYPE_ATTR: watch_type(program, parent, value, watched); return;
-    case STEP_CELL: watch_pointer(program, parent, cell_place(value, child->number)); return;
-    case STEP_CELL_CONTENTS: watch_pointer(program, parent, &((PyCellObject *)value)->ob_ref); return;
-    case STEP_FUNC_ATTR: watch_pointer(program, parent, function_slot_place(value, child->key)); return;
-    default: return; /* a function's globals and a method's halves never change; a getattr is a volatile node */
+    case STEP_SLOT: watch_pointer(program, parent, slot_place(value, child->number)); return;
+    default: return; /* a getattr is a volatile node */
     }
 }
 

@@ -18,12 +18,11 @@ import torch
 from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import (
+    Absent,
     DictKeys,
     IdIs,
     Length,
-    MissingKey,
     Replaceable,
-    SetEquals,
     TypeIs,
     is_constant,
     ordered_keys,
@@ -336,7 +335,7 @@ class DictValue(Value):
             self.table[key] = (Constant(key) if type(key) is str else self._key(key), value)
             return value
         if not self.trusted:
-            self.trace.reader.guard(MissingKey(self.source, key))
+            self.trace.reader.guard(Absent(DictItem(self.source, key)))
         self.absent.add(key)
         return None
 
@@ -601,7 +600,7 @@ class SetValue(Value):
             if not all(is_constant(item) for item in items):
                 self.trace.reader.ask(self.source, self.obj, "the items", lambda now: set(now) == items)
             else:
-                self.trace.reader.guard(SetEquals(self.source, frozenset(items)))
+                self.trace.reader.ask(self.source, self.obj, "the items", frozenset)
                 mirror = set(self.obj)
                 self.mirror = mirror if list(mirror) == list(self.obj) else None
             made = {item: self.trace.make(item) for item in items}

@@ -13,16 +13,11 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ..breaks import unsupported
-from ..guards import CellEmpty, IdIs, TypeIs
+from ..guards import Absent, IdIs, TypeIs
 from ..source import (
-    Cell,
-    CellContents,
     Const,
-    FuncAttr,
-    GlobalsOf,
-    MethodFunc,
-    MethodSelf,
     SeqItem,
+    Slot,
     trusted_module,
 )
 from .base import MISSING, Codegen, Epoch, Trace, Value, find_rule, wrap_rule
@@ -35,28 +30,24 @@ _NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"
 class CellValue(Value):
     """A closure cell; `contents` is MISSING until read, None when empty."""
 
-    __slots__ = ("contents", "contents_source", "obj", "born")
+    __slots__ = ("contents", "obj", "born")
     kind = types.CellType
 
-    def __init__(
-        self, contents: Any = None, source: Any = None, contents_source: Any = None, obj: Any = MISSING
-    ) -> None:
-        self.source, self.contents, self.contents_source, self.obj = source, contents, contents_source, obj
+    def __init__(self, contents: Any = None, source: Any = None, obj: Any = MISSING) -> None:
+        self.source, self.contents, self.obj = source, contents, obj
         self.born = Epoch.now
 
     def load(self, trace: Trace) -> Value | None:
         """The contents, or None when the cell is empty."""
         if self.contents is MISSING:
+            source = Slot(self.source, "cell_contents")
             try:
                 found = self.obj.cell_contents
             except ValueError:
                 self.contents = None
-                if isinstance(self.contents_source, Cell):
-                    trace.reader.guard(CellEmpty(self.contents_source.base, self.contents_source.key))
-                else:
-                    trace.reader.guard(CellEmpty(self.source, None))
+                trace.reader.guard(Absent(source))
             else:
-                self.contents = trace.wrap(self.contents_source, found)
+                self.contents = trace.wrap(source, found)
         return self.contents
 
     def store(self, trace: Trace, value: Value | None) -> None:
@@ -107,7 +98,7 @@ class CellValue(Value):
 @wrap_rule(types.CellType)
 def _wrap_cell(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(TypeIs(source, types.CellType))
-    return CellValue(MISSING, source, CellContents(source), obj)
+    return CellValue(MISSING, source, obj)
 
 
 # Rules of library functions of which there are many, made inside of others: by the id of their code.
@@ -201,7 +192,7 @@ class FunctionValue(Value):
                 known = self.trace.reader.values.get(id(cell))
                 if known is None:
                     base = self.source if self.source is not None else Const(self.fn, self.fn.__qualname__)
-                    known = CellValue(MISSING, SeqItem(FuncAttr(base, "__closure__"), i), Cell(base, i), cell)
+                    known = CellValue(MISSING, SeqItem(Slot(base, "__closure__"), i), cell)
                     self.trace.reader.adopt(cell, known)
                 self._closure.append(known)  # type: ignore[arg-type]
         return self._closure
@@ -209,7 +200,7 @@ class FunctionValue(Value):
     def _slot(self, name: str) -> Value:
         """A guarded slot of a real function as a value."""
         found = getattr(self.fn, name)
-        return self.trace.make(found) if self.trusted else self.trace.wrap(FuncAttr(self.source, name), found)
+        return self.trace.make(found) if self.trusted else self.trace.wrap(Slot(self.source, name), found)
 
     def _own_name(self, trace: Trace, name: str) -> Value:
         """A name or the annotations of a real function; those of a library's are constant."""
@@ -360,8 +351,8 @@ def _wrap_function(trace: Trace, source: Any, fn: types.FunctionType) -> Value:
             guard(IdIs(source, fn))
         else:
             guard(TypeIs(source, types.FunctionType))
-            guard(IdIs(GlobalsOf(source), fn.__globals__))
-        guard(IdIs(FuncAttr(source, "__code__"), fn.__code__))
+            guard(IdIs(Slot(source, "__globals__"), fn.__globals__))
+        guard(IdIs(Slot(source, "__code__"), fn.__code__))
     return value
 
 
@@ -408,7 +399,9 @@ class BoundMethod(Value):
 def _wrap_method(trace: Trace, source: Any, obj: types.MethodType) -> Value:
     trace.reader.guard(TypeIs(source, types.MethodType))
     return BoundMethod(
-        trace.wrap(MethodFunc(source), obj.__func__), trace.wrap(MethodSelf(source), obj.__self__), source
+        trace.wrap(Slot(source, "__func__"), obj.__func__),
+        trace.wrap(Slot(source, "__self__"), obj.__self__),
+        source,
     )
 
 

@@ -15,9 +15,9 @@ import torch
 
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
-from ..guards import ConstEquals, IdIs, MissingKey
+from ..guards import Absent, ConstEquals, IdIs
 from ..protocol import is_data_descriptor, trusted_class
-from ..source import Attr, Const, InstanceDict, trusted_module
+from ..source import Attr, Const, DictItem, InstanceDict, trusted_module
 from .arguments import refuse_misfits
 from .base import MISSING, Codegen, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
@@ -211,7 +211,7 @@ class PythonModule(Constant):
         # A lazily imported name (transformers' modules): fetching it fills the module's dict.
         trace.real(getattr, self.value, name)
         self.dict.absent.discard(name)
-        trace.reader.guards.pop(MissingKey(self.dict.source, name), None)
+        trace.reader.guards.pop(Absent(DictItem(self.dict.source, name)), None)
         found = self.dict.lookup(name)
         if found is None:  # the module's class or its `__getattr__` answers (torch.backends.*)
             found = trace.reader.attribute(Const(self.value, self.value.__name__), self.value, name)

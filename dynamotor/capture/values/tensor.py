@@ -27,7 +27,7 @@ from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, sha
 from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
 from ..breaks import Unsupported, unsupported, unsupported_if
-from ..guards import Apart, KernelSettings, MissingKey, NoOverlap, TensorIs, are_apart
+from ..guards import Absent, Apart, KernelSettings, NoOverlap, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
@@ -164,10 +164,11 @@ class TensorValue(Value):
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         known = self.attributes.get(name)
         if known is None and self.obj is not MISSING:
+            source = DictItem(InstanceDict(self.source), name)
             if name in self.obj.__dict__:
-                known = trace.wrap(DictItem(InstanceDict(self.source), name), self.obj.__dict__[name])
+                known = trace.wrap(source, self.obj.__dict__[name])
             else:
-                trace.reader.guard(MissingKey(InstanceDict(self.source), name))
+                trace.reader.guard(Absent(source))
         return known
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:

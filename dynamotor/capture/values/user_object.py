@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ..breaks import unsupported, unsupported_if
-from ..guards import Length, MissingAttr, TypeIs
+from ..guards import Absent, Length, TypeIs
 from ..source import Attr, InstanceDict
 from .base import MISSING, Codegen, Epoch, ObjectKey, Trace, Value, wrap_rule
 from .constant import Constant
@@ -101,7 +101,7 @@ class UserObject(Value):
             try:
                 found = descr.__get__(self.obj)
             except AttributeError:
-                trace.reader.guard(MissingAttr(self.source, name))
+                trace.reader.guard(Absent(Attr(self.source, name)))
                 self.slots[name] = None
             else:
                 self.slots[name] = trace.wrap(Attr(self.source, name), found)
