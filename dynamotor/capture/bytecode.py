@@ -18,8 +18,9 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+Found = TypeVar("Found")
 # What the interpreter may rely on, beside what `dis` says of an opcode:
 NORMALISED = {
     "LOAD_GLOBAL": "argval: name; arg: True when a NULL is pushed below the value",
@@ -179,6 +180,21 @@ def units(raw: bytes) -> Iterator[Unit]:
         at = end
 
 
+def by_code(compute: Callable[[types.CodeType], Found]) -> Callable[[types.CodeType], Found]:
+    """A function of code objects that is computed once for each: by identity, since equal ones may differ in their
+    file names. What is known keeps its code object, so that no id is used again.
+    """
+    known: dict[int, tuple[types.CodeType, Found]] = {}
+
+    def ask(code: types.CodeType) -> Found:
+        found = known.get(id(code))
+        if found is None:
+            found = known[id(code)] = code, compute(code)
+        return found[1]
+
+    return ask
+
+
 def encode_exception_table(ranges: list[ExceptionRange]) -> bytes:
     """The bytes of `co_exceptiontable` for ranges sorted by start."""
     out = bytearray()
@@ -261,7 +277,9 @@ def _line_lookup(code: types.CodeType) -> dict[int, int | None]:
     return {offset: line for start, end, line in code.co_lines() for offset in range(start, end, 2)}
 
 
-def _decode(code: types.CodeType) -> CodeInfo:
+@by_code
+def decode(code: types.CodeType) -> CodeInfo:
+    """The decoded code object."""
     slots, lines = localsplus_names(code), _line_lookup(code)
     raw = list(units(code.co_code))
     instrs: list[Instr] = []
@@ -291,21 +309,3 @@ def _decode(code: types.CodeType) -> CodeInfo:
     for unit in reversed(raw):
         following = index.setdefault(unit.start, following)
     return CodeInfo(code, tuple(instrs), index, tuple(parse_exception_table(code)), slots)
-
-
-# By identity: equal code objects may differ in their file names. An entry keeps its code object, so that no
-# id is reused.
-_memo: dict[int, CodeInfo] = {}
-
-
-def decode(code: types.CodeType) -> CodeInfo:
-    """The decoded code object, memoised until `forget`."""
-    info = _memo.get(id(code))
-    if info is None:
-        info = _memo[id(code)] = _decode(code)
-    return info
-
-
-def forget() -> None:
-    """Drop the memo (used by `reset`)."""
-    _memo.clear()

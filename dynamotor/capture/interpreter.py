@@ -16,7 +16,7 @@ from ..base.errors import UserLine
 from ..base.events import enabled, log
 from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported, unsupported_if
-from .bytecode import CodeInfo, Instr, decode
+from .bytecode import CodeInfo, Instr, by_code, decode
 from .polyfills import cursors
 from .values.base import MISSING, Iterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
@@ -64,25 +64,15 @@ def _shown(handler: Handler) -> Handler:
     return shown
 
 
-_programs: dict[int, tuple[CodeInfo, list[tuple[Handler, Instr, int]]]] = {}
-
-
+@by_code
 def program_of(code: types.CodeType) -> tuple[CodeInfo, list[tuple[Handler, Instr, int]]]:
     """The decoded code with the handler and the jump target's index of each instruction."""
-    known = _programs.get(id(code))
-    if known is None:
-        info = decode(code)
-        steps = [
-            (opcodes.get(i.op) or _unknown, i, -1 if i.target is None else info.index[i.target])
-            for i in info.instrs
-        ]
-        known = _programs[id(code)] = (info, steps)
-    return known
-
-
-def forget() -> None:
-    """Drop the memo of programs (used by `reset`)."""
-    _programs.clear()
+    info = decode(code)
+    steps = [
+        (opcodes.get(i.op) or _unknown, i, -1 if i.target is None else info.index[i.target])
+        for i in info.instrs
+    ]
+    return info, steps
 
 
 class Frame:

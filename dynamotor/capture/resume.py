@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .assembler import Assembler, put_before
-from .bytecode import IS_311, Instr, decode
+from .bytecode import IS_311, Instr, by_code, decode
 
 
 class _Sentinel:
@@ -147,20 +147,11 @@ def _depth_after(instr: Instr, depth: int, jump: bool) -> int:
     return depth + dis.stack_effect(instr.opcode, instr.raw_arg, jump=jump)
 
 
+@by_code
 def exception_slots(code: types.CodeType) -> dict[int, tuple[int, ...]]:
     """For the instructions inside exception handlers: the stack positions that PUSH_EXC_INFO filled (see
     `Boundary`).
     """
-    found = _slots_memo.get(id(code))
-    if found is None:
-        found = _slots_memo[id(code)] = (code, _flow(code))
-    return found[1]
-
-
-_slots_memo: dict[int, tuple[types.CodeType, dict[int, tuple[int, ...]]]] = {}
-
-
-def _flow(code: types.CodeType) -> dict[int, tuple[int, ...]]:
     info = decode(code)
     known: dict[int, tuple[int, ...]] = {}
     todo: list[tuple[int, int, tuple[int, ...]]] = [(info.instrs[0].offset, 0, ())]
@@ -486,18 +477,14 @@ _WRITES = frozenset({"STORE_FAST"})
 # Functions that call one of these see all locals.
 _OBSERVERS = frozenset({"locals", "vars", "dir", "eval", "exec", "super"})
 
-_memo: dict[int, tuple[types.CodeType, list[frozenset[int]]]] = {}
-
 
 def live_slots(code: types.CodeType, offset: int) -> frozenset[int]:
     """The live slots right before the instruction at an offset."""
-    found = _memo.get(id(code))
-    if found is None:
-        found = _memo[id(code)] = (code, _analyse(code))
-    return found[1][decode(code).index[offset]]
+    return _live(code)[decode(code).index[offset]]
 
 
-def _analyse(code: types.CodeType) -> list[frozenset[int]]:
+@by_code
+def _live(code: types.CodeType) -> list[frozenset[int]]:
     info = decode(code)
     everything = frozenset(range(len(info.localsplus)))
     if _OBSERVERS & set(code.co_names):
