@@ -169,3 +169,45 @@ def test_the_row_that_pads_may_change_between_calls():
         (want,) = torch.autograd.grad(program(weight, row).square().sum(), weight)
         (got,) = torch.autograd.grad(compiled(weight, row).square().sum(), weight)
         torch.testing.assert_close(got, want)
+
+
+def _signatures():
+    def none():
+        return ()
+
+    def plain(a, b=2, c=3):
+        return a, b, c
+
+    def only(a, b=2, /, c=3):
+        return a, b, c
+
+    def named(a, *, k, m=5):
+        return a, k, m
+
+    def star(a, *rest, k=1, **words):
+        return a, rest, k, words
+
+    def words(a=1, /, **a_too):
+        return a, a_too
+
+    def generator(a, b=2):
+        yield a, b
+
+    return none, plain, only, named, star, words, generator
+
+
+@pytest.mark.parametrize("function", _signatures(), ids=lambda f: f.__name__)
+def test_arguments_are_bound_and_refused_as_cpython_does(function):
+    def program(x, function, args, kwargs):
+        try:
+            found = function(*args, **kwargs)
+            return x + 1, found if type(found) is tuple else next(found)
+        except TypeError as error:
+            return x + 1, str(error)
+
+    compiled, x = dynamotor.compile(program, backend="eager", fullgraph=True), torch.ones(1)
+    for n in range(5):
+        for names in ((), ("a",), ("b", "c"), ("k",), ("m", "k"), ("a", "k"), ("z", "k")):
+            given = tuple(range(n)), dict.fromkeys(names, 7)
+            with dynamotor.config.patch(cache_size_limit=100):
+                assert compiled(x, function, *given)[1] == program(x, function, *given)[1]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ..breaks import unsupported
+from ..bytecode import by_code
 from ..guards import Absent, IdIs, TypeIs
 from ..source import (
     Const,
@@ -20,7 +21,7 @@ from ..source import (
     Slot,
     trusted_module,
 )
-from .base import MISSING, Codegen, Epoch, Trace, Value, find_rule, wrap_rule
+from .base import MISSING, Codegen, Epoch, Raised, Trace, Value, find_rule, wrap_rule
 from .constant import Constant
 from .containers import DictValue, TupleValue
 
@@ -410,6 +411,29 @@ def keywords_of(named: Mapping[str, Value]) -> DictValue:
     return DictValue([(name, Constant(name), value) for name, value in named.items()])
 
 
+def _locals() -> dict[str, Any]:
+    return locals()
+
+
+@by_code
+def _binder(code: types.CodeType) -> types.FunctionType:
+    """A function with the parameters of a code, none of which must be given, that says what CPython binds them to."""
+    star = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    n_named = code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[: n_named + star.bit_count()]
+    bare = _locals.__code__.replace(
+        co_argcount=code.co_argcount,
+        co_posonlyargcount=code.co_posonlyargcount,
+        co_kwonlyargcount=code.co_kwonlyargcount,
+        co_nlocals=len(names),
+        co_varnames=names,
+        co_flags=_locals.__code__.co_flags | star,
+    )
+    binder = types.FunctionType(bare, {}, code.co_name, (MISSING,) * code.co_argcount)
+    binder.__kwdefaults__ = dict.fromkeys(names[code.co_argcount : n_named], MISSING)
+    return binder
+
+
 def bind_arguments(
     trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]
 ) -> list[Any]:
@@ -417,94 +441,33 @@ def bind_arguments(
     TypeError.
     """
     code = func.code
-    n_positional, flags = code.co_argcount, code.co_flags
-    n_named = n_positional + code.co_kwonlyargcount
-    names = code.co_varnames
-    slots: list[Any] = args[:n_positional] + [None] * (n_named - min(len(args), n_positional))
-    extra: dict[str, Value] = {}
-    for name, value in kwargs.items():
-        try:
-            i = names.index(name, code.co_posonlyargcount, n_named)
-        except ValueError:
-            if not flags & inspect.CO_VARKEYWORDS:
-                ahead = [name for name in names[: code.co_posonlyargcount] if name in kwargs]
-                if ahead:
-                    told = f"some positional-only arguments passed as keyword arguments: '{', '.join(ahead)}'"
-                    raise trace.error(TypeError, f"{_called(trace, func)} got {told}") from None
-                raise trace.error(
-                    TypeError, f"{_called(trace, func)} got an unexpected keyword argument '{name}'"
-                ) from None
-            extra[name] = value
-            continue
-        if slots[i] is not None:
-            raise trace.error(TypeError, f"{_called(trace, func)} got multiple values for argument '{name}'")
-        slots[i] = value
-    if len(args) > n_positional and not flags & inspect.CO_VARARGS:
-        named = sum(slot is not None for slot in slots[n_positional:])
-        raise trace.error(TypeError, f"{_called(trace, func)} {_too_many(func, len(args), named)}")
-    if None in slots:
-        _fill_defaults(trace, func, slots, n_positional)
-    if flags & inspect.CO_VARARGS:
-        slots.append(TupleValue(args[n_positional:]))
-    if flags & inspect.CO_VARKEYWORDS:
-        slots.append(keywords_of(extra))
-    return slots
+    n, n_named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    try:
+        slots = list(_binder(code)(*args, **kwargs).values())
+    except TypeError:
+        raise _misfit(trace, func, args, kwargs) from None
+    absent = [i for i in range(n_named) if slots[i] is MISSING]
+    if absent:
+        defaults = dict(enumerate(func.defaults, n - len(func.defaults))) if absent[0] < n else {}
+        if absent[-1] >= n:
+            named = func.kwdefaults
+            words = {i: code.co_varnames[i] for i in range(n, n_named)}
+            defaults |= {i: named[word] for i, word in words.items() if word in named}
+        if not defaults.keys() >= {*absent}:
+            raise _misfit(trace, func, args, kwargs)
+        for i in absent:
+            slots[i] = defaults[i]
+    rest = [TupleValue(x) if type(x) is tuple else keywords_of(x) for x in slots[n_named:]]
+    return slots[:n_named] + rest
 
 
-def _fill_defaults(trace: Trace, func: FunctionValue, slots: list[Any], n_positional: int) -> None:
-    names = func.code.co_varnames
-    missing = [i for i, slot in enumerate(slots) if slot is None]
-    if missing[0] < n_positional:
-        defaults = func.defaults
-        first = n_positional - len(defaults)
-        for i in missing:
-            if first <= i < n_positional:
-                slots[i] = defaults[i - first]
-    if missing[-1] >= n_positional:
-        kwdefaults = func.kwdefaults
-        for i in missing:
-            if i >= n_positional:
-                slots[i] = kwdefaults.get(names[i])
-    unbound = [names[i] for i, slot in enumerate(slots) if slot is None]
-    if unbound:
-        positional = [name for name in unbound if name in names[:n_positional]]
-        raise trace.error(
-            TypeError,
-            f"{_called(trace, func)} missing "
-            + (
-                _listed(positional, "required positional")
-                if positional
-                else _listed(unbound, "required keyword-only")
-            ),
-        )
-
-
-def _called(trace: Trace, func: FunctionValue) -> str:
-    """How CPython names a called function: by what it is called now, not as its code was written."""
-    return f"{func.getattr(trace, '__qualname__').as_constant()}()"
-
-
-def _listed(names: list[str], kind: str) -> str:
-    """As CPython lists arguments: 'a', 'b', and 'c'."""
-    shown = [repr(name) for name in names]
-    comma = "," if len(shown) > 2 else ""
-    text = shown[-1] if len(shown) == 1 else f"{', '.join(shown[:-1])}{comma} and {shown[-1]}"
-    return f"{_counted(len(names), kind)}: {text}"
-
-
-def _counted(n: int, kind: str) -> str:
-    return f"{n} {kind} argument{'' if n == 1 else 's'}"
-
-
-def _too_many(func: FunctionValue, given: int, keywords: int) -> str:
-    """What CPython says of a call with too many positional arguments, after the function's name."""
-    most, optional = func.code.co_argcount, len(func.defaults)
-    takes = _counted(most, "positional")
-    if optional:
-        takes = f"from {most - optional} to {most} positional argument{'' if most == 1 else 's'}"
-    also = (
-        f"{_counted(given, 'positional').partition(' ')[2]} (and {_counted(keywords, 'keyword-only')}) "
-        if keywords
-        else ""
-    )
-    return f"takes {takes} but {given} {also}{'was' if given == 1 and not keywords else 'were'} given"
+def _misfit(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Raised:
+    """What CPython says of a call that does not fit a function with such parameters and so many defaults."""
+    like = types.FunctionType(_binder(func.code).__code__, {}, "", (None,) * len(func.defaults))
+    like.__kwdefaults__ = dict.fromkeys(func.kwdefaults)
+    like.__qualname__ = func.getattr(trace, "__qualname__").as_constant()  # as it is called now
+    try:
+        like(*args, **kwargs)
+    except TypeError as error:
+        return trace.real_error(error)
+    raise AssertionError(f"a call of {func.describe()} fits")
