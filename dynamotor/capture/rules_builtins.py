@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import functools
 import operator
-import re
 import sys
 import types
 import warnings
@@ -29,6 +28,7 @@ from .values.base import (
     CallRule,
     Iterator,
     Kwargs,
+    StandIn,
     Trace,
     Value,
     builtin_rule,
@@ -59,7 +59,7 @@ from .values.klass import ClassValue, SuperValue
 from .values.operators import c_name
 from .values.slices import make_slice
 from .values.tensor import TensorValue
-from .values.text import text_of
+from .values.text import formatted, shown, text_of
 from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
 from .values.walks import DictIterator, ReversedIterator, SequenceIterator
@@ -410,15 +410,15 @@ def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(str.format)
 def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    def plain(v: Value) -> Any:
-        return v.as_constant() if v.is_constant() else _format(trace, [v], {}).as_constant()
-
     text = (getattr(args[0], "base", None) or args[0]).as_constant()
     if "{" not in text and "}" not in text:
         return args[0]
-    if not all_constant(args, kwargs) and any(re.findall(r"\{\w*[^\w{}]", text)):  # "{!r}", "{:5}", "{a.b}"
-        raise unsupported("unsupported-call", f"an object is formatted by {text!r}", cure="an f-string")
-    return trace.real_call(text.format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()})
+    if all_constant(args, kwargs):
+        return trace.real_call(
+            text.format, *constants(args[1:]), **{k: v.as_constant() for k, v in kwargs.items()}
+        )
+    words = {name: shown(trace, value) for name, value in kwargs.items()}
+    return formatted(trace, text.format, *[shown(trace, value) for value in args[1:]], **words)
 
 
 @builtin_rule(slice)
@@ -542,25 +542,18 @@ def _items(trace: Trace, value: Value, refusal: str = "'{}' object is not iterab
         yield item
 
 
-def _extreme(fn: Any, op: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    items = args if len(args) > 1 else args[0].unpack(trace)
+def _extreme(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     key = kwargs.get("key")
-    if not items:
-        if "default" in kwargs:
-            return kwargs["default"]
-        return trace.real_call(fn, ())  # raises, in this Python's words
-    none = is_none(key)
-    best: Any = None
-    best_key: Any = None
-    for item in items:
-        this = item if none else trace.call(key, [item])  # type: ignore[arg-type]
-        if best is None or trace.truth(trace.binary(op, this, best_key)):
-            best, best_key = item, this
-    return best
+
+    def asked(item: Value) -> StandIn:
+        return StandIn(trace, item if is_none(key) else trace.call(key, [item]))  # type: ignore[arg-type]
+
+    given = args if len(args) > 1 else [args[0].each(trace)]
+    return trace.real(fn, *given, **{**kwargs, "key": asked})
 
 
-builtin_rule(min)(functools.partial(_extreme, min, operator.lt))
-builtin_rule(max)(functools.partial(_extreme, max, operator.gt))
+builtin_rule(min)(functools.partial(_extreme, min))
+builtin_rule(max)(functools.partial(_extreme, max))
 
 
 def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
@@ -572,13 +565,9 @@ def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
     )
     reverse = trace.truth(given)
     keys = items if is_none(key) else [trace.call(key, [item]) for item in items]  # type: ignore[arg-type]
-    if all_constant(keys):
-        real = [k.as_constant() for k in keys]
-        order = trace.real(sorted, range(len(items)), key=real.__getitem__, reverse=reverse)
-        return [items[i] for i in order]
-    return trace.call_python(
-        polyfills.merge_sort, [ListValue(items), ListValue(keys), Constant(reverse)]
-    ).unpack(trace)
+    real = constants(keys) if all_constant(keys) else [StandIn(trace, k) for k in keys]
+    order = trace.real(sorted, range(len(items)), key=real.__getitem__, reverse=reverse)
+    return [items[i] for i in order]
 
 
 @builtin_rule(sorted)

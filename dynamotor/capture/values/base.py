@@ -11,6 +11,7 @@ the trace). One object is one value: `is` compares values, so never make two val
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -234,6 +235,42 @@ class ObjectKey:
         if type(other) in (int, float, bool, str, bytes):
             return self.trace.equal(self.value, self.trace.make(other))
         return isinstance(other, ObjectKey) and self.trace.equal(self.value, other.value)
+
+
+def _order(op: Callable[..., Any]) -> Callable[[StandIn, StandIn], StandIn]:
+    return lambda self, other: StandIn(self.trace, self.trace.binary(op, self.value, other.value))
+
+
+class StandIn:
+    """A value in the hands of CPython's own C code, which compares it or shows it: what that asks of an object is
+    asked in the trace.
+
+    >>> repr([StandIn(trace, value)]), max(StandIn(trace, value) for value in values)
+    """
+
+    __slots__ = ("trace", "value")
+
+    def __init__(self, trace: Trace, value: Value) -> None:
+        self.trace, self.value = trace, value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StandIn) and self.trace.equal(self.value, other.value)
+
+    __lt__, __le__, __gt__, __ge__ = map(_order, (operator.lt, operator.le, operator.gt, operator.ge))
+    __hash__ = object.__hash__  # as the key of a dict that is shown
+
+    def __bool__(self) -> bool:
+        return self.trace.truth(self.value)
+
+    def __str__(self) -> str:
+        return self.trace.text_of(self.value, str).as_constant()
+
+    def __repr__(self) -> str:
+        return self.trace.text_of(self.value, repr).as_constant()
+
+    def __format__(self, spec: str) -> str:
+        trace = self.trace
+        return trace.call(trace.make(format), [self.value, trace.make(spec)]).as_constant()
 
 
 class Iterator(Value):

@@ -28,7 +28,7 @@ from ..guards import (
     ordered_keys,
 )
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, Trace, Value, makers, once, wrap_rule
+from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, StandIn, Trace, Value, makers, once, wrap_rule
 from .constant import Constant
 from .operators import c_name
 from .walks import DictIterator, SequenceIterator, SetIterator
@@ -144,17 +144,11 @@ class SequenceValue(Value):
         return None
 
     def _compare(self, trace: Trace, op: Callable[..., Any], other: Value) -> Value:
-        mine, theirs = self.items, other.unpack(trace)
-        if op in (operator.eq, operator.ne) and len(mine) != len(theirs):
-            return Constant(op is operator.ne)
-        for a, b in zip(mine, theirs):
-            if not trace.equal(a, b):
-                return (
-                    Constant(op is operator.ne)
-                    if op in (operator.eq, operator.ne)
-                    else trace.binary(op, a, b)
-                )
-        return Constant(op(len(mine), len(theirs)))
+        mine, theirs = [
+            [StandIn(trace, item) for item in items] for items in (self.items, other.unpack(trace))
+        ]
+        found = op(mine, theirs)
+        return found.value if isinstance(found, StandIn) else Constant(found)
 
     def describe(self) -> str:
         return f"a {self.kind.__name__}" + ("" if self._items is None else f" of {len(self._items)}")

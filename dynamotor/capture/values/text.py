@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import re
 import types
+from collections.abc import Callable
 from typing import Any
 
-from ..breaks import unsupported
-from .base import Trace, Value
+from ..breaks import OfTrace, unsupported
+from .base import StandIn, Trace, Value
 from .constant import Constant
 from .containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue
 from .klass import ClassValue
@@ -55,61 +55,53 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
 
 
 def _container_text(trace: Trace, value: Value) -> Value:
-    def text(v: Value) -> str:
-        return text_of(trace, v, repr).as_constant()
-
-    if type(value) is ListValue:
-        return Constant(f"[{', '.join([text(v) for v in value.items])}]")
-    if isinstance(value, TupleValue):
-        return Constant(
-            f"({', '.join([text(v) for v in value.items])}{',' if len(value.items) == 1 else ''})"
-        )
-    if isinstance(value, SetValue):
-        if value.is_constant():
-            return Constant(repr(value.as_constant()))
-        raise unsupported("unsupported-call", "the text of a set of objects")
+    if type(value) is ListValue or isinstance(value, TupleValue):
+        return Constant(repr(value.kind([StandIn(trace, item) for item in value.items])))
+    if isinstance(value, SetValue) and value.is_constant():
+        return Constant(repr(value.as_constant()))
     if not isinstance(value, DictValue):
-        raise unsupported("unsupported-call", f"the text of {value.describe()}")
-    return Constant(f"{{{', '.join([f'{text(k)}: {text(v)}' for k, v in value.load().values()])}}}")
+        raise unsupported("unsupported-call", f"the text of {value.describe()} of objects")
+    return Constant(repr({StandIn(trace, k): StandIn(trace, v) for k, v in value.load().values()}))
 
 
-# A directive of `%`: key, flags, width, precision, conversion.
-_DIRECTIVE = re.compile(r"%(\(.*?\))?[#0\- +]*(\*|\d+)?(\.\*|\.\d*)?[hlL]?(.)", re.DOTALL)
+class _Parts(StandIn):
+    """One of an object with items, which a text may name."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return shown(self.trace, self.value.getitem(self.trace, self.trace.make(key)))
+
+
+def shown(trace: Trace, value: Value) -> Any:
+    """What C code is given that writes a text of a value."""
+    if isinstance(value, Constant) and value.is_plain:
+        return value.as_constant()
+    return (_Parts if trace.has_special(value, "__getitem__") else StandIn)(trace, value)
+
+
+def formatted(trace: Trace, how: Callable[..., str], *args: Any, **kwargs: Any) -> Value:
+    """The text that C code writes of what is `shown`. What it asks besides breaks the graph."""
+    try:
+        return Constant(how(*args, **kwargs))
+    except OfTrace:
+        raise
+    except Exception as error:
+        cure = "build the text outside the compiled function"
+        raise unsupported("unsupported-call", "a text of objects is formatted", str(error), cure) from None
 
 
 def format_percent(trace: Trace, left: Constant, right: Value) -> Value:
-    """`"..." % values` with values that are not all plain: %s and %r of texts that we can build."""
+    """`"..." % values` with values that are not all plain."""
     if right.is_constant():
         return trace.real_call(operator.mod, left.value, right.as_constant())
-    rest = right.unpack(trace) if right.python_type() is tuple else [right]
-    given: list[Any] = []
-
-    def settle(found: re.Match[str]) -> str:
-        key, width, precision, kind = found.groups()
-        if kind == "%" or not rest:
-            return found.group()
-        value = rest.pop(0)
-        known = isinstance(value, Constant) and value.is_plain
-        if key or width == "*" or precision == ".*" or not known and kind not in "sr":
-            raise unsupported(
-                "unsupported-call",
-                f"a text is formatted with {found.group()!r} and {value.describe()}",
-                cure="build the text outside the compiled function",
-            )
-        given.append(
-            value.as_constant()
-            if known
-            else text_of(trace, value, str if kind == "s" else repr).as_constant()
-        )
-        return found.group() if known else found.group()[:-1] + "s"
-
-    pattern = _DIRECTIVE.sub(settle, left.value)
-    if not issubclass(right.python_type(), tuple | str) and trace.has_special(right, "__getitem__"):
-        rest = []  # a mapping need not be used
-    return trace.real_call(operator.mod, pattern, (*given, *[None] * len(rest)))
+    many = issubclass(right.python_type(), tuple)
+    values = tuple([shown(trace, v) for v in right.unpack(trace)]) if many else shown(trace, right)
+    return formatted(trace, operator.mod, left.value, values)
 
 
 class Text:
     """This file's part of `Trace`."""
 
     format_percent = format_percent
+    text_of = text_of
