@@ -24,7 +24,7 @@ from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.known import known
 from .values.number import FloatValue
-from .values.operators import COMPARE, INPLACE, UNARY, c_name, refusal, special_name
+from .values.operators import COMPARE, INPLACE, UNARY, c_name, like, special_name
 from .values.size import QuotientValue, SizeValue, symbolic_binary
 from .values.tensor import TensorValue
 
@@ -331,7 +331,7 @@ class Protocol:
             result = symbolic_binary(self, op, left, right)
             if result is not None:
                 return result
-        inplace, augmented = INPLACE.get(op), ""
+        inplace, as_asked = INPLACE.get(op), op
         unsupported_if(
             op is operator.imul and not isinstance(left, Constant) and issubclass(left.python_type(), int),
             "unsupported-call",
@@ -341,7 +341,7 @@ class Protocol:
             result = left.binary(self, op, right)
             if result is not None:
                 return result
-            op, augmented = inplace[1], "="
+            op = inplace[1]
         lcls, rcls = left.python_type(), right.python_type()
         if lcls is not rcls and issubclass(rcls, lcls):
             result = right.binary(self, op, left, True)
@@ -369,7 +369,8 @@ class Protocol:
             "a sequence is multiplied by what is no int",
         )
         unsupported_if(lcls is bytes and op is operator.mod, "unsupported-call", "% of bytes")
-        raise self.error(TypeError, refusal(op, augmented, c_name(lcls), c_name(rcls)))
+        self.real(as_asked, like(lcls), like(rcls))
+        raise unsupported("unsupported-call", f"{op.__name__} of {left.describe()} and {right.describe()}")
 
     def generic_binary(
         self, value: Value, op: Callable[..., Any], other: Value, reflected: bool

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .rules_builtins import sort_values
-from .values.base import Args, Kwargs, Trace, Value, builtin_rule, builtin_rules
+from .values.base import Args, Kwargs, StandIn, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
 from .values.containers import (
     DictValue,
@@ -33,7 +32,7 @@ from .values.text import text_of
 from .values.user_object import UserObject
 from .values.walks import DictIterator
 
-NONE, TRUE, ZERO, ONE, LAST, _END = map(Constant, (None, True, 0, 1, -1, sys.maxsize))
+NONE, TRUE = Constant(None), Constant(True)
 
 
 _IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "mul", "or", "and", "sub", "xor"))
@@ -115,26 +114,10 @@ register_all(
         (_of("__delitem__"), lambda trace, self, key: self.delitem(trace, key)),
         (_of("__iter__"), lambda trace, self: self.iterate(trace)),
         (_of("__repr__"), lambda trace, self: text_of(trace, self, repr)),
-        ((list.append,), lambda trace, self, item: self.mutate(trace).append(item)),
-        ((deque.append,), lambda trace, self, item: self.put(trace, item)),
-        ((deque.appendleft,), lambda trace, self, item: self.put(trace, item, left=True)),
         ((deque.extendleft,), lambda trace, self, other: self.extend(trace, other, left=True)),
         ((deque.copy,), lambda trace, self: DequeValue(self.items, maxlen=self.maxlen)),
-        ((deque.pop,), lambda trace, self: _pop(trace, self)),
-        ((deque.popleft,), lambda trace, self: _pop(trace, self, ZERO)),
         ((list.extend, deque.extend), lambda trace, self, other: self.extend(trace, other)),
-        (
-            (list.insert,),
-            lambda trace, self, index, item: self.mutate(trace).insert(_whole(trace, index), item),
-        ),
-        ((list.clear, deque.clear), lambda trace, self: self.mutate(trace).clear()),
-        ((list.reverse, deque.reverse), lambda trace, self: self.mutate(trace).reverse()),
-        ((deque.rotate,), lambda trace, self, by=ONE: _rotate(self.mutate(trace), _whole(trace, by))),
         ((list.copy,), lambda trace, self: ListValue(self.items)),
-        (
-            (list.count, tuple.count, deque.count),
-            lambda trace, self, item: Constant(sum(trace.equal(other, item) for other in self.items)),
-        ),
         *(
             ([getattr(kind, part) for kind in (dict, OrderedDict, types.MappingProxyType)], _view(part))
             for part in ("keys", "values", "items")
@@ -205,13 +188,24 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 # list -------------------------------------------------------------------------------------------------------
-@method(list.pop)
-def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
-    at = _whole(trace, index)
-    if not -len(self.items) <= at < len(self.items):
-        empty = "pop from an empty deque" if self.kind is deque else "pop from empty list"
-        raise trace.error(IndexError, "pop index out of range" if self.items else empty)
-    return self.mutate(trace).pop(at)
+def _moving(name: str, kind: type) -> None:
+    """A method that only moves items: it runs on the values themselves, with CPython's own errors."""
+    run = getattr(kind, name)
+
+    @method(run)
+    def _move(trace: Trace, self: ListValue, *args: Value) -> Any:
+        given = [_whole(trace, a) if i == 0 and name in _AT_A_PLACE else a for i, a in enumerate(args)]
+        result = trace.real(run, self.items, *given)
+        self.mutate(trace)
+        return result
+
+
+_AT_A_PLACE = frozenset(("insert", "pop", "rotate"))
+for _name in ("append", "insert", "pop", "clear", "reverse"):
+    _moving(_name, list)
+    _moving(_name, deque)
+for _name in ("appendleft", "popleft", "rotate"):
+    _moving(_name, deque)
 
 
 def _whole(trace: Trace, value: Value) -> int:
@@ -230,40 +224,26 @@ def _sort(trace: Trace, self: ListValue, **kwargs: Value) -> None:
     self.mutate(trace)[:] = items
 
 
-def _rotate(items: list[Value], by: int) -> None:
-    rest = deque(items)
-    rest.rotate(by)
-    items[:] = rest
+def _searching(name: str, kind: type) -> None:
+    """A method that looks for an item: it runs on what asks the trace whether items are equal."""
+
+    @method(getattr(kind, name))
+    def _search(trace: Trace, self: Any, item: Value, *ends: Value) -> Any:
+        items = kind([StandIn(trace, one) for one in self.items])
+        found = trace.real(getattr(items, name), StandIn(trace, item), *[_whole(trace, end) for end in ends])
+        if found is not None:
+            return Constant(found)
+        left = self.mutate(trace)
+        left.clear()
+        left.extend(one.value for one in items)
+        return None
 
 
-def _position(trace: Trace, self: Any, item: Value, among: slice = slice(None)) -> int | None:
-    places = range(*among.indices(len(self.items)))
-    return next((i for i in places if trace.equal(self.items[i], item)), None)
-
-
-@method(list.remove, deque.remove)
-def _remove(trace: Trace, self: ListValue, item: Value) -> None:
-    at, kind = _position(trace, self, item), self.kind.__name__
-    if at is None:
-        raise trace.error(ValueError, f"{kind}.remove(x): x not in {kind}")
-    del self.mutate(trace)[at]
-
-
-@method(list.index, tuple.index, deque.index)
-def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO, stop: Value = _END) -> Value:
-    at = _position(trace, self, item, slice(_whole(trace, start), _whole(trace, stop)))
-    trace.raise_if(at is None and self.kind is tuple, ValueError, "tuple.index(x): x not in tuple")
-    unsupported_if(at is None and not item.is_constant(), "unsupported-call", "index() of what is not there")
-    if at is None:
-        raise trace.error(ValueError, f"{item.as_constant()!r} is not in {self.kind.__name__}")
-    return Constant(at)
-
-
-@method(deque.insert)
-def _insert(trace: Trace, self: DequeValue, index: Value, item: Value) -> None:
-    if self.maxlen is not None and len(self.items) >= self.maxlen:
-        raise trace.error(IndexError, "deque already at its maximum size")
-    self.mutate(trace).insert(_whole(trace, index), item)
+for _name in ("index", "count"):
+    for _of_items in (list, tuple, deque):
+        _searching(_name, _of_items)
+_searching("remove", list)
+_searching("remove", deque)
 
 
 # dict -------------------------------------------------------------------------------------------------------

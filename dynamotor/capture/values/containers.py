@@ -30,7 +30,7 @@ from ..guards import (
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, StandIn, Trace, Value, makers, once, wrap_rule
 from .constant import Constant
-from .operators import c_name
+from .operators import like
 from .walks import DictIterator, SequenceIterator, SetIterator
 
 
@@ -99,10 +99,7 @@ class SequenceValue(Value):
             return key.as_constant()
         if trace.has_special(key, "__index__"):
             return trace.call_special(key, "__index__", [], {}).as_constant()
-        raise trace.error(
-            TypeError,
-            f"{self.kind.__name__} indices must be integers or slices, not {c_name(key.python_type())}",
-        )
+        return like(key.python_type())  # which C code refuses
 
     def getitem(self, trace: Trace, key: Value) -> Value:
         index = self.index_of(trace, key)

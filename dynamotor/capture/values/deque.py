@@ -22,7 +22,7 @@ from .walks import SequenceIterator
 
 
 class DequeValue(ListValue):
-    """A deque of exactly that class."""
+    """A deque of exactly that class, whose items are in a deque too: it has the same bound and the same errors."""
 
     __slots__ = ("maxlen", "changes")
     kind = deque  # type: ignore[assignment]
@@ -35,14 +35,16 @@ class DequeValue(ListValue):
         trace: Trace | MaybeNone = None,
         maxlen: int | None = None,
     ) -> None:
-        super().__init__(items, source, obj, trace)
+        super().__init__(None, source, obj, trace)
+        self._items: Any = None if items is None else deque(items, maxlen)
         self.maxlen, self.changes = maxlen, 0
 
     @property
-    def items(self) -> list[Value]:
+    def items(self) -> Any:
         if self._items is None:
             listed = Called(self.source, list)
-            self._items = [self.trace.wrap(SeqItem(listed, i), item) for i, item in enumerate(list(self.obj))]
+            items = (self.trace.wrap(SeqItem(listed, i), item) for i, item in enumerate(list(self.obj)))
+            self._items = deque(items, self.maxlen)
         return self._items
 
     def getattr(self, trace: Trace, name: str) -> Value:
@@ -51,29 +53,14 @@ class DequeValue(ListValue):
     def as_constant(self) -> Any:
         return deque([item.as_constant() for item in self.items], self.maxlen)
 
-    def mutate(self, trace: Trace) -> list[Value]:
+    def mutate(self, trace: Trace) -> Any:
         self.changes += 1
         return super().mutate(trace)
 
-    def put(self, trace: Trace, item: Value, left: bool = False) -> None:
-        """`append`, `appendleft`: what is too much leaves at the other end."""
-        items = self.mutate(trace)
-        items.insert(0 if left else len(items), item)
-        if self.maxlen is not None and len(items) > self.maxlen:
-            items.pop(-1 if left else 0)
-
     def extend(self, trace: Trace, other: Value, left: bool = False) -> None:
         for item in list(self.items) if contents_of(other) is self else other.each(trace):
-            self.put(trace, item, left)
-
-    def index_of(self, trace: Trace, key: Value) -> Any:
-        if not issubclass(key.python_type(), int):
-            raise unsupported("unsupported-call", f"a deque is indexed with {key.describe()}")
-        index = super().index_of(trace, key)
-        trace.raise_if(
-            not -len(self.items) <= index < len(self.items), IndexError, "deque index out of range"
-        )
-        return index
+            items = self.mutate(trace)
+            (items.appendleft if left else items.append)(item)
 
     def iterate(self, trace: Trace) -> Iterator:
         return DequeIterator(self)

@@ -22,7 +22,7 @@ from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .context import on_device
 from .function import FunctionValue
-from .operators import IN_C, c_name
+from .operators import IN_C, like
 from .user_object import UserObject
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
@@ -254,12 +254,7 @@ def _check_receiver(trace: Trace, fn: Any, args: list[Value]) -> None:
     owner, cls = fn.__objclass__, args[0].python_type()
     if owner.__module__ not in ("builtins", "collections") or issubclass(cls, owner):
         return
-    takes = (
-        "requires a '{}' object but received a '{}'"
-        if isinstance(fn, types.WrapperDescriptorType)
-        else "for '{}' objects doesn't apply to a '{}' object"
-    )
-    raise trace.error(TypeError, f"descriptor '{fn.__name__}' {takes.format(c_name(owner), c_name(cls))}")
+    trace.real(fn, like(cls))
 
 
 def call_with_twins(trace: Trace, fn: Any, args: list[Value]) -> Value:

@@ -35,27 +35,6 @@ COMPARE = {
     operator.ne: ("__ne__", "__ne__"),
 }
 UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
-_SYMBOLS = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.lt: "<",
-    operator.gt: ">",
-    operator.le: "<=",
-    operator.ge: ">=",
-    operator.mod: "%",
-    operator.pow: "** or pow()",
-    operator.xor: "^",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-    divmod: "divmod()",
-    operator.matmul: "@",
-    operator.floordiv: "//",
-    operator.and_: "&",
-    operator.or_: "|",
-}
-
 IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
@@ -65,19 +44,13 @@ def c_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__name__}" if with_module else cls.__name__
 
 
-_REPEATED = ("list", "tuple", "str", "bytes", "collections.deque")
+_BARE: tuple[Any, ...] = (list, tuple, str, bytes, dict, set, frozenset, int, float, complex, type(None))
 
 
-def refusal(op: Callable[..., Any], augmented: str, left: str, right: str) -> str:
-    """What CPython says of an operator that two types do not have."""
-    if op is operator.add and left in ("list", "tuple", "str"):
-        return f'can only concatenate {left} (not "{right}") to {left}'
-    if op is operator.mul and (left in _REPEATED or right in _REPEATED):
-        return f"can't multiply sequence by non-int of type '{right if left in _REPEATED else left}'"
-    if op in COMPARE:
-        return f"'{_SYMBOLS[op]}' not supported between instances of '{left}' and '{right}'"
-    symbol = "**" if op is operator.pow and augmented else _SYMBOLS.get(op, op.__name__)
-    return f"unsupported operand type(s) for {symbol}{augmented}: '{left}' and '{right}'"
+def like(cls: type) -> Any:
+    """An object of which CPython's messages say what they would say of an instance of a class."""
+    base = next((base for base in cls.__mro__ if base in _BARE), None)
+    return cls() if cls is base else type(c_name(cls), () if base in (None, type(None)) else (base,), {})()
 
 
 def special_name(op: Callable[..., Any], reflected: bool) -> str:
