@@ -11,8 +11,7 @@ from .bytecode import Instr
 from .checks import decided
 from .interpreter import Frame, GeneratorValue, opcode, replace
 from .polyfills.cursors import Cursor
-from .protocol import ObjectIterator
-from .values.base import MISSING, Iterator, Raised, Trace, Value
+from .values.base import MISSING, Iterator, ObjectIterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _C
 from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import Absent, IdIs
 from .source import Const, Missing, TypeAttr, lookup_type_attr, trusted_module
-from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
+from .values.base import MISSING, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.known import known
 from .values.number import FloatValue
-from .values.operators import COMPARE, INPLACE, UNARY, c_name, like, special_name
+from .values.operators import COMPARE, INPLACE, c_name, like
 from .values.size import QuotientValue, SizeValue, symbolic_binary
 from .values.tensor import TensorValue
 
@@ -51,11 +50,6 @@ def is_data_descriptor(raw: Any) -> bool:
     """Whether an object found on a class wins over the instance's own entry."""
     kind = type(raw)
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
-
-
-def _keep(error: Any, **members: Value) -> None:
-    """Set what C code keeps in an exception made in the trace besides its arguments."""
-    error.slots.update(members)
 
 
 def _fits(number: Any, least: int) -> bool:
@@ -180,17 +174,6 @@ class Protocol:
         return found
 
     # Attributes ---------------------------------------------------------------------------------------------
-    def generic_getattr(self, value: Value, name: str) -> Value:
-        """`object.__getattribute__`, then `__getattr__`."""
-        cls = value.python_type()
-        custom = self.type_attr(cls, "__getattribute__")
-        if isinstance(custom, types.FunctionType):
-            find = self.bind(custom, "__getattribute__", value, cls)
-            return self.getattr_hook(value, cls, name, lambda: self.call(find, [Constant(name)]))
-        if not _C.is_plain_access(custom):
-            return self.foreign_getattr(value, cls, name)
-        return self.getattr_hook(value, cls, name, lambda: self.object_getattr(value, cls, name))
-
     def foreign_getattr(self, value: Value, cls: type, name: str) -> Value:
         """An attribute of a C type with a lookup of its own (threading.local, weakref.proxy): asked for real,
         at each call.
@@ -225,57 +208,33 @@ class Protocol:
         return self.call(self.bind(hook, "__getattr__", value, cls), [Constant(name)])
 
     def no_attr(self, value: Value, name: str) -> Value:
-        cls = value.python_type()
         """Raise that there is no such attribute."""
-        raised = self.error(AttributeError, f"'{c_name(cls)}' object has no attribute '{name}'")
-        _keep(raised.value, name=Constant(name), obj=value)
+        text = f"'{c_name(value.python_type())}' object has no attribute '{name}'"
+        raised = self.error(AttributeError, text)
+        raised.value.slots.update(name=Constant(name), obj=value)  # type: ignore[attr-defined]
         raise raised
 
-    def generic_setattr(self, value: Value, name: str, new: Value | None) -> None:
-        """`setattr(value, name, new)`; None deletes."""
-        cls = value.python_type()
-        method = "__setattr__" if new is not None else "__delattr__"
-        custom = self.type_attr(cls, method)
-        if isinstance(custom, types.FunctionType):
-            self.call(
-                self.bind(custom, method, value, cls), [Constant(name)] + ([new] if new is not None else [])
-            )
-        elif not _C.is_plain_access(custom):
-            raise unsupported("unsupported-mutation", f"attribute {name!r} of {value.describe()} is set")
+    def object_setattr(self, value: Value, cls: type, name: str, *new: Value) -> None:
+        """`object.__setattr__`; without a value `object.__delattr__`."""
+        raw, after = self.type_attr(cls, name), new[0] if new else None
+        hook = getattr(type(raw), "__set__" if new else "__delete__", None)
+        if raw is MISSING or not is_data_descriptor(raw):
+            if after is None and value.instance_attr(self, name) is None:
+                self.no_attr(value, name)
+            value.store_attr(self, name, after)
+        elif type(raw) is property:
+            fn = raw.fset if new else raw.fdel
+            if fn is None:
+                raise self.error(AttributeError, _what_a_property_lacks(raw, cls, bool(new)))
+            self.call(self.make(fn), [value, *new])
+        elif type(raw) is types.MemberDescriptorType:
+            if not hasattr(value, "store_slot"):
+                raise unsupported("unsupported-mutation", f"slot {name!r} of {value.describe()} is set")
+            value.store_slot(self, raw, after)
+        elif isinstance(hook, types.FunctionType):
+            self.call(self.make(hook), [self.type_attr_value(cls, name, raw), value, *new])
         else:
-            self.object_setattr(value, cls, name, new)
-
-    def generic_delattr(self, value: Value, name: str) -> None:
-        """`delattr(value, name)`."""
-        self.generic_setattr(value, name, None)
-
-    def object_setattr(self, value: Value, cls: type, name: str, new: Value | None) -> None:
-        """`object.__setattr__` (None: `object.__delattr__`)."""
-        raw = self.type_attr(cls, name)
-        if raw is not MISSING and is_data_descriptor(raw):
-            if type(raw) is property:
-                fn = raw.fset if new is not None else raw.fdel
-                if fn is None:
-                    raise self.error(AttributeError, _what_a_property_lacks(raw, cls, new is not None))
-                self.call(self.make(fn), [value] + ([new] if new is not None else []))
-            elif type(raw) is types.MemberDescriptorType:
-                if not hasattr(value, "store_slot"):
-                    raise unsupported("unsupported-mutation", f"slot {name!r} of {value.describe()} is set")
-                value.store_slot(self, raw, new)
-            elif isinstance(
-                hook := getattr(type(raw), "__set__" if new is not None else "__delete__", None),
-                types.FunctionType,
-            ):
-                self.call(
-                    self.make(hook),
-                    [self.type_attr_value(cls, name, raw), value] + ([new] if new is not None else []),
-                )
-            else:
-                value.store_special(self, raw, name, new)  # type: ignore[attr-defined]
-            return
-        if new is None and value.instance_attr(self, name) is None:
-            self.no_attr(value, name)
-        value.store_attr(self, name, new)
+            value.store_special(self, raw, name, after)  # type: ignore[attr-defined]
 
     def unless(self, errors: type | tuple[type, ...], call: Callable[..., Value], *args: Any) -> Value | None:
         """What a call gives; None where it raises one of these exceptions."""
@@ -288,11 +247,7 @@ class Protocol:
 
     def getattr_or_none(self, value: Value, name: str) -> Value | None:
         """`getattr(value, name, None)` that tells absence (None) from a None value."""
-        return self.unless(AttributeError, self.getattr, value, name)
-
-    def getattr(self, value: Value, name: str) -> Value:
-        """`value.name` for a caller that goes on working with the result."""
-        return value.getattr(self, name)
+        return self.unless(AttributeError, value.getattr, self, name)
 
     # Operators ----------------------------------------------------------------------------------------------
     def real(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -320,7 +275,7 @@ class Protocol:
         """A real exception as an exception of the traced program."""
         raised = self.error(type(error), *error.args)
         if isinstance(error, AttributeError | NameError | ImportError):
-            _keep(raised.value, name=Constant(error.name))
+            raised.value.slots["name"] = Constant(error.name)  # type: ignore[attr-defined]
         return raised
 
     def binary(self, op: Callable[..., Any], left: Value, right: Value) -> Value:
@@ -372,29 +327,6 @@ class Protocol:
         self.real(as_asked, like(lcls), like(rcls))
         raise unsupported("unsupported-call", f"{op.__name__} of {left.describe()} and {right.describe()}")
 
-    def generic_binary(
-        self, value: Value, op: Callable[..., Any], other: Value, reflected: bool
-    ) -> Value | None:
-        """One side of a binary operator through the type's special method; None for NotImplemented."""
-        name, cls = special_name(op, reflected), value.python_type()
-        raw = self.type_attr(cls, name)
-        if (
-            raw is MISSING
-            or raw is None
-            or raw is object.__eq__
-            or any(raw is order for order in _OBJECT_ORDER)
-        ):
-            return None
-        if raw is object.__ne__:
-            equal = self.generic_binary(value, operator.eq, other, False)
-            return None if equal is None else Constant(not self.truth(equal))
-        result = self.call(self.bind(raw, name, value, cls), [other])
-        return None if isinstance(result, Constant) and result.value is NotImplemented else result
-
-    def generic_unary(self, value: Value, op: Callable[..., Any]) -> Value:
-        """`op value` through the special method."""
-        return self.call_special(value, UNARY[op], [], {})
-
     def same(self, left: Value, right: Value) -> bool:
         """`left is right`."""
         if left is right:
@@ -433,40 +365,9 @@ class Protocol:
         finally:
             self.tail = tail
 
-    def generic_truth(self, value: Value) -> bool:
-        """`__bool__`, then `__len__`, else True."""
-        if self.has_special(value, "__bool__"):
-            return bool(self.call_special(value, "__bool__", [], {}).as_constant())
-        return bool(value.length(self).as_constant()) if self.has_special(value, "__len__") else True
-
-    def generic_contains(self, value: Value, item: Value) -> Value:
-        """`__contains__`, else a search by iteration."""
-        if self.has_special(value, "__contains__"):
-            return Constant(self.truth(self.call_special(value, "__contains__", [item], {})))
-        self.must_iterate(value, "argument of type '{}' is not iterable")
-        iterator = value.iterate(self)
-        while (other := iterator.next(self)) is not None:
-            if self.equal(item, other):
-                return Constant(True)
-        return Constant(False)
-
     def equal(self, left: Value, right: Value) -> bool:
         """`left is right or left == right`, what containers use."""
         return self.same(left, right) or self.truth(self.binary(operator.eq, left, right))
-
-    def generic_iterate(self, value: Value) -> Iterator:
-        """`__iter__`, else the `__getitem__` sequence protocol."""
-        if self.has_special(value, "__iter__"):
-            result = self.call_special(value, "__iter__", [], {})
-            unsupported_if(
-                not isinstance(result, Iterator) and not self.has_special(result, "__next__"),
-                "unsupported-call",
-                f"__iter__ of {value.describe()} gives {result.describe()}",
-            )
-            return ObjectIterator(result) if not isinstance(result, Iterator) else result
-        if self.has_special(value, "__getitem__"):
-            return IndexIterator(value)
-        raise self.error(TypeError, _LACKS["__iter__"].format(c_name(value.python_type())))
 
     def must_iterate(self, value: Value, message: str) -> None:
         """Raise with this message where a value has no way to be iterated."""
@@ -477,47 +378,6 @@ class Protocol:
         """Whether a value has a way to be iterated."""
         own = type(value).iterate not in (Value.iterate, Constant.iterate)
         return own or self.has_special(value, "__iter__") or self.has_special(value, "__getitem__")
-
-
-_OBJECT_ORDER = frozenset((object.__lt__, object.__le__, object.__gt__, object.__ge__))  # type: ignore[operator]
-
-
-class ObjectIterator(Iterator):
-    """Steps a user's object with `__next__`."""
-
-    __slots__ = ("target",)
-
-    def __init__(self, target: Value) -> None:
-        super().__init__()
-        self.target = target
-
-    def python_type(self) -> type:
-        return self.target.python_type()
-
-    def next(self, trace: Any) -> Value | None:
-        return trace.unless(StopIteration, trace.call_special, self.target, "__next__", [], {})
-
-
-class _Indexed:
-    def __getitem__(self, index: int) -> int:
-        raise IndexError
-
-
-class IndexIterator(Iterator):
-    """Steps an object that has only `__getitem__`."""
-
-    __slots__ = ("target", "index")
-    kind = type(iter(_Indexed()))
-
-    def __init__(self, target: Value) -> None:
-        super().__init__()
-        self.target, self.index = target, 0
-
-    def next(self, trace: Any) -> Value | None:
-        at = Constant(self.index)
-        item = trace.unless((IndexError, StopIteration), self.target.getitem, trace, at)
-        self.index += item is not None
-        return item
 
 
 __all__ = ["Protocol", "find_rule", "is_data_descriptor", "trusted_class"]

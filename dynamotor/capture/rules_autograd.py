@@ -81,7 +81,7 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
     tensors = [value for value in outputs if isinstance(value, TensorValue)]
     if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue)}:
         raise _refused(cls, "it returns an argument or a view of one")  # eager lets nobody write into these
-    if len(tensors) > 1 and trace.getattr(ctx, "as_none").as_constant():
+    if len(tensors) > 1 and ctx.getattr(trace, "as_none").as_constant():
         raise _refused(cls, "its backward is to see which outputs have no gradient")
     if any(need.value for need in needs):
         grads = [

@@ -20,7 +20,7 @@ from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
-from .protocol import ObjectIterator, trusted_class
+from .protocol import trusted_class
 from .source import Const
 from .values.base import (
     MISSING,
@@ -28,6 +28,7 @@ from .values.base import (
     CallRule,
     Iterator,
     Kwargs,
+    ObjectIterator,
     StandIn,
     Trace,
     Value,
@@ -227,7 +228,7 @@ def _claims(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
         _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))
     ):
         return False
-    claimed = trace.getattr(value, "__class__").as_constant()
+    claimed = value.getattr(trace, "__class__").as_constant()
     return claimed is not cls and isinstance(claimed, type) and trace.derives(claimed, kind)
 
 
@@ -537,9 +538,7 @@ def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _items(trace: Trace, value: Value, refusal: str = "'{}' object is not iterable") -> Iterable[Value]:
     """The items of an iterable, one step after the other."""
     trace.must_iterate(value, refusal)
-    iterator = value.iterate(trace)
-    while (item := iterator.next(trace)) is not None:
-        yield item
+    return value.one_by_one(trace)
 
 
 def _extreme(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:

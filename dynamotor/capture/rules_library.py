@@ -432,7 +432,7 @@ class Held(Builtin):
     def getattr(self, trace: Trace, name: str) -> Value:
         if isinstance(self.value, inspect.Signature | inspect.Parameter | dataclasses.Field):
             return trace.real_call(getattr, self.value, name)
-        return trace.generic_getattr(self, name)
+        return Value.getattr(self, trace, name)
 
     def call(self, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         if type(self.value) is not weakref.ref or args or kwargs:

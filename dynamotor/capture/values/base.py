@@ -16,10 +16,12 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ... import _C
 from ...base.registry import MaybeNone, Registry
 from ..breaks import OfTrace, unsupported, unsupported_if
 from ..guards import IdIs
 from ..source import Source
+from .operators import UNARY, special_name
 
 if TYPE_CHECKING:  # every rule names these in its annotations, and they import the values
     from ..output import Codegen
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # every rule names these in its annotations, and they import 
 else:
     Codegen = Trace = Any
 
+_OBJECT_ORDER = object.__lt__, object.__le__, object.__gt__, object.__ge__  # type: ignore[operator]
 Args = list["Value"]
 Kwargs = dict[str, "Value"]
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
@@ -99,16 +102,34 @@ class Value:
 
     # Attributes ---------------------------------------------------------------------------------------------
     def getattr(self, trace: Trace, name: str) -> Value:
-        """`self.name`; the default is CPython's generic lookup over the class and `instance_attr`."""
-        return trace.generic_getattr(self, name)
+        """`self.name`: what `__getattribute__` of the class finds, then its `__getattr__`."""
+        cls = self.python_type()
+        custom = trace.type_attr(cls, "__getattribute__")
+        if isinstance(custom, types.FunctionType):
+            find = trace.bind(custom, "__getattribute__", self, cls)
+            return trace.getattr_hook(self, cls, name, lambda: trace.call(find, [trace.make(name)]))
+        if not _C.is_plain_access(custom):
+            return trace.foreign_getattr(self, cls, name)
+        return trace.getattr_hook(self, cls, name, lambda: trace.object_getattr(self, cls, name))
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
-        """`self.name = value`; the default honours `__setattr__`, data descriptors and `store_attr`."""
-        trace.generic_setattr(self, name, value)
+        """`self.name = value`."""
+        self._change(trace, "__setattr__", name, value)
 
     def delattr(self, trace: Trace, name: str) -> None:
         """`del self.name`."""
-        trace.generic_delattr(self, name)
+        self._change(trace, "__delattr__", name)
+
+    def _change(self, trace: Trace, method: str, name: str, *new: Value) -> None:
+        """What the class does where an attribute is set or deleted: data descriptors, else `store_attr`."""
+        cls = self.python_type()
+        custom = trace.type_attr(cls, method)
+        if isinstance(custom, types.FunctionType):
+            trace.call(trace.bind(custom, method, self, cls), [trace.make(name), *new])
+        elif not _C.is_plain_access(custom):
+            raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
+        else:
+            trace.object_setattr(self, cls, name, *new)
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         """The entry of the instance's `__dict__`, or None. Reading the absence guards it too."""
@@ -133,15 +154,25 @@ class Value:
         """`self op other` (`other op self` when reflected), where op is from `operator` (`operator.iadd` for
         `+=`). None means NotImplemented. Comparisons (`operator.lt`, `operator.eq`, ...) come here as well.
         """
-        return trace.generic_binary(self, op, other, reflected)
+        name, cls = special_name(op, reflected), self.python_type()
+        raw = trace.type_attr(cls, name)
+        if raw is MISSING or raw is None or raw is object.__eq__ or any(raw is o for o in _OBJECT_ORDER):
+            return None
+        if raw is object.__ne__:
+            equal = Value.binary(self, trace, operator.eq, other)
+            return None if equal is None else trace.make(not trace.truth(equal))
+        result = trace.call(trace.bind(raw, name, self, cls), [other])
+        return None if result.python_type() is type(NotImplemented) else result
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
         """`op self` for `operator.neg`, `pos`, `invert`."""
-        return trace.generic_unary(self, op)
+        return trace.call_special(self, UNARY[op], [], {})
 
     def truth(self, trace: Trace) -> bool:
-        """`bool(self)`."""
-        return trace.generic_truth(self)
+        """`bool(self)`: `__bool__`, then `__len__`, else True."""
+        if trace.has_special(self, "__bool__"):
+            return bool(trace.call_special(self, "__bool__", [], {}).as_constant())
+        return bool(self.length(trace).as_constant()) if trace.has_special(self, "__len__") else True
 
     # Containers ---------------------------------------------------------------------------------------------
     def length(self, trace: Trace) -> Value:
@@ -163,30 +194,39 @@ class Value:
         trace.call_special(self, "__delitem__", [key], {})
 
     def contains(self, trace: Trace, item: Value) -> Value:
-        """`item in self` as a bool value."""
-        return trace.generic_contains(self, item)
+        """`item in self` as a bool value: `__contains__`, else a search by iteration."""
+        if trace.has_special(self, "__contains__"):
+            return trace.make(trace.truth(trace.call_special(self, "__contains__", [item], {})))
+        trace.must_iterate(self, "argument of type '{}' is not iterable")
+        return trace.make(any(trace.equal(item, other) for other in self.one_by_one(trace)))
 
     def iterate(self, trace: Trace) -> Iterator:
-        """`iter(self)`."""
-        return trace.generic_iterate(self)
+        """`iter(self)`: `__iter__`, else the `__getitem__` sequence protocol."""
+        if trace.has_special(self, "__iter__") or not trace.has_special(self, "__getitem__"):
+            result = trace.call_special(self, "__iter__", [], {})
+            unsupported_if(
+                not isinstance(result, Iterator) and not trace.has_special(result, "__next__"),
+                "unsupported-call",
+                f"__iter__ of {self.describe()} gives {result.describe()}",
+            )
+            return ObjectIterator(result) if not isinstance(result, Iterator) else result
+        return IndexIterator(self)
 
-    def each(self, trace: Trace) -> Iterable[Value]:
-        """The items that iterating gives, each made when it is asked for: for who shows the program what came
-        before."""
-        if type(self).unpack is not Value.unpack:  # a container, whose items are there
-            yield from self.unpack(trace)
-            return
+    def one_by_one(self, trace: Trace) -> Iterable[Value]:
+        """The items that iterating gives, one step after the other."""
         iterator = self.iterate(trace)
         while (item := iterator.next(trace)) is not None:
             yield item
 
+    def each(self, trace: Trace) -> Iterable[Value]:
+        """The items that iterating gives, each made when it is asked for: for who shows the program what came
+        before."""
+        there = type(self).unpack is not Value.unpack  # in a container
+        return self.unpack(trace) if there else self.one_by_one(trace)
+
     def unpack(self, trace: Trace) -> list[Value]:
         """All items that iterating gives."""
-        iterator = self.iterate(trace)
-        items = []
-        while (item := iterator.next(trace)) is not None:
-            items.append(item)
-        return items
+        return list(self.one_by_one(trace))
 
     def listed(self, trace: Trace) -> list[Value]:
         """All items as `list(value)` takes them, which asks an object for its length first."""
@@ -287,6 +327,44 @@ class Iterator(Value):
 
     def hash_key(self, trace: Trace) -> Hashable:
         return self
+
+
+class ObjectIterator(Iterator):
+    """Steps a user's object with `__next__`."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: Value) -> None:
+        super().__init__()
+        self.target = target
+
+    def python_type(self) -> type:
+        return self.target.python_type()
+
+    def next(self, trace: Trace) -> Value | None:
+        return trace.unless(StopIteration, trace.call_special, self.target, "__next__", [], {})
+
+
+class _Indexed:
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+
+class IndexIterator(Iterator):
+    """Steps an object that has only `__getitem__`."""
+
+    __slots__ = ("target", "index")
+    kind = type(iter(_Indexed()))
+
+    def __init__(self, target: Value) -> None:
+        super().__init__()
+        self.target, self.index = target, 0
+
+    def next(self, trace: Trace) -> Value | None:
+        at = trace.make(self.index)
+        item = trace.unless((IndexError, StopIteration), self.target.getitem, trace, at)
+        self.index += item is not None
+        return item
 
 
 # From Python objects to values ------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Constant(Value):
     def getattr(self, trace: Trace, name: str) -> Value:
         if self.is_plain:
             return self.attribute(trace, trace.real(getattr, self.value, name))
-        return trace.generic_getattr(self, name)
+        return super().getattr(trace, name)
 
     def attribute(self, trace: Trace, found: Any) -> Value:
         """The value of a real attribute: C methods stay bound to this value."""
@@ -113,13 +113,13 @@ class Constant(Value):
             if isinstance(self.value, tuple) and not reflected and issubclass(other.python_type(), tuple):
                 return trace.make_tuple(self.unpack(trace)).binary(trace, op, other)
             return None
-        return trace.generic_binary(self, op, other, reflected)
+        return super().binary(trace, op, other, reflected)
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
-        return trace.real_call(op, self.value) if self.is_plain else trace.generic_unary(self, op)
+        return trace.real_call(op, self.value) if self.is_plain else super().unary(trace, op)
 
     def truth(self, trace: Trace) -> bool:
-        return bool(self.value) if self.is_plain else trace.generic_truth(self)
+        return bool(self.value) if self.is_plain else super().truth(trace)
 
     def length(self, trace: Trace) -> Value:
         return trace.real_call(len, self.value) if self.is_plain else super().length(trace)

@@ -268,7 +268,7 @@ class FunctionValue(Value):
             return Constant(None)
         if name == "__closure__":
             return TupleValue(self.closure) if self.closure else Constant(None)
-        return self.dict.lookup(name) or trace.generic_getattr(self, name)
+        return self.dict.lookup(name) or super().getattr(trace, name)
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         return self.dict.lookup(name)

@@ -372,7 +372,7 @@ register_all(
         (
             (object.__setattr__, object.__delattr__),
             lambda trace, args, kwargs: (
-                trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), (*args, None)[2])
+                trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), *args[2:])
                 or Constant(None)
             ),
         ),
@@ -390,7 +390,7 @@ register_all(
 
 @builtin_rule(object.__ne__)
 def _object_ne(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    equal = trace.generic_binary(args[0], operator.eq, args[1], False)
+    equal = Value.binary(args[0], trace, operator.eq, args[1])
     return Constant(NotImplemented) if equal is None else Constant(not trace.truth(equal))
 
 

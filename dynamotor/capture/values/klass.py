@@ -112,7 +112,7 @@ class ClassValue(Constant):
         if op.__name__ == "or_" and other.is_constant():
             a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
             return trace.real_call(op, a, b)
-        return trace.generic_binary(self, op, other, reflected)
+        return super().binary(trace, op, other, reflected)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         trace.tail = False

@@ -94,10 +94,10 @@ class NNModuleValue(UserObject):
         if trace.type_attr(cls, "__getattr__") is not Module.__getattr__ or (
             trace.type_attr(cls, "__getattribute__") is not object.__getattribute__
         ):
-            return trace.generic_getattr(self, name)
+            return super().getattr(trace, name)
         raw = trace.type_attr(cls, name)
         if raw is not MISSING and is_data_descriptor(raw):
-            return trace.generic_getattr(self, name)
+            return super().getattr(trace, name)
         found = self.instance_attr(trace, name)
         if found is not None:
             return found
@@ -121,7 +121,7 @@ class NNModuleValue(UserObject):
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
         if trace.type_attr(self.cls, "__setattr__") is not Module.__setattr__ or self.obj is MISSING:
-            trace.generic_setattr(self, name, value)
+            super().setattr(trace, name, value)
             return
         held = any(self.table(trace, t).lookup(name) is not None for t in ("_parameters", "_modules"))
         if held or issubclass(value.python_type(), Module) or _is_registered(trace, value):

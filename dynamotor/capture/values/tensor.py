@@ -149,7 +149,7 @@ class TensorValue(Value):
             return rule(trace, self)
         held_by = METADATA.get(name)
         if held_by is None:
-            return trace.generic_getattr(self, name)
+            return super().getattr(trace, name)
         if held_by == "asked" and self.obj is not MISSING:
             found = trace.reader.attribute(self.source, self.obj, name)
             if found is not None and not self.written:
