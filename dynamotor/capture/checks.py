@@ -22,7 +22,7 @@ from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.known import known
 from .values.size import ConditionValue, demand
-from .values.tensor import TensorValue, function_name, tensor_values, torch_call, writes_inputs
+from .values.tensor import TensorValue, function_name, torch_call, writes_inputs
 from .values.torch_function import HeldNumber
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Checks:
         nodes = trace.graph.graph.nodes
         if self.any and (writes_inputs(trace) or any(map(acts_outside, nodes))):
             return False
-        elsewhere = any(v.example.device.type != "cpu" for v in tensor_values(trace).values())
+        elsewhere = any(v.example.device.type != "cpu" for v in trace.tensors.values())
         if self.of_sizes and trace.draws and elsewhere:
             return False  # only the CPU's random state is put back
         return self.failed is None or not (elsewhere or any(_is_unbounded(trace, node) for node in nodes))
@@ -103,7 +103,7 @@ def _is_unbounded(trace: Trace, node: fx.Node) -> bool:
     val = node.meta["val"]  # of a number that is read, whether it is a size
     return type(val) is not Size or any(
         type(n) is Size and n.symbols & val.symbols
-        for value in tensor_values(trace).values()
+        for value in trace.tensors.values()
         for n in value.example.spec.shape
     )
 

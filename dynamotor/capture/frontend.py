@@ -762,7 +762,7 @@ def finish_trace(
         tensor.writes_inputs(trace) or any(map(failed_graphs.acts_outside, gm.graph.nodes))
     )
     lines = trace.reader.guards if trace.reader.heard else {}
-    states = rules_states.StateEffect.of(trace)
+    states = rules_states.StateEffect.known(trace)
     return Captured(
         gm,
         inputs,

@@ -22,7 +22,6 @@ from .values.base import Trace, Value
 from .values.constant import Constant
 from .values.number import FloatValue
 from .values.size import ConditionValue, SizeValue
-from .values.tensor import tensor_values
 from .values.torch_function import HeldNumber
 
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
@@ -161,7 +160,7 @@ class Codegen:
             unsupported_if(
                 any(
                     v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
-                    for v in tensor_values(self.trace).values()
+                    for v in self.trace.tensors.values()
                     if v.source is not None
                 ),
                 "reconstruct",

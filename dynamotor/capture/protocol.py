@@ -101,7 +101,7 @@ class Protocol:
     # Lookup on classes --------------------------------------------------------------------------------------
     def type_attr(self, cls: type, name: str) -> Any:
         """What the MRO of `cls` holds under `name`, unbound, or MISSING; guarded."""
-        cache = self.__dict__.setdefault("_type_attrs", {})
+        cache = self._type_attrs
         raw = cache.get((cls, name), cache)
         if raw is not cache:
             return raw

@@ -24,7 +24,7 @@ from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
 from .values.klass import ClassValue
-from .values.tensor import TensorValue, tensor_values, torch_call, version
+from .values.tensor import TensorValue, torch_call, version
 
 _own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
 
@@ -214,7 +214,7 @@ def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         "a hook may be put on after the graph",
     )
     args = [TupleValue(a.unpack(trace)) if isinstance(a, Iterator) else a for a in args]
-    for value in tensor_values(trace).values():
+    for value in trace.tensors.values():
         if value.obj is MISSING or not value.example.requires_grad:
             continue
         facts = [

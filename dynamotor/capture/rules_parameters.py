@@ -17,7 +17,7 @@ from .breaks import unsupported_if
 from .source import Called, Const
 from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
-from .values.tensor import TensorValue, outside_tensors, torch_call
+from .values.tensor import TensorValue, torch_call
 
 
 @builtin_rule(torch.Tensor._make_subclass)
@@ -57,7 +57,7 @@ def _can_be_made(trace: Trace, cls: Value, data: Value, wanted: Value) -> bool:
         and not example.spec.is_symbolic
         and example.spec.is_contiguous
         and not example.spec.offset
-        and not any(value.example.memory is example.memory for value in outside_tensors(trace))
+        and not any(value.example.memory is example.memory for value in trace.outside)
         and not (trace.sizes.in_body or trace.graph.recompute or torch.is_inference_mode_enabled())
     )
 

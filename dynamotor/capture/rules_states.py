@@ -16,33 +16,22 @@ from ..graph import states
 from .breaks import Unsupported, unsupported, unsupported_if
 from .values.base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder
 from .values.constant import Constant
-from .values.context import ModeEffect
+from .values.context import ModeEffect, Standing
 from .values.tensor import TensorValue, torch_call
 from .values.user_object import UserObject
 
 _SEEDS = range(-(2**63), 2**64)
 
 
-class StateEffect(Value):
+class StateEffect(Standing):
     """The states that a trace sets: an effect, which functions that others call later may not have."""
 
     __slots__ = ("regions", "saved")
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
         self.regions: list[Value] = []  # those of inference mode that are open
         self.saved = False  # a state was read, which a generator may put back in its `finally`
-
-    @staticmethod
-    def of(trace: Trace) -> StateEffect | None:
-        """The one of a trace that sets states."""
-        return trace.__dict__.get("state_effect")
-
-    def python_type(self) -> type:
-        return StateEffect
-
-    def real(self) -> Any:
-        return self
 
     def replay(self, cg: Codegen) -> None:
         """The graph has done it all."""
@@ -51,7 +40,7 @@ class StateEffect(Value):
 
 def broken_region(trace: Trace) -> bool:
     """Whether a trace stopped inside a region: it is to be made again without such regions."""
-    effect = StateEffect.of(trace)
+    effect = StateEffect.known(trace)
     if effect is None or trace.sizes.policy.broken_regions:
         return False
     return bool(effect.regions) or effect.saved and any(g.has_duties() for g in trace.generators)
@@ -62,10 +51,7 @@ def _state_call(trace: Trace, refused: Unsupported) -> StateEffect:
     policy = trace.sizes.policy
     if not policy.states or policy.broken_regions or trace.sizes.in_body or trace.graph.recompute:
         raise refused
-    effect = StateEffect.of(trace) or StateEffect()
-    trace.__dict__["state_effect"] = effect
-    trace.effects.touch(effect)
-    return effect
+    return StateEffect.of(trace)
 
 
 def _random_call(trace: Trace, name: str) -> StateEffect:

@@ -29,6 +29,7 @@ from .source import Called, Const, DictItem, Source
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
 from .values.instances import Instances
+from .values.tensor import TensorValue
 from .values.text import Text
 
 _NONE: Mapping[Source, Any] = {}
@@ -67,6 +68,14 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.reader = Reader(self)
         self.effects = Effects(self)
         self.checks = Checks(self)
+        self.tensors: dict[int, TensorValue] = {}  # by the ids of their ShapeTensors
+        self.outside: list[TensorValue] = []  # those that have a real tensor
+        self.data_taken: list[
+            tuple[Any, Any]
+        ] = []  # ShapeTensors of which `.data` was taken, their versions then
+        self.global_hooks: list[Value | None] = []  # the tables of hooks for all modules, once they are read
+        self.standing: dict[type, Value] = {}  # effects of which a trace has one (values/context.py)
+        self._type_attrs = {}
         self.draws = False  # a call takes random numbers
         self.repeated: set[Source] = set()  # modules that come as arguments, one after the other
         self.owner: Source | None = None  # of the module, where the program is for all modules of its class

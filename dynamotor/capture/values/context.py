@@ -8,7 +8,7 @@ rules of their own. A trace that ends inside a region leaves the mode to the run
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.autograd import forward_ad
@@ -39,31 +39,45 @@ def foreign_modes() -> bool:
     )
 
 
-class ModeEffect(Value):
+class Standing(Value):
+    """An effect of which a trace has one at most: what is to be done behind the graph about a state of the thread."""
+
+    __slots__ = ()
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+
+    @classmethod
+    def known(cls, trace: Trace) -> Self | None:
+        """The one of a trace that has one."""
+        return trace.standing.get(cls)  # type: ignore[return-value]
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """The one of a trace, noted as an effect."""
+        found = cls.known(trace)
+        if found is None:
+            found = trace.standing[cls] = cls(trace)  # type: ignore[assignment]
+        trace.effects.touch(found)
+        return found  # type: ignore[return-value]
+
+    def python_type(self) -> type:
+        return type(self)
+
+    def real(self) -> Any:
+        return self
+
+
+class ModeEffect(Standing):
     """The modes at the end of the trace, set after the graph when they are not those of the beginning."""
 
     __slots__ = ("grad", "autocast", "regions")
 
-    def python_type(self) -> type:
-        return ModeEffect
-
     def __init__(self, trace: Trace) -> None:
-        super().__init__()
+        super().__init__(trace)
         self.grad = trace.graded
         self.autocast = autocast_state()
         self.regions: dict[Value, tuple[Any, torch.autocast]] = {}  # autocast value -> node, real region
-
-    @staticmethod
-    def of(trace: Trace) -> ModeEffect:
-        """The one of a trace, registered as an effect."""
-        effect = trace.__dict__.get("mode_effect")
-        if effect is None:
-            effect = trace.__dict__["mode_effect"] = ModeEffect(trace)
-            trace.effects.touch(effect)
-        return effect
-
-    def real(self) -> Any:
-        return self
 
     def replay(self, cg: Codegen) -> None:
         """Close the regions that a break left open inside the graph, and open them again after it."""
@@ -183,31 +197,16 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
 
 
 # Regions that the graph does not enter ----------------------------------------------------------------------
-class OpenRegions(Value):
+class OpenRegions(Standing):
     """The `with torch.device(...)` and `record_function(...)` that are open in a trace. None is entered: what
     makes tensors is told the device, as PyTorch's mode tells it. Those that are open where the trace ends are
     entered behind the graph."""
 
     __slots__ = ("open",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
         self.open: list[Value] = []
-
-    @staticmethod
-    def of(trace: Trace) -> OpenRegions:
-        """Those of a trace."""
-        return trace.__dict__.get("open_regions") or OpenRegions()
-
-    def device(self) -> Value | None:
-        """That of the innermost region of a device."""
-        return next((one for one in reversed(self.open) if one.python_type() is torch.device), None)
-
-    def python_type(self) -> type:
-        return OpenRegions
-
-    def real(self) -> Any:
-        return self
 
     def replay(self, cg: Codegen) -> None:
         for region in self.open:
@@ -216,9 +215,7 @@ class OpenRegions(Value):
 
 @builtin_rule(torch.device.__enter__, record_function.__enter__)
 def _enter_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    regions = trace.__dict__["open_regions"] = OpenRegions.of(trace)
-    regions.open.append(args[0])
-    trace.effects.touch(regions)
+    OpenRegions.of(trace).open.append(args[0])
     return args[0]
 
 
@@ -232,15 +229,22 @@ def _exit_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
     return Constant(None)
 
 
+def _device(trace: Trace) -> Value | None:
+    """That of the innermost region of a device."""
+    regions = OpenRegions.known(trace)
+    inner = reversed(regions.open if regions else [])
+    return next((one for one in inner if one.python_type() is torch.device), None)
+
+
 @builtin_rule(torch.get_default_device)
 def _default_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    device = OpenRegions.of(trace).device()  # the `Ambient` row compares the one outside
+    device = _device(trace)  # the `Ambient` row compares the one outside
     return Constant(torch.get_default_device() if device is None else device_with_index(device.as_constant()))
 
 
 def on_device(trace: Trace, fn: Any, kwargs: dict[str, Value]) -> dict[str, Value]:
     """The keywords of a call with the device of the innermost region, where it makes a tensor and names none."""
-    device = OpenRegions.of(trace).device()
+    device = _device(trace)
     if device is None or fn not in _device_constructors() or not is_none(kwargs.get("device")):
         return kwargs
     return kwargs | {"device": device}

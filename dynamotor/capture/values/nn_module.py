@@ -164,14 +164,13 @@ def _unpin_if_set(trace: Trace, name: str, buffer: TensorValue) -> None:
 
 def _global_hooks(trace: Trace) -> bool:
     """Whether hooks for all modules are registered; guarded."""
-    tables = trace.__dict__.get("_global_hooks")
-    if tables is None:
+    if not trace.global_hooks:
         real = [
             (Const(table := getattr(torch_module, n), f"torch.nn.modules.module.{n}"), table)
             for n in _GLOBAL_HOOKS
         ]
-        tables = trace.__dict__["_global_hooks"] = [contents_of(trace.wrap(*pair)) for pair in real]
-    return any(table is None or table.truth(trace) for table in tables)
+        trace.global_hooks = [contents_of(trace.wrap(*pair)) for pair in real]
+    return any(table is None or table.truth(trace) for table in trace.global_hooks)
 
 
 @wrap_rule(Module, subclasses=True)

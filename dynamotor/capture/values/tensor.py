@@ -93,7 +93,7 @@ class TensorValue(Value):
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
         self.data_of: TensorValue | None = None  # this is `data_of.data`
-        tensor_values(trace)[id(example)] = self
+        trace.tensors[id(example)] = self
 
     @staticmethod
     def of(trace: Trace, node: fx.Node, result: torch.Tensor) -> TensorValue:
@@ -102,7 +102,7 @@ class TensorValue(Value):
             raise unsupported(
                 "unsupported-op", f"{target_name(node.target)} gives a real {type(result).__name__}"
             )
-        known = tensor_values(trace).get(id(result))
+        known = trace.tensors.get(id(result))
         return TensorValue(trace, node, result) if known is None else known
 
     @property
@@ -341,16 +341,6 @@ def _input_name(source: Any) -> str:
 _WORDS = re.compile(r"\w+").findall
 
 
-def tensor_values(trace: Trace) -> dict[int, TensorValue]:
-    """The tensor values of a trace by the id of their ShapeTensor."""
-    return trace.__dict__.setdefault("_tensor_values", {})
-
-
-def outside_tensors(trace: Trace) -> list[TensorValue]:
-    """The tensor values of a trace that have a real tensor."""
-    return trace.__dict__.setdefault("_outside_tensors", [])
-
-
 def version(tensor: torch.Tensor) -> Any:
     """The tensor's version counter. Tensors of inference mode have none: each answer differs, as if they had
     been written.
@@ -365,7 +355,7 @@ def guard_overlaps(trace: Trace) -> None:
     To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees
     them overlap.
     """
-    inputs = [v for v in outside_tensors(trace) if v._node is not None]
+    inputs = [v for v in trace.outside if v._node is not None]
     written = [v for v in inputs if v.written]
     loose = [v for v in inputs if not v.settled]
     for value in written:
@@ -387,7 +377,7 @@ def guard_overlaps(trace: Trace) -> None:
 
 def writes_inputs(trace: Trace) -> bool:
     """Whether the graph writes a tensor from outside in place."""
-    return any(v.written for v in outside_tensors(trace) if v._node is not None)
+    return any(v.written for v in trace.outside if v._node is not None)
 
 
 def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: list[ShapeTensor]) -> None:
@@ -397,7 +387,7 @@ def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: li
     if target is not operator.setitem:  # of other writes into a tensor of inference mode the trial knows
         written = [t for t in written if not t.is_inference()]
     memories = {id(t.memory) for t in given}
-    values = [v for v in outside_tensors(trace) if id(v.example.memory) in memories]
+    values = [v for v in trace.outside if id(v.example.memory) in memories]
     for value in values:
         if all(value.example.memory is not t.memory for t in written):
             continue
@@ -435,7 +425,7 @@ def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     spec = trace.sizes.read(source, obj, static=is_static(source))
     trace.reader.guard(trace.sizes.guard(source, obj))
     value = TensorValue(trace, None, _example(obj, spec), source, obj, type(obj))
-    outside_tensors(trace).append(value)
+    trace.outside.append(value)
     return value
 
 
@@ -502,7 +492,7 @@ def _data(trace: Trace, value: TensorValue) -> Value:
     assert isinstance(result, TensorValue)
     if not result.example.is_inference():
         result.data_of = value
-        trace.__dict__.setdefault("_data_of_tensors", []).append((result.example, version(result.example)))
+        trace.data_taken.append((result.example, version(result.example)))
     return result
 
 
@@ -654,7 +644,7 @@ def torch_call(
     trial_kwargs = {name: lower(v, False) for name, v in kwargs.items()}
     if run is None:
         run = getattr(torch.Tensor, target) if isinstance(target, str) else target
-    known = tensor_values(trace)
+    known = trace.tensors
     given = [t for t in leaves_in((trial_args, trial_kwargs)) if isinstance(t, ShapeTensor)]
     if trace.given_away:
         for tensor in given:
@@ -663,7 +653,7 @@ def torch_call(
     result = trial(trace, target, run, trial_args, trial_kwargs)
     written = [t for t, then in zip(given, before) if version(t) != then]
     written += _declared_written(target, trial_args, trial_kwargs)
-    if written and any(version(data) != then for data, then in trace.__dict__.get("_data_of_tensors", ())):
+    if written and any(version(data) != then for data, then in trace.data_taken):
         raise _data_written()
     if written:
         check_write(trace, target, given, written)
@@ -854,11 +844,7 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
 def _guard_offsets(trace: Trace, args: list[Value]) -> list[TensorValue]:
     """The tensors from outside that share memory with the arguments: they begin where they begin in it."""
     memories = [arg.example.memory for arg in args if isinstance(arg, TensorValue)]
-    found = [
-        value
-        for value in outside_tensors(trace)
-        if any(value.example.memory is memory for memory in memories)
-    ]
+    found = [value for value in trace.outside if any(value.example.memory is memory for memory in memories)]
     for value in found:
         trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
     return found
@@ -918,7 +904,7 @@ def result_value(trace: Trace, node: fx.Node, result: Any) -> Value:
 
 
 def _part(trace: Trace, node: fx.Node, index: int, item: Any) -> Value:
-    known = tensor_values(trace).get(id(item)) if isinstance(item, ShapeTensor) else None
+    known = trace.tensors.get(id(item)) if isinstance(item, ShapeTensor) else None
     if known is not None:
         return known
     return result_value(
