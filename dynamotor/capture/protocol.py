@@ -296,7 +296,7 @@ class Protocol:
             result = left.binary(self, op, right)
             if result is not None:
                 return result
-            op = inplace[1]
+            op = inplace
         lcls, rcls = left.python_type(), right.python_type()
         if lcls is not rcls and issubclass(rcls, lcls):
             result = right.binary(self, op, left, True)

@@ -166,6 +166,17 @@ class Constant(Value):
         return f"{self.value!r:.80}"
 
 
+class Number(Constant):
+    """A number that is known as something else. Its `value` specialises: what knows nothing of that reads a number,
+    and is right for this number alone (a guard says so)."""
+
+    __slots__ = ()
+    symbolic = is_plain = True
+
+    def python_type(self) -> type:
+        return self.kind
+
+
 def is_none(value: Value | None) -> bool:
     """Whether an argument is None, or not given."""
     return value is None or type(value) is Constant and value.value is None

@@ -30,7 +30,7 @@ from ..guards import (
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, StandIn, Trace, Value, makers, once, wrap_rule
 from .constant import Constant
-from .operators import like
+from .operators import COMPARE, like
 from .walks import DictIterator, SequenceIterator, SetIterator
 
 
@@ -121,7 +121,7 @@ class SequenceValue(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         contents = contents_of(other)
-        if op in _ORDER:
+        if op in COMPARE:
             if contents is None and isinstance(other, Constant) and isinstance(other.value, self.kind):
                 contents = TupleValue([Constant(item) for item in other.value])  # type: ignore[attr-defined]  # a torch.Size
             return (
@@ -422,9 +422,6 @@ class DictValue(Value):
             trace.update_dict(self, other)
             return self
         contents = contents_of(other)
-        if op is operator.ior:
-            trace.update_dict(self, other)
-            return self
         if not isinstance(contents, DictValue):
             return None
         if op in (operator.eq, operator.ne):
@@ -521,7 +518,7 @@ class DictView(Value):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        if self.part == "values" or not (_like_a_set(other) if op in _ORDER else op in _MAKES_SETS):
+        if self.part == "values" or not (_like_a_set(other) if op in COMPARE else op in _MAKES_SETS):
             return None  # before the other's items are asked for: an iterator would be used up
         mine = SetValue.of(trace, self.unpack(trace))
         theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other)
@@ -690,8 +687,8 @@ class SetValue(Value):
         other = contents_of(other) or other
         if not isinstance(other, SetValue):
             return None
-        mine, theirs = (other, self) if reflected and op not in _ORDER else (self, other)
-        if op in _ORDER:
+        mine, theirs = (other, self) if reflected and op not in COMPARE else (self, other)
+        if op in COMPARE:
             return Constant(op(set(mine.table), set(theirs.table)))
         if op in _IN_PLACE:
             if self.kind is set:
@@ -771,7 +768,6 @@ def real_items(source: Value | list[Value]) -> Any:
 
 
 _MAKES_SETS = frozenset((operator.and_, operator.or_, operator.sub, operator.xor))
-_ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
 
 
 def items_in_any_order(trace: Trace, value: Value) -> list[Value]:

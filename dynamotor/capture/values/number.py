@@ -20,26 +20,31 @@ import torch
 from ..guards import BYTES, ConstEquals
 from ..source import Called, Source
 from .base import Trace, Value
-from .constant import Constant
+from .constant import Constant, Number
+from .operators import COMPARE, INPLACE
 
 Step = Callable[[float], Any]
 KINDS = (float, np.float64, np.int64)
-_INPLACE = {
-    getattr(operator, f"i{name}"): getattr(operator, name)
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-}
-_ARITHMETIC = frozenset(_INPLACE.values())
-_COMPARISONS = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
+_ARITHMETIC = frozenset(
+    (
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.truediv,
+        operator.floordiv,
+        operator.mod,
+        operator.pow,
+    )
+)
 _UNARY = (operator.neg, operator.pos, abs)
 # Functions of one float that give another.
 FUNCTIONS = (float, abs, math.sqrt, math.exp, math.log, math.log2, math.sin, math.cos, math.tan, math.tanh)
 
 
-class FloatValue(Constant):
+class FloatValue(Number):
     """A float from outside (`root`), or what `step` makes of it. text: for people."""
 
     __slots__ = ("trace", "root", "now", "step", "text", "kind")
-    symbolic = is_plain = True
 
     def __init__(
         self, trace: Trace, root: Source, now: float, step: Step | None = None, text: str = ""
@@ -47,9 +52,6 @@ class FloatValue(Constant):
         self.trace, self.root, self.now, self.step, self.text = trace, root, now, step, text or str(root)
         self.kind = type(now if step is None else step(now))
         self.source = root if step is None else _computed(trace, root, step, self.text, self.kind)
-
-    def python_type(self) -> type:
-        return self.kind
 
     @property
     def value(self) -> float:
@@ -66,18 +68,18 @@ class FloatValue(Constant):
         if not other.is_constant():
             odd = isinstance(getattr(other, "base", None), Constant)  # of a subclass of int, float or str
             return super().binary(trace, op, other, reflected) if odd else None
-        as_asked, op = op, _INPLACE.get(op, op)  # an error names the former
+        as_asked, op = op, INPLACE.get(op, op)  # an error names the former
         step = self._with(op, other, reflected)
         if step is None:
             return super().binary(trace, as_asked, other, reflected)
         names = (_text(other), self.text) if reflected else (self.text, _text(other))
         text = f"{op.__name__}({', '.join(names)})"
-        if op in _COMPARISONS:
+        if op in COMPARE:
             return Constant(trace.reader.ask(self.root, self.now, text, step))
         return self.after(step, text) or super().binary(trace, as_asked, other, reflected)
 
     def _with(self, op: Callable[..., Any], other: Value, reflected: bool) -> Step | None:
-        if op not in _ARITHMETIC and op not in _COMPARISONS:
+        if op not in _ARITHMETIC and op not in COMPARE:
             return None
         mine = self.step or _itself
         if type(other) is FloatValue and other.root == self.root:

@@ -6,26 +6,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-_NAMES = [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "lshift",
-    "rshift",
-    "and_",
-    "or_",
-    "xor",
-]
-_BINARY = {getattr(operator, n): (f"__{n.strip('_')}__", f"__r{n.strip('_')}__") for n in _NAMES}
-_BINARY[divmod] = ("__divmod__", "__rdivmod__")
-INPLACE = {
-    getattr(operator, "i" + n.strip("_")): (f"__i{n.strip('_')}__", getattr(operator, n)) for n in _NAMES
-}
+# In-place operators, and what they are where the left side has no such method.
+_NAMES = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor"
+INPLACE = {getattr(operator, "i" + name.strip("_")): getattr(operator, name) for name in _NAMES.split()}
 COMPARE = {
     operator.lt: ("__lt__", "__gt__"),
     operator.gt: ("__gt__", "__lt__"),
@@ -55,4 +38,5 @@ def like(cls: type) -> Any:
 
 def special_name(op: Callable[..., Any], reflected: bool) -> str:
     """The special method of one operand: the left one's, or (reflected) the right one's."""
-    return INPLACE[op][0] if op in INPLACE else (COMPARE if op in COMPARE else _BINARY)[op][reflected]
+    plain = f"__{'r' * reflected}{op.__name__.strip('_')}__"
+    return COMPARE[op][reflected] if op in COMPARE else plain

@@ -22,30 +22,33 @@ from ...graph.data_sizes import holds
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
 from .base import Codegen, Trace, Value, find_rule, size_rules
-from .constant import Constant
+from .constant import Constant, Number
 from .containers import SequenceValue, TupleValue
 from .number import FUNCTIONS, FloatValue
+from .operators import COMPARE, INPLACE
 
-_INPLACE = {
-    getattr(operator, f"i{name}"): getattr(operator, name)
-    for name in ("add", "sub", "mul", "floordiv", "mod", "pow")
-}
 _EXACT = frozenset(
-    (*_INPLACE.values(), divmod, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+    (
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.floordiv,
+        operator.mod,
+        operator.pow,
+        divmod,
+        *COMPARE,
+    )
 )
 
 
-class SizeValue(Constant):
+class SizeValue(Number):
     """An int that is known as an expression."""
 
     __slots__ = ("trace", "expr")
-    symbolic = is_plain = True
+    kind = int
 
     def __init__(self, trace: Trace, expr: Size) -> None:
         self.source, self.trace, self.expr = None, trace, expr
-
-    def python_type(self) -> type:
-        return int
 
     @property
     def value(self) -> int:
@@ -54,11 +57,11 @@ class SizeValue(Constant):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        as_asked, op = op, _INPLACE.get(op, op)  # an error names the former
+        as_asked, op = op, INPLACE.get(op, op)  # an error names the former
         number = number_of(other)
         if not other.is_constant():
             return None
-        if op in (operator.truediv, operator.itruediv, operator.mul) and type(other) is Constant:
+        if op in (operator.truediv, operator.mul) and type(other) is Constant:
             quotient = _quotient(trace, op, self.expr, other.value, reflected)
             if quotient is not None:
                 return quotient
@@ -104,17 +107,14 @@ class SizeValue(Constant):
         return f"the size {self.expr}"
 
 
-class QuotientValue(Constant):
+class QuotientValue(Number):
     """A float that is a size over a positive integer: what is rounded of it is a size, all else a number."""
 
     __slots__ = ("over", "by")
-    symbolic = is_plain = True
+    kind = float
 
     def __init__(self, over: Size, by: int) -> None:
         self.source, self.over, self.by = None, over, by
-
-    def python_type(self) -> type:
-        return float
 
     @property
     def value(self) -> float:
@@ -154,24 +154,18 @@ def _quotient(
     return QuotientValue(expr, by) if exact else None
 
 
-class ConditionValue(Constant):
+class ConditionValue(Number):
     """A comparison of sizes that only data decides: whoever needs the answer breaks the graph."""
 
     __slots__ = ("trace", "condition")
-    symbolic = is_plain = True
+    kind = bool
 
     def __init__(self, trace: Trace, condition: Condition) -> None:
         self.source, self.trace, self.condition = None, trace, condition
 
-    def python_type(self) -> type:
-        return bool
-
     @property
     def value(self) -> bool:
         return self.condition.ask()
-
-    def truth(self, trace: Trace) -> bool:
-        return self.value
 
     def reconstruct(self, cg: Codegen) -> str:
         asked = self.condition

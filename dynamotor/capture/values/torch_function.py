@@ -40,6 +40,7 @@ from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
 from .known import SIZED, known, sizes_as_numbers
+from .operators import COMPARE, INPLACE
 from .size import SizeValue
 from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
@@ -187,10 +188,7 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
     return rule
 
 
-_COMPARISONS = frozenset((operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne))
-_SUMS = {
-    getattr(operator, i + name): getattr(operator, name) for name in ("add", "sub", "mul") for i in ("", "i")
-}
+_SUMS = frozenset((operator.add, operator.sub, operator.mul))
 _EXACT = 1 << 53  # whole numbers up to here are floats
 
 
@@ -221,23 +219,20 @@ class HeldNumber(Constant):
         stop.read_at = self.tensor.trace.read_at[id(self)] if self.kind is bool else ()  # type: ignore[attr-defined]
         raise stop
 
-    def truth(self, trace: Trace) -> bool:
-        return self.value
-
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         """A comparison with a number is handed on too, and sums, differences and products of floats: as Python
         computes, with 64 bits.
         """
-        sums = op in _SUMS and self.kind is float
+        function = INPLACE.get(op, op)
+        sums = function in _SUMS and self.kind is float
         held = sums and type(other) is HeldNumber and other.kind is float
         plain = type(other) is Constant and type(other.value) in (int, float, bool)
         near = held or plain and not abs(other.value) > _EXACT  # type: ignore[attr-defined]
-        if not near or not sums and op not in _COMPARISONS:
+        if not near or not sums and op not in COMPARE:
             return super().binary(trace, op, other, reflected)
         pair = [self.wide(trace), other.wide(trace) if type(other) is HeldNumber else other]
-        function = _SUMS.get(op, op)
         return HeldNumber(trace, torch_call(trace, function, pair[::-1] if reflected else pair, {}))  # type: ignore[arg-type]
 
     def wide(self, trace: Trace) -> Value:
