@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .breaks import OfTrace, unsupported, unsupported_if
-from .guards import Absent, IdIs
+from .guards import Absent, IdIs, MroIs
 from .source import Const, Missing, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, Raised, Value, binders, find_rule
 from .values.constant import Constant
@@ -125,7 +125,7 @@ class Protocol:
         if not isinstance(kind, type):
             return self.real_call(isinstance, None, kind).as_constant()  # raises what isinstance() does
         if not trusted_class(cls):
-            self.reader.guard_bases(cls)
+            self.reader.guard(MroIs(Const(cls, cls.__qualname__), cls.__mro__))
         return kind in type.__dict__["__mro__"].__get__(cls)
 
     def type_attr_value(self, cls: type, name: str, raw: Any) -> Value:

@@ -12,7 +12,7 @@ from typing import Any
 from ..base.errors import UserLine
 from ..base.events import listening
 from .breaks import unsupported_if
-from .guards import Absent, Answer, ConstEquals, Distinct, IdIs, MroIs, SameObject, TypeIs, answer_of
+from .guards import Absent, Answer, ConstEquals, Distinct, IdIs, SameObject, TypeIs, answer_of
 from .source import Attr, Const, Source
 from .values.base import Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
@@ -77,10 +77,6 @@ class Reader:
         self.adopt(obj, value)
         return value
 
-    def guard_type(self, source: Source, cls: type) -> None:
-        """The object is of exactly this class."""
-        self.guard(TypeIs(source, cls))
-
     def guard_identity(self, source: Source, obj: Any) -> None:
         """The object is this one."""
         self.guard(IdIs(source, obj))
@@ -107,10 +103,6 @@ class Reader:
             f"attribute {name!r} of a {type(obj).__name__} is a new object at each read",
         )
         return value
-
-    def guard_bases(self, cls: type) -> None:
-        """A class derives from what it derives from; those of libraries always do."""
-        self.guard(MroIs(Const(cls, cls.__qualname__), cls.__mro__))
 
     def guard_distinct(self, first: Source, second: Source) -> None:
         """Two different objects must not be one at the next call."""

@@ -356,10 +356,7 @@ def _tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(dict)
 def _dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     result = DictValue([])
-    if args:
-        trace.update_dict(result, args[0])
-    for name, value in kwargs.items():
-        result.store(trace, name, Constant(name), value)
+    trace.update_dict(result, *args, named=kwargs)
     return result
 
 

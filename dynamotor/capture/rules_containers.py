@@ -297,10 +297,7 @@ def _update(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     into: Any = contents_of(args[0])
     if into is None:
         raise unsupported("unsupported-call", f"dict.update of {args[0].describe()}")
-    for source in args[1:]:
-        trace.update_dict(into, source)
-    for name, value in kwargs.items():
-        into.store(trace, name, Constant(name), value)
+    trace.update_dict(into, *args[1:], named=kwargs)
     return Constant(None)
 
 
@@ -407,8 +404,5 @@ _set_relations("isdisjoint", set.isdisjoint)
 @builtin_rule(OrderedDict)
 def _ordered_dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     base = DictValue([], kind=OrderedDict)
-    if args:
-        trace.update_dict(base, args[0])
-    for name, value in kwargs.items():
-        base.store(trace, name, Constant(name), value)
+    trace.update_dict(base, *args, named=kwargs)
     return UserObject(OrderedDict, base=base)

@@ -53,7 +53,7 @@ from .values.base import (
     makers,
     refusing,
     wrap_held,
-    wrap_rule,
+    wrap_typed,
 )
 from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import DictValue, ListValue, TupleValue, contents_of
@@ -153,10 +153,7 @@ def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-@wrap_rule(functools.partial)
-def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
-    trace.reader.guard_type(source, functools.partial)
-    return PartialValue(functools.partial, source, obj)
+wrap_typed(lambda trace, source, obj: PartialValue(type(obj), source, obj), functools.partial)
 
 
 def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:

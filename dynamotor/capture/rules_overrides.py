@@ -18,6 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from .breaks import unsupported, unsupported_if
+from .guards import TypeIs
 from .source import Called
 from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
 from .values.base import (
@@ -76,7 +77,7 @@ class SubclassValue(UserObject):
 @wrap_rule(torch.Tensor, subclasses=True)
 def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     cls = type(obj)
-    trace.reader.guard_type(source, cls)
+    trace.reader.guard(TypeIs(source, cls))
     if is_lazy(obj):  # an alias would keep the node that collects gradients of this shape
         raise unsupported(
             "unsupported-value", "a parameter has no size yet", cure="call its module once before"

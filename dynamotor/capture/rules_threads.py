@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from .breaks import unsupported
-from .values.base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
+from .values.base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_typed
 from .values.user_object import UserObject
 
 
@@ -76,10 +76,7 @@ class LocalValue(UserObject):
 _SETATTR = vars(threading.local)["__setattr__"]
 
 
-@wrap_rule(threading.local)
-def _wrap_local(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard_type(source, threading.local)
-    return LocalValue(threading.local, source, obj)
+wrap_typed(lambda trace, source, obj: LocalValue(type(obj), source, obj), threading.local)
 
 
 @builtin_rule(threading.local)

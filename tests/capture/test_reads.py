@@ -50,10 +50,8 @@ GUARDS = frozenset(
         "ask",
         "attribute",
         "guard_key",
-        "guard_type",
         "guard_identity",
         "guard_distinct",
-        "guard_bases",
         "type_attr",
         "derives",
     )

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from ..breaks import Unsupported, unsupported
-from ..guards import TypeIs
 from ..source import Called, Const
-from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
+from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_typed
 from .constant import Constant
 from .containers import SequenceValue, TupleValue
 from .known import known
@@ -362,7 +361,4 @@ def refused(what: str, cause: str = "its rules may differ from PyTorch's") -> Un
     return unsupported("unsupported-call", f"NumPy: {what}", cause, cure="use torch's functions on tensors")
 
 
-@wrap_rule(np.ndarray)
-def _wrap_array(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(TypeIs(source, np.ndarray))
-    return ArrayValue(source, obj)
+wrap_typed(lambda trace, source, obj: ArrayValue(source, obj), np.ndarray)

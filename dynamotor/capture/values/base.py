@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _C
 from ...base.registry import MaybeNone, Registry
 from ..breaks import OfTrace, unsupported, unsupported_if
-from ..guards import IdIs
+from ..guards import IdIs, TypeIs
 from ..source import Source
 from .operators import UNARY, special_name
 
@@ -398,6 +398,15 @@ def wrap_held(make: Callable[[Any, Source], Value], *types: type, subclasses: bo
     def wrap(trace: Trace, source: Source, obj: Any) -> Value:
         trace.reader.guard(IdIs(source, obj))
         return make(obj, source)
+
+
+def wrap_typed(make: WrapRule, *types: type) -> None:
+    """Objects of which the class is guarded, and what is read of them later."""
+
+    @wrap_rule(*types)
+    def wrap(trace: Trace, source: Source, obj: Any) -> Value:
+        trace.reader.guard(TypeIs(source, type(obj)))
+        return make(trace, source, obj)
 
 
 # How `trace.fresh` makes the value of a new real container: type -> (trace, obj) -> Value.

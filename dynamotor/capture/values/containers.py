@@ -28,7 +28,19 @@ from ..guards import (
     ordered_keys,
 )
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Codegen, Epoch, Iterator, ObjectKey, StandIn, Trace, Value, makers, once, wrap_rule
+from .base import (
+    MISSING,
+    Codegen,
+    Epoch,
+    Iterator,
+    ObjectKey,
+    StandIn,
+    Trace,
+    Value,
+    makers,
+    once,
+    wrap_typed,
+)
 from .constant import Constant
 from .operators import COMPARE, like
 from .walks import DictIterator, SequenceIterator, SetIterator
@@ -821,28 +833,18 @@ makers[frozenset] = lambda trace, obj: SetValue(
 makers[dict] = makers[types.MappingProxyType] = _fresh_dict
 
 
-@wrap_rule(list)
 def _wrap_list(trace: Trace, source: Any, obj: list) -> Value:
-    trace.reader.guard(TypeIs(source, list))
     trace.reader.guard(Length(source, len(obj)))
     return ListValue(None, source, obj, trace)
 
 
-@wrap_rule(tuple)
 def _wrap_tuple(trace: Trace, source: Any, obj: tuple) -> Value:
-    trace.reader.guard(TypeIs(source, tuple))
     if type(source) is not Const:
         trace.reader.guard(Length(source, len(obj)))
     return TupleValue(None, source, obj, trace)
 
 
-@wrap_rule(dict)
-def _wrap_dict(trace: Trace, source: Any, obj: dict) -> Value:
-    trace.reader.guard(TypeIs(source, dict))
-    return DictValue(None, source, obj, trace)
-
-
-@wrap_rule(set, frozenset)
-def _wrap_set(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(TypeIs(source, type(obj)))
-    return SetValue(None, type(obj), source, obj, trace)
+wrap_typed(_wrap_list, list)
+wrap_typed(_wrap_tuple, tuple)
+wrap_typed(lambda trace, source, obj: DictValue(None, source, obj, trace), dict)
+wrap_typed(lambda trace, source, obj: SetValue(None, type(obj), source, obj, trace), set, frozenset)

@@ -12,9 +12,9 @@ from typing import Any
 
 from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
-from ..guards import Length, TypeIs
+from ..guards import Length
 from ..source import Called, SeqItem
-from .base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_rule
+from .base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_typed
 from .constant import Constant
 from .containers import ListValue, contents_of, makers
 from .iterators import Iterator
@@ -106,12 +106,13 @@ class DequeIterator(SequenceIterator):
         raise unsupported("reconstruct", "an iterator over a deque")
 
 
-@wrap_rule(deque)
 def _wrap(trace: Trace, source: Any, obj: deque[Any]) -> Value:
-    trace.reader.guard(TypeIs(source, deque))
     trace.reader.guard(Length(Called(source, list), len(obj)))
     maxlen = trace.reader.ask(source, obj, "its maxlen", lambda now: now.maxlen)
     return DequeValue(None, source, obj, trace, maxlen)
+
+
+wrap_typed(_wrap, deque)
 
 
 @builtin_rule(deque)

@@ -21,7 +21,7 @@ from ..source import (
     Slot,
     trusted_module,
 )
-from .base import MISSING, Codegen, Epoch, Raised, Trace, Value, find_rule, wrap_rule
+from .base import MISSING, Codegen, Epoch, Raised, Trace, Value, find_rule, wrap_rule, wrap_typed
 from .constant import Constant
 from .containers import DictValue, TupleValue
 
@@ -96,10 +96,7 @@ class CellValue(Value):
         )
 
 
-@wrap_rule(types.CellType)
-def _wrap_cell(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(TypeIs(source, types.CellType))
-    return CellValue(MISSING, source, obj)
+wrap_typed(lambda trace, source, obj: CellValue(MISSING, source, obj), types.CellType)
 
 
 # Rules of library functions of which there are many, made inside of others: by the id of their code.
@@ -396,14 +393,14 @@ class BoundMethod(Value):
         return f"method {self.func.describe()}"
 
 
-@wrap_rule(types.MethodType)
-def _wrap_method(trace: Trace, source: Any, obj: types.MethodType) -> Value:
-    trace.reader.guard(TypeIs(source, types.MethodType))
-    return BoundMethod(
+wrap_typed(
+    lambda trace, source, obj: BoundMethod(
         trace.wrap(Slot(source, "__func__"), obj.__func__),
         trace.wrap(Slot(source, "__self__"), obj.__self__),
         source,
-    )
+    ),
+    types.MethodType,
+)
 
 
 def keywords_of(named: Mapping[str, Value]) -> DictValue:

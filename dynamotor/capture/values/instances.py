@@ -9,7 +9,7 @@ import functools
 import operator
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from .function import FunctionValue
 from .operators import IN_C, like
 from .user_object import UserObject
 
+_NO_NAMES: Mapping[str, Value] = {}
 _PLAIN_BASES = (int, float, str, bytes, complex)
 _OWN_STATE = (OSError, ImportError, SyntaxError, UnicodeError, SystemExit, BaseExceptionGroup)
 
@@ -81,6 +82,15 @@ class _FunctionInstance(UserObject):
         raise unsupported("reconstruct", "an instance of an autograd function leaves the captured region")
 
 
+# What an instance holds that such a `__new__` has made, before `__init__`.
+_EMPTY: dict[Any, Callable[[type], Value | None]] = {
+    dict.__new__: lambda cls: DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict),
+    list.__new__: lambda cls: ListValue([]),
+    set.__new__: lambda cls: SetValue({}, mirror=set()),
+    types.SimpleNamespace.__new__: lambda cls: None,
+}
+
+
 def builtin_new(
     trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value], maker: Any = None
 ) -> Value:
@@ -108,18 +118,12 @@ def builtin_new(
             "its C code keeps more than `args`",
         )
         return new_exception(trace, cls, args)
-    if issubclass(cls, dict) and maker in (dict.__new__, OrderedDict.__new__, defaultdict.__new__):
-        return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
-    if maker is types.SimpleNamespace.__new__:
-        return UserObject(cls)
     if issubclass(cls, torch.autograd.Function):
         return _FunctionInstance(cls)
-    if issubclass(cls, list) and maker is list.__new__:
-        return UserObject(cls, base=ListValue([]))
+    if maker in _EMPTY:
+        return UserObject(cls, base=_EMPTY[maker](cls))
     if issubclass(cls, tuple) and maker is tuple.__new__:
         return UserObject(cls, base=TupleValue(args[0].listed(trace) if args else []))
-    if issubclass(cls, set) and maker is set.__new__:
-        return UserObject(cls, base=SetValue({}, mirror=set()))
     for base in _PLAIN_BASES:
         if issubclass(cls, base) and maker is base.__new__:
             return UserObject(cls, base=trace.call(trace.make(base), args, kwargs))
@@ -149,10 +153,7 @@ def builtin_init(
                 "first argument must be callable or None",
             )
             instance.slots["default_factory"] = factory
-        if args:
-            trace.update_dict(base, args[0])
-        for name, value in kwargs.items():
-            base.store(trace, name, Constant(name), value)
+        trace.update_dict(base, *args, named=kwargs)
     elif isinstance(base, SetValue) and init is set.__init__:
         if args:
             base.change(trace, "update", args[0])
@@ -296,10 +297,18 @@ def is_pure(fn: Any) -> bool:
         return False
 
 
-def update_dict(trace: Trace, into: Value, source: Value) -> None:
-    """`dict.update(into, source)`: a dict, a mapping with `keys`, or pairs."""
+def update_dict(trace: Trace, into: Value, *sources: Value, named: Mapping[str, Value] = _NO_NAMES) -> None:
+    """`dict.update(into, source, **named)`."""
     target = contents_of(into)
     assert isinstance(target, DictValue)
+    for source in sources:
+        _update_dict(trace, target, source)
+    for name, value in named.items():
+        target.store(trace, name, Constant(name), value)
+
+
+def _update_dict(trace: Trace, target: DictValue, source: Value) -> None:
+    """From a dict, a mapping with `keys`, or pairs."""
     plain = source if isinstance(source, DictValue) else contents_of(source)
     if isinstance(plain, DictValue) and _is_read_raw(trace, source, target.kind):
         target.update(trace, plain)
@@ -431,21 +440,15 @@ def _init_exception(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
 
 
 @call_finder
-def _exception_init(fn: Any) -> CallRule | None:
-    """`BaseException.__init__` and its copies on every builtin exception class."""
+def _of_exceptions(fn: Any) -> CallRule | None:
+    """`BaseException.__init__` and `__new__`, and their copies on every builtin exception class."""
     is_init = isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__init__"
-    return _init_exception if is_init and issubclass(fn.__objclass__, BaseException) else None
-
-
-@call_finder
-def _exception_new(fn: Any) -> CallRule | None:
-    """`BaseException.__new__` and its copies."""
-    owner = getattr(fn, "__self__", None)
-    if not (
-        isinstance(fn, types.BuiltinFunctionType)
-        and fn.__name__ == "__new__"
-        and isinstance(owner, type)
-        and issubclass(owner, BaseException)
-    ):
+    is_new = isinstance(fn, types.BuiltinFunctionType) and fn.__name__ == "__new__"
+    owner = fn.__objclass__ if is_init else fn.__self__ if is_new else None
+    if not (isinstance(owner, type) and issubclass(owner, BaseException)):
         return None
-    return lambda trace, args, kwargs: builtin_new(trace, args[0].as_constant(), args[1:], kwargs)
+    return _init_exception if is_init else _new_exception
+
+
+def _new_exception(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return builtin_new(trace, args[0].as_constant(), args[1:], kwargs)

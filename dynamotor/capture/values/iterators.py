@@ -8,10 +8,9 @@ import itertools
 from typing import Any
 
 from ..breaks import unsupported_if
-from ..guards import TypeIs
 from ..polyfills import cursors
 from ..source import SEQUENCE_ITERATORS, Ahead, Missing
-from .base import Codegen, Iterator, Trace, Value, wrap_rule
+from .base import Codegen, Iterator, Trace, Value, wrap_typed
 from .constant import Constant, is_none
 from .containers import TupleValue
 
@@ -161,7 +160,4 @@ class OutsideIterator(Iterator):
         cg.statement(f"{cg.constant(_take)}({cg.emit(self)}, {self.steps})")
 
 
-@wrap_rule(*SEQUENCE_ITERATORS)
-def _wrap_iterator(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(TypeIs(source, type(obj)))
-    return OutsideIterator(source, obj)
+wrap_typed(lambda trace, source, obj: OutsideIterator(source, obj), *SEQUENCE_ITERATORS)
