@@ -152,9 +152,8 @@ class Codegen:
         self.constants.update(floordiv=operator.floordiv, mod=operator.mod)
         for symbol in number.symbols:
             if symbol.unbacked:
-                line = f"{symbol} = {self.output(self.trace.sizes.node(self.trace.graph, Size({(symbol,): 1}, symbol.env)))}"
-                if line not in self.prologue:
-                    self.prologue.append(line)
+                node = self.trace.sizes.node(self.trace.graph, Size({(symbol,): 1}, symbol.env))
+                self._first(f"{symbol} = {self.output(node)}")
                 continue
             source = self.trace.sizes.sources[symbol]
             unsupported_if(
@@ -166,10 +165,13 @@ class Codegen:
                 "reconstruct",
                 f"{source} is needed after the tensor's shape was changed in place",
             )
-            line = f"{symbol} = {self.fetch(source)}"
-            if line not in self.prologue:
-                self.prologue.append(line)
+            self._first(f"{symbol} = {self.fetch(source)}")
         return f"({number!r})"
+
+    def _first(self, line: str) -> None:
+        """A line that goes before all others, once."""
+        if line not in self.prologue:
+            self.prologue.append(line)
 
     def fetch(self, source: Source) -> str:
         """What a source leads to, for this call's arguments."""

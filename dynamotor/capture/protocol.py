@@ -18,7 +18,7 @@ import torch
 
 from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import Absent, IdIs, MroIs
-from .source import Const, Missing, TypeAttr, lookup_type_attr, trusted_module
+from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.known import known
@@ -184,8 +184,12 @@ class Protocol:
                 "unsupported-value",
                 f"attribute {name!r} of {value.describe()}, whose class has its own lookup",
             )
-        found = self.reader.attribute(value.source, obj, name)
-        return self.no_attr(value, name) if found is None else found
+        return self.attribute_now(value.source, obj, name)
+
+    def attribute_now(self, source: Source, obj: Any, name: str) -> Value:
+        """`obj.name` as it is at each call, or the error that it raises."""
+        found = self.reader.attribute(source, obj, name)
+        return self.real(getattr, obj, name) if found is None else found
 
     def object_getattr(self, value: Value, cls: type, name: str) -> Value:
         """The lookup order of `object.__getattribute__` over the class `cls` of a value."""

@@ -23,7 +23,7 @@ from .bodies import interpret
 from .breaks import unsupported_if
 from .source import Const
 from .torch_rules import FLEX_ATTENTION
-from .values.base import CallRule, Trace, Value, builtin_rule, call_finder
+from .values.base import Trace, Value, builtin_rule, named_rule
 from .values.constant import Constant, is_none
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, torch_call
@@ -42,13 +42,8 @@ _NAMES = [
 ]
 
 
-@call_finder
-def _find_flex(fn: Any) -> CallRule | None:
-    found = getattr(fn, "__name__", None) == "flex_attention" and fn.__module__ == FLEX_ATTENTION
-    return _flex_attention if found else None
-
-
-def _flex_attention(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+@named_rule(f"{FLEX_ATTENTION}:flex_attention")
+def _flex_attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given: dict[str, Value] = dict(zip(_NAMES, args, strict=False)) | kwargs
     query, key, value = [given[name] for name in _NAMES[:3]]
     unsupported_if(

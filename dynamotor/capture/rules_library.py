@@ -36,7 +36,6 @@ from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
 from .polyfills import cursors, itertools as polyfills
 from .polyfills.builtin import iter_until
-from .sizes import mark_static
 from .source import Called, Const, trusted_module
 from .values.base import (
     MISSING,
@@ -51,6 +50,7 @@ from .values.base import (
     builtin_rules,
     call_finder,
     makers,
+    named_rule,
     refusing,
     wrap_held,
     wrap_typed,
@@ -616,26 +616,13 @@ def _find_outside(fn: Any) -> CallRule | None:
 
 # Once torch.compile has run, PyTorch's modules count themselves when they are made; caches of transformers mark
 # tensors for its CUDA graphs. Nothing that a program sees.
-_BOOKKEEPING = {
-    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"),
-    ("torch._dynamo.decorators", "mark_static_address"),
-}
+named_rule(
+    "torch._dynamo.mutation_guard:GenerationTracker.tag", "torch._dynamo.decorators:mark_static_address"
+)(lambda fn, trace, args, kwargs: Constant(None))
 
 
-@call_finder
-def _find_bookkeeping(fn: Any) -> CallRule | None:
-    if not isinstance(fn, types.FunctionType) or (fn.__module__, fn.__qualname__) not in _BOOKKEEPING:
-        return None
-    return lambda trace, args, kwargs: Constant(None)
-
-
-@call_finder
-def _find_mark(fn: Any) -> CallRule | None:
-    path = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
-    return _mark_static if fn is mark_static or path == ("torch._dynamo.decorators", "mark_static") else None
-
-
-def _mark_static(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+@named_rule("torch._dynamo.decorators:mark_static", "dynamotor.capture.sizes:mark_static")
+def _mark_static(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """The sizes are numbers from here on; the mark itself says nothing to who runs the program."""
     given = [*args, *kwargs.values()]
     sizes = given[0].getattr(trace, "shape").unpack(trace) if type(given[0]) is TensorValue else []

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..base.registry import register_all
 from .breaks import Unsupported, unsupported
 from .guards import BYTES, TypeIs
 from .values.array import (
@@ -249,20 +250,10 @@ def _expand_dims(trace: Trace, a: Value, axis: Value | None) -> Value:
     return _viewed(trace, a, "unsqueeze", axis)
 
 
-@_array_function("transpose", "axes")
-def _transpose(trace: Trace, a: Value, axes: Value | None) -> Value:
-    return a.getattr(trace, "T") if axes is None else _viewed(trace, a, "permute", axes)
-
-
 @_array_function("swapaxes", "axis1", "axis2")
 def _swapaxes(trace: Trace, a: Value, first: Value | None, second: Value | None) -> Value:
     refuse_if(first is None or second is None, "swapaxes with unusual arguments")
     return _viewed(trace, a, "transpose", first, second)  # type: ignore[arg-type]
-
-
-@_array_function("squeeze")
-def _squeeze(trace: Trace, a: Value) -> Value:
-    return _viewed(trace, a, "squeeze")
 
 
 @builtin_rule(np.ndarray.flatten)
@@ -296,16 +287,23 @@ _filled("zeros_like", torch.zeros_like)
 _filled("ones_like", torch.ones_like)
 
 
-@_array_function("ravel")
-def _ravel(trace: Trace, a: Value) -> Value:
-    return _viewed(
-        trace, _viewed(trace, a, "reshape", Constant(-1)), "contiguous"
-    )  # a copy where it has holes
-
-
-@_array_function("copy")
-def _copy(trace: Trace, a: Value) -> Value:
-    return _viewed(trace, _viewed(trace, a, "clone"), "contiguous")
+register_all(
+    _array_function,
+    (
+        (("squeeze",), lambda trace, a: _viewed(trace, a, "squeeze")),
+        (
+            ("transpose", "axes"),
+            lambda trace, a, axes: (
+                a.getattr(trace, "T") if axes is None else _viewed(trace, a, "permute", axes)
+            ),
+        ),
+        (("copy",), lambda trace, a: _viewed(trace, _viewed(trace, a, "clone"), "contiguous")),
+        (  # a copy where it has holes
+            ("ravel",),
+            lambda trace, a: _viewed(trace, _viewed(trace, a, "reshape", Constant(-1)), "contiguous"),
+        ),
+    ),
+)
 
 
 @_array_function("where", "x", "y")

@@ -49,6 +49,7 @@ GUARDS = frozenset(
         "wrap",
         "ask",
         "attribute",
+        "attribute_now",
         "guard_key",
         "guard_identity",
         "guard_distinct",

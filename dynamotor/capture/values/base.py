@@ -11,6 +11,7 @@ the trace). One object is one value: `is` compares values, so never make two val
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -453,6 +454,29 @@ def call_finder(finder: Callable[[Any], CallRule | None]) -> Callable[[Any], Cal
     """Register a finder for a family of callables."""
     call_finders.append(finder)
     return finder
+
+
+# Rules of Python functions of libraries that are not imported here, by module and qualified name: they get the
+# function first. One that moves or changes its name is inlined like any other.
+rules_by_name: dict[tuple[str | None, str], Callable[..., Value]] = {}
+
+
+def named_rule(*paths: str) -> Callable[[Callable[..., Value]], Callable[..., Value]]:
+    """Register the rule of functions, each as "module:qualified name"."""
+
+    def add(rule: Callable[..., Value]) -> Callable[..., Value]:
+        rules_by_name.update(
+            {(module, name): rule for module, _, name in (path.partition(":") for path in paths)}
+        )
+        return rule
+
+    return add
+
+
+@call_finder
+def _find_named(fn: Any) -> CallRule | None:
+    rule = rules_by_name.get((fn.__module__, fn.__qualname__)) if type(fn) is types.FunctionType else None
+    return None if rule is None else functools.partial(rule, fn)
 
 
 # Python functions that no finder of this capture knows; empty between captures, since marks are set at any time.

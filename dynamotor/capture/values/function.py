@@ -200,15 +200,6 @@ class FunctionValue(Value):
         found = getattr(self.fn, name)
         return self.trace.make(found) if self.trusted else self.trace.wrap(Slot(self.source, name), found)
 
-    def _own_name(self, trace: Trace, name: str) -> Value:
-        """A name or the annotations of a real function; those of a library's are constant."""
-        if self.trusted:
-            return trace.make(getattr(self.fn, name, None))
-        found = trace.reader.attribute(self.source, self.fn, name)
-        if found is None:
-            raise trace.error(AttributeError, f"'function' object has no attribute '{name}'")
-        return found
-
     @property
     def defaults(self) -> list[Value]:
         if self._defaults is None:
@@ -239,8 +230,10 @@ class FunctionValue(Value):
         if name in self.special:
             return self.special[name]
         if name in _NAMES:
+            if self.trusted:  # those of a library's are constant
+                return trace.make(getattr(self.fn, name, None))
             if self.fn is not MISSING:
-                return self._own_name(trace, name)
+                return trace.attribute_now(self.source, self.fn, name)
             if name == "__module__":
                 return self.globals.lookup("__name__") or Constant(None)
             if name == "__doc__":

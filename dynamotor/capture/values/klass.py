@@ -68,12 +68,7 @@ class ClassValue(Constant):
         """What `type` itself keeps for a class; that of libraries' classes is constant."""
         if trusted_class(self.value):
             return trace.make(getattr(self.value, name, None))
-        found = trace.reader.attribute(Const(self.value, self.value.__qualname__), self.value, name)
-        if found is None:
-            raise trace.error(
-                AttributeError, f"type object '{self.value.__name__}' has no attribute '{name}'"
-            )
-        return found
+        return trace.attribute_now(Const(self.value, self.value.__qualname__), self.value, name)
 
     def _bind(self, trace: Trace, raw: Any, name: str) -> Value:
         cls, kind = self.value, type(raw)
@@ -214,8 +209,7 @@ class PythonModule(Constant):
         trace.reader.guards.pop(Absent(DictItem(self.dict.source, name)), None)
         found = self.dict.lookup(name)
         if found is None:  # the module's class or its `__getattr__` answers (torch.backends.*)
-            found = trace.reader.attribute(Const(self.value, self.value.__name__), self.value, name)
-        assert found is not None
+            return trace.attribute_now(Const(self.value, self.value.__name__), self.value, name)
         return found
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
@@ -336,10 +330,7 @@ _CHANGEABLE = frozenset(
 def _attribute_again(trace: Trace, value: Constant, name: str) -> Value:
     """An attribute of a held object, read again at each call."""
     source = value.source if value.source is not None else Const(value.value, type(value.value).__name__)
-    found = trace.reader.attribute(source, value.value, name)
-    if found is None:
-        raise trace.error(AttributeError, f"'{type(value.value).__name__}' object has no attribute '{name}'")
-    return found
+    return trace.attribute_now(source, value.value, name)
 
 
 @wrap_rule(types.BuiltinFunctionType, types.MethodWrapperType)

@@ -74,11 +74,16 @@ def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
     plain = (isinstance(x, _PLAIN) or isinstance(x, torch.device) and x.type == "cpu" for x in leaves)
     if not all(plain) or not all(_work_out(one, env) for one in node.all_input_nodes):
         return False
+    with torch.no_grad(), torch.device("cpu"):
+        run_node(node, env)
+    return True
+
+
+def run_node(node: fx.Node, env: dict[fx.Node, Any]) -> None:
+    """Run a call on what its arguments are in `env`."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
     function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
-    with torch.no_grad(), torch.device("cpu"):
-        env[node] = function(*args, **kwargs)
-    return True
+    env[node] = function(*args, **kwargs)
 
 
 def _is_pure(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from ...graph.spec import duplicate
 from ..breaks import unsupported, unsupported_if
 from .base import MISSING, Trace, Value
 from .containers import DictValue, SequenceValue
+from .known import run_node
 from .tensor import TensorValue, writes_inputs
 
 
@@ -43,15 +44,10 @@ def _computed(trace: Trace, wanted: fx.Node) -> torch.Tensor:
     copies = (duplicate(e, held) if isinstance(e, torch.Tensor) else e for e in trace.graph.examples)
     with torch.no_grad():
         for node in trace.graph.graph.nodes:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             if node.op == "placeholder":
                 env[node] = next(copies)
-            elif node.op == "call_method":
-                env[node] = getattr(torch.Tensor, node.target)(*args, **kwargs)
-            elif node.op == "call_function":
-                env[node] = node.target(*args, **kwargs)
             else:
-                raise unsupported("unsupported-value", "the value of a tensor behind functions in the graph")
+                run_node(node, env)
             if node is wanted:
                 break
     return env[wanted]

@@ -34,15 +34,9 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
         return trace.call_special(value, name, [], {})
     if isinstance(value, UserObject) and issubclass(cls, BaseException):
         items = value.getattr(trace, "args").unpack(trace)
-        if name == "__str__":
-            if issubclass(cls, KeyError) and len(items) == 1:
-                return text_of(trace, items[0], repr)
-            if len(items) < 2:
-                return text_of(trace, items[0], str) if items else Constant("")
-            return text_of(trace, TupleValue(items), repr)
-        return Constant(
-            f"{cls.__name__}({', '.join([text_of(trace, i, repr).as_constant() for i in items])})"
-        )
+        builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+        like = type(cls.__name__, (builtin,), {})
+        return formatted(trace, lambda: how(like(*[shown(trace, item) for item in items])))
     if isinstance(value, UserObject) and isinstance(value.base, Constant):
         return text_of(trace, value.base, how)
     if isinstance(value, SequenceValue | DictValue | SetValue):
