@@ -29,7 +29,7 @@ from torch.utils._device import DeviceContext
 from dynamotor.graph.kernel_checks import kernel_settings
 from dynamotor.graph.spec import TensorSpec
 
-from .source import Attr, Const, DictItem, Missing, Slot, Source, TypeAttr
+from .source import Attr, Const, DictItem, Missing, SlotOf, Source, TypeAttr
 
 _SAME_BY_VALUE = frozenset(
     {int, str, bytes, range, torch.device, torch.dtype, torch.layout, torch.memory_format, types.CodeType}
@@ -391,7 +391,7 @@ class DictKeys(_Exact):
 
 
 # What the C program calls the absence of each kind of thing.
-_ABSENT = {DictItem: "missing_key", TypeAttr: "missing_type_attr", Attr: "missing_attr", Slot: "cell_empty"}
+_ABSENT = {DictItem: "missing_key", TypeAttr: "missing_type_attr", Attr: "missing_attr", SlotOf: "cell_empty"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .bytecode import CodeInfo, Instr, by_code, decode
 from .polyfills import cursors
 from .values.base import MISSING, Iterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
-from .values.function import CellValue, FunctionValue, bind_arguments
+from .values.function import FunctionValue, bind_arguments
 from .values.traceback import note_line
 
 # Opcode -> function(frame, instr, target index) -> None, or True to leave the frame's loop.
@@ -155,7 +155,7 @@ class Frame:
         self.ip = self.info.index[handler.target]
 
 
-def _inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a Python function by interpreting it."""
     frame = Frame(trace, func, bind_arguments(trace, func, args, kwargs))
     flags = func.code.co_flags
@@ -195,12 +195,6 @@ def run_frame(trace: Trace, frame: Frame) -> Any:
         raise
     finally:
         trace.frames.pop()
-
-
-class Inlining:
-    """The interpreter's part of `Trace`."""
-
-    inline = _inline
 
 
 ITERATORS: dict[types.CodeType, type] = {}  # what generators of ours stand for, by their code
@@ -350,8 +344,3 @@ def _call_again(cg: Any, frame: Frame) -> str:
     if code.co_flags & inspect.CO_VARKEYWORDS:
         words.append(f"**{rest.pop(0)}")
     return ", ".join(words)
-
-
-def make_cell(value: Value | None) -> CellValue:
-    """A new closure cell."""
-    return CellValue(value)

@@ -172,12 +172,6 @@ def return_const(frame: Frame, instr: Instr, target: int) -> bool:
 
 
 # Generators -------------------------------------------------------------------------------------------------
-@opcode("GET_YIELD_FROM_ITER")
-def get_yield_from_iter(frame: Frame, instr: Instr, target: int) -> None:
-    if not isinstance(frame.stack[-1], GeneratorValue):
-        frame.stack[-1] = frame.stack[-1].iterate(frame.trace)
-
-
 @opcode("SEND")
 def send(frame: Frame, instr: Instr, target: int) -> None:
     trace, stack = frame.trace, frame.stack
@@ -193,11 +187,6 @@ def send(frame: Frame, instr: Instr, target: int) -> None:
             stack.pop()
         frame.ip = target
     stack.append(result)
-
-
-@opcode("END_SEND")
-def end_send(frame: Frame, instr: Instr, target: int) -> None:
-    del frame.stack[-2]
 
 
 # Exceptions -------------------------------------------------------------------------------------------------
@@ -365,6 +354,12 @@ for _names, _n, _compute in (
         lambda frame, instr, item, x: Constant(
             frame.trace.truth(x.contains(frame.trace, item)) != instr.argval
         ),
+    ),
+    (("END_SEND",), 2, lambda frame, instr, receiver, x: x),
+    (
+        ("GET_YIELD_FROM_ITER",),
+        1,
+        lambda frame, instr, x: x if isinstance(x, GeneratorValue) else x.iterate(frame.trace),
     ),
     (("GET_ITER",), 1, lambda frame, instr, x: x.iterate(frame.trace)),
     (("RETURN_GENERATOR",), 0, lambda frame, instr: Constant(None)),

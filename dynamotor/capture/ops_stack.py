@@ -11,7 +11,7 @@ from typing import Any
 from .breaks import unsupported, unsupported_if
 from .bytecode import Instr
 from .guards import IdIs
-from .interpreter import Frame, make_cell, opcode, opcodes, replace
+from .interpreter import Frame, opcode, opcodes, replace
 from .source import Const, DictItem
 from .values.base import Raised, Value
 from .values.constant import Constant
@@ -83,8 +83,8 @@ def delete_fast(frame: Frame, instr: Instr, target: int) -> None:
 
 
 @opcode("MAKE_CELL")
-def make_cell_op(frame: Frame, instr: Instr, target: int) -> None:
-    frame.fast[instr.arg] = make_cell(frame.fast[instr.arg])
+def make_cell(frame: Frame, instr: Instr, target: int) -> None:
+    frame.fast[instr.arg] = CellValue(frame.fast[instr.arg])
 
 
 @opcode("COPY_FREE_VARS")
@@ -182,36 +182,12 @@ def build_const_key_map(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.append(DictValue([(k, Constant(k), v) for k, v in zip(keys, _take(frame, instr.arg))]))
 
 
-@opcode("LIST_APPEND")
-def list_append(frame: Frame, instr: Instr, target: int) -> None:
-    value = frame.stack.pop()
-    frame.stack[-instr.arg].mutate(frame.trace).append(value)
-
-
-@opcode("SET_ADD")
-def set_add(frame: Frame, instr: Instr, target: int) -> None:
-    value = frame.stack.pop()
-    frame.stack[-instr.arg].change(frame.trace, "add", value)
-
-
-@opcode("MAP_ADD")
-def map_add(frame: Frame, instr: Instr, target: int) -> None:
-    key, value = _take(frame, 2)
-    frame.stack[-instr.arg].setitem(frame.trace, key, value)
-
-
 @opcode("LIST_EXTEND")
 def list_extend(frame: Frame, instr: Instr, target: int) -> None:
     frame.trace.must_iterate(frame.stack[-1], "Value after * must be an iterable, not {}")
     items = frame.stack[-1].listed(frame.trace)
     frame.stack.pop()
     frame.stack[-instr.arg].mutate(frame.trace).extend(items)
-
-
-@opcode("SET_UPDATE")
-def set_update(frame: Frame, instr: Instr, target: int) -> None:
-    items = frame.stack.pop()
-    frame.stack[-instr.arg].change(frame.trace, "update", items)
 
 
 @opcode("DICT_UPDATE")
@@ -357,6 +333,10 @@ for _name, _n, _compute in (
     ("STORE_SLICE", 4, lambda frame, instr, x, obj, *ends: obj.setitem(frame.trace, make_slice(ends), x)),
     ("BUILD_TUPLE", None, lambda frame, instr, *items: TupleValue(items)),
     ("BUILD_LIST", None, lambda frame, instr, *items: ListValue(items)),
+    ("LIST_APPEND", 1, lambda frame, instr, x: frame.stack[-1 - instr.arg].mutate(frame.trace).append(x)),
+    ("SET_ADD", 1, lambda frame, instr, x: frame.stack[-1 - instr.arg].change(frame.trace, "add", x)),
+    ("SET_UPDATE", 1, lambda frame, instr, x: frame.stack[-1 - instr.arg].change(frame.trace, "update", x)),
+    ("MAP_ADD", 2, lambda frame, instr, key, x: frame.stack[-2 - instr.arg].setitem(frame.trace, key, x)),
     ("BUILD_SET", None, lambda frame, instr, *items: SetValue.of(frame.trace, list(items))),
     ("LIST_TO_TUPLE", 1, lambda frame, instr, x: TupleValue(x.items)),
     ("BUILD_STRING", None, lambda frame, instr, *parts: Constant("".join(v.as_constant() for v in parts))),

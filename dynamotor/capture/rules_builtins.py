@@ -19,7 +19,7 @@ from .. import _C
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .interpreter import GeneratorValue
-from .polyfills import builtin as polyfills
+from .polyfills import itertools as polyfills
 from .protocol import trusted_class
 from .source import Const
 from .values.base import (

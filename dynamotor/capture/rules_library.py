@@ -35,7 +35,6 @@ from .breaks import unsupported, unsupported_if
 from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
 from .polyfills import cursors, itertools as polyfills
-from .polyfills.builtin import iter_until
 from .source import Called, Const, trusted_module
 from .values.base import (
     MISSING,
@@ -287,7 +286,7 @@ for _name in (
 _iterator(itertools.chain.from_iterable, polyfills.chain_from_iterable)
 ITERATORS[polyfills.tee_branch.__code__] = cursors.Tee
 ITERATORS[polyfills.group_of.__code__] = cursors.Group
-ITERATORS[iter_until.__code__] = cursors.Until
+ITERATORS[polyfills.iter_until.__code__] = cursors.Until
 
 
 # inspect, dataclasses, typing -------------------------------------------------------------------------------
@@ -670,3 +669,28 @@ builtin_rule(collections.namedtuple)(
 
 
 pure_functions.update({typing.get_origin, typing.get_args, sys.intern, os.path.join, os.fspath})
+
+
+# transformers, by name: checks that only warn, and bookkeeping that is the same at every call ----------------
+@named_rule("transformers.utils.generic:_register_model_output_pytree_node")
+def _run_once(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """Idempotent registrations of classes: done while tracing."""
+    fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
+    return Constant(None)
+
+
+@named_rule("transformers.modeling_utils:PreTrainedModel.warn_if_padding_and_no_attention_mask")
+def _run_after(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """Functions that look at data to warn about it: called after the graph, where the data is."""
+    trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
+    return Constant(None)
+
+
+@named_rule("transformers.utils.import_utils:is_tracing")
+def _traced(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be
+    taken.
+
+    Without a tensor (no mask was given) there is no data to look at.
+    """
+    return Constant(not all(map(is_none, (*args, *kwargs.values()))))

@@ -20,7 +20,7 @@ from ..graph.op_facts import facts
 from ..graph.shape_tensor import ShapeTensor, infer, recording
 from .bodies import called_with, interpret, template_of, value_of
 from .breaks import unsupported_if
-from .polyfills import transforms as polyfills
+from .polyfills import autograd_function as polyfills
 from .values.base import Trace, Value, builtin_rule
 from .values.containers import TupleValue
 from .values.function import FunctionValue, code_rule

@@ -302,7 +302,7 @@ class TypeAttr(Source):
 _OWNERS = {"__self__": types.MethodType, "__func__": types.MethodType, "cell_contents": types.CellType}
 
 
-class Slot(Source):
+class SlotOf(Source):
     """What a Python function, a bound method or a cell keeps under a name; a function's `__defaults__` and friends
     may be None.
     """

@@ -21,16 +21,15 @@ from .checks import Checks
 from .effects import Effects
 from .graph_builder import GraphBuilder
 from .guards import ConstEquals
-from .interpreter import POLYFILLS, Frame, Inlining
+from .interpreter import POLYFILLS, Frame, inline
 from .protocol import Protocol
 from .reader import Reader
 from .sizes import SizePolicy, TraceSizes
 from .source import Called, Const, DictItem, Source
+from .values import instances, text
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
-from .values.instances import Instances
 from .values.tensor import TensorValue
-from .values.text import Text
 
 _NONE: Mapping[Source, Any] = {}
 TORCH = torch.__path__[0]
@@ -44,10 +43,20 @@ def _handled(_: object) -> BaseException | None:
     return sys.exception()
 
 
-class Trace(Inlining, Instances, Text, Protocol):
+class Trace(Protocol):
     """The state of one symbolic run. `break_at` is the instruction count at which to stop (see
     frontend.py).
     """
+
+    # What other files do with a trace, for those that they are made of.
+    inline, format_percent, text_of = inline, text.format_percent, text.text_of
+    instantiate, new_exception, link_context = (
+        instances.instantiate,
+        instances.new_exception,
+        instances.link_context,
+    )
+    call_builtin, inline_function = instances.call_builtin, instances.inline_function
+    update_dict, make_tuple = instances.update_dict, instances.make_tuple
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ from dynamotor.capture.source import (
     DictItem,
     InstanceDict,
     SeqItem,
-    Slot,
+    SlotOf,
     TypeAttr,
 )
 
@@ -327,38 +327,38 @@ def test_globals_closures_and_defaults():
     exec("def f(a, b=2, *, c=3):\n return g, len", namespace)
     f = namespace["f"]
     check_change(
-        [ConstEquals(DictItem(Slot(held(f), "__globals__"), "g"), 1)],
+        [ConstEquals(DictItem(SlotOf(held(f), "__globals__"), "g"), 1)],
         lambda: namespace.update(g=2),
         lambda: namespace.update(g=1),
     )
     check_change(
-        [Absent(DictItem(Slot(held(f), "__globals__"), "len"))],
+        [Absent(DictItem(SlotOf(held(f), "__globals__"), "len"))],
         lambda: namespace.update(len=3),
         lambda: namespace.pop("len"),
     )
     check_change(
-        [ConstEquals(SeqItem(Slot(held(f), "__defaults__"), 0), 2)],
+        [ConstEquals(SeqItem(SlotOf(held(f), "__defaults__"), 0), 2)],
         setter(f, "__defaults__", (5,)),
         setter(f, "__defaults__", (2,)),
     )
     check_change(
-        [ConstEquals(DictItem(Slot(held(f), "__kwdefaults__"), "c"), 3)],
+        [ConstEquals(DictItem(SlotOf(held(f), "__kwdefaults__"), "c"), 3)],
         lambda: f.__kwdefaults__.update(c=4),
         lambda: f.__kwdefaults__.update(c=3),
     )
     check_change(
-        [ConstEquals(DictItem(Slot(held(f), "__kwdefaults__"), "c"), 3)],
+        [ConstEquals(DictItem(SlotOf(held(f), "__kwdefaults__"), "c"), 3)],
         setter(f, "__kwdefaults__", None),
         setter(f, "__kwdefaults__", {"c": 3}),
     )
     code = f.__code__
     check_change(
-        [IdIs(Slot(held(f), "__code__"), code)],
+        [IdIs(SlotOf(held(f), "__code__"), code)],
         setter(f, "__code__", (lambda a, b=2, *, c=3: 1).__code__),
         setter(f, "__code__", code),
     )
     check_change(
-        [Absent(DictItem(Slot(held(f), "__dict__"), "mark"))],
+        [Absent(DictItem(SlotOf(held(f), "__dict__"), "mark"))],
         setter(f, "mark", 1),
         lambda: delattr(f, "mark"),
     )
@@ -388,16 +388,16 @@ def test_cells():
     inner, set_n, set_later, drop_later = outer(1)
     where = inner.__code__.co_freevars.index
     n, later = [
-        Slot(SeqItem(Slot(held(inner), "__closure__"), where(name)), "cell_contents")
+        SlotOf(SeqItem(SlotOf(held(inner), "__closure__"), where(name)), "cell_contents")
         for name in ("n", "later")
     ]
     check_change([ConstEquals(n, 1)], lambda: set_n(2), lambda: set_n(1))
     check_change([Absent(later)], lambda: set_later(2), drop_later)
     cell = inner.__closure__[where("n")]
-    check_change([ConstEquals(Slot(held(cell), "cell_contents"), 1)], lambda: set_n(2), lambda: set_n(1))
-    check_change([ConstEquals(Slot(x, "cell_contents"), 1)], lambda: set_n(2), lambda: set_n(1), (cell,))
+    check_change([ConstEquals(SlotOf(held(cell), "cell_contents"), 1)], lambda: set_n(2), lambda: set_n(1))
+    check_change([ConstEquals(SlotOf(x, "cell_contents"), 1)], lambda: set_n(2), lambda: set_n(1), (cell,))
     check_change(
-        [Absent(Slot(x, "cell_contents"))],
+        [Absent(SlotOf(x, "cell_contents"))],
         lambda: set_later(2),
         drop_later,
         (inner.__closure__[where("later")],),
@@ -483,7 +483,7 @@ def test_slots_and_other_getattrs():
 def test_bound_methods():
     obj = Plain()
     method = types.MethodType(len, obj)
-    guards = [TypeIs(x, types.MethodType), IdIs(Slot(x, "__self__"), obj), IdIs(Slot(x, "__func__"), len)]
+    guards = [TypeIs(x, types.MethodType), IdIs(SlotOf(x, "__self__"), obj), IdIs(SlotOf(x, "__func__"), len)]
     program = compile_program(guards, [])
     assert program.check((method,)) is not None
     assert program.check((types.MethodType(len, Plain()),)) is None

@@ -1,7 +1,8 @@
-"""The context of a custom autograd function and the calls that the engine makes, in Python."""
+"""The context of a custom autograd function and the calls that the engine makes, in Python; what `vjp` gives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,3 +50,12 @@ def plain_forward(run: Any, cls: Any, ctx: Any, *args: Any) -> Any:
     """A forward that nothing is recorded of."""
     with torch.no_grad():
         return run(cls, ctx, *args)
+
+
+def pullback(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What `vjp` gives besides the outputs."""
+
+    def wrapper(cotangents: Any) -> Any:
+        return run(cotangents)
+
+    return wrapper

@@ -1,4 +1,4 @@
-"""itertools as generators, and Counter's counting."""
+"""itertools and `iter` as generators, and Counter's counting."""
 
 from __future__ import annotations
 
@@ -199,3 +199,12 @@ def _look(state: Any) -> bool:
 def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
     for item in iterable:
         mapping[item] = mapping.get(item, 0) + 1
+
+
+def iter_until(fn: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
+    """`iter(fn, sentinel)`."""
+    while True:
+        value = fn()
+        if value == sentinel:
+            return
+        yield value

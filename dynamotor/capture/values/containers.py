@@ -225,9 +225,13 @@ class ListValue(SequenceValue):
         if owner := owner_of(self):
             return cg.emit(owner)
         name = cg.new_object(self, "[]")
-        if self.items:
-            cg.statement(f"{name} += [{', '.join([cg.emit(item) for item in self.items])}]")
+        self.fill(cg, name)
         return name
+
+    def fill(self, cg: Codegen, name: str) -> None:
+        """Put the items into a new list, or an object of a subclass."""
+        if self.items:
+            cg.statement(f"list.extend({name}, [{', '.join([cg.emit(item) for item in self.items])}])")
 
     def replay(self, cg: Codegen) -> None:
         """Give the outside list its final contents."""
@@ -465,9 +469,14 @@ class DictValue(Value):
         if self.kind is types.MappingProxyType:
             name = cg.bound(f"{cg.constant(self.kind)}({filled})")
         cg.remember(self, name)
-        for key, value in self.table.values():
-            cg.statement(f"{filled}[{cg.emit(key)}] = {cg.emit(value)}")
+        self.fill(cg, filled)
         return name
+
+    def fill(self, cg: Codegen, name: str) -> None:
+        """Put the items into a new dict, or an object of a subclass."""
+        method = cg.constant(OrderedDict) if self.kind is OrderedDict else "dict"
+        for key, value in self.load().values():
+            cg.statement(f"{method}.__setitem__({name}, {cg.emit(key)}, {cg.emit(value)})")
 
     def replay(self, cg: Codegen) -> None:
         """Give the outside dict its final contents in their order."""

@@ -18,7 +18,7 @@ from ..guards import Absent, IdIs, TypeIs
 from ..source import (
     Const,
     SeqItem,
-    Slot,
+    SlotOf,
     trusted_module,
 )
 from .base import MISSING, Codegen, Epoch, Raised, Trace, Value, find_rule, wrap_rule, wrap_typed
@@ -41,7 +41,7 @@ class CellValue(Value):
     def load(self, trace: Trace) -> Value | None:
         """The contents, or None when the cell is empty."""
         if self.contents is MISSING:
-            source = Slot(self.source, "cell_contents")
+            source = SlotOf(self.source, "cell_contents")
             try:
                 found = self.obj.cell_contents
             except ValueError:
@@ -190,7 +190,7 @@ class FunctionValue(Value):
                 known = self.trace.reader.values.get(id(cell))
                 if known is None:
                     base = self.source if self.source is not None else Const(self.fn, self.fn.__qualname__)
-                    known = CellValue(MISSING, SeqItem(Slot(base, "__closure__"), i), cell)
+                    known = CellValue(MISSING, SeqItem(SlotOf(base, "__closure__"), i), cell)
                     self.trace.reader.adopt(cell, known)
                 self._closure.append(known)  # type: ignore[arg-type]
         return self._closure
@@ -198,7 +198,7 @@ class FunctionValue(Value):
     def _slot(self, name: str) -> Value:
         """A guarded slot of a real function as a value."""
         found = getattr(self.fn, name)
-        return self.trace.make(found) if self.trusted else self.trace.wrap(Slot(self.source, name), found)
+        return self.trace.make(found) if self.trusted else self.trace.wrap(SlotOf(self.source, name), found)
 
     @property
     def defaults(self) -> list[Value]:
@@ -342,8 +342,8 @@ def _wrap_function(trace: Trace, source: Any, fn: types.FunctionType) -> Value:
             guard(IdIs(source, fn))
         else:
             guard(TypeIs(source, types.FunctionType))
-            guard(IdIs(Slot(source, "__globals__"), fn.__globals__))
-        guard(IdIs(Slot(source, "__code__"), fn.__code__))
+            guard(IdIs(SlotOf(source, "__globals__"), fn.__globals__))
+        guard(IdIs(SlotOf(source, "__code__"), fn.__code__))
     return value
 
 
@@ -388,8 +388,8 @@ class BoundMethod(Value):
 
 wrap_typed(
     lambda trace, source, obj: BoundMethod(
-        trace.wrap(Slot(source, "__func__"), obj.__func__),
-        trace.wrap(Slot(source, "__self__"), obj.__self__),
+        trace.wrap(SlotOf(source, "__func__"), obj.__func__),
+        trace.wrap(SlotOf(source, "__self__"), obj.__self__),
         source,
     ),
     types.MethodType,

@@ -353,18 +353,6 @@ def make_tuple(trace: Trace, items: list[Value]) -> TupleValue:
     return TupleValue(items)
 
 
-class Instances:
-    """This file's part of `Trace`."""
-
-    instantiate = instantiate
-    new_exception = new_exception
-    link_context = link_context
-    call_builtin = call_builtin
-    update_dict = update_dict
-    inline_function = inline_function
-    make_tuple = make_tuple
-
-
 # object -----------------------------------------------------------------------------------------------------
 register_all(
     builtin_rule,

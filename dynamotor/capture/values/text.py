@@ -92,10 +92,3 @@ def format_percent(trace: Trace, left: Constant, right: Value) -> Value:
     many = issubclass(right.python_type(), tuple)
     values = tuple([shown(trace, v) for v in right.unpack(trace)]) if many else shown(trace, right)
     return formatted(trace, operator.mod, left.value, values)
-
-
-class Text:
-    """This file's part of `Trace`."""
-
-    format_percent = format_percent
-    text_of = text_of

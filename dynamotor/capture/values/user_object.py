@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
@@ -190,16 +190,8 @@ class UserObject(Value):
 
     def _fill_base(self, cg: Codegen, name: str) -> None:
         base = self.base
-        if isinstance(base, ListValue):
-            cg.statement(f"list.extend({name}, [{', '.join([cg.emit(item) for item in base.items])}])")
-        elif isinstance(base, DictValue):
-            method = cg.constant(OrderedDict) if issubclass(self.cls, OrderedDict) else "dict"
-            for key, value in base.load().values():
-                cg.statement(f"{method}.__setitem__({name}, {cg.emit(key)}, {cg.emit(value)})")
-            if issubclass(self.cls, defaultdict):
-                factory = self.slots.get("default_factory")
-                if factory is not None:
-                    cg.statement(f"{name}.default_factory = {cg.emit(factory)}")
+        if isinstance(base, ListValue | DictValue):
+            base.fill(cg, name)
         elif isinstance(base, SetValue):
             cg.statement(f"{base.kind.__name__}.__init__({name}, {base.text(cg)})")
 
