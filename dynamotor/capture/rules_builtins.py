@@ -80,11 +80,6 @@ def all_constant(args: Args, kwargs: Kwargs | None = None) -> bool:
     return all(a.is_constant() for a in args) and all(v.is_constant() for v in (kwargs or {}).values())
 
 
-@builtin_rule(len)
-def _len(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return args[0].length(trace)
-
-
 _TYPE_INSTANCE, _TYPE_SUBCLASS = type.__dict__["__instancecheck__"], type.__dict__["__subclasscheck__"]
 
 register_all(
@@ -131,6 +126,17 @@ register_all(
             ),
         ),
         ((bool,), lambda trace, args, kwargs: _bool(trace, args[0]) if args else Constant(False)),
+        ((len,), lambda trace, args, kwargs: args[0].length(trace)),
+        (
+            (iter,),
+            lambda trace, args, kwargs: (
+                trace.call_python(polyfills.iter_until, args) if len(args) == 2 else args[0].iterate(trace)
+            ),
+        ),
+        (
+            (types.FunctionType.__get__,),
+            lambda trace, args, kwargs: args[0] if is_none(args[1]) else BoundMethod(args[0], args[1]),
+        ),
         ((repr,), lambda trace, args, kwargs: text_of(trace, args[0], repr)),
         (
             (str.join,),
@@ -427,11 +433,6 @@ def _slice(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 # Iteration --------------------------------------------------------------------------------------------------
-@builtin_rule(iter)
-def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return trace.call_python(polyfills.iter_until, args) if len(args) == 2 else args[0].iterate(trace)
-
-
 @builtin_rule(next)
 def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     iterator = args[0] if isinstance(args[0], Iterator) else ObjectIterator(args[0])
@@ -576,18 +577,15 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 builtin_rule(divmod)(lambda trace, args, kwargs: trace.binary(divmod, *args))
 
 
-@builtin_rule(abs)
-def _abs(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _by_method(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """A function of numbers, which asks other objects for a method of the same name."""
     if all_constant(args):
-        return trace.real_call(abs, args[0].as_constant())
-    return trace.call_special(args[0], "__abs__", [], {})
+        return trace.real_call(fn, *constants(args))
+    return trace.call_special(args[0], f"__{fn.__name__}__", args[1:], kwargs)
 
 
-@builtin_rule(round)
-def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if all_constant(args):
-        return trace.real_call(round, *constants(args))
-    return trace.call_special(args[0], "__round__", args[1:], kwargs)
+for _fn in (abs, round):
+    builtin_rule(_fn)(functools.partial(_by_method, _fn))
 
 
 @builtin_rule(pow)
@@ -608,11 +606,6 @@ builtin_rule(property, staticmethod, classmethod)(
         "unsupported-call", "a descriptor is made", cure="define the class outside the compiled function"
     )
 )
-
-
-@builtin_rule(types.FunctionType.__get__)
-def _function_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return args[0] if is_none(args[1]) else BoundMethod(args[0], args[1])
 
 
 def _generator(value: Value) -> GeneratorValue:

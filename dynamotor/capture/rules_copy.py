@@ -106,9 +106,7 @@ def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) 
     return result
 
 
-@builtin_rule(copy.deepcopy)
-def _deepcopy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return _deep(trace, args[0], {})
+builtin_rule(copy.deepcopy)(lambda trace, args, kwargs: _deep(trace, args[0], {}))
 
 
 def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:

@@ -641,9 +641,7 @@ def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([trace.make(handled.python_type()), handled, handled.getattr(trace, "__traceback__")])
 
 
-@builtin_rule(sys.exception)
-def _exception(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return trace.exception() or Constant(None)
+builtin_rule(sys.exception)(lambda trace, args, kwargs: trace.exception() or Constant(None))
 
 
 @builtin_rule(sys._getframe)

@@ -203,38 +203,48 @@ def _row_major(trace: Trace, a: Value, name: str) -> None:
         raise refused(f"{name} of an array that is not row-major")
 
 
-def _reduction(name: str, target: Any, kinds: frozenset[torch.dtype], *more: str) -> None:
-    @_array_function(name, "axis", *more, "keepdims")
-    def _reduce(trace: Trace, a: Value, axis: Value | None, *rest: Value | None) -> Value:
-        if type(a) is not ArrayValue or a.scalar:
-            raise refused(f"{name} of {a.describe()}")
-        example = a.tensor(trace).example
-        refuse_if(
-            any(type(n) is not int or not n for n in example.shape),
-            f"{name} of no numbers, or of a number of them that changes",
-        )
-        keep = rest[-1] is not None and rest[-1].as_constant() is True
-        named = {} if len(rest) == 1 else {"correction": rest[0] or Constant(0)}
-        if axis is not None and not is_none(axis):
-            refuse_if(not example.dim(), f"{name} along an axis of a number")
-            _row_major(trace, a, name)
-            named |= {"dim": axis, "keepdim": Constant(keep)}
-        elif keep:
-            raise refused(f"{name} with keepdims of all axes")
-        elif named:
-            named["dim"] = Constant(None)
-        return compute(trace, target, [a], kinds, named)
+def _reduce(
+    name: str,
+    target: Any,
+    kinds: frozenset[torch.dtype],
+    trace: Trace,
+    a: Value,
+    axis: Value | None,
+    *rest: Value | None,
+) -> Value:
+    if type(a) is not ArrayValue or a.scalar:
+        raise refused(f"{name} of {a.describe()}")
+    example = a.tensor(trace).example
+    refuse_if(
+        any(type(n) is not int or not n for n in example.shape),
+        f"{name} of no numbers, or of a number of them that changes",
+    )
+    keep = rest[-1] is not None and rest[-1].as_constant() is True
+    named = {} if len(rest) == 1 else {"correction": rest[0] or Constant(0)}
+    if axis is not None and not is_none(axis):
+        refuse_if(not example.dim(), f"{name} along an axis of a number")
+        _row_major(trace, a, name)
+        named |= {"dim": axis, "keepdim": Constant(keep)}
+    elif keep:
+        raise refused(f"{name} with keepdims of all axes")
+    elif named:
+        named["dim"] = Constant(None)
+    return compute(trace, target, [a], kinds, named)
 
 
-_reduction("sum", torch.sum, ANY)
-_reduction("mean", torch.mean, FLOATS)
-_reduction("max", torch.amax, _NUMBERS)
-_reduction("min", torch.amin, _NUMBERS)
-_reduction("prod", torch.prod, FLOATS)
-_reduction("any", torch.any, BOOLS)
-_reduction("all", torch.all, BOOLS)
-_reduction("std", torch.std, FLOATS, "ddof")
-_reduction("var", torch.var, FLOATS, "ddof")
+_target: Any
+for _name, _target, _kinds, *_more in (
+    ("sum", torch.sum, ANY),
+    ("mean", torch.mean, FLOATS),
+    ("max", torch.amax, _NUMBERS),
+    ("min", torch.amin, _NUMBERS),
+    ("prod", torch.prod, FLOATS),
+    ("any", torch.any, BOOLS),
+    ("all", torch.all, BOOLS),
+    ("std", torch.std, FLOATS, "ddof"),
+    ("var", torch.var, FLOATS, "ddof"),
+):
+    _array_function(_name, "axis", *_more, "keepdims")(functools.partial(_reduce, _name, _target, _kinds))
 
 
 def _viewed(trace: Trace, a: Value, method: str, *args: Value) -> Value:
@@ -262,29 +272,30 @@ def _flatten(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
     return _viewed(trace, _viewed(trace, args[0], "reshape", Constant(-1)), "clone")
 
 
-def _along(name: str, target: Any, kinds: frozenset[torch.dtype]) -> None:
-    @_array_function(name, "axis")
-    def _rule(trace: Trace, a: Value, axis: Value | None) -> Value:
-        _row_major(trace, a, name)
-        refuse_if(axis is None, f"{name} of all numbers")
-        return compute(trace, target, [a], kinds, {"dim": axis})  # type: ignore[dict-item]
+def _along(
+    name: str, target: Any, kinds: frozenset[torch.dtype], trace: Trace, a: Value, axis: Value | None
+) -> Value:
+    _row_major(trace, a, name)
+    refuse_if(axis is None, f"{name} of all numbers")
+    return compute(trace, target, [a], kinds, {"dim": axis})  # type: ignore[dict-item]
 
 
-_along("argmax", torch.argmax, _NUMBERS)
-_along("argmin", torch.argmin, _NUMBERS)
-_along("cumsum", torch.cumsum, FLOATS)
-_along("cumprod", torch.cumprod, FLOATS)
+for _name, _target, _kinds in (
+    ("argmax", torch.argmax, _NUMBERS),
+    ("argmin", torch.argmin, _NUMBERS),
+    ("cumsum", torch.cumsum, FLOATS),
+    ("cumprod", torch.cumprod, FLOATS),
+):
+    _array_function(_name, "axis")(functools.partial(_along, _name, _target, _kinds))
 
 
-def _filled(name: str, target: Any) -> None:
-    @_array_function(name)
-    def _rule(trace: Trace, a: Value) -> Value:
-        _row_major(trace, a, name)
-        return compute(trace, target, [a], ANY)
+def _filled(name: str, target: Any, trace: Trace, a: Value) -> Value:
+    _row_major(trace, a, name)
+    return compute(trace, target, [a], ANY)
 
 
-_filled("zeros_like", torch.zeros_like)
-_filled("ones_like", torch.ones_like)
+for _target in (torch.zeros_like, torch.ones_like):
+    _array_function(_target.__name__)(functools.partial(_filled, _target.__name__, _target))
 
 
 register_all(
@@ -323,22 +334,20 @@ def _clip(trace: Trace, a: Value, low: Value | None, high: Value | None) -> Valu
     return compute(trace, torch.clamp, [a, low, high], FLOATS)
 
 
-def _joining(name: str, target: Any) -> None:
-    @_array_function(name, "axis")
-    def _join(trace: Trace, arrays: Value, axis: Value | None) -> Value:
-        items = arrays.items if isinstance(arrays, SequenceValue) else []
-        parts = [a.tensor(trace) for a in items if type(a) is ArrayValue]
-        refuse_if(not items or len(parts) != len(items), f"{name} of anything but a list of arrays")
-        for array in items:
-            _row_major(trace, array, name)
-        operands_of(trace, items, ANY)  # of one dtype
-        result = torch_call(trace, target, [TupleValue(parts), axis or Constant(0)], {})
-        assert isinstance(result, TensorValue)
-        return ArrayValue.of(result)
+def _joined(name: str, target: Any, trace: Trace, arrays: Value, axis: Value | None) -> Value:
+    items = arrays.items if isinstance(arrays, SequenceValue) else []
+    parts = [a.tensor(trace) for a in items if type(a) is ArrayValue]
+    refuse_if(not items or len(parts) != len(items), f"{name} of anything but a list of arrays")
+    for array in items:
+        _row_major(trace, array, name)
+    operands_of(trace, items, ANY)  # of one dtype
+    result = torch_call(trace, target, [TupleValue(parts), axis or Constant(0)], {})
+    assert isinstance(result, TensorValue)
+    return ArrayValue.of(result)
 
 
-_joining("concatenate", torch.cat)
-_joining("stack", torch.stack)
+for _name, _target in (("concatenate", torch.cat), ("stack", torch.stack)):
+    _array_function(_name, "axis")(functools.partial(_joined, _name, _target))
 _FUNCTIONS[np.asarray] = lambda trace, args, kwargs: (
     args[0]
     if type(args[0]) is ArrayValue and len(args) == 1 and not kwargs

@@ -82,7 +82,6 @@ STAYS = {
     "rules_builtins.py _number": PLAIN,
     "rules_builtins.py _str_format": PLAIN,
     "rules_builtins.py (str.join,)": PLAIN,
-    "rules_builtins.py _abs": PLAIN,
     "rules_numpy.py _describing": PLAIN,
     "rules_numpy.py _describing.rule": PLAIN,
     "rules_library.py _var_get": "a variable's default is fixed; its value is asked in _read_var",

@@ -363,6 +363,4 @@ def _find_refused(fn: Any) -> CallRule | None:
     return None if name is None else functools.partial(_refuse, name)
 
 
-@builtin_rule(torch._C._log_api_usage_metadata)
-def _log_usage(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(None)
+builtin_rule(torch._C._log_api_usage_metadata)(lambda trace, args, kwargs: Constant(None))

@@ -400,6 +400,12 @@ register_all(
         ((torch.Tensor.__iter__,), lambda trace, args, kwargs: args[0].iterate(trace)),
         ((torch.Tensor.__len__,), lambda trace, args, kwargs: args[0].length(trace)),
         (
+            (torch._shape_as_tensor,),
+            lambda trace, args, kwargs: _tensor(
+                trace, [args[0].getattr(trace, "shape")], {"dtype": Constant(torch.int64)}
+            ),
+        ),
+        (
             (torch.Tensor,),
             lambda trace, args, kwargs: _typed_tensor(trace, torch.get_default_dtype(), args, kwargs),
         ),
@@ -470,11 +476,6 @@ def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         lower(data, False)  # refuses those that no plain number stands for; their dtypes are lost there
         named["dtype"] = Constant(torch.tensor(data.as_constant()).dtype)
     return torch_call(trace, torch.tensor, [data, *args[1:]], named)
-
-
-@builtin_rule(torch._shape_as_tensor)
-def _shape_as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return _tensor(trace, [args[0].getattr(trace, "shape")], {"dtype": Constant(torch.int64)})
 
 
 @builtin_rule(torch.Tensor.new)
