@@ -62,13 +62,13 @@ def jump(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("FOR_ITER")
 def for_iter(frame: Frame, instr: Instr, target: int) -> None:
     iterator = frame.stack[-1]
+    unsupported_if(
+        iterator.source is not None and _differs_by_round(frame.trace, iterator),
+        "loop",
+        "the next round of a loop in whose rounds the graph breaks begins",
+        cure="keep what breaks out of the loop",
+    )
     if not isinstance(iterator, Iterator):
-        unsupported_if(
-            _differs_by_round(frame.trace, iterator),
-            "loop",
-            "the next round of a loop in whose rounds the graph breaks begins",
-            cure="keep what breaks out of the loop",
-        )
         iterator = ObjectIterator(iterator)
     item = iterator.next(frame.trace)
     if item is None:
@@ -82,7 +82,7 @@ def _differs_by_round(trace: Trace, iterator: Value) -> bool:
     """Whether a break left this iterator in the frame and another round found it elsewhere: then the next item is
     taken natively and comes as an argument, so that one program serves all rounds."""
     policy = trace.sizes.policy
-    return issubclass(iterator.python_type(), Cursor) and any(
+    return issubclass(iterator.python_type(), Cursor | zip | map | filter) and any(
         source.leads_through((iterator.source,)) for source in policy.varying
     )
 

@@ -145,3 +145,29 @@ def test_an_iterator_may_walk_the_list_that_changes_at_a_later_call_only(functio
             items = [1.0, 2.0]
             results.append(run(items, iter(items if same else [1.0, 2.0]), torch.ones(1)))
         torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: zip([1, 2, 3, 4], iter((4, 5, 6, 7))),
+        lambda: map(lambda a, b: (a, b), [1, 2, 3], iter((4, 5, 6, 7))),
+        lambda: zip(filter(lambda a: a % 2, iter(range(9))), map(abs, iter([-1, -2, -3]))),
+        lambda: zip((x for x in (1, 2, 3)), [4, 5, 6]),
+        lambda: zip([1, 2, 3], [4, 5, 6], strict=True),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 9])
+def test_a_zip_map_or_filter_goes_on_where_it_is(make, n):
+    def program(x, iterator):
+        for a, b in itertools.islice(iterator, n):
+            x = x * a + b
+        return x
+
+    compiled, x = dynamotor.compile(program, backend="eager"), torch.ones(1)
+    for taken in (0, 1, 0):
+        ours, theirs = make(), make()
+        for iterator in (ours, theirs):
+            list(itertools.islice(iterator, taken))
+        assert compiled(x, ours) == program(x, theirs)
+        assert list(ours) == list(theirs)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ..breaks import unsupported_if
+from ..breaks import unsupported, unsupported_if
 from ..polyfills import cursors
-from ..source import SEQUENCE_ITERATORS, Ahead, Missing
-from .base import Codegen, Iterator, Trace, Value, wrap_typed
+from ..source import SEQUENCE_ITERATORS, Ahead, Called, Missing, SeqItem
+from .base import Codegen, Iterator, ObjectIterator, Trace, Value, wrap_typed
 from .constant import Constant, is_none
 from .containers import TupleValue
 
@@ -25,7 +25,8 @@ class OverIterators(Iterator):
         self.given = list(given)
 
     def reconstruct(self, cg: Codegen) -> str:
-        name = cg.constant(cursors.CURSORS[self.kind]) if cg.for_frame else self.kind.__name__
+        counts = cg.for_frame and self.kind is enumerate  # which a resumed capture cannot ask
+        name = cg.constant(cursors.EnumerateCursor) if counts else self.kind.__name__
         return f"{name}({', '.join([cg.emit(value) for value in self.given])})"
 
 
@@ -100,6 +101,32 @@ class FilterIterator(OverIterators):
             if trace.truth(item if is_none(fn) else trace.call(fn, [item])):
                 return item
         return None
+
+
+def _parts(iterator: Any) -> Any:
+    """What a `zip`, `map` or `filter` is made of; all that it knows is where these iterators are."""
+    _, parts, *strict = iterator.__reduce__()
+    if strict:
+        raise TypeError("a strict zip may have begun a step")
+    return parts
+
+
+def _wrap_over(trace: Trace, source: Any, obj: Any) -> Value:
+    try:
+        parts = _parts(obj)
+    except TypeError as error:
+        raise unsupported("unsupported-value", "an iterator from outside", str(error)) from None
+    kind: Any = next(kind for kind in (ZipIterator, MapIterator, FilterIterator) if kind.kind is type(obj))
+    asked = Called(source, _parts)
+    given = [trace.wrap(SeqItem(asked, i), part) for i, part in enumerate(parts)]
+    first = 0 if kind is ZipIterator else 1  # behind the function
+    inners = [one if isinstance(one, Iterator) else ObjectIterator(one) for one in given[first:]]
+    made = kind(*given[:first], *inners)
+    made.source = source
+    return made
+
+
+wrap_typed(_wrap_over, zip, map, filter)
 
 
 def _step(trace: Trace, inners: list[Any]) -> list[Value]:
