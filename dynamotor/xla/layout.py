@@ -10,13 +10,16 @@ that programs without views pay nothing.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..graph.kernel_checks import sees_twice
 from ..graph.layout import preserved_stride
 from ..graph.shapes import infer_spec
-from ..graph.sizes import Dim, Dims, contiguous_stride
+from ..graph.sizes import Dim, Dims, contiguous_stride, hint
 from ..graph.spec import CPU, TensorSpec
 from .ir import UNKNOWN, Instruction
 from .tensor import Alias, XLATensor
@@ -141,3 +144,12 @@ def _infer_view(
 ) -> tuple[Stride, int]:
     result = infer_spec(func, (spec, *args[1:]), kwargs or {})
     return short(result), result.offset
+
+
+def overlaps_itself(spec: TensorSpec) -> bool:
+    """Whether two elements of a view are one place of the memory, exactly."""
+    if not sees_twice(spec):  # by sorted strides: quick, and says so of some that are interleaved
+        return False
+    steps = (np.arange(hint(size)) * hint(step) for size, step in zip(spec.shape, spec.stride))
+    places = functools.reduce(np.add.outer, steps)
+    return bool(np.unique(places).size < places.size)

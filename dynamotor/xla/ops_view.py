@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..autograd.functional import RESHAPED, SCATTERED_BY, UNDONE_BY, turned_back
+from ..graph.spec import TensorSpec
 from .dtypes import is_complex, jax_dtype
 from .ir import Node, record
+from .layout import overlaps_itself
 from .lowering import Spec, aten, decomposition, op, require, rows
 from .ops_index import WITHIN, flat_places, slice_bounds, strided_slice, windows
 from .tensor import Overlap, inverses
@@ -191,8 +193,6 @@ _UNDONE_BY = {
     aten.view_as_real.default: aten.view_as_complex.default,
     aten.view_as_complex.default: aten.view_as_real.default,
 }
-_SCATTERED_BY = {**SCATTERED_BY, aten.as_strided.default: aten.as_strided_scatter.default}
-
 rows(
     inverses.register,
     {
@@ -206,7 +206,7 @@ rows(
         },
         **{
             view: lambda base, new, *args, put=put, **named: record(put, (base, new, *args), named)
-            for view, put in _SCATTERED_BY.items()
+            for view, put in SCATTERED_BY.items()
         },
     },
 )
@@ -217,6 +217,13 @@ def _expand_written(base: Node, new: Node, size: list[int], *, implicit: bool = 
     if math.prod(base.meta.shape) == math.prod(new.meta.shape):
         return record(aten.view.default, (new, list(base.meta.shape)))
     raise Overlap("DM611", "the tensor was expanded")
+
+
+@inverses.register(aten.as_strided.default)
+def _strided_written(base: Node, new: Node, size: list[int], stride: list[int], offset: int) -> Node:
+    if overlaps_itself(TensorSpec(tuple(size), tuple(stride), base.meta.dtype)):
+        raise Overlap("DM611", "elements of as_strided share memory")
+    return record(aten.as_strided_scatter.default, (base, new, size, stride, offset))
 
 
 @inverses.register(aten.unfold.default)

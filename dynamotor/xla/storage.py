@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
@@ -62,7 +61,7 @@ def storage_of(alias: Alias) -> Alias:
 def _write_through(alias: Alias, node: Node) -> None:
     """A part of an expanded (or unfolded) tensor is written where it lies."""
     spec = layout.spec_of(alias)
-    if sees_twice(spec):
+    if layout.overlaps_itself(spec):
         raise Overlap(
             "DM611",
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "

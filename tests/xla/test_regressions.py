@@ -106,6 +106,16 @@ def parts_of_expanded_tensors_can_be_written(device):
 
 
 @case
+def rows_of_overlapping_strides_are_written_one_after_the_other(device):
+    x = numbers(device, 6)
+    rows = x.as_strided((2, 4), (2, 1))
+    rows[0].add_(1)
+    rows[1].mul_(10)
+    numbers(device, 9).as_strided((3, 2), (2, 3)).add_(1)  # interleaved, and no place twice
+    return x, rows
+
+
+@case
 def gradients_of_expanded_tensors_are_copied(device):
     x = torch.ones(2, 3, device=device, requires_grad=True)
     x.sum().backward()
