@@ -39,7 +39,6 @@ demo: $(VENV)/.installed
 test: setup
 	$(BIN)/ruff check dynamotor tests fuzz bench docs
 	$(BIN)/ruff format -q --check dynamotor tests fuzz bench docs examples
-	$(BIN)/mypy dynamotor
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
 
 # The report in Debian's chromium (apt-get install chromium chromium-driver), with pictures for the documents.

@@ -92,7 +92,8 @@ def test_the_arguments_put_back_give_the_kernel_of_that_shape():
     assert with_arguments >= 4
 
 
-@pytest.mark.parametrize("programs", [2, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_further_shapes_of_a_callable_build_nothing compares a few
+@pytest.mark.parametrize("programs", [2, 64])
 def test_results_for_many_shapes(programs):
     tuning = GpuTuning(programs=programs)
     fns = [

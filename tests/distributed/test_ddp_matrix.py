@@ -30,13 +30,13 @@ def check(results: list[dict], name: str, mode: str = "auto") -> None:
             )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_eager_ddps(pair: Pair, name: str) -> None:
     check(pair.run(compare, name, "outside", "native"), name)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_module_inside_ddp(pair: Pair, name: str) -> None:
     check(pair.run(compare, name, "inside", "aot_eager"), name)

@@ -29,7 +29,7 @@ def check(results: list[dict], tolerance: float) -> None:
         assert result["worst"] <= tolerance and result["same"], result
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_trains_as_in_eager(pair: Pair, name: str) -> None:
     for way in (("outside", "aot_eager", "auto"), WAYS[list(PROGRAMS).index(name) % 2]):

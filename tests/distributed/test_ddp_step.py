@@ -33,7 +33,7 @@ def equal(results: list[dict[str, Any]], programs: int | None = 1) -> None:
         assert programs is None or result["programs"] == programs, result
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("how", WHOLE, ids=lambda how: ", ".join(map(str, how.values())))
 def test_steps_are_the_eager_loops(pair: Pair, how: dict[str, Any]) -> None:
     results = pair.run(ddp_step.train, how)

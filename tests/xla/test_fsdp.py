@@ -47,6 +47,7 @@ reference = make()
 """
 
 
+@pytest.mark.slow  # test_torch_xla_names.py trains one over four devices
 def test_fsdp_trains_as_one_process_and_is_put_together_again():
     outputs = run_replicas(
         TRAIN

@@ -98,6 +98,7 @@ def test_run_command(alias, tmp_path, capsys, monkeypatch):
     assert said.split()[:2] == ["xla:0", "8.0"] and "['first', '--second']" in said and "program.py" in said
 
 
+@pytest.mark.slow  # a process that starts from nothing
 def test_run_without_the_alias(tmp_path):
     done = run(tmp_path, "import sys; print(sys.argv[1:], 'jax' in sys.modules)", "-m", "dynamotor", "run")
     assert done.stdout.strip() == "['first', '--second'] False"

@@ -74,6 +74,7 @@ def test_an_lstm_in_other_modes(mode):
         torch.testing.assert_close(run(device, x.to("xla")), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, pytest.param(torch.nn.GRU, marks=pytest.mark.slow)])
 def test_packed_sequences(kind):
     torch.manual_seed(0)
