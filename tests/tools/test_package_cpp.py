@@ -37,7 +37,9 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     common = [*find_compiler(), "-std=c++17", "-O0", "-Wall", "-Werror", f"-I{SOURCES}"]
     library, program = folder / "libdynamotor_package.so", folder / "run_package"
     source = str(SOURCES / "dynamotor_package.cpp")
-    subprocess.run([*common, "-shared", "-fPIC", source, "-ldl", "-o", str(library)], check=True)
+    # With a C++ library of its own beside the one of this process: what goes by the process's locale would crash.
+    shared = ["-shared", "-fPIC", "-static-libstdc++"]
+    subprocess.run([*common, *shared, source, "-ldl", "-o", str(library)], check=True)
     example = str(ROOT / "examples/run_package.cpp")
     subprocess.run(
         [*common, example, str(library), f"-Wl,-rpath,{folder}", "-ldl", "-o", str(program)], check=True

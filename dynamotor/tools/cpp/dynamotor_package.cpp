@@ -11,16 +11,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -265,27 +267,56 @@ struct File {
     }
 };
 
+// -- lines and words ------------------------------------------------------------------------------------------
+// By hand: streams go by the locale of the program around, and crash where it has two C++ libraries.
+struct Text {
+    std::string_view rest;
+
+    bool cut(char end, std::string_view &part) {  // the next part, up to the character
+        if (rest.empty()) return false;
+        const size_t n = std::min(rest.find(end), rest.size());
+        part = rest.substr(0, n);
+        rest.remove_prefix(std::min(n + 1, rest.size()));
+        return true;
+    }
+    std::string_view line() {
+        std::string_view found;
+        if (!cut('\n', found)) throw Error("the package is not whole");
+        return found;
+    }
+};
+
 std::string processor() {  // as dynamotor names it
-    std::ifstream file("/proc/cpuinfo");
-    std::string line, found;
-    while (std::getline(file, line) && !line.empty())
-        for (const char *begin : {"model", "flags", "Features", "CPU", "vendor_id"})
-            if (line.rfind(begin, 0) == 0) {
-                found += (found.empty() ? "" : "\n") + line;
+    std::string all, found;
+    if (FILE *file = std::fopen("/proc/cpuinfo", "r")) {
+        char some[4096];
+        while (const size_t n = std::fread(some, 1, sizeof some, file)) all.append(some, n);
+        std::fclose(file);
+    }
+    Text text{all};
+    for (std::string_view line; text.cut('\n', line) && !line.empty();)
+        for (const std::string_view begin : {"model", "flags", "Features", "CPU", "vendor_id"})
+            if (line.substr(0, begin.size()) == begin) {
+                found.append(found.empty() ? "" : "\n").append(line);
                 break;
             }
     return found;
 }
 
-// -- words ----------------------------------------------------------------------------------------------------
 struct Words {
-    std::istringstream text;
-    explicit Words(const std::string &line) : text(line) {}
+    Text text;
 
     template <class T> T next() {
-        T value;
-        if (!(text >> value)) throw Error("a step is not whole");
-        return value;
+        std::string_view word;
+        if (!text.cut(' ', word)) throw Error("a step is not whole");
+        if constexpr (std::is_same_v<T, std::string>) {
+            return std::string(word);
+        } else {
+            T value;
+            const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+            if (error != std::errc() || end != word.data() + word.size()) throw Error("a step is not whole");
+            return value;
+        }
     }
     Ints ints(int64_t n) {
         Ints found;
@@ -333,20 +364,20 @@ struct dynamotor_package {
     dynamotor_package(const char *path, const char *library)
         : file(path), torch_library(library ? library : ""), torch_is_anywhere(!library) {
         const Member &text = file.member("steps.txt");
-        std::istringstream lines(std::string(text.data, text.nbytes));
+        Text lines{{text.data, text.nbytes}};
         check_machine(lines);
         const Member &stored = file.member("weights.safetensors");
         uint64_t header;
         std::memcpy(&header, stored.data, 8);
         weights = stored.data + 8 + header;
         bool once = true;
-        for (std::string line; std::getline(lines, line);) {
+        for (std::string_view line; lines.cut('\n', line);) {
             if (line == "run") {
                 once = false;
                 continue;
             }
-            Words words(line);
-            const Step step = step_of(words.next<std::string>(), words, line);
+            Words words{{line}};
+            const Step step = step_of(words.next<std::string>(), words);
             if (step && once) {
                 const WithoutGrad quiet(torch.get());
                 step(*this);
@@ -361,14 +392,12 @@ struct dynamotor_package {
         }
     }
 
-    void check_machine(std::istringstream &lines) {
-        std::string format, line, built;
-        int count = 0;
-        std::getline(lines, format);
+    void check_machine(Text &lines) {
+        const std::string format(lines.line());
         if (format != "dynamotor-package-2") throw Error("a package of another format: " + format);
-        std::getline(lines, torch_version);
-        std::getline(lines, line);
-        for (count = std::atoi(line.c_str()); count-- > 0 && std::getline(lines, line);) built += (built.empty() ? "" : "\n") + line;
+        torch_version = lines.line();
+        std::string built;
+        for (int count = Words{{lines.line()}}.next<int>(); count-- > 0;) built.append(built.empty() ? "" : "\n").append(lines.line());
         if (built != processor()) throw Error("the package was built for another processor: export it on one like this");
     }
 
@@ -415,7 +444,7 @@ struct dynamotor_package {
         return tensor.handle.get();
     }
 
-    Step step_of(const std::string &name, Words &words, const std::string &line);
+    Step step_of(const std::string &name, Words &words);
     Step call_of(Words &words);
     Step convolution_of(Words &words);
     Word word_of(Words &words);
@@ -546,9 +575,9 @@ void dynamotor_package::expect(int64_t number, const Layout &layout) {
     tensor.layout = layout;
 }
 
-dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Words &words, const std::string &line) {
+dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Words &words) {
     using Package = dynamotor_package;
-    if (name == "refused") throw Error("only Python runs this package: " + line.substr(8));
+    if (name == "refused") throw Error("only Python runs this package: " + std::string(words.text.rest));
     if (name == "weights") {
         offsets = words.list();
         return {};
