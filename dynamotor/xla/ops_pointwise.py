@@ -158,12 +158,14 @@ def _divisor(y: Any) -> Any:
 def _pow(base, exponent, *, out: Spec):
     """Small constant exponents become products and roots, as in aten's kernels."""
     dtype = compute_dtype(out.dtype)
-    number = not is_array(exponent) and not isinstance(exponent, complex)
+    number = not is_array(exponent) and (not isinstance(exponent, complex) or exponent == 0)
     if number and dtype != jnp.bool_ and not jnp.issubdtype(dtype, jnp.integer):
-        return _power_of_constant(cast(base, dtype), float(exponent))
+        return _power_of_constant(cast(base, dtype), float(exponent.real))
     base, exponent = cast(in_type(base, out), dtype), cast(in_type(exponent, out), dtype)
     if dtype == jnp.bool_:
         return base | ~exponent
+    if jnp.iscomplexobj(base):
+        return _complex_power(base, exponent)
     return _integer_power(base, exponent) if is_integer(base) else jnp.power(base, exponent)
 
 
@@ -174,7 +176,17 @@ def _power_of_constant(x: jax.Array, exponent: float) -> jax.Array:
         return lax.rsqrt(x)
     if exponent in (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0):
         return lax.integer_pow(x, int(exponent))
-    return jnp.power(x, jnp.asarray(exponent, x.dtype))
+    power = _complex_power if jnp.iscomplexobj(x) else jnp.power
+    return power(x, jnp.asarray(exponent, x.dtype))
+
+
+def _complex_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    """As aten's exp(exponent * log(base)) where XLA's differs: of zero, and of reals whose power overflows."""
+    power = jnp.power(base, exponent)
+    is_real = (base.imag == 0) & (base.real > 0) & (exponent.imag == 0)
+    power = lax.complex(power.real, jnp.where(is_real, 0, power.imag))
+    of_zero = jnp.where(exponent.real > 0, 0, jnp.nan + jnp.nan * 1j).astype(power.dtype)
+    return jnp.where(base == 0, of_zero, power)
 
 
 def _integer_power(base: jax.Array, exponent: jax.Array) -> jax.Array:

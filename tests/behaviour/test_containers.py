@@ -407,7 +407,7 @@ SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
     for f in (lambda: d + it, lambda: it * d, lambda: d.__iadd__(it), lambda: d % it, lambda: DD.items() - 3, lambda: str.__eq__(t, x, 1), lambda: str.__eq__(Slotted(), t), lambda: list.count(one, 1), lambda: dict.get(SS, 1), lambda: int.__add__("a", 1), lambda: object.__eq__(t, 1), lambda: OrderedDict.move_to_end({}, 1), lambda: SubDict.__len__([])):
         try: said.append(f())
         except (TypeError, AttributeError) as e: said.append(str(e))
-    return said, next(it), DD.items() == {"a": 1, "b": 2}.items()
+    return said, next(it), DD.items() == {"a": 1, "b": 2}.items() #2
 
     d = OrderedDict(a=1, b=2); i = iter(d.items()); said = [next(i)]; d["q"] = 3
     for _ in range(2):
@@ -431,7 +431,7 @@ SS | DD.keys(), type(SubSet([1]) | DD.keys()).__name__, DD.keys() & SS
         try: next(i)
         except RuntimeError as e: said.append(str(e))
         d.add(j + 7)
-    return said
+    return said #3
 
     d = {1, 2, 3}; i = iter(d); next(i)
     return i.__length_hint__(), next(i), i.__reduce__()[1] #4
