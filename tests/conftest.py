@@ -72,7 +72,7 @@ CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
 # Of tests that compile much, those with more parameters than the first number: `make test` takes the first and one
 # in so many of the others; a `sweep` says otherwise.
-SAMPLED = dict.fromkeys(("autograd", "capture", "codegen", "lower", "models", "xla"), (1, 10)) | {
+SAMPLED = dict.fromkeys(("autograd", "capture", "codegen", "lower", "models", "xla"), (1, 14)) | {
     "regressions": (3, 5)
 }
 

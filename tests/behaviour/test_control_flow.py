@@ -72,6 +72,7 @@ flex_attention(rows, rows[:, :1], rows), flex_attention(rows[:, :, :8], rows, ro
 theme = Theme(PRELUDE, TABLE)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("at", range(len(theme.cases)))
 def test_as_in_eager(at: int) -> None:
     theme.check(at)

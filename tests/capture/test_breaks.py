@@ -23,7 +23,7 @@ from dynamotor.capture import frontend
 from dynamotor.capture.trace import Trace
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_cut_at_many_instructions(name, monkeypatch, capfd):
     fn = PROGRAMS[name]

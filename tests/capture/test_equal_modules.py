@@ -120,7 +120,7 @@ def steps(
     return found
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(15)
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("early", [False, True], ids=["late", "early"])

@@ -115,7 +115,7 @@ def same(a, b):
     return type(a) is type(b) and (a == b or a is b or type(a).__eq__ is object.__eq__)
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(21)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "is_method"), list(asked()), ids=lambda v: v if isinstance(v, str) else "")
 @pytest.mark.parametrize("where", ["of an argument", "of a view"])

@@ -264,8 +264,7 @@ def steps(cls: type[Block], way: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cls", BLOCKS, ids=lambda cls: cls.__name__)

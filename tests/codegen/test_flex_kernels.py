@@ -81,7 +81,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}, {c[1]}")
 def test_kernels_give_what_the_matrix_gives(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     score, mask, length, width, e, f, heads, dtype, size = case

@@ -59,6 +59,7 @@ def weights(n, c, *kernel, dtype=BF16):
     return images(n, c, *kernel, dtype=dtype) / (c * kernel[0] * kernel[1]) ** 0.5
 
 
+@pytest.mark.slow
 def test_random_convolutions(convolve):
     for _ in range(12):
         pick = random.choice
@@ -94,6 +95,7 @@ def test_bias_batch_norm_and_residual_are_part_of_the_launch(convolve):
     )
 
 
+@pytest.mark.slow
 def test_weights_may_be_read_through_a_descriptor(convolve):
     through = Tiling(32, 16, 16, group=2, tma=True, tma_store=True)
     for c, wanted in ((32, True), (24, False)):  # 24 channels are no whole tiles of 16

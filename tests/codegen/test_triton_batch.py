@@ -106,6 +106,7 @@ def test_any_order_of_maps_writes_and_reductions_is_eagers(seed):
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 def test_the_update_of_all_parameters_is_few_launches():
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(n, n + 3, False), nn.BatchNorm1d(n + 3)) for n in range(5, 20, 3)]

@@ -42,6 +42,7 @@ def test_softmax_keeps_its_row_in_registers_and_loops_over_a_long_one():
     assert "for " not in short.source and long.source.count("for base") == 2
 
 
+@pytest.mark.slow
 def test_few_long_rows_take_launches_for_each_pass():
     functions = check(lambda x: torch.softmax(x, -1), R(2, 20000))
     assert len(functions) == 3 and max(f.grid for f in functions) > 4
@@ -253,6 +254,7 @@ def test_loads_run_ahead_of_no_store_to_their_memory(onto):
     assert ("num_stages" in triton.emit_piece(first).source) == (onto == "y")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("rows", "row"), [(70, 96), (301, 768), (1000, 64), (33, 1000), (5, 20000), (300, 7)]
 )

@@ -50,6 +50,7 @@ def by_vectors(functions):
     return [f for f in functions if "lead = " in f.source]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("size", [ODD, ODD + 378, 5 * 4096 - 1, 5 * 4096 + 6])
 def test_softmax_of_rows_of_any_length(dtype, size):
@@ -96,6 +97,7 @@ def test_programs_that_share_a_row_have_vectors_too(promises, rows, size):
     assert bool(promises) == bool(size % 8)
 
 
+@pytest.mark.slow
 def test_rows_of_several_dimensions_and_of_views():
     tuning = GpuTuning(programs=2, long_row=1000)
     x = R(3, 5, 9003).bfloat16()

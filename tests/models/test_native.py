@@ -34,7 +34,7 @@ def test_inference_gives_eagers_output(name):
             assert largest_error(models.output_tensors(ours), models.output_tensors(theirs)) < 1e-4
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("optimizer", ["SGD", pytest.param("AdamW", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TRAINED)
 def test_two_training_steps_are_eagers(name, optimizer):

@@ -64,7 +64,7 @@ def _ends(values: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
     return around[:, None].expand(len(around), 3).contiguous().requires_grad_()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["native", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -21,6 +21,7 @@ JUMPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", JUMPS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_jumps_follows_from_what_is_returned(name: str, dtype: torch.dtype) -> None:

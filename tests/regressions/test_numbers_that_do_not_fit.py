@@ -59,7 +59,7 @@ def _outcome(f, x, number):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.int32, torch.float16, torch.float64, torch.bool], ids=str
 )

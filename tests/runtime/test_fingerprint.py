@@ -100,7 +100,7 @@ def edits(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield "rows swapped", put(x.view(16, -1), [i, j], x.view(16, -1)[[j, i]]).view(-1)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @words
 @pytest.mark.parametrize("n", [128, 1024, 4096, 16384, 80_000])
 @pytest.mark.parametrize("kind", ["normal", "ones", "signs", "few values"])

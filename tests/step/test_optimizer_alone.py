@@ -95,6 +95,7 @@ def both(
     return first, second, step
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_compiled_step_is_one_program_with_the_numbers_of_eager(name: str) -> None:
     first, second, step = both(OPTIMIZERS[name])

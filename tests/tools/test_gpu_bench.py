@@ -50,6 +50,7 @@ def test_a_model_in_training_and_without_dropout():
     )
 
 
+@pytest.mark.slow
 def test_a_model_in_inference_prepared_before_it_is_timed():
     (row,) = rows_of("infer", cold=False, optimizer="").values()
     assert row["cold_s"] == {} and row["errors"]["ours"]["out"] < 0.05 and "ratio" in row

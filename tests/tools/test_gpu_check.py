@@ -13,6 +13,7 @@ from bench.triton_interpret import available
 from dynamotor.codegen.triton_gemm import Tiling
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "label", [label for label in gpu_graph_checks.CHECKS if "BERT" not in label and "follows" not in label]
 )
@@ -21,7 +22,7 @@ def test_checks_of_graphs(label):
     assert row["ok"] and row["counts"] == {}
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("name, work", gpu_size_checks.rows("cpu"))
 def test_checks_of_sizes(name, work):
     assert work()["ok"], name
@@ -71,7 +72,7 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     assert gpu_check.main() == 0 and "no GPU in this machine" in capsys.readouterr().out
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.skipif(not available(), reason="triton is not there, or was imported without TRITON_INTERPRET=1")
 @pytest.mark.parametrize("name", list(gpu_template_checks.cases("cpu")))
 def test_checks_of_templates(name):

@@ -332,7 +332,7 @@ ON_THE_DEVICE = (
 MOVES = ("flipped", "joined along lengths", "last rows", "positions from both ends", "wider", "scattered")
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(
     "name",
     [

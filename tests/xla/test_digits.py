@@ -47,6 +47,7 @@ def same_curve(found, expected):
     assert max(abs(a - b) for a, b in zip(found, expected)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_one_device(eager, tmp_path):
     same_curve(train("xla", tmp_path / "losses"), eager)
     assert eager[-1] < eager[0] / 2

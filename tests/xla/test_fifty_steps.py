@@ -106,6 +106,7 @@ CASES = [
 
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("name, way", CASES)
+@pytest.mark.slow
 def test_fifty_steps_leave_the_cpus_state(name, way):
     make, optimizer_of, settings, batch = MODELS[name]
     torch.manual_seed(0)

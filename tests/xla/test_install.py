@@ -147,6 +147,7 @@ def test_pjrt_device(device, expected):
     assert expected in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_jax_is_a_coded_error(tmp_path):
     text = "import sys; sys.modules['jax'] = None\nimport importlib.util as u\nreal = u.find_spec\nu.find_spec = lambda n, *a: None if n == 'jax' else real(n, *a)\nimport dynamotor.xla"
     done = run(tmp_path, text)

@@ -311,7 +311,7 @@ def test_interpolation_in_one_and_three_dimensions():
     forward_and_backward(lambda: F.interpolate(rand(1, 2, 3, 4, 5), scale_factor=1.4, mode="nearest"))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("align", [True, False])
