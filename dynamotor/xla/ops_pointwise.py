@@ -181,7 +181,7 @@ def _power_of_constant(x: jax.Array, exponent: float) -> jax.Array:
 
 
 def _complex_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
-    """As aten's exp(exponent * log(base)) where XLA's differs: of zero, and of reals whose power overflows."""
+    """aten's exp(exponent * log(base)), where XLA's differs: of zero, and of reals that become infinite."""
     power = jnp.power(base, exponent)
     is_real = (base.imag == 0) & (base.real > 0) & (exponent.imag == 0)
     power = lax.complex(power.real, jnp.where(is_real, 0, power.imag))
