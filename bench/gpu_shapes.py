@@ -1,7 +1,7 @@
 """The GPU bench's "shapes": BERT trains on batches of changing sizes; what each new one costs, and what
 arguments cost a kernel.
 
-ours: sizes become arguments with the second shape; literal: `dynamic=False`, each shape's kernels are built
+ours: sizes become symbols with the second shape; literal: `dynamic=False`, each shape's kernels are built
 for it; peer: torch.compile, which compiles for all sizes when it sees the second.
 """
 

@@ -84,10 +84,6 @@ class Config:
     auto_backends: str = "eager,native,native_cudagraphs,xla"
     # How long it takes turns for each graph, after five rounds.
     auto_seconds: float = 1.0
-    # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel
-    # instead of numbers in it: further shapes build few kernels or none (turned on by a second shape, or
-    # dynamic=True; dynamic=False keeps it off).
-    size_arguments: bool = False
     # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else
     # each is compiled for.
     symbolic_sizes: bool = True

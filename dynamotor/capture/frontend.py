@@ -55,11 +55,11 @@ from .breaks import BreakReason, Stop, Unsupported
 from .checks import CheckFailed, checked
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, TensorMatch, first_failure
+from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, first_failure
 from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
 from .output import Codegen
-from .sizes import FloatIs, SizePolicy, SizesHold, TraceSizes
+from .sizes import FloatIs, SizePolicy, TraceSizes
 from .source import Arg, Const, Source
 from .stance import stance
 from .trace import Trace
@@ -266,21 +266,20 @@ class Compiler:
     ) -> Any:
         """Capture and compile a call."""
         with collector_paused(), unseen_by_hooks():
-            vary = self.sizes_vary(dispatcher.entries, self.flat(args))
             self.for_all = not self.breaks_for_all and siblings.is_for_all(self)
-            captured, run = self.compiled(args, kwnames, vary)
+            captured, run = self.compiled(args, kwnames)
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
             entry = self.entry(captured, run, n_positional, kwnames)
             return siblings.bind(entry, self.owner, len(args)) if captured.for_all else entry
 
     def compiled(
-        self, args: tuple[Any, ...], kwnames: tuple[str, ...], vary: bool
+        self, args: tuple[Any, ...], kwnames: tuple[str, ...]
     ) -> tuple[Captured, Callable[..., Any]]:
         """A call's trace and its compiled graph. Sizes stay numbers where symbols stop the compiler, or leave
         a graph to eager PyTorch that is compiled with numbers."""
         self.symbols_made, general = False, None
         try:
-            general = self.compiled_once(args, kwnames, vary)
+            general = self.compiled_once(args, kwnames)
         except (BackendError, InternalError) as error:
             if not self.symbols_made or config.verify and isinstance(error, InternalError):
                 raise
@@ -291,9 +290,9 @@ class Compiler:
             why = general[0].left_to_eager[0]
         if self.policy.guessed:
             self.policy.guessed = None
-            return self.compiled(args, kwnames, vary)
+            return self.compiled(args, kwnames)
         self.policy.refused = why
-        special = self.compiled_once(args, kwnames, vary)
+        special = self.compiled_once(args, kwnames)
         if general is not None and special[0].left_to_eager:  # then symbols are not what is in the way
             self.policy.refused = ""
             return general
@@ -302,13 +301,13 @@ class Compiler:
         return special
 
     def compiled_once(
-        self, args: tuple[Any, ...], kwnames: tuple[str, ...], vary: bool
+        self, args: tuple[Any, ...], kwnames: tuple[str, ...]
     ) -> tuple[Captured, Callable[..., Any]]:
         """A call's trace and its compiled graph."""
         captured = self.capture(args, kwnames)
         captured.for_all, captured.settings = self.for_all, config.snapshot()
         fallbacks = counters["fallback"].copy()
-        with config.patch(size_arguments=vary), collect("fallback", "auto", "late") as events:
+        with collect("fallback", "auto", "late") as events:
             run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
         captured.fallbacks, captured.eager = counters["fallback"] - fallbacks, eager_texts(events)
         captured.events = events
@@ -439,16 +438,6 @@ class Compiler:
         if self.policy.varying and self.options.dynamic is False:
             return f"{next(iter(self.policy.varying))} differs between calls, and dynamic=False compiles for each size. "
         return ""
-
-    def sizes_vary(self, entries: Any, args: tuple[Any, ...]) -> bool:
-        """Whether this callable sees tensors of changing sizes: its user says so, or an entry was compiled
-        for others.
-        """
-        if self.options.dynamic is not None:
-            return self.options.dynamic
-        return config.size_arguments or any(
-            type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries
-        )
 
     def takes_any_module(self, args: tuple[Any, ...]) -> bool:
         """Whether modules that come as arguments have one program, as soon as a second one has come: where

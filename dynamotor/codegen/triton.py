@@ -26,9 +26,7 @@ from .verify import verify_places, verify_triton
 
 @dataclass(frozen=True, slots=True)
 class TritonStep(LoopStep):
-    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams and
-    sizes.
-    """
+    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams."""
 
     function: TritonFunction | None = None
 
@@ -98,7 +96,7 @@ def _launches(step: LoopStep, new_buffer: NewBuffer, tuning: GpuTuning) -> Itera
             _reads(piece.kernel),
             tuple(p[0] for p in piece.params if p[2]),
             step.inplace if len(pieces) == 1 else (),
-            (*piece.kernel.streams(), *function.numbers),
+            piece.kernel.streams(),
             step.note,
             partial=tuple(piece.partial.values()),
             function=function,

@@ -199,7 +199,7 @@ def _one_launch(items: Sequence[_Item]) -> TritonStep:
         reads=tuple(dict.fromkeys(name for step in steps for name in step.reads)),
         writes=tuple(dict.fromkeys(name for step in steps for name in step.writes)),
         inplace=tuple(pair for step in steps for pair in step.inplace if used[pair[1]] == 1),
-        ints=function.numbers,
+        ints=(),
         note=f"{len(items)} times: {steps[0].note}",
         function=function,
     )

@@ -27,7 +27,6 @@ from .triton_tma import DESCRIPTOR, Plane, planes, qualifies, stored_plane
 
 MULTIPROCESSORS = 132  # of an H100 or H200: programs of a persistent kernel
 _WIDE = 1 << 31
-_COPIES = 4  # of each descriptor at most, where groups of warps have descriptors of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class Tiling:
 
     persistent: as many programs as the GPU has multiprocessors, each of which takes tile after tile.
     tma: operands are read through descriptors; tma_store: results are written so too.
-    specialized: some warps of a persistent program copy while the others multiply.
     """
 
     m: int
@@ -49,14 +47,13 @@ class Tiling:
     persistent: bool = False
     tma: bool = False
     tma_store: bool = False
-    specialized: bool = False
 
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", f"{self.warps} warps", f"{self.stages} stages"]
         return " ".join(
             [
                 *words,
-                *(word for word in ("persistent", "tma", "tma_store", "specialized") if getattr(self, word)),
+                *(word for word in ("persistent", "tma", "tma_store") if getattr(self, word)),
             ]
         )
 
@@ -69,15 +66,15 @@ class Tiling:
         tiles spill.
         """
         small = {"m": min(self.m, 64), "n": min(self.n, 64), "k": min(self.k, 64), "warps": 4}
-        return replace(self, **small, persistent=False, tma=False, tma_store=False, specialized=False)
+        return replace(self, **small, persistent=False, tma=False, tma_store=False)
 
     def suited(self, product: Product) -> Tiling:
         """This tiling without what the product's operands do not allow; windows are copied ahead only by
         programs of one tile.
         """
-        found = self if product.window is None else replace(self, persistent=False, specialized=False)
+        found = self if product.window is None else replace(self, persistent=False)
         if found.tma and not qualifies(product, found.persistent, found.k):
-            return replace(found, tma=False, tma_store=False, specialized=False)
+            return replace(found, tma=False, tma_store=False)
         return found
 
 
@@ -122,21 +119,18 @@ class ProductEmitter:
         programs = min(self.tiles, MULTIPROCESSORS) if t.persistent else self.tiles
         narrow = "" if self.wide and not self.planes else ".to(tl.int32)"
         head = ["pid = tl.program_id(0)", f"depth = s{len(p.streams)}{narrow}"]
-        if not t.specialized:  # triton 3.6 fails on the two together
-            head.append("tl.assume(depth > 0)")  # or all is written twice, once for an empty sum
+        head.append("tl.assume(depth > 0)")  # or all is written twice, once for an empty sum
         if self.batch == 1:
             head += self._descriptors()
         if t.persistent:
-            how = "warp_specialize=True" if t.specialized else "flatten=True"
-            head.append(f"for turn in tl.range(pid, {self.tiles}, {programs}, {how}):")
+            head.append(f"for turn in tl.range(pid, {self.tiles}, {programs}, flatten=True):")
             lines = [f"    {line}" for line in head] + list(self._tile("turn", 2))
         else:
             lines = [f"    {line}" for line in head] + list(self._tile("pid", 1))
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(p.numbers)))]
         text = unmarked("\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *lines]) + "\n")
         signature = (*(POINTER[dtype] for dtype in p.buffers().values()), *("i64" for _ in p.numbers))
-        copies = _COPIES if t.specialized else 1
-        scratch = DESCRIPTOR * copies * text.count("make_tensor_descriptor(")
+        scratch = DESCRIPTOR * text.count("make_tensor_descriptor(")
         return TritonFunction(name, text, signature, programs, t.warps, False, t.stages, scratch, fallback)
 
     def _descriptors(self) -> Iterator[str]:

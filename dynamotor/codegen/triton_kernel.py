@@ -93,8 +93,7 @@ class TritonFunction:
 
     stages: depth of its software pipeline; 0: Triton's own. scratch: bytes of memory of its own that each
     program needs; the launch's last tensor then is that memory. fallback: the function for pointers that are
-    no multiples of 16. numbers: what a launch passes behind the streams, for `n0...`: sizes that are
-    arguments (triton_sizes.py).
+    no multiples of 16.
     """
 
     name: str
@@ -106,7 +105,6 @@ class TritonFunction:
     stages: int = 0
     scratch: int = 0
     fallback: TritonFunction | None = None
-    numbers: tuple[int, ...] = ()
 
 
 class TileEmitter:
