@@ -26,10 +26,11 @@ from .shapes import (
     device_of_result,
     infer_by_meta_kernel,
     infer_spec,
+    run_small,
     shape_rule,
     shape_rules,
 )
-from .sizes import Dim, Dims, equal
+from .sizes import Dim, Dims, equal, leaves_in
 from .spec import CPU, TensorSpec, aten, channels_last_stride
 from .symbolic_demands import demands
 from .symbolic_rules import require, symbolic_rules
@@ -39,78 +40,46 @@ def _dense(shape: Sequence[Dim], like: TensorSpec) -> TensorSpec:
     return TensorSpec.dense(shape, like.dtype, like.device)
 
 
-# Products and reductions ------------------------------------------------------------------------------------
-def _row_major_product(func: OpOverload, ranks: tuple[int, ...], /, *args: Any, **kwargs: Any) -> Any:
-    tensors = args[-len(ranks) :]
-    if tuple([len(t.shape) for t in tensors]) != ranks or len({(t.dtype, t.device) for t in args}) > 1:
+# Row-major results ------------------------------------------------------------------------------------------
+def _row_major(func: OpOverload, of_contiguous: bool, /, *args: Any, **kwargs: Any) -> Any:
+    """Row-major results of the types that the op gives for tensors of two elements a dimension (of one, a
+    variance is warned about); of another layout than a contiguous tensor's where not `of_contiguous`.
+    """
+    tensors = [leaf for leaf in leaves_in(args) if type(leaf) is TensorSpec]
+    first = tensors[0]
+    if any(0 in t.shape or t.device != first.device for t in tensors):
         return PASS
-    return TensorSpec.dense(symbolic_rules[func](*args), args[0].dtype, args[0].device)
-
-
-for _func, _ranks in (
-    (aten.mm.default, (2, 2)),
-    (aten.addmm.default, (2, 2)),
-    (aten.bmm.default, (3, 3)),
-    (aten.baddbmm.default, (3, 3)),
-):
-    shape_rules.add(_func, functools.partial(_row_major_product, _func, _ranks))
-
-
-_VARIANCES = (aten.var.correction, aten.var_mean.correction)
-
-
-def _reduction(func: OpOverload, x: TensorSpec, /, *args: Any, **kwargs: Any) -> Any:
-    """Row-major results, of the types that the op gives for a tensor of one element."""
-    if 0 in x.shape:
+    if of_contiguous and not first.is_contiguous:
         return PASS
-    asked = kwargs | {"correction": 0} if func in _VARIANCES else kwargs  # of one element, it is warned
-    with torch.no_grad(), torch._C._DisableAutocast():
-        out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **asked)
-    shapes = symbolic_rules[func](x, *args, **kwargs)
+    out = run_small(func, 2, args, kwargs)
+    if func in demands:
+        demands[func](*args, **kwargs)
+    shapes = symbolic_rules[func](*args, **kwargs)
     results = [
-        TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))
+        TensorSpec.dense(shapes[k] if type(shapes) is list else shapes, o.dtype, first.device)
+        for k, o in enumerate(out if isinstance(out, tuple) else (out,))
     ]
     return tuple(results) if isinstance(out, tuple) else results[0]
 
 
-for _func in (
-    aten.sum.dim_IntList,
-    aten.sum.default,
-    aten.amax.default,
-    aten.amin.default,
-    aten.any.dim,
-    aten.all.dim,
-    aten.prod.dim_int,
-    aten.max.dim,
-    aten.min.dim,
-    aten.argmax.default,
-    aten.argmin.default,
-    *_VARIANCES,
-):
-    shape_rules.add(_func, functools.partial(_reduction, _func))
-
-
-@shape_rule(aten.mean.dim)
-def _mean(x: TensorSpec, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    """As a sum, of numbers that can be divided."""
-    floats = (dtype or x.dtype).is_floating_point
-    return (
-        infer_spec(aten.sum.dim_IntList, (x, dims, keepdim), {"dtype": dtype or x.dtype}) if floats else PASS
-    )
-
-
-@shape_rule(aten.mean.default)
-def _mean_of_all(x: TensorSpec, *, dtype: torch.dtype | None = None) -> Any:
-    floats = (dtype or x.dtype).is_floating_point
-    return TensorSpec((), (), dtype or x.dtype, x.device) if floats else PASS
-
-
-@shape_rule(aten.nll_loss_forward.default)
-def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, ignore_index: int) -> Any:
-    if (len(x.shape), len(target.shape)) != (2, 1) or target.dtype is not torch.int64:
-        return PASS
-    shapes = symbolic_rules[aten.nll_loss_forward.default](x, target, weight, reduction)
-    return tuple([TensorSpec.dense(shape, x.dtype, x.device) for shape in shapes])
+for _of_contiguous, _funcs in (
+    (
+        False,
+        (
+            aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+            aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.prod.dim_int,
+            aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim, aten.argmax.default,
+            aten.argmin.default, aten.any.dim, aten.all.dim, aten.var.correction, aten.var_mean.correction,
+            aten.nll_loss_forward.default, aten._softmax.default, aten._log_softmax.default,
+            aten._safe_softmax.default, aten.cumsum.default, aten.cumprod.default, aten.tril.default,
+            aten.triu.default, aten.gather.default, aten.scatter_add.default, aten.scatter.src,
+            aten.scatter.value,
+        ),
+    ),
+    (True, (aten.flip.default, aten.index_put.default, aten._unsafe_index_put.default)),
+):  # fmt: skip
+    for _func in _funcs:
+        shape_rules.add(_func, functools.partial(_row_major, _func, _of_contiguous))
 
 
 def _joined(func: OpOverload, parts: Any, dim: int = 0) -> Any:
@@ -315,18 +284,6 @@ def _group_norm_backward(
     return dx and replace(dx, dtype=x.dtype), *others
 
 
-@shape_rule(aten._softmax.default, aten._log_softmax.default)
-def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Any:
-    if half_to_float or not x.dtype.is_floating_point or not -len(x.shape) <= dim < max(len(x.shape), 1):
-        return PASS
-    return TensorSpec.dense(x.shape, x.dtype, x.device)
-
-
-@shape_rule(aten._safe_softmax.default)
-def _safe_softmax(x: TensorSpec, dim: int, dtype: torch.dtype | None = None) -> Any:
-    return _softmax(x, dim, dtype is not None)
-
-
 # Images -----------------------------------------------------------------------------------------------------
 @shape_rule(aten.convolution_backward.default)
 def _convolution_backward(
@@ -480,42 +437,6 @@ def _arange(*args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any
     return TensorSpec.dense((-((start - end) // step),), torch.int64, device_of_result((), options))
 
 
-@shape_rule(aten.gather.default)
-def _gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> Any:
-    if index.dtype is not torch.int64 or not x.shape or not -len(x.shape) <= dim < len(x.shape):
-        return PASS
-    demands[aten.gather.default](x, dim, index)
-    return _dense(index.shape, x) if len(index.shape) == len(x.shape) else PASS
-
-
-def _scattered(func: OpOverload, x: TensorSpec, dim: int, index: TensorSpec, source: Any) -> Any:
-    rank = len(x.shape)
-    whole = index.dtype is torch.int64 and 0 < rank == len(index.shape) and -rank <= dim < rank
-    if type(source) is TensorSpec:
-        whole = whole and source.dtype is x.dtype and len(source.shape) == rank
-    if not whole or 0 in x.shape:
-        return PASS
-    demands[func](x, dim, index, source)
-    return _dense(x.shape, x)
-
-
-for _func in (aten.scatter_add.default, aten.scatter.src, aten.scatter.value):
-    shape_rules.add(_func, functools.partial(_scattered, _func))
-
-
-@shape_rule(aten.index_put.default, aten._unsafe_index_put.default)
-def _index_put(
-    x: TensorSpec, at: Sequence[TensorSpec | None], values: TensorSpec, accumulate: bool = False
-) -> Any:
-    picks = [i for i in at if i is not None]
-    if not picks or len(at) > len(x.shape) or any(i.dtype is not torch.int64 for i in picks) or 0 in x.shape:
-        return PASS
-    if not x.is_contiguous or values.dtype is not x.dtype or values.device != x.device:
-        return PASS
-    demands[aten.index_put.default](x, at, values)
-    return _dense(x.shape, x)
-
-
 @shape_rule(aten.masked_fill_.Scalar)
 def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> Any:
     fits = len(mask.shape) <= len(x.shape) and all(
@@ -524,33 +445,11 @@ def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> Any:
     return x if fits and mask.dtype is torch.bool and mask.device == x.device else PASS
 
 
-@shape_rule(aten.tril.default, aten.triu.default)
-def _triangle(x: TensorSpec, diagonal: int = 0) -> Any:
-    return _dense(x.shape, x) if len(x.shape) >= 2 else PASS
-
-
 @shape_rule(aten.native_dropout.default)
 def _dropout(x: TensorSpec, p: float, train: bool | None) -> Any:
     if not train or not 0 < p < 1 or not x.is_contiguous or not x.dtype.is_floating_point:
         return PASS
     return _dense(x.shape, x), TensorSpec.dense(x.shape, torch.bool, x.device)
-
-
-@shape_rule(aten.cumsum.default, aten.cumprod.default)
-def _cumulated(x: TensorSpec, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    plain = dtype is None and x.dtype.is_floating_point and -len(x.shape) <= dim < len(x.shape)
-    return _dense(x.shape, x) if plain else PASS
-
-
-@shape_rule(aten.flip.default)
-def _flip(x: TensorSpec, dims: Sequence[int]) -> Any:
-    rank = len(x.shape)
-    plain = (
-        x.is_contiguous
-        and all(-rank <= d < rank for d in dims)
-        and len({d % rank for d in dims}) == len(dims)
-    )
-    return _dense(x.shape, x) if plain and 0 not in x.shape else PASS
 
 
 # Losses of one number ---------------------------------------------------------------------------------------

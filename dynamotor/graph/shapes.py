@@ -169,15 +169,7 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
     second.
     """
     shape = broadcast(operands(args))
-    try:
-        with torch.no_grad(), torch._C._DisableAutocast():
-            out = func(*mapped(_without_elements, args), **mapped(_without_elements, kwargs))
-    except (
-        RuntimeError,
-        TypeError,
-        IndexError,
-    ) as error:  # the meta kernel says what is wrong, or knows better
-        raise Unknown from error
+    out = run_small(func, 0, args, kwargs)
     if not isinstance(out, torch.Tensor):
         raise Unknown
     if facts(func).writes:
@@ -191,12 +183,21 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
     return TensorSpec(shape, stride, out.dtype, device_of_result(args, kwargs))
 
 
-def _without_elements(value: Any) -> Any:
-    """Real tensors of a type on the CPU; those without dimensions keep their one element, since they promote
-    otherwise.
+def run_small(func: OpOverload, size: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What the op gives for real tensors of these types on the CPU with so many elements a dimension (those
+    without dimensions keep their one element: they promote otherwise).
     """
+    try:
+        with torch.no_grad(), torch._C._DisableAutocast():
+            args, kwargs = mapped(functools.partial(_small, size), (args, kwargs))
+            return func(*args, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        raise Unknown from error  # the meta kernel says what is wrong, or knows better
+
+
+def _small(size: int, value: Any) -> Any:
     if type(value) is TensorSpec:
-        return torch.ones(() if not value.shape else (0,), dtype=value.dtype, device="cpu")
+        return torch.ones([size] * len(value.shape), dtype=value.dtype, device="cpu")
     return CPU if type(value) is torch.device else hint(value)
 
 

@@ -99,7 +99,7 @@ _SHAPED_LIKE: dict[int, tuple[OpOverload, ...]] = {
         aten._log_softmax_backward_data.default, aten.cumsum.default, aten.cumprod.default,
         aten.tril.default, aten.triu.default,
         aten.flip.default, aten.sort.default, aten.sort.stable, aten.copy.default, aten.bernoulli.p,
-        aten.index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
+        aten.index_put.default, aten._unsafe_index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
         aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
         aten.masked_scatter.default,
         aten.logcumsumexp.default, aten.channel_shuffle.default,
