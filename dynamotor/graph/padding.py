@@ -267,14 +267,8 @@ class Padder:
                     f"a result of {spec.shape}, and {[str(size_of(a)) for a in own]} was worked out"
                 )
 
-    def emit(
-        self, target: Any, *args: Any, dtype: torch.dtype, shape: Sequence[int], **kwargs: Any
-    ) -> fx.Node:
-        """A node that the graph did not have."""
-        return call(self.graph, target, *args, spec=TensorSpec.dense(shape, dtype, self.device), **kwargs)
-
     def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A node that the graph did not have, of which the shape rules know what it gives."""
+        """A node that the graph did not have."""
         return call(self.graph, target, *args, **kwargs)
 
     def compared(self, how: str, a: fx.Node, b: fx.Node | int) -> fx.Node:
@@ -294,7 +288,8 @@ class Padder:
         """A size as it is at the call: a tensor without dimensions."""
         if run not in self._actual:
             place = self.needed.setdefault(run, len(self.needed))
-            self._actual[run] = self.emit(aten.select.int, self._sizes, 0, place, dtype=torch.int64, shape=())
+            spec = TensorSpec((), (), torch.int64, self.device)
+            self._actual[run] = self.op(aten.select.int, self._sizes, 0, place, spec=spec)
         return self._actual[run]
 
     def count(self, axes: Iterable[Axis]) -> fx.Node | int:
@@ -308,49 +303,48 @@ class Padder:
                 total = part
             else:
                 first, second = (total, part) if isinstance(total, fx.Node) else (part, total)
-                total = self.emit(aten.mul.Tensor, first, second, dtype=torch.int64, shape=())
+                total = self.op(aten.mul.Tensor, first, second)
         return total
+
+    def divisor(self, axes: Iterable[Axis], dtype: torch.dtype) -> fx.Node:
+        """The number of elements along axes of which some are padded, in the type of what it divides."""
+        return self.op(aten._to_copy.default, self.count(axes), dtype=dtype)
 
     def valid(self, axis: Axis) -> fx.Node:
         """Which elements along an axis are meant."""
         if axis in self._valid:
             return self._valid[axis]
         sizes = [self.value(f.size) if isinstance(f, Run) else f for f in axis]
-        n = math.prod(sizes)
-        places = self.emit(aten.arange.default, n, device=self.device, dtype=torch.int64, shape=(n,))
+        places = self.places(math.prod(sizes))
         found: fx.Node | None = None
         for k, f in enumerate(axis):
             if type(f) is Run:
                 step, at = math.prod(sizes[k + 1 :]), places
                 if step > 1:
-                    at = self.emit(
-                        aten.div.Tensor_mode, at, step, rounding_mode="floor", dtype=torch.int64, shape=(n,)
-                    )
+                    at = self.op(aten.div.Tensor_mode, at, step, rounding_mode="floor")
                 if k:
-                    at = self.emit(aten.remainder.Scalar, at, sizes[k], dtype=torch.int64, shape=(n,))
-                within = self.emit(aten.lt.Tensor, at, self.actual(f), dtype=torch.bool, shape=(n,))
-                both = [found, within]
-                found = (
-                    within
-                    if found is None
-                    else self.emit(aten.logical_and.default, *both, dtype=torch.bool, shape=(n,))
-                )
+                    at = self.op(aten.remainder.Scalar, at, sizes[k])
+                within = self.compared("lt", at, self.actual(f))
+                found = within if found is None else self.op(aten.logical_and.default, found, within)
         assert found is not None
         self._valid[axis] = found
         return found
 
     def masked(self, x: fx.Node, axes: Axes, dims: Iterable[int], fill: Any) -> fx.Node:
         """The tensor with `fill` in the place of the padding along some dimensions."""
-        spec = x.meta["val"]
         for d in dims:
             if is_padded(axes[d]):
-                mask, (n,) = self.valid(axes[d]), self.valid(axes[d]).meta["val"].shape
-                shape = [1] * d + [n] + [1] * (len(axes) - 1 - d)
-                mask = self.emit(aten.view.default, mask, shape, dtype=torch.bool, shape=shape)
-                value = self.emit(aten.full.default, [], fill, dtype=spec.dtype, device=self.device, shape=())
-                value.kwargs = {"dtype": spec.dtype, "device": self.device}
-                x = self.emit(aten.where.self, mask, x, value, dtype=spec.dtype, shape=spec.shape)
+                mask = self.along(self.valid(axes[d]), d, len(axes))
+                x = self.op(aten.where.self, mask, x, self.full([], fill, x.meta["val"].dtype))
         return x
+
+    def full(self, shape: list[int], fill: Any, dtype: torch.dtype) -> fx.Node:
+        """A tensor of one number."""
+        return self.op(aten.full.default, shape, fill, dtype=dtype, device=self.device)
+
+    def along(self, found: fx.Node, d: int, rank: int) -> fx.Node:
+        """A row of numbers or flags as a tensor that is expanded along all other dimensions."""
+        return self.op(aten.view.default, found, [1] * d + [-1] + [1] * (rank - 1 - d))
 
 
 def _any_run(axes: Any) -> bool:

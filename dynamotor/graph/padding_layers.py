@@ -70,17 +70,10 @@ def _wide(writer: Padder, x: fx.Node, axes: Axes, dims: Sequence[int]) -> fx.Nod
     return writer.op(aten._to_copy.default, x, dtype=torch.float32)
 
 
-def _count(writer: Padder, axes: Axes, dims: Sequence[int], dtype: torch.dtype) -> fx.Node:
-    """How many elements are meant: a number without dimensions."""
-    total = writer.count([axes[d] for d in dims])
-    assert isinstance(total, fx.Node)
-    return writer.op(aten._to_copy.default, total, dtype=dtype)
-
-
 def _moments(writer: Padder, x: fx.Node, axes: Axes, dims: Sequence[int]) -> tuple[fx.Node, fx.Node, fx.Node]:
     """(mean, sum of squares around it, number of elements); the first two keep all dimensions."""
     x = _wide(writer, x, axes, dims)
-    count = _count(writer, axes, dims, x.meta["val"].dtype)
+    count = writer.divisor([axes[d] for d in dims], x.meta["val"].dtype)
     mean = writer.op(aten.div.Tensor, writer.op(aten.sum.dim_IntList, x, dims, True), count)
     off = writer.masked(writer.op(aten.sub.Tensor, x, mean), axes, dims, 0)
     return mean, writer.op(aten.sum.dim_IntList, writer.op(aten.mul.Tensor, off, off), dims, True), count
@@ -114,7 +107,7 @@ def _variance(call: Call) -> tuple[fx.Node, Any]:
 
 def _of_channels(writer: Padder, x: fx.Node | None, rank: int) -> fx.Node | None:
     """A number a channel, as it is expanded over images."""
-    return None if x is None else writer.op(aten.view.default, x, [1, -1, *[1] * (rank - 2)])
+    return None if x is None else writer.along(x, 1, rank)
 
 
 @rule(
@@ -163,7 +156,7 @@ def _batch_norm_backward(call: Call) -> tuple[fx.Node, Any]:
     mean, inverse, weight = (
         _of_channels(writer, named[n], rank) for n in ("save_mean", "save_invstd", "weight")
     )
-    count = _count(writer, axes, dims, gradient.meta["val"].dtype)
+    count = writer.divisor([axes[d] for d in dims], gradient.meta["val"].dtype)
     normed = writer.op(aten.mul.Tensor, writer.op(aten.sub.Tensor, x, mean), inverse)
     total = writer.op(aten.sum.dim_IntList, gradient, dims, True)
     scaled = writer.op(aten.sum.dim_IntList, writer.op(aten.mul.Tensor, gradient, normed), dims, True)

@@ -40,11 +40,6 @@ def _amount(writer: Padder, size: Dim) -> fx.Node | int:
     return writer.actual(Run(size)) if type(size) is Size else size
 
 
-def _along(found: fx.Node, d: int, rank: int, writer: Padder) -> fx.Node:
-    """A row of numbers or flags as a tensor that is expanded along all other dimensions."""
-    return writer.op(aten.view.default, found, [1] * d + [-1] + [1] * (rank - 1 - d))
-
-
 @rule(aten.flip.default)
 def _flip(call: Call) -> tuple[fx.Node, Any]:
     axes, writer, x = call.axes(0), call.writer, call.args[0]
@@ -160,7 +155,7 @@ def _slice_scatter(call: Call) -> tuple[fx.Node, Any]:
         writer.compared("eq", writer.op(aten.remainder.Scalar, places, step), 0),
     ]
     inside = writer.op(aten.logical_and.default, writer.op(aten.logical_and.default, *here[:2]), here[2])
-    call.args = [_along(inside, d, len(axes), writer), writer.moved(part, d, at), x]
+    call.args = [writer.along(inside, d, len(axes)), writer.moved(part, d, at), x]
     call.kwargs = {}
     return call.emit(found, aten.where.self)
 
@@ -202,7 +197,7 @@ def _select_scatter(call: Call) -> tuple[fx.Node, Any]:
     x, row = call.args[:2]
     here = writer.compared("eq", writer.places(x.meta["val"].shape[d]), writer.actual(Run(place)))
     row = writer.op(aten.unsqueeze.default, row, d)
-    call.args, call.kwargs = [_along(here, d, len(axes), writer), row, x], {}
+    call.args, call.kwargs = [writer.along(here, d, len(axes)), row, x], {}
     return call.emit(found, aten.where.self)
 
 

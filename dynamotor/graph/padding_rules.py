@@ -9,6 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from .padding import (
 )
 from .size_nodes import is_size
 from .sizes import Size
+from .symbolic_rules import symbolic_rules
 
 aten = torch.ops.aten
 
@@ -106,23 +108,13 @@ def _view(call: Call) -> tuple[fx.Node, Any]:
     return call.emit(axes, aten.reshape.default)
 
 
-@rule(aten.permute.default)
-def _permute(call: Call) -> tuple[fx.Node, Any]:
-    axes = call.axes(0)
-    return call.emit(tuple([axes[d] for d in call.args[1]]))
-
-
-@rule(aten.transpose.int)
-def _transpose(call: Call) -> tuple[fx.Node, Any]:
-    axes = list(call.axes(0))
-    a, b = call.args[1:3]
-    axes[a], axes[b] = axes[b], axes[a]
-    return call.emit(tuple(axes))
-
-
-@rule(aten.t.default)
-def _t(call: Call) -> tuple[fx.Node, Any]:
-    return call.emit(call.axes(0)[::-1])
+@rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.squeeze.dim, aten.squeeze.dims)
+def _rearranged(call: Call) -> tuple[fx.Node, Any]:
+    """Some of the dimensions in another order: strides say which."""
+    axes, spec = call.axes(0), operand(call.node, 0).meta["val"]
+    named = replace(spec, stride=tuple(range(len(axes))))
+    seen = symbolic_rules[overload(call.node)](named, *call.args[1:])
+    return call.emit(tuple([axes[d] for d in seen.stride]))
 
 
 @rule(aten.unsqueeze.default)
@@ -130,13 +122,6 @@ def _unsqueeze(call: Call) -> tuple[fx.Node, Any]:
     axes, d = list(call.axes(0)), call.args[1]
     axes.insert(d if d >= 0 else d + len(axes) + 1, ())
     return call.emit(tuple(axes))
-
-
-@rule(aten.squeeze.dim, aten.squeeze.dims)
-def _squeeze(call: Call) -> tuple[fx.Node, Any]:
-    axes = call.axes(0)
-    dims = _dims(call.args[1], len(axes))
-    return call.emit(tuple([a for d, a in enumerate(axes) if d not in dims or a]))
 
 
 @rule(aten.expand.default)
@@ -280,32 +265,18 @@ register_all(
 @rule(aten.mean.default, aten.mean.dim)
 def _mean(call: Call) -> tuple[fx.Node, Any]:
     """A sum, divided by how many elements are meant."""
-    axes, spec = call.axes(0), call.node.meta["val"]
-    keep = bool(call.args[2]) if len(call.args) > 2 else bool(call.kwargs.get("keepdim", False))
-    dims = _dims(call.args[1] if len(call.args) > 1 else None, len(axes))
+    axes, dtype, named, writer = call.axes(0), call.node.meta["val"].dtype, call.named, call.writer
+    keep, dims = bool(named.get("keepdim")), _dims(named.get("dim"), len(axes))
     found = _reduced(axes, dims, keep)
     reduced = [axes[d] for d in dims]
     if not is_padded(*reduced):
         return call.emit(found)
     call.mask(0, dims)
-    writer, shape = call.writer, _shape(call)
-    wide = torch.float64 if spec.dtype is torch.float64 else torch.float32  # sums of halves may overflow
-    total = writer.emit(aten.sum.dim_IntList, call.args[0], dims, keep, dtype=wide, shape=shape)
-    total.kwargs = {"dtype": wide}
-    count = writer.count(reduced)
-    mean = writer.emit(aten.div.Tensor, total, count, dtype=wide, shape=shape)
-    if not shape:  # a number of 64 bits beside one without dimensions decides nothing
-        assert isinstance(count, fx.Node)
-        count = writer.emit(aten._to_copy.default, count, dtype=wide, shape=())
-        count.kwargs = {"dtype": wide}
-        mean = writer.emit(aten.div.Tensor, total, count, dtype=wide, shape=shape)
-    call.args, call.kwargs = [mean], {"dtype": spec.dtype}
+    wide = torch.float64 if dtype is torch.float64 else torch.float32  # sums of halves may overflow
+    total = writer.op(aten.sum.dim_IntList, call.args[0], dims, keep, dtype=wide)
+    mean = writer.op(aten.div.Tensor, total, writer.divisor(reduced, wide))
+    call.args, call.kwargs = [mean], {"dtype": dtype}
     return call.emit(found, aten._to_copy.default)
-
-
-def _shape(call: Call) -> tuple[int, ...]:
-    """The shape of a call's result as numbers."""
-    return call.writer.number(tuple(call.shape))
 
 
 @rule(aten.logsumexp.default)
@@ -345,11 +316,8 @@ def _squares(call: Call) -> tuple[fx.Node, Any]:
     call.args, call.kwargs = [*call.args[:2], 2], {}
     if reduction == 2:
         return call.emit(())
-    dtype = call.args[0].meta["val"].dtype
-    total = writer.emit(aten.mse_loss.default, *call.args, dtype=dtype, shape=())
-    count = writer.emit(aten._to_copy.default, writer.count(axes), dtype=dtype, shape=())
-    count.kwargs = {"dtype": dtype}
-    call.args = [total, count]
+    total = writer.op(aten.mse_loss.default, *call.args)
+    call.args = [total, writer.divisor(axes, total.meta["val"].dtype)]
     return call.emit((), aten.div.Tensor)
 
 
@@ -359,10 +327,8 @@ def _squares_backward(call: Call) -> tuple[fx.Node, Any]:
     _alike(call, 1, 2)
     if call.args[3] != 1:
         return call.emit(axes)
-    spec = call.args[1].meta["val"]
     call.args[3] = 2
-    whole = writer.emit(aten.mse_loss_backward.default, *call.args, dtype=spec.dtype, shape=spec.shape)
-    call.args = [whole, writer.count(axes)]
+    call.args = [writer.op(aten.mse_loss_backward.default, *call.args), writer.count(axes)]
     return call.emit(axes, aten.div.Tensor)
 
 
@@ -510,17 +476,10 @@ def _mask_keys(call: Call, places: tuple[int, int], q: Axes, k: Axes, causal: in
         return
     CannotPad.when(is_causal, "causal attention to other positions")
     writer, dtype = call.writer, call.args[places[0]].meta["val"].dtype
-    valid = writer.valid(axis)
-    ((n,), rows) = valid.meta["val"].shape, writer.number(call.args[places[0] - 1].meta["val"]).shape[2]
-    seen = writer.emit(aten.view.default, valid, [1, 1, 1, n], dtype=torch.bool, shape=(1, 1, 1, n))
+    rows, keys = (call.args[place].meta["val"].shape[2] for place in (places[0] - 1, places[0]))
     given = call.kwargs.get("attn_mask")
     if given is None:
-        shape: tuple[int, ...] = (1, 1, rows, n)
-        given = writer.emit(aten.full.default, list(shape), 0.0, dtype=dtype, shape=shape)
-        given.kwargs = {"dtype": dtype, "device": writer.device}
-    else:
-        shape = given.meta["val"].shape
-    least = writer.emit(aten.full.default, [], -math.inf, dtype=dtype, shape=())
-    least.kwargs = {"dtype": dtype, "device": writer.device}
-    found = writer.emit(aten.where.self, seen, given, least, dtype=dtype, shape=shape)
+        given = writer.full([1, 1, rows, keys], 0.0, dtype)
+    least = writer.full([], -math.inf, dtype)
+    found = writer.op(aten.where.self, writer.along(writer.valid(axis), 3, 4), given, least)
     call.kwargs["attn_mask"] = call.keep(found, ())
