@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..graph.spec import TensorSpec
-from ..lower.ir import Kernel, roots, walk
 from ..lower.program import Buffer, LoopStep, Program, Step
 from ..lower.verify import verify_program
 from . import triton_sizes
@@ -47,7 +46,7 @@ def draft_piece(piece: LaunchPiece) -> TritonFunction:
         if len(_memo) > 4096:
             _memo.clear()
         found = draft_of(piece)
-        verify_triton([n for n, p in enumerate(piece.params) if p[2]], unmarked(found.source))
+        verify_triton([n for n, p in enumerate(piece.kernel.params) if p[2]], unmarked(found.source))
         _memo[key] = found
     return found
 
@@ -63,7 +62,7 @@ def draft_of(piece: LaunchPiece) -> TritonFunction:
 
 def _canonical(piece: LaunchPiece) -> str:
     """A key without the names of buffers and variables."""
-    order = {p[0]: n for n, p in enumerate(piece.params)}
+    order = {p[0]: n for n, p in enumerate(piece.kernel.params)}
     return f"{structure(piece.kernel)}\n{[(n, order[b]) for n, b in piece.partial.items()]}"
 
 
@@ -89,19 +88,10 @@ def expand(program: Program, tuning: GpuTuning = DEFAULT) -> Program:
 def _launches(step: LoopStep, new_buffer: NewBuffer, tuning: GpuTuning) -> Iterator[TritonStep]:
     pieces = plan_kernel(step.kernel, new_buffer, tuning)
     for piece in pieces:
-        function = emit_piece(piece)
-        yield TritonStep(
+        yield TritonStep.of(
             piece.kernel,
-            tuple(p[0] for p in piece.params),
-            _reads(piece.kernel),
-            tuple(p[0] for p in piece.params if p[2]),
             step.inplace if len(pieces) == 1 else (),
-            piece.kernel.streams(),
             step.note,
             partial=tuple(piece.partial.values()),
-            function=function,
+            function=emit_piece(piece),
         )
-
-
-def _reads(kernel: Kernel) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"))

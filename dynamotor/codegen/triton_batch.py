@@ -70,9 +70,7 @@ def _item(step: Step, program: Program) -> _Item | None:
         return None
     if any(of_kind(s, Store).scatters for s in kernel.statements()) or map_plan(kernel).second is not None:
         return None
-    draft = draft_piece(
-        LaunchPiece(kernel, LaunchPlan("map", Axis.of("x", loops, BLOCK, exact=False)), {}, kernel.params)
-    )
+    draft = draft_piece(LaunchPiece(kernel, LaunchPlan("map", Axis.of("x", loops, BLOCK, exact=False)), {}))
     parts = NUMBERS.split(draft.source)
     buffers = (program.buffers[name] for name in step.args)
     nbytes = sum(b.spec.extent * b.spec.dtype.itemsize for b in buffers if b.kind == "temp")

@@ -114,7 +114,7 @@ def _variant(kernel: Kernel, values: Mapping[str, int]) -> Variant:
             break
     launches = []
     for piece, (function, _) in zip(pieces, made, strict=True):
-        verify_triton([n for n, p in enumerate(piece.params) if p[2]], function.source)
+        verify_triton([n for n, p in enumerate(piece.kernel.params) if p[2]], function.source)
         launches.append(_launch(kernel, piece, function, len(parts)))
     return Variant(tuple(launches), tuple(p.dtype for p in parts), scope["choose"], source)
 
@@ -124,7 +124,7 @@ def _launch(kernel: Kernel, piece: LaunchPiece, function: TritonFunction, n_part
     streams = kernel.streams()
     return Launch(
         function,
-        tuple(names.index(p[0]) for p in piece.params),
+        tuple(names.index(p[0]) for p in piece.kernel.params),
         tuple(map(streams.index, piece.kernel.streams())),
     )
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from ..graph.sizes import Dim
 from ..lower.index import Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, of_kind, roots, walk
@@ -23,7 +21,6 @@ from .triton_ops import COMPUTE, POINTER, across_tile, combine, mark, reduce_sta
 from .triton_vectors import Vectors
 
 ROW, FINAL, ONCE = Var("@row", 0), Var("@final", 0), Var("@once", 0)
-Params = tuple[tuple[str, torch.dtype, bool], ...]
 
 
 Form = Literal["map", "rows", "across", "scan"]
@@ -84,7 +81,6 @@ class LaunchPiece:
     kernel: Kernel
     plan: LaunchPlan
     partial: Mapping[int, str]
-    params: Params
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +107,8 @@ class TileEmitter:
     """Writes one function."""
 
     def __init__(self, piece: LaunchPiece) -> None:
-        self.kernel, self.plan, self.partial, self.params = (
-            piece.kernel,
-            piece.plan,
-            piece.partial,
-            piece.params,
-        )
-        self.pointers = {p[0]: f"p{n}" for n, p in enumerate(piece.params)}
+        self.kernel, self.plan, self.partial = piece.kernel, piece.plan, piece.partial
+        self.pointers = {p[0]: f"p{n}" for n, p in enumerate(piece.kernel.params)}
         self.exprs = list(walk(*roots(*self.kernel.statements())))
         self.accs: dict[int, list[Expr]] = {}
         for e in self.exprs:
@@ -138,7 +129,10 @@ class TileEmitter:
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(self.streams)))]
         name = title(self.kernel)
         text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *top.lines]) + "\n"
-        signature = (*(POINTER[memory] for _, memory, _ in self.params), *("i64" for _ in self.streams))
+        signature = (
+            *(POINTER[memory] for _, memory, _ in self.kernel.params),
+            *("i64" for _ in self.streams),
+        )
         return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
 
     # -- forms -----------------------------------------------------------------------------------------------

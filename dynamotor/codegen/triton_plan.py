@@ -173,32 +173,13 @@ def accesses(kernel: Kernel) -> Iterator[Index]:
         yield from (e.args[1] for e in walk(*roots(s)) if e.op == "load")
 
 
-def _params(
-    kernel: Kernel,
-    given: Mapping[str, tuple[str, torch.dtype, bool]],
-    partial: Sequence[tuple[str, torch.dtype]] = (),
-):
-    """Parameters of a piece, in the order of their first use: what it reads and stores, then partial
-    results.
-    """
-    names: dict[str, tuple[str, torch.dtype, bool]] = {}
-    for s in kernel.statements():
-        for e in walk(*roots(s)):
-            if e.op == "load":
-                names.setdefault(e.args[0], given.get(e.args[0]) or (e.args[0], e.args[2], False))
-    for s in kernel.statements():
-        if isinstance(s, Store):
-            names[s.buffer] = (s.buffer, s.memory, True)
-    return (*names.values(), *((name, memory, True) for name, memory in partial))
-
-
 def _piece(
     kernel: Kernel, plan: LaunchPlan, partial: Mapping[int, tuple[str, torch.dtype]] | None = None
 ) -> LaunchPiece:
     partial = partial or {}
-    given = {p[0]: p for p in kernel.params}
-    kernel = replace(kernel, params=_params(kernel, given, list(partial.values())))
-    return LaunchPiece(kernel, plan, {n: name for n, (name, _) in partial.items()}, kernel.params)
+    return LaunchPiece(
+        kernel.with_params(partial.values()), plan, {n: name for n, (name, _) in partial.items()}
+    )
 
 
 def _reads_rows(kernel: Kernel, rows: Sequence[Var], last: Var) -> bool:
@@ -545,9 +526,7 @@ class Planner:
             *kernel.final,
             *kernel.final_once,
         )
-        second = Kernel(
-            COLS, x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params
-        )
+        second = Kernel(COLS, x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest)
         return [_piece(first, plan, partial), *self.rows(second)]
 
     def chunks_of_rows(self, tiles: Dim, plan: LaunchPlan) -> int:
@@ -604,7 +583,6 @@ class Planner:
                     (),
                     (*kernel.outer, *kernel.middle, *kernel.inner)[-1:],
                     (Phase(inner),),
-                    params=kernel.params,
                 )
             else:
                 k = replace(kernel, phases=(Phase(inner, tuple(row)),), final=(), final_once=())
@@ -726,7 +704,7 @@ class Planner:
                     name = self.new_buffer(TensorSpec.dense((1,), s.expr.dtype))
                     totals.append(Store(name, Index({}, 0), _acc_of(final, s.id), s.expr.dtype))
                     final = [_read_total(f, s.id, name, s.expr.dtype) for f in final]
-            second = Kernel(ROWS, (), (), (chunk,), (Phase(sums, (*totals, *once)),), params=kernel.params)
+            second = Kernel(ROWS, (), (), (chunk,), (Phase(sums, (*totals, *once)),))
             pieces += self.rows(second)
             once = []
         if lanes:
@@ -735,9 +713,7 @@ class Planner:
                 [Index.of(v) for v in (chunk, *r)], contiguous_stride([chunks, *(v.size for v in r)])
             )
             sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in lanes)
-            third = Kernel(
-                COLS, r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params
-            )
+            third = Kernel(COLS, r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final))
             pieces += self.rows(third)
             final = []
         return pieces + self.maps_of(kernel, final, once)
@@ -749,8 +725,6 @@ class Planner:
         pieces = []
         for statements, loops in ((final, kernel.inner), (once, ())):
             if statements:
-                k = Kernel(
-                    ROWS, loops[:-1], (), loops[-1:], (Phase(tuple(statements)),), params=kernel.params
-                )
+                k = Kernel(ROWS, loops[:-1], (), loops[-1:], (Phase(tuple(statements)),))
                 pieces.append(_piece(k, self.map_plan(k)))
         return pieces

@@ -652,6 +652,23 @@ class Kernel:
         final, once = tuple(change(self.final)), tuple(change(self.final_once))
         return replace(self, phases=phases, final=final, final_once=once, **fields)
 
+    def reads(self) -> tuple[str, ...]:
+        """The buffers that it reads."""
+        exprs = walk(*roots(*self.statements()))
+        return tuple(dict.fromkeys(e.args[0] for e in exprs if e.op == "load"))
+
+    def with_params(self, partial: Iterable[tuple[str, torch.dtype]] = ()) -> Kernel:
+        """The kernel with its parameters in the order of their first use: what it reads and stores, then
+        partial results.
+        """
+        found: dict[str, tuple[str, torch.dtype, bool]] = {}
+        for e in walk(*roots(*self.statements())):
+            if e.op == "load":
+                found.setdefault(e.args[0], (e.args[0], e.args[2], False))
+        stored = [(s.buffer, s.memory) for s in self.statements() if isinstance(s, Store)]
+        found |= {name: (name, memory, True) for name, memory in (*stored, *partial)}
+        return replace(self, params=tuple(found.values()))
+
     def streams(self) -> tuple[int, ...]:
         """Streams of its random numbers in order: the kernel gets them as numbers, so that layers share one
         function.

@@ -30,7 +30,7 @@ from . import (  # noqa: F401  (rules register themselves)
 from .fusion import RULES, Group, Rule, fuse
 from .index import is_zero
 from .instance import instances, nodes_at
-from .ir import ExternNode, LoopNode, forget_expressions, roots, walk
+from .ir import ExternNode, LoopNode, forget_expressions
 from .lowering import LoopBuilder
 from .program import Buffer, BufRef, LoopStep, Program, Step, touches
 from .schedule import build_kernel, in_place_pairs
@@ -139,22 +139,8 @@ def _steps(ctx: LoopBuilder, items: list[Group | ExternNode], wanted: set[str]) 
             verify_schedule(item, kernel, stored)
         if ctx.is_symbolic:
             kernel = replace(kernel, symbols=_symbols(kernel.sizes()))
-        args = tuple(p[0] for p in kernel.params)
-        found = walk(*roots(*kernel.statements()))
-        reads = tuple(dict.fromkeys(e.args[0] for e in found if e.op == "load"))
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
-        steps.append(
-            LoopStep(
-                kernel,
-                args,
-                reads,
-                tuple(p[0] for p in kernel.params if p[2]),
-                in_place_pairs(kernel, sizes),
-                kernel.streams(),
-                note,
-                symbols=tuple(symbol.name for symbol in kernel.symbols),
-            )
-        )
+        steps.append(LoopStep.of(kernel, in_place_pairs(kernel, sizes), note))
         if listening("kernel"):
             emit(
                 "kernel",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
@@ -81,6 +81,21 @@ class LoopStep:
     note: str = ""
     partial: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, kernel: Any, inplace: tuple[tuple[str, str], ...], note: str, **more: Any) -> Self:
+        """The step of a kernel."""
+        return cls(
+            kernel,
+            tuple([name for name, _, _ in kernel.params]),
+            kernel.reads(),
+            tuple([name for name, _, written in kernel.params if written]),
+            inplace,
+            kernel.streams(),
+            note,
+            symbols=tuple([symbol.name for symbol in kernel.symbols]),
+            **more,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ class _Builder:
         kernel = merge_loops(kernel)
         if self.group.template is None:
             kernel = replace(kernel, outer=kernel.inner[:-1], inner=kernel.inner[-1:])
-        return replace(kernel, params=_params(kernel, {m.node.buffer: m.node.memory for m in self.stored}))
+        return kernel.with_params()
 
     def _reduction(
         self, m: Member, kind: ReduceKind, inner: dict[int, list[Statement]], row: dict[int, list[Statement]]
@@ -347,17 +347,6 @@ def _primary_steps(group: Group) -> dict[Var, int]:
         return {}
     steps = {v: best.coefficient(v) for v in best.vars()}
     return {v: abs(hint(step)) for v, step in steps.items() if step is not None and hint(step)}
-
-
-def _params(kernel: Kernel, written: dict[str, torch.dtype]) -> tuple[tuple[str, torch.dtype, bool], ...]:
-    found: dict[str, tuple[str, torch.dtype, bool]] = {}
-    for s in kernel.statements():
-        for e in walk(*roots(s)):
-            if e.op == "load":
-                found.setdefault(e.args[0], (e.args[0], e.args[2], False))
-    for name, memory in written.items():
-        found[name] = (name, memory, True)
-    return tuple(found.values())
 
 
 # -- merging loops -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from .ir import ROWS, Expr, Kernel, Phase, Store, loads_of, roots, walk
+from .ir import ROWS, Expr, Kernel, Phase, Store, loads_of, roots
 from .program import Buffer, LoopStep, Step, touches
 from .schedule import in_place_pairs
 
@@ -26,6 +26,7 @@ def write_back(
     for at, step in enumerate(steps):
         for name in touches(step):
             places.setdefault(name, []).append(at)
+    sizes = {name: (b.spec.numel, b.spec.dtype) for name, b in buffers.items()}
     result: list[Step | None] = list(steps)
     for at, step in enumerate(steps):
         pair = _copied(step) if isinstance(step, LoopStep) else None
@@ -45,7 +46,8 @@ def write_back(
         if isinstance(making, LoopStep) and source in making.writes:
             made = _storing(making.kernel, source, target)
             if made is not None:
-                result[maker], result[at] = _with_kernel(making, made, buffers), None
+                pairs = in_place_pairs(made, sizes)
+                result[maker], result[at] = LoopStep.of(made, pairs, making.note), None
     return [step for step in result if step is not None]
 
 
@@ -92,31 +94,14 @@ def _storing(kernel: Kernel, source: str, target: str) -> Kernel | None:
     if types.get(target, types[source]) != types[source]:
         return None
     inner = (*(s for s in stores if s is not moved), replace(moved, buffer=target))
-    if target in types:
-        params = tuple((n, t, w or n == target) for n, t, w in kernel.params if n != source)
-    else:
-        params = tuple((target, t, w) if n == source else (n, t, w) for n, t, w in kernel.params)
     places = [n for n, s in enumerate(inner) if s.buffer == target]
     if any(
         e.args[0] == s.buffer for n, s in enumerate(inner) for later in inner[n + 1 :] for e in _loads(later)
     ):
         return None  # what is stored earlier would be read as it was
     assert len(places) == 1
-    return replace(kernel, phases=(Phase(inner),), params=params)
+    return replace(kernel, phases=(Phase(inner),)).with_params()
 
 
 def _loads(store: Store) -> list[Expr]:
     return [e for root in roots(store) for e in loads_of(root)]
-
-
-def _with_kernel(step: LoopStep, kernel: Kernel, buffers: dict[str, Buffer]) -> LoopStep:
-    reads = tuple(dict.fromkeys(e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"))
-    sizes = {name: (b.spec.numel, b.spec.dtype) for name, b in buffers.items()}
-    return replace(
-        step,
-        kernel=kernel,
-        args=tuple(p[0] for p in kernel.params),
-        reads=reads,
-        writes=tuple(p[0] for p in kernel.params if p[2]),
-        inplace=in_place_pairs(kernel, sizes),
-    )
