@@ -14,7 +14,7 @@ from ..lower.index import Index, Var, is_zero, row_major
 from ..lower.ir import Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
-from .cpp_kernel import FINAL, ONCE, TAIL, Emitter, beyond, pick_width, times
+from .cpp_kernel import FINAL, ONCE, TAIL, Emitter, beyond, times
 from .cpp_ops import ctype, reduce_start
 from .cpp_sums import Strips, loses
 
@@ -24,9 +24,6 @@ class ColsEmitter(Emitter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.lane: Var | None = kernel.inner[-1] if kernel.inner else None
-        self.columns = self.lane.size if self.lane else 1
-        self.width = pick_width(self.exprs, self.lane) if self.lane else 1
         if self.width > 1:
             self.body.widths.add(self.width)
         self.outer = [*kernel.outer, *kernel.inner[:-1]]
@@ -34,20 +31,20 @@ class ColsEmitter(Emitter):
 
     def text(self) -> str:
         outer = numel(v.size for v in self.outer)
-        vectors = self.columns // self.width if self.width > 1 else 0
+        vectors = self.size // self.width if self.width > 1 else 0
         unroll = next(
-            (u for u in (4, 3, 2) if not is_zero(vectors) and divides(u * self.width, self.columns)), 1
+            (u for u in (4, 3, 2) if not is_zero(vectors) and divides(u * self.width, self.size)), 1
         )
         if len(self.exprs) > 40:
             unroll = 1
         block = unroll * max(self.width, 1)
         blocks = vectors // unroll
-        tail = self.columns - blocks * block
+        tail = self.size - blocks * block
         per_outer = blocks + (0 if is_zero(tail) else 1)
         first = self.kernel.middle[0].size if self.kernel.middle else 1
         tasks = outer * per_outer
         least = f"up(8,max({self.number(tasks)},1))" if type(tasks) is Size else -(-8 // max(tasks, 1))
-        chunks, head = self.chunks(first, least, outer * self.columns * 8 * len(self.reductions))
+        chunks, head = self.chunks(first, least, outer * self.size * 8 * len(self.reductions))
         text = self._tasks(outer, blocks, unroll, tail, chunks, first)
         if chunks != "1":
             text = head + self._room(chunks) + text + self._finish(outer, chunks)
@@ -60,7 +57,7 @@ class ColsEmitter(Emitter):
     def _tasks(self, outer: Dim, blocks: Dim, unroll: int, tail: Dim, chunks: str, first: Dim) -> str:
         per_outer = blocks + (0 if is_zero(tail) else 1)
         tasks = outer * per_outer
-        every, columns = self.number(per_outer), self.number(self.columns)
+        every, columns = self.number(per_outer), self.number(self.size)
         place = CppScope(self.top, [(v, self.vars[v]) for v in self.outer])
         parts = []
         if not is_zero(blocks):
@@ -69,9 +66,9 @@ class ColsEmitter(Emitter):
         if not is_zero(tail):
             name = self.vars[self.lane] if self.lane else "col"
             scalar = self._block(place, 1, 1, chunks, name)
-            start = self.number(self.columns - tail)
+            start = self.number(self.size - tail)
             text = loop(name, columns, scalar, start=start) if self.lane else scalar
-            if self.lane and self.width > TAIL and type(self.columns) is Size:
+            if self.lane and self.width > TAIL and type(self.size) is Size:
                 self.body.widths.add(TAIL)
                 narrow = self._block(place, 1, TAIL, chunks, name)
                 text = f"i64 {name}={start};{loop(name, columns, narrow, start=None, step=TAIL)}\n"
@@ -154,7 +151,7 @@ class ColsEmitter(Emitter):
         return row_major(loops)
 
     def _kept(self) -> str:
-        return self.number(numel(v.size for v in self.outer) * self.columns)
+        return self.number(numel(v.size for v in self.outer) * self.size)
 
     def _room(self, chunks: str) -> str:
         text, offset = "", "0"
@@ -168,28 +165,15 @@ class ColsEmitter(Emitter):
         """Add the chunks' sums in order, then the final statements."""
         place = CppScope(self.top, [(v, self.vars[v]) for v in self.outer])
 
-        def block(width: int) -> str:
-            lane = self.lane
-            pairs = [(lane, self.vars[lane])] if lane else []
-            scope = CppScope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
+        def emit(scope: CppScope, copy: int | str) -> None:
             at = self.body.index(self._flat(), scope)
             for s in self.reductions:
-                t, acc = ctype(s.expr.dtype, width), f"acc{s.id}"
+                t, acc = ctype(s.expr.dtype, scope.width), f"acc{s.id}"
                 other = f"ld<{t}>({acc}+c_*{self._kept()}+{at})"
-                self.add_chunks(s, t, f"ld<{t}>({acc}+{at})", other, chunks, scope, width)
+                self.add_chunks(s, t, f"ld<{t}>({acc}+{at})", other, chunks, scope, scope.width)
             for last in self.kernel.final:
                 self.store(of_kind(last, Store), scope)
-            return "".join(scope.lines)
 
-        if self.lane is None:
-            loops = "{" + block(1) + "}"
-        else:
-            name = self.vars[self.lane]
-            loops = f"i64 {name}=0;"
-            columns = self.number(self.columns)
-            if self.width > 1:
-                loops += loop(name, columns, block(self.width), start=None, step=self.width)
-            if self.width == 1 or not divides(self.width, self.columns):
-                loops += loop(name, columns, block(1), start=None)
+        self.nest([self.lane] if self.lane else [], place, emit, extra=[(FINAL, "")])
         decode = self.decode("flat", self.outer, self.vars) if self.outer else ""
-        return loop("flat", self.number(outer), [decode, *place.lines, loops]) + "\n"
+        return loop("flat", self.number(outer), [decode, *place.lines]) + "\n"

@@ -7,7 +7,7 @@ combined
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,10 @@ class Emitter:
         self.exprs = all_exprs(kernel.statements())
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
         self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
+        self.lane = kernel.inner[-1] if kernel.inner else None
+        self.size: Dim = self.lane.size if self.lane else 1
+        self.width = pick_width(self.exprs, self.lane) if self.lane else 1
+        self.strips = Strips(())
         self.top = CppScope(None)
         self.stores: list[
             tuple[Store, Collection[Var]]
@@ -266,14 +270,66 @@ class Emitter:
         value = self.body.operand(s.expr, scope, scope.width)
         scope.lines.append(f"{acc}={COMBINE[s.kind].format(acc, value)};")
 
+    # -- loops -----------------------------------------------------------------------------------------------
+    def has_tail(self) -> bool:
+        """Whether a loop of narrow vectors follows that of wide ones."""
+        return self.width > TAIL and type(self.size) is Size and not divides(self.width, self.size)
+
+    def nest(
+        self,
+        loops: Sequence[Var],
+        parent: CppScope,
+        emit: Callable[[CppScope, int | str], None],
+        limits: tuple[str, str] | None = None,
+        unroll: int = 1,
+        extra: Sequence[tuple[Var, str]] = (),
+    ) -> None:
+        """Loops over `loops`, the last one in vectors; `emit(scope, copy)` fills the innermost block."""
+        if not loops:
+            scope = CppScope(parent, [*extra])
+            emit(scope, 0)
+            parent.lines.append("{" + "".join(scope.lines) + "}")
+            return
+        v, name = loops[0], self.vars[loops[0]]
+        if len(loops) > 1:
+            scope = CppScope(parent, [(v, name), *extra])
+            self.nest(loops[1:], scope, emit, limits, unroll, extra)
+            body = self.strips.loop(v, name, 1, self.number(v.size), "".join(scope.lines))
+            parent.lines.append(f"{{i64 {name}=0;{body}}}")
+            return
+        lo, hi = limits or ("0", self.number(v.size))
+        lines = [f"{{i64 {name}={lo};"]
+
+        def add(width: int, copies: Sequence[int | str]) -> None:
+            """The loop whose turn is one block of vectors, or a few one behind the other."""
+            blocks = ""
+            for n, copy in enumerate(copies):
+                at = f"{name}_{copy}" if len(copies) > 1 else name
+                scope = CppScope(parent, [(v, at), *extra], width, v if width > 1 else None)
+                emit(scope, copy)
+                block = "".join(scope.lines)
+                blocks += f"{{const i64 {at}={name}+{n * width};{block}}}" if len(copies) > 1 else block
+            lines.append(self.strips.loop(v, name, len(copies) * width, hi, blocks))
+
+        width = self.width if type(v.size) is Size or v.size >= self.width else 1
+        tail = width > 1 and self.has_tail()
+        if width > 1 and unroll > 1:
+            add(width, range(unroll))
+        if width > 1 and (unroll == 1 or not divides(unroll * width, v.size) or limits):
+            add(width, [0])
+        if tail:
+            self.body.widths.add(TAIL)
+            add(TAIL, ["t"])
+        if width == 1 or not divides(TAIL if tail else width, v.size):
+            add(1, [0])
+        parent.lines.append("".join(lines) + "}")
+
 
 class RowsEmitter(Emitter):
     """The "rows" template."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.size = kernel.inner[-1].size if kernel.inner else 1
-        self.width = pick_width(self.exprs, kernel.inner[-1]) if kernel.inner else 1
         if any(isinstance(s, Reduce) and s.kind.startswith("arg") for s in kernel.statements()):
             self.width = 1
         self.scatters = [s for s in kernel.statements() if isinstance(s, Store) and s.scatters]
@@ -294,7 +350,6 @@ class RowsEmitter(Emitter):
         )
         self.inner_count = numel(v.size for v in kernel.inner)
         self.row_buffers = 0  # of a length that is known at the call
-        self.strips = Strips(())
 
     @staticmethod
     def stores_distinct_places(v: Var, s: Store) -> bool:
@@ -386,7 +441,7 @@ class RowsEmitter(Emitter):
                 name, span, t = places[s.id]
                 self.add_chunks(s, t, f"{name}[0]", f"{name}[c_*{span}]", chunks, final, 1)
 
-        def emit(scope: CppScope, copy: int | str = 0) -> None:
+        def emit(scope: CppScope, copy: int | str) -> None:
             for s, per_inner in self.across:
                 if per_inner:
                     self._combine_lane(s, chunks, places[s.id], position, scope)
@@ -394,7 +449,7 @@ class RowsEmitter(Emitter):
                 self.store(of_kind(last, Store), scope)
 
         if k.final or any(per_inner for _, per_inner in self.across):
-            self.nest(k.inner, final, emit, None, 1, [(FINAL, "")])
+            self.nest(k.inner, final, emit, extra=[(FINAL, "")])
         for last in k.final_once:
             self.store(of_kind(last, Store), final)
         return "{" + "".join(final.lines) + "}"
@@ -467,7 +522,7 @@ class RowsEmitter(Emitter):
             self._declare(s, row, unroll)
         position = row_major(k.inner)
 
-        def emit(scope: CppScope, copy: int | str = 0) -> None:
+        def emit(scope: CppScope, copy: int | str) -> None:
             if scope.width > 1 and copy != "t":
                 self._fetch_ahead(ahead, scope)
             for s in phase.inner:
@@ -520,7 +575,7 @@ class RowsEmitter(Emitter):
             row.lines.append(f"i64 a{s.id}at=-1;")
         elif self.width > 1:
             names |= {f"a{s.id}_{u}": ctype(s.expr.dtype, self.width) for u in range(unroll)}
-            if self._has_tail():
+            if self.has_tail():
                 names[f"a{s.id}_t"] = ctype(s.expr.dtype, TAIL)
         for name, t in names.items():
             kept = self.strips.declare(t, name) if loses(s) else ""
@@ -538,7 +593,7 @@ class RowsEmitter(Emitter):
             for u in range(1, unroll):
                 lanes = f"({COMBINE[s.kind].format(lanes, f'a{s.id}_{u}')})"
             total = COMBINE[s.kind].format(total, f"{ACROSS_LANES[s.kind]}({lanes})")
-            if self._has_tail():
+            if self.has_tail():
                 total = COMBINE[s.kind].format(f"({total})", f"{ACROSS_LANES[s.kind]}(a{s.id}_t)")
         name = self.body.fresh()
         row.lines.append(f"const {t} {name}={total};")
@@ -594,56 +649,3 @@ class RowsEmitter(Emitter):
             self.body.random = True
             position = flatten([Index.of(v) for v in k.inner], strides)
             self.body.prefilled[e] = (f"{name}-{low}" if limits else name), position
-
-    def _has_tail(self) -> bool:
-        """Whether a loop of narrow vectors follows that of wide ones."""
-        return self.width > TAIL and type(self.size) is Size and not divides(self.width, self.size)
-
-    # -- loops -----------------------------------------------------------------------------------------------
-    def nest(
-        self,
-        loops: Sequence[Var],
-        parent: CppScope,
-        emit,
-        limits: tuple[str, str] | None,
-        unroll: int,
-        extra: Sequence[tuple[Var, str]] = (),
-    ) -> None:
-        """Loops over `loops`, the last one in vectors; `emit(scope)` fills the innermost block."""
-        if not loops:
-            scope = CppScope(parent, [*extra])
-            emit(scope)
-            parent.lines.append("{" + "".join(scope.lines) + "}")
-            return
-        v, name = loops[0], self.vars[loops[0]]
-        if len(loops) > 1:
-            scope = CppScope(parent, [(v, name), *extra])
-            self.nest(loops[1:], scope, emit, limits, unroll, extra)
-            body = self.strips.loop(v, name, 1, self.number(v.size), "".join(scope.lines))
-            parent.lines.append(f"{{i64 {name}=0;{body}}}")
-            return
-        lo, hi = limits or ("0", self.number(v.size))
-        lines = [f"{{i64 {name}={lo};"]
-        width = self.width if type(v.size) is Size or v.size >= self.width else 1
-        if width > 1:
-            if unroll > 1:
-                copies = []
-                for u in range(unroll):
-                    scope = CppScope(parent, [(v, f"{name}_{u}"), *extra], width, v)
-                    emit(scope, u)
-                    copies.append(f"{{const i64 {name}_{u}={name}+{u * width};{''.join(scope.lines)}}}")
-                lines.append(self.strips.loop(v, name, unroll * width, hi, "".join(copies)))
-            if unroll == 1 or not divides(unroll * width, v.size) or limits:
-                scope = CppScope(parent, [(v, name), *extra], width, v)
-                emit(scope)
-                lines.append(self.strips.loop(v, name, width, hi, "".join(scope.lines)))
-        if width > 1 and self._has_tail():
-            self.body.widths.add(TAIL)
-            scope = CppScope(parent, [(v, name), *extra], TAIL, v)
-            emit(scope, "t")
-            lines.append(self.strips.loop(v, name, TAIL, hi, "".join(scope.lines)))
-        if width == 1 or not divides(TAIL if self._has_tail() else width, v.size):
-            scope = CppScope(parent, [(v, name), *extra], 1, None)
-            emit(scope)
-            lines.append(self.strips.loop(v, name, 1, hi, "".join(scope.lines)))
-        parent.lines.append("".join(lines) + "}")

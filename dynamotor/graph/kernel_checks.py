@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 
 from .op_facts import facts
 from .shapes import UnsupportedOp, infer_spec
-from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, numbers
+from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, mapped, numbers
 from .spec import TensorSpec, aten
 from .sym_int import from_torch
 
@@ -289,16 +289,15 @@ def _ask(
     raises.
     """
     try:
-        kinds, named = (
-            _kinds(args, kind_of),
-            tuple((name, _kinds(value, kind_of)) for name, value in kwargs.items()),
-        )
-        key = func, kinds, named
+        key = func, _kinds((args, tuple(kwargs.items())), kind_of)
         known = key in _answers
     except (TypeError, _NotAsked):  # an argument without a hash, or a size that differs between calls
         return
     if not known:
-        _answers[key] = _run(func, _made(kinds, make), {name: _made(value, make) for name, value in named})
+        made = mapped(
+            lambda leaf: make(kind_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+        )
+        _answers[key] = _run(func, *made)
     answer = _answers[key]
     if answer is not None:
         raise type(answer)(*answer.args)
@@ -318,30 +317,16 @@ class _NotAsked(Exception):
     pass
 
 
-class _Tensor(tuple):
-    """The kind of a tensor, told from the other arguments."""
-
-
 def _kinds(value: Any, kind_of: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type not in ("cpu", "cuda") or value.layout is not torch.strided:
             raise _NotAsked
-        return _Tensor((kind_of(value),))
+        return "tensor", kind_of(value)
     if isinstance(value, list | tuple):
         return tuple([_kinds(item, kind_of) for item in value])
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         raise _NotAsked
     return (type(value), value) if isinstance(value, int | float | complex) else value
-
-
-def _made(kinds: Any, make: Callable[[Any], torch.Tensor]) -> Any:
-    if type(kinds) is _Tensor:
-        return make(kinds[0])
-    if type(kinds) is not tuple:
-        return kinds
-    if len(kinds) == 2 and kinds[0] in (int, float, bool, complex):
-        return kinds[1]
-    return tuple([_made(item, make) for item in kinds])
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
