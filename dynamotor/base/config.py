@@ -118,7 +118,8 @@ class Config:
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep
     # every value alive).
     xla_trace_limit: int = 100_000
-    # Verify the graph between passes (tests do; it costs compile time).
+    # Verify the graph between passes, in a checkout kernels too, with bench/proofs.py (tests do; it costs
+    # compile time).
     verify: bool = False
     # Generated C++ is built with GCC's address and undefined-behaviour sanitizers, and planned buffers are
     # allocations of their own (DYNAMOTOR_SANITIZE=1; `make sanitize` preloads what that needs): the first

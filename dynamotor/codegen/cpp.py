@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base import checkout
 from ..base.config import config
 from ..base.errors import UsageError
 from ..lower.index import Div, Index, Loaded, Mod
@@ -163,7 +164,8 @@ def emit_kernel(kernel: Kernel) -> CFunction:
         emitter = EMITTERS[kernel.template](kernel)
         text = emitter.function(name)
         verify_places(kernel, emitter.stores)
-        verify_cpp(kernel, text, complete=config.verify)
+        verify_cpp(kernel, text)
+        checkout.prove("verify_loops", kernel, text)
         if kernel.symbols:  # the same text whatever the hints: one entry of the disk cache
             old, name = (
                 name,

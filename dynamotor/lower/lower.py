@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from ..base import checkout
 from ..base.config import config
 from ..base.events import emit, listening, log
 from ..graph.op_facts import is_collective
@@ -35,7 +36,7 @@ from .lowering import LoopBuilder
 from .program import Buffer, BufRef, LoopStep, Program, Step, touches
 from .schedule import build_kernel, in_place_pairs
 from .text import kernel_text
-from .verify import verify_nodes, verify_program, verify_schedule
+from .verify import verify_nodes, verify_program
 from .walk import lower_nodes
 from .write_back import write_back
 
@@ -135,8 +136,7 @@ def _steps(ctx: LoopBuilder, items: list[Group | ExternNode], wanted: set[str]) 
         if not stored:
             continue
         kernel = build_kernel(item, stored)
-        if config.verify:
-            verify_schedule(item, kernel, stored)
+        checkout.prove("verify_schedule", item, kernel, stored)
         if ctx.is_symbolic:
             kernel = replace(kernel, symbols=_symbols(kernel.sizes()))
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))

@@ -2,14 +2,11 @@
 wrong.
 
 >>> verify_kernel(kernel, specs)  # stores each element once, reads inside of buffers what is complete
->>> verify_schedule(group, kernel, stored)  # computes what the group's nodes say, at elements taken at random
 >>> verify_program(program)                  # steps read what earlier ones wrote
 """
 
 from __future__ import annotations
 
-import random
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -18,10 +15,8 @@ import torch
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, hint
 from ..graph.spec import TensorSpec, numel
-from .fusion import Group
-from .index import Atom, Bounds, Div, Index, Loaded, Mod, Var, row_major
+from .index import Atom, Bounds, Div, Index, Loaded, Var
 from .ir import (
-    COLS,
     COMPUTE_TYPE,
     ROWS,
     Expr,
@@ -40,7 +35,8 @@ from .program import BufRef, LoopStep, Program, refs
 Facts = tuple[tuple[Index, Bounds], ...]  # what sums of terms (without a constant) lie between, both included
 
 
-def _wrong(what: str, why: object) -> NoReturn:
+def wrong(what: str, why: object) -> NoReturn:
+    """Raise InternalError DM913."""
     cure = "this is a bug in dynamotor: please report it"
     raise InternalError("DM913", f"the lowered program is wrong: {what}", why=str(why), cure=cure)
 
@@ -71,11 +67,11 @@ def _atom_bounds(atom: Atom, facts: Facts) -> Bounds:
         limit = atom.expr.args[1]
         size = limit.args[0] + 1 if atom.expr.op == "min" and limit.op == "const" else limit
         if atom.expr.op not in ("min", "wrap_index") or size > atom.size:
-            _wrong(f"nothing checks the position {atom.expr}", f"there are {atom.size}")
+            wrong(f"nothing checks the position {atom.expr}", f"there are {atom.size}")
         return 0, atom.size - 1
     low, high = bounds(atom.base, facts)
     if low < 0:  # `Index` lifts it: kernels round towards zero
-        _wrong(f"what {atom} divides may be {low}", facts)
+        wrong(f"what {atom} divides may be {low}", facts)
     if isinstance(atom, Div):
         return low // atom.n, high // atom.n
     return (low % atom.n, high % atom.n) if low // atom.n == high // atom.n else (0, atom.n - 1)
@@ -149,12 +145,12 @@ def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
     """A load reads an element of its buffer, as a dtype of its width."""
     name, index, memory = e.args
     if name not in specs or memory.itemsize != specs[name].dtype.itemsize:
-        _wrong(f"{e} reads {memory}", f"{name} is {specs.get(name)}")
+        wrong(f"{e} reads {memory}", f"{name} is {specs.get(name)}")
     low, high = bounds(index, facts)
     if low < 0 or high >= specs[name].extent:
         low, high = _tried(index, facts) or (low, high)
     if low < 0 or high >= specs[name].extent:
-        _wrong(f"{e} reads positions {low} to {high}", f"{name} has {specs[name].extent}; known: {facts}")
+        wrong(f"{e} reads positions {low} to {high}", f"{name} has {specs[name].extent}; known: {facts}")
 
 
 def _tried(index: Index, facts: Facts) -> Bounds | None:
@@ -224,10 +220,10 @@ def _place(s: Store | LoopNode, index: Index, loops: Collection[Var], spec: Tens
     """A store over these loops reaches each element of the buffer once; a scatter stays inside of it."""
     name = s.buffer
     if s.memory is not spec.dtype:
-        _wrong(f"{name} is stored as {s.memory}", f"it is {spec}")
+        wrong(f"{name} is stored as {s.memory}", f"it is {spec}")
     low, high = bounds(index)
     if low < 0 or high >= spec.extent:
-        _wrong(f"{name}[{index}] is stored at positions {low} to {high}", f"{name} has {spec.extent}")
+        wrong(f"{name}[{index}] is stored at positions {low} to {high}", f"{name} has {spec.extent}")
     if s.scatter if isinstance(s, LoopNode) else s.scatters:
         return
     big = {v for v in loops if v.size > 1}
@@ -235,7 +231,7 @@ def _place(s: Store | LoopNode, index: Index, loops: Collection[Var], spec: Tens
     if index.const or not _same_places(
         steps, [(step, n) for step, n in zip(spec.stride, spec.shape, strict=True) if n > 1]
     ):
-        _wrong(
+        wrong(
             f"{name}[{index}] over {', '.join(f'{v}<{v.size}' for v in loops)} "
             f"is not each element of {name} once",
             spec,
@@ -255,7 +251,7 @@ def levels(kernel: Kernel) -> Iterator[tuple[tuple[Var, ...], tuple[Statement, .
 READS = ("load", "acc", "scratch", "scan")
 
 
-def _result(s: Statement) -> tuple[str, Any]:
+def result_of(s: Statement) -> tuple[str, Any]:
     """What a statement's result is read as."""
     if isinstance(s, Store):
         return "load", s.buffer
@@ -281,7 +277,7 @@ def verify_kernel(
         gathered: set[tuple[str, int]] = set()
         for s in statements:
             if any(v.size > 1 for root in roots(s) for v in root.vars.difference(loops)):
-                _wrong(f"{s} depends on more than its loops {loops}", kernel)
+                wrong(f"{s} depends on more than its loops {loops}", kernel)
             for e, facts in _accesses(roots(s), seen):
                 if e.op == "load":
                     _inside(e, facts, specs)
@@ -289,29 +285,29 @@ def verify_kernel(
                     if own is None:
                         before.setdefault(e.args[0], set()).add(e.args[1])
                     elif own.index != e.args[1] or own.scatters:
-                        _wrong(f"{e} is overwritten, or is not complete", kernel)
+                        wrong(f"{e} is overwritten, or is not complete", kernel)
                 elif (e.op, e.args[0]) not in known:
-                    _wrong(f"{s} reads {e} before it is complete", kernel)
+                    wrong(f"{s} reads {e} before it is complete", kernel)
                 elif e.op == "scratch" and bounds(e.args[1])[1] >= numel(v.size for v in kernel.inner):
-                    _wrong(f"{e} lies outside of what is kept of a row", kernel)
+                    wrong(f"{e} lies outside of what is kept of a row", kernel)
             if isinstance(s, Store):
                 if s.buffer in stored or s.buffer not in specs or s.expr.dtype is not COMPUTE_TYPE[s.memory]:
-                    _wrong(f"{s} is stored twice, or as a dtype that it has not", kernel)
+                    wrong(f"{s} is stored twice, or as a dtype that it has not", kernel)
                 if before.get(s.buffer, set()) - (set() if s.scatters else {s.index}):
-                    _wrong(f"{s.buffer} is read elsewhere than where it is overwritten", kernel)
+                    wrong(f"{s.buffer} is read elsewhere than where it is overwritten", kernel)
                 stored[s.buffer] = s
                 _place(s, s.index, loops, specs[s.buffer])
-            elif _result(s) in known | gathered | across:
-                _wrong(f"{s} is computed twice", kernel)
+            elif result_of(s) in known | gathered | across:
+                wrong(f"{s} is computed twice", kernel)
             else:
-                (known if not isinstance(s, Reduce) else across if s.across else gathered).add(_result(s))
+                (known if not isinstance(s, Reduce) else across if s.across else gathered).add(result_of(s))
         known |= gathered
     touched = {p[0]: p[2] for p in kernel.params}
     named = {
         e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"
     }  # also under conditions that never hold
     if touched != dict.fromkeys(named, False) | dict.fromkeys((*stored, *partial), True):
-        _wrong(
+        wrong(
             f"the kernel stores {sorted(stored)} and reads {sorted(named)}",
             f"its parameters: {kernel.params}\n{kernel}",
         )
@@ -329,7 +325,7 @@ def verify_nodes(schedule: Iterable[LoopNode | ExternNode], specs: Mapping[str, 
                 _inside(e, facts, specs)
             _place(node, node.place, node.own[: len(node.shape)], specs[node.buffer])
             if (node.reduce or node.scan) in ("sum", "prod") and node.memory is torch.bool:
-                _wrong(f"{node.buffer} is a {node.reduce} of booleans", "they have no arithmetic: any, all")
+                wrong(f"{node.buffer} is a {node.reduce} of booleans", "they have no arithmetic: any, all")
 
 
 def verify_program(program: Program) -> None:
@@ -346,14 +342,14 @@ def verify_program(program: Program) -> None:
             stores = {s.buffer: s for s in step.kernel.statements() if isinstance(s, Store)}
             reads, writes = set(places), set(step.writes)
             if step.args != tuple(p[0] for p in step.kernel.params) or not reads <= set(step.reads):
-                _wrong(f"a step's buffers are {step.args}", step.kernel)
+                wrong(f"a step's buffers are {step.args}", step.kernel)
             for name, other in step.inplace:
                 if (
                     stores.keys() != {name}
                     or places.get(other, set()) - {stores[name].index}  # none: its condition never holds
                     or len(step.kernel.phases) > 1
                 ):
-                    _wrong(f"{name} takes the memory of {other}, which is still read", step.kernel)
+                    wrong(f"{name} takes the memory of {other}, which is still read", step.kernel)
             again = {name for name, s in stores.items() if s.scatters} | set(program.mutations)
         else:
             found = list(refs((step.args, step.kwargs)))
@@ -367,7 +363,7 @@ def verify_program(program: Program) -> None:
             or (writes & again) - there
             or (reads - again) & overwritten
         ):
-            _wrong(
+            wrong(
                 f"a step reads {sorted(reads)} and writes {sorted(writes)}",
                 f"there is {sorted(there)}\n{step}",
             )
@@ -376,104 +372,11 @@ def verify_program(program: Program) -> None:
     for ref in refs(program.outputs):
         _lies_inside(ref, specs)
         if ref.name not in there - overwritten:
-            _wrong(f"the output {ref.name} is never written, or overwritten", program)
+            wrong(f"the output {ref.name} is never written, or overwritten", program)
 
 
 def _lies_inside(ref: BufRef, specs: Mapping[str, TensorSpec]) -> None:
     spec = specs[ref.name]
     end = ref.offset + TensorSpec(ref.shape, ref.stride, ref.dtype).extent
     if ref.offset < 0 or end > max(spec.extent, ref.offset) or ref.dtype.itemsize != spec.dtype.itemsize:
-        _wrong(f"{ref} does not lie inside of its buffer", spec)
-
-
-# -- from nodes to kernels -----------------------------------------------------------------------------------
-class _Meaning:
-    """What expressions stand for where each loop variable has one value: numbers that are equal where the
-    meanings are.
-
-    A reduction stands for its kind and its operand at that element.
-    """
-
-    def __init__(self, values: Mapping[Var, int]) -> None:
-        self.values = values
-        self.results: dict[
-            tuple[str, Any], Any
-        ] = {}  # what statements or nodes stand for, by what reads them
-        self.known: dict[Expr, Any] = {}
-
-    def of(self, e: Expr) -> Any:
-        found = self.known.get(e)
-        if found is None:
-            found = self.known[e] = self._compute(e)
-        return found
-
-    def _compute(self, e: Expr) -> Any:
-        if e.op in ("cast", "round_to"):
-            return self.of(e.args[0])
-        if e.op in READS and (e.op, e.args[0]) in self.results:
-            return self.results[e.op, e.args[0]]
-        parts = (
-            self.of(a) if isinstance(a, Expr) else self.place(a) if isinstance(a, Index) else a
-            for a in e.args
-        )
-        return hash((e.op, *parts))
-
-    def place(self, index: Index) -> Any:
-        whole, computed = hint(index.const), []
-        for atom, c in ((atom, hint(c)) for atom, c in index.terms.items()):
-            value = self.values[atom] if isinstance(atom, Var) else self._atom(atom)
-            if isinstance(value, int):
-                whole += c * value
-            else:
-                computed.append((c, value))
-        return (whole, frozenset(computed)) if computed else whole
-
-    def _atom(self, atom: Div | Mod | Loaded) -> Any:
-        if isinstance(atom, Loaded):
-            return "loaded", self.of(atom.expr)
-        base, name = self.place(atom.base), type(atom).__name__
-        n = hint(atom.n)
-        return (name, n, base) if isinstance(base, tuple) else base // n if name == "Div" else base % n
-
-    def take(self, what: tuple[str, Any], kind: str | None, e: Expr) -> Any:
-        """Pass a statement or node."""
-        found = self.of(e)
-        if kind is not None and not (
-            isinstance(found, tuple) and found[0] == kind
-        ):  # a sum of rows' sums is one sum
-            found = (kind, found)
-        self.results[what] = found
-        self.known.clear()
-        return found
-
-
-def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries: int = 3) -> None:
-    """At elements taken at random (of the sizes at which it is compiled) the kernel stores what the group's
-    nodes say, where they say it; rows are what they reduce."""
-    loops = {v: re.findall(r"t\d+", v.name) for v in (*kernel.outer, *kernel.middle, *kernel.inner)}
-    along = {name for v in (kernel.middle if kernel.template == COLS else kernel.inner) for name in loops[v]}
-    if group.template and along != {v.name for v in group.loop}:
-        _wrong("a kernel goes along other loops than its group", f"{group.loop}\n{kernel}")
-    draw, by_name = random.Random(len(group.members)), {v.name: v for v in group.vars}
-    for _ in range(tries):
-        chosen = {v: draw.randrange(hint(v.size)) for v in group.vars}
-        merged = {}
-        for v, parts in loops.items():
-            digits = [by_name[name] for name in parts]
-            at = row_major(digits)
-            merged[v] = hint(at.const) + sum(hint(at.terms.get(d, 0)) * chosen[d] for d in digits)
-        nodes, ours, stores = _Meaning(chosen), _Meaning(merged), {}
-        for s in kernel.statements():
-            found = ours.take(_result(s), s.kind if isinstance(s, Reduce | ScanStatement) else None, s.expr)
-            if isinstance(s, Store):
-                stores[s.buffer] = ours.place(s.index), found
-        for m in group.members:
-            found = (
-                nodes.place(m.store),
-                nodes.take(("load", m.node.buffer), m.node.reduce or m.node.scan, m.expr),
-            )
-            if stores.get(m.node.buffer) != (found if m.node.buffer in stored else None):
-                _wrong(
-                    f"{m.node.buffer}[{m.store}] is not stored as {m.node.origin} computes it",
-                    f"{m.expr}\n{kernel}",
-                )
+        wrong(f"{ref} does not lie inside of its buffer", spec)

@@ -9,6 +9,7 @@ import pytest
 
 from dynamotor import __main__
 from dynamotor.base import checkout
+from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 
 
@@ -21,6 +22,16 @@ def test_the_bench_of_a_checkout_says_its_options(capsys: pytest.CaptureFixture[
 def test_without_the_folder_it_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="DM122"):
         checkout.bench("models", root=tmp_path)
+
+
+def test_costly_checks_are_those_of_a_checkout(tmp_path: Path) -> None:
+    """`verify` in a wheel does without them; in a checkout, a kernel's text is gone through."""
+    with config.patch(verify=True):
+        checkout.prove("no such check", root=tmp_path)
+        with pytest.raises(AttributeError):
+            checkout.prove("no such check")
+    with config.patch(verify=False):
+        checkout.prove("no such check")
 
 
 def test_unknown_options_are_refused() -> None:
