@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..base.registry import Registry
-from ..graph.nodes import arguments, operand, overload
+from ..graph.nodes import arguments, operand, overload, take_place
 from ..graph.op_facts import facts, is_collective
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import is_size
@@ -65,8 +65,7 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
         if rule is not None:
             same = rule(node)
             if same is not None and not any(user.target in _ADDRESS_STORAGE for user in node.users):
-                node.replace_all_uses_with(same)
-                gm.graph.erase_node(node)
+                take_place(same, node)
 
 
 def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
@@ -154,8 +153,7 @@ def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
         except TypeError:
             continue
         if first is not node and first.meta["val"] == node.meta["val"]:
-            node.replace_all_uses_with(first)
-            gm.graph.erase_node(node)
+            take_place(first, node)
 
 
 def _key(value: Any) -> Any:

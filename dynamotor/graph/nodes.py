@@ -93,6 +93,13 @@ def spec_of(node: Any) -> TensorSpec:
     return spec if isinstance(spec, TensorSpec) else wrong(node, "its result is not one tensor")
 
 
+def take_place(new: fx.Node, *old: fx.Node) -> None:
+    """Let a node stand for the first of these, and erase them: each is read by those before it alone."""
+    old[0].replace_all_uses_with(new)
+    for node in old:
+        node.graph.erase_node(node)
+
+
 def needed_for(wanted: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes that these depend on, these with them."""
     return reached(wanted, lambda node: node.all_input_nodes)

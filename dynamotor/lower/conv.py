@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.nodes import arguments, find_spec, operand, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.sizes import Dims, hint
 from ..graph.spec import GraphInfo, TensorSpec, aten
@@ -69,8 +69,7 @@ def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
                 spec=TensorSpec.dense(spec_of(weight).shape, torch.float32),
             )
             new = call(graph, _PACKED, x, packed, bias, *place, "none", [], "", spec=node.meta["val"])
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
+        take_place(new, node)
 
 
 def _unary(node: fx.Node | None) -> tuple[str, list[Any]] | None:
@@ -117,14 +116,14 @@ def fuse_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
                     spec=conv.meta["val"],
                 )
             order[new] = order[end]
-            _replace(graph, new, [after, conv] if relu is None else [relu, after, conv])
+            take_place(new, *([] if relu is None else [relu]), after, conv)
             continue
         unary = _unary(after)
         if after is not None and unary is not None and after.meta["val"] == conv.meta["val"]:
             with graph.inserting_before(after):
                 new = call(graph, _PACKED, *conv.args[:7], *unary, "", spec=conv.meta["val"])
             order[new] = order[after]
-            _replace(graph, new, [after, conv])
+            take_place(new, after, conv)
 
 
 def _added(conv: fx.Node, add: fx.Node | None) -> fx.Node | None:
@@ -132,12 +131,6 @@ def _added(conv: fx.Node, add: fx.Node | None) -> fx.Node | None:
     other = added_to(conv, add)
     same = add is not None and other is not None and find_spec(other) == conv.meta["val"] == add.meta["val"]
     return other if same else None
-
-
-def _replace(graph: fx.Graph, new: fx.Node, old: list[fx.Node]) -> None:
-    old[0].replace_all_uses_with(new)
-    for node in old:
-        graph.erase_node(node)
 
 
 def multiply_weight_gradients(gm: fx.GraphModule, info: GraphInfo) -> None:
@@ -159,17 +152,21 @@ def multiply_weight_gradients(gm: fx.GraphModule, info: GraphInfo) -> None:
         pixels = g.shape[0] * g.shape[2] * g.shape[3]
         if g.dtype != torch.float32 or 2 * hint(pixels) > w.shape[0]:
             continue
-        of_weight = [user for user in node.users if user.args[1] == 1]
-        if not of_weight:
-            continue
         with graph.inserting_before(node):
             result = _patches_product(graph, grad, x, w.shape, list(stride), list(padding))
-        of_weight[0].replace_all_uses_with(result)
-        graph.erase_node(of_weight[0])
-        node.update_arg(10, [mask[0], False, mask[2]])
-        node.meta["val"] = (node.meta["val"][0], None, node.meta["val"][2])
-        if not node.users:
-            graph.erase_node(node)
+        _computed_apart(node, 1, result)
+
+
+def _computed_apart(node: fx.Node, which: int, result: fx.Node) -> None:
+    """One of a convolution's gradients is another node's result from now on."""
+    node.update_arg(10, [wanted and n != which for n, wanted in enumerate(arguments(node)[10])])
+    node.meta["val"] = tuple([None if n == which else spec for n, spec in enumerate(node.meta["val"])])
+    for user in [user for user in node.users if user.args[1] == which]:
+        take_place(result, user)
+    for unused in [user for user in node.users if not user.users]:
+        node.graph.erase_node(unused)
+    if not node.users:
+        node.graph.erase_node(node)
 
 
 def _patches_product(
@@ -227,21 +224,12 @@ def _add_bias(graph: fx.Graph, node: fx.Node) -> None:
         plain = call(graph, node.target, x, weight, None, *place, spec=spec)
         along = call(graph, aten.view.default, bias, [-1] + [1] * (len(spec.shape) - 2))
         total = call(graph, aten.add.Tensor, plain, along, spec=spec)
-    node.replace_all_uses_with(total)
-    graph.erase_node(node)
+    take_place(total, node)
 
 
 def _sum_for_bias(graph: fx.Graph, node: fx.Node) -> None:
-    grad, mask = operand(node, 0), arguments(node)[10]
-    of_bias = [user for user in node.users if user.args[1] == 2]
-    node.update_arg(10, [mask[0], mask[1], False])
-    node.meta["val"] = (*node.meta["val"][:2], None)
-    for user in of_bias:
-        with graph.inserting_before(node):
-            others = [d for d in range(len(spec_of(grad).shape)) if d != 1]
-            total = call(graph, aten.sum.dim_IntList, grad, others, spec=user.meta["val"])
-        user.replace_all_uses_with(total)
-    for unused in [user for user in node.users if not user.users]:
-        graph.erase_node(unused)
-    if not node.users:
-        graph.erase_node(node)
+    grad = operand(node, 0)
+    others = [d for d in range(len(spec_of(grad).shape)) if d != 1]
+    with graph.inserting_before(node):
+        total = call(graph, aten.sum.dim_IntList, grad, others, spec=node.meta["val"][2])
+    _computed_apart(node, 2, total)

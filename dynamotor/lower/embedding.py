@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.nodes import arguments, find_spec, operand, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec, aten, contiguous_stride, numel
 from .ir import ExternNode
@@ -64,10 +64,7 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
                     graph, aten.full.default, list(spec.shape), 0, dtype=spec.dtype, device=spec.device
                 )
             new = call(graph, aten.index_add.default, base, 0, flat_index, flat, spec=end.meta["val"])
-        end.replace_all_uses_with(new)
-        graph.erase_node(end)
-        if end is not node:
-            graph.erase_node(node)
+        take_place(new, *dict.fromkeys([end, node]))
 
 
 def _added_to(node: fx.Node, total: fx.Node | None) -> fx.Node | None:

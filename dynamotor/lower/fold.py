@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ..graph.module import copied, graph_module
-from ..graph.nodes import needed_for, operand, overload, spec_of
+from ..graph.nodes import needed_for, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec, aten
@@ -88,8 +88,7 @@ def fold_batch_norm(gm: fx.GraphModule, info: GraphInfo) -> None:
                 graph, conv.target, conv.args[0], new_weight, new_bias, *conv.args[3:], spec=conv.meta["val"]
             )
         for user in used:
-            user.replace_all_uses_with(folded)
-            graph.erase_node(user)
+            take_place(folded, user)
         graph.erase_node(norm)
         graph.erase_node(conv)
 

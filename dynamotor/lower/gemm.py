@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..graph.nodes import arguments, operand, spec_of
+from ..graph.nodes import arguments, operand, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.sizes import divides, hint
@@ -36,8 +36,7 @@ def split_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
         with graph.inserting_before(node):
             product = call(graph, aten.mm.default, a, b, spec=node.meta["val"])
             total = call(graph, aten.add.Tensor, product, bias, spec=node.meta["val"])
-        node.replace_all_uses_with(total)
-        graph.erase_node(node)
+        take_place(total, node)
 
 
 def copy_as_it_lies(gm: fx.GraphModule, info: GraphInfo) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx
 
 from ..base.config import config
-from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.nodes import arguments, find_spec, operand, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.sizes import hint
 from ..graph.spec import HALVES, GraphInfo, TensorSpec, aten
@@ -43,8 +43,7 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
         changed[result] = node.meta["val"]
         if node in promised:
             promised[result] = promised.pop(node)
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
+        take_place(result, node)
     if changed:
         _spread_strides(graph, changed)
         restore_outputs(graph, output, promised, info)

@@ -13,6 +13,7 @@ from torch import fx
 
 from ..autograd.extract import is_view
 from ..autograd.partition import Halves, choose_saved, dependents
+from ..graph.nodes import take_place
 from ..graph.size_nodes import is_size
 
 aten = torch.ops.aten
@@ -57,8 +58,7 @@ def _split_batch_norms(graph: fx.Graph) -> None:
         with graph.inserting_before(out):
             made = graph.call_function(aten.batch_norm_elemt.default, (x, weight, bias, mean, rstd, eps))
         made.meta = dict(out.meta)
-        out.replace_all_uses_with(made)
-        graph.erase_node(out)
+        take_place(made, out)
 
 
 def _is_backward(node: fx.Node) -> bool:
