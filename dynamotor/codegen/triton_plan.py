@@ -54,8 +54,6 @@ class GpuTuning:
     loop_tile: int = 4096  # of a tile of a loop over a longer row
     long_tile: int = 8192  # and of one that would not fit into registers
     loop_warp: int = 512  # of such a tile for each warp
-    # Tiles of such a loop under way at once, by way of shared memory; 0: as the hardware overlaps programs.
-    loop_stages: int = 0
     long_row: int = 4096  # from which on a map over many rows takes a program a row
     thread: int = 16  # of each thread in a tile of whole rows that also are summed across
     # Warps that share a row while each thread has few enough elements: two programs a multiprocessor overlap.
@@ -487,7 +485,7 @@ class Planner:
             return replace(plan, run=found.unit)
         if plan.r.size < 2 * plan.r.block:
             return plan
-        return replace(plan, vectors=found, run=found.unit, stages=self.tuning.loop_stages)
+        return replace(plan, vectors=found, run=found.unit)
 
     def rows(self, kernel: Kernel) -> list[LaunchPiece]:
         """Reductions along r, cut into chunks when there are few rows, long, and only one pass over them."""
