@@ -48,6 +48,18 @@ _FILLS = frozenset(
 )
 _PUTS = frozenset(("index_put", "index_put_", "_unsafe_index_put"))
 _EXTREMES = frozenset(("max", "min", "median", "nanmedian", "mode"))  # of no elements there is none
+_DRAWS = frozenset(
+    (
+        "uniform",
+        "normal_functional",
+        "bernoulli",
+        "exponential",
+        "log_normal",
+        "cauchy",
+        "geometric",
+        "random",
+    )
+)  # the functional forms of draws into a tensor
 _NUMBERS = ("value", "fill_value", "s")  # what the number is called
 _ANY_DTYPE = frozenset(
     ("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding")
@@ -56,7 +68,6 @@ _INDICES = frozenset(
     (
         "index",
         "indices",
-        "target",
         "mask",
         "attn_mask",
         "offs",
@@ -169,9 +180,11 @@ def _checks(func: OpOverload) -> tuple[Check, ...]:
         found.append(_check_values)
     if torch.Tag.pointwise in func.tags or about.pointwise or func in _ALIKE:
         found.append(_ask_element)
-    elif about.random and about.writes:
+    elif name == "randint":
+        found.append(_ask_bounds)
+    elif about.random and (about.writes or name in _DRAWS):
         found.append(_ask_nothing)
-    elif not about.random and not about.data_dependent and name not in _ANY_DTYPE:
+    elif not about.data_dependent and name not in _ANY_DTYPE:
         found.append(_ask_dtypes)
     return tuple(found)
 
@@ -204,8 +217,15 @@ def _ask_of_none(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """A draw into a tensor: without elements it looks at its numbers and leaves the generator alone."""
+    """A draw like a tensor: without elements it looks at its numbers and leaves the generator alone."""
     _ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype, device="cpu"))
+
+
+def _ask_bounds(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """`randint` draws between numbers that it leaves to `random_`."""
+    named = dict(zip(_argument_names(func), args)) | kwargs
+    whole = torch.empty(0, dtype=named.get("dtype") or torch.int64, device="cpu")
+    _ask_nothing(getattr(aten.random_, "from"), (whole, named.get("low", 0), named["high"]), {})
 
 
 def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -268,7 +288,9 @@ def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     if dtype is None and type(number) in (int, float):
         whole = type(number) is int and func is aten.full.default
         dtype = torch.int64 if whole else torch.get_default_dtype()
-    if number is not None and dtype is not None:
+    if func is aten.scalar_tensor.default:  # which takes what other fills refuse
+        _ask(func, (number,), {"dtype": dtype}, lambda t: t, lambda t: t)
+    elif number is not None and dtype is not None:
         _ask(
             aten.fill_.Scalar,
             (torch.empty(2, dtype=dtype, device="cpu"), number),
@@ -307,7 +329,8 @@ def _run(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Exception | Non
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            func(*args, **kwargs)
+            with torch.random.fork_rng(devices=(), enabled=facts(func).random):
+                func(*args, **kwargs)
     except Exception as error:  # what it raises is the answer
         return error
     return None

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_map
 from ..base.config import config
 from ..base.errors import XlaError
 from ..base.registry import Registry
+from ..graph import kernel_checks
+from ..graph.shapes import UnsupportedOp
 from . import metrics
 from .ir import Meta, Node, record, type_checks
 from .lowering import rows
@@ -26,47 +28,31 @@ from .tensor import Alias, aten, new_root, value
 
 # -- types ---------------------------------------------------------------------------------------------------
 
-_SMALL = 1 << 16  # elements up to which an op is tried with all of its types equal
-_TYPES = re.compile(
-    r"type|implemented for|Long|Double|bool (tensor|input)|Boolean inputs|Integers to negative", re.IGNORECASE
-)
 # Of types that are the device's own affair, of kernels that are missing, of the strides of our ones.
 _OTHER = re.compile(
     r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|stride\("
 )
-_accepted: set[tuple] = set()
 
 
 def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence[Meta]) -> None:
-    """Raise what the CPU's kernel raises for tensors of these types: it is run once for each combination, on
-    ones.
+    """Raise what the CPU's kernel raises for tensors of these types and these numbers: it is asked once for
+    each combination.
 
     Types that only some CPU kernels have (float16, bfloat16, ...) are the device's own affair.
     """
-    # Where there is nothing, a kernel takes types that it has no loop for.
-    shown = tuple([(meta.dtype, len(meta.shape), 0 in meta.shape) for meta in inputs])
-    key = (func, shown, str(kwargs.get("dtype")))
-    if key in _accepted:
-        return
-    kinds = {meta.dtype for meta in inputs}
-    plain = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    large = plain and sum(torch.Size(meta.shape).numel() for meta in inputs) > _SMALL
-    if not kinds or func.namespace != "aten" or large:
-        return
     try:
-        func(*tree_map(_ones, args), **tree_map(_ones, kwargs))
+        kernel_checks.check(func, tree_map(_ones, args), tree_map(_ones, kwargs))
+    except UnsupportedOp:  # nobody can say
+        return
     except (RuntimeError, TypeError, ValueError, IndexError) as error:  # ones may be no positions
-        text = str(error)
-        if _TYPES.search(text) and not _OTHER.search(text):
-            raise type(error)(text) from None
-    _accepted.add(key)
+        if not _OTHER.search(str(error)):
+            raise
 
 
 def _ones(arg: Any) -> Any:
-    if not isinstance(arg, Node):
-        return arg
-    ones = torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
-    return ones.contiguous() if ones.numel() <= _SMALL else ones
+    if isinstance(arg, Node):
+        return torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
+    return None if isinstance(arg, torch.Generator) else arg
 
 
 type_checks.append(check_types)

@@ -13,6 +13,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch import get_default_dtype
 from torch._decomp import decomposition_table
 
 from ..autograd.inplace import functional_form, types_of, without_out
@@ -97,7 +98,7 @@ def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """
     if not kwargs:
         nodes: list[Node] = []
-        key: list[Any] = [id(func)]
+        key: list[Any] = [id(func), get_default_dtype()]
         for arg in args:
             if type(arg) is XLATensor:
                 alias = arg._alias

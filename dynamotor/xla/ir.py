@@ -14,6 +14,7 @@ Spec(shape=(2, 2), dtype=torch.float32)
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch import get_default_dtype
 from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
 from ..base.errors import XlaError
@@ -31,10 +33,13 @@ from ..graph.sizes import DataDependent
 from ..graph.spec import CPU, TensorSpec
 from . import metrics, rng
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
-from .lowering import Lowering, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
+from .lowering import Lowering, Number, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
 
 Constant = Any
 UNKNOWN = object()
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_SINGLE = frozenset((*_FLOATS, torch.complex64))
 # Threads share a device's lane: each operation, flush and recording is done as a whole.
 lock = threading.RLock()
 
@@ -111,7 +116,7 @@ class Instruction:
 
         def text(arg: Any) -> str:
             if type(arg) is Slot:
-                return f"scalar{arg.index}" if arg.lifted else names[arg.index]
+                return names[arg.index] if arg.lifted is None else f"scalar{arg.index}"
             return f"[{', '.join(map(text, arg))}]" if type(arg) in (list, tuple) else repr(arg)
 
         words = [text(arg) for arg in self.template[0]] + [
@@ -124,11 +129,13 @@ class Instruction:
 
 
 class Slot:
-    """A place in a template: the index-th tensor input, or the index-th lifted scalar."""
+    """A place in a template: the index-th tensor input, or the index-th lifted scalar, which is a number like
+    `lifted`.
+    """
 
     __slots__ = ("index", "lifted")
 
-    def __init__(self, index: int, lifted: bool = False) -> None:
+    def __init__(self, index: int, lifted: int | float | None = None) -> None:
         self.index, self.lifted = index, lifted
 
 
@@ -236,11 +243,21 @@ _memo: dict[tuple, Instruction] = {}
 # What has one row-major result and neither draws nor meets other replicas, by the same keys: nothing but a
 # node is to be made.
 simple: dict[tuple, Instruction] = {}
-_lifts: dict[int, bool] = {}
+_lifts: dict[int, tuple[type, ...]] = {}
 _INFINITE = float("inf")
-# Scalars that models write as literals stay constants of the graph: XLA folds them. All others may change
+# Numbers that models write as literals stay constants of the graph: XLA folds them. All others may change
 # from step to step.
 _LITERALS = frozenset((0.0, 1.0, -1.0, 2.0, 0.5, _INFINITE, -_INFINITE))
+# The largest numbers of dtypes: what a kernel says of one number between two of them it says of all.
+_LARGEST = sorted(
+    {
+        abs(float(end))
+        for kind, dtypes in ((torch.iinfo, _INTEGERS), (torch.finfo, _FLOATS))
+        for dtype in dtypes
+        for end in (kind(dtype).min, kind(dtype).max)
+    }
+)
+_EXACT = 1 << 53  # integers up to this are float64
 
 
 def record(
@@ -259,14 +276,14 @@ def record(
     identity = id(func)  # overloads live for ever, and hashing one is a call of Python code
     lifts = _lifts.get(identity)
     if lifts is None:
-        lifts = _lifts[identity] = bool((rule := find(func)) and rule.lifted)
+        lifts = _lifts[identity] = _lifted_kinds(find(func))
     lifted: list[float] | None = [] if lifts else None
-    key: list[Any] = [identity]
+    key: list[Any] = [identity, get_default_dtype()]  # which is that of integers' quotients
     for arg in args:
         if type(arg) is Node:
             inputs.append(arg)
             key.append(arg.meta)
-        elif type(arg) is int or arg is None:
+        elif arg is None or type(arg) is int and int not in lifts:
             key.append(arg)
         else:
             key.append(_describe(arg, inputs, lifted))
@@ -301,7 +318,7 @@ def remember(instruction: Instruction, args: tuple) -> None:
     if not (rule.random or rule.collective or instruction.scalars) and instruction.strides is None:
         metas = iter(instruction.inputs)
         key = [arg if type(arg) is int or arg is None else next(metas, UNKNOWN) for arg in args]
-        simple[id(instruction.func), *key] = instruction
+        simple[id(instruction.func), get_default_dtype(), *key] = instruction
 
 
 def append(lane: Lane, instruction: Instruction, inputs: list[Node], lifted: list[float] | None) -> Node:
@@ -376,27 +393,35 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
     if kind is Node:
         inputs.append(arg)
         return arg.meta
-    if kind is float:
-        if arg != arg or arg == 0.0:
-            return kind, str(arg)
-        if arg in _LITERALS or lifted is None:
-            return kind, arg
+    if (kind is float or kind is int) and lifted is not None and is_lifted(arg):
         lifted.append(arg)
-        return kind
+        return kind if 0 <= arg <= 127 else (kind, arg < 0, bisect_left(_LARGEST, abs(arg)))
+    if kind is float:
+        return kind, str(arg) if arg != arg or arg == 0.0 else arg
     if kind is bool or kind is complex:
         return kind, arg if kind is bool else str(arg)
     if kind is list or kind is tuple:
-        return list, tuple([_describe(item, inputs, lifted) for item in arg])
+        return list, tuple([_describe(item, inputs, None) for item in arg])
     if isinstance(arg, dict):
-        return dict, tuple([(name, _describe(item, inputs, lifted)) for name, item in arg.items()])
+        return dict, tuple([(name, _describe(item, inputs, None)) for name, item in arg.items()])
     return None if kind is torch.Generator else arg
+
+
+def _lifted_kinds(rule: Lowering | None) -> tuple[type, ...]:
+    """The types of numbers that a rule takes as inputs; integers of a collective are dimensions and counts."""
+    return () if rule is None or not rule.lifted else (float,) if rule.collective else (int, float)
+
+
+def is_lifted(arg: Any) -> bool:
+    """Whether a number becomes an input of the graph."""
+    return arg == arg and arg not in _LITERALS and (type(arg) is float or -_EXACT < arg < _EXACT)
 
 
 def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
     """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be
     lowered is known before any run."""
     rule = find(func)
-    template, inputs, scalars = _template(args, kwargs, lift=rule is not None and rule.lifted)
+    template, inputs, scalars = _template(args, kwargs, _lifted_kinds(rule))
     if rule is None:
         return Instruction(func, None, template, inputs, None, "no lowering")
     try:
@@ -414,7 +439,7 @@ def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
         instruction.metas, instruction.tree = made, tree_structure(made)
         instruction.double = _is_double(made)
     instruction.refused = unknown if refusal is not None and unknown is not None else refusal
-    if not rule.random and not rule.collective:
+    if not rule.collective:
         for check in type_checks:
             check(func, args, kwargs, inputs)
     return instruction
@@ -437,7 +462,9 @@ def forget(functions: Iterable[Any]) -> None:
 on_registration.append(forget)
 
 
-def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tuple[Meta, ...], list[Slot]]:
+def _template(
+    args: tuple, kwargs: dict[str, Any], lifts: tuple[type, ...]
+) -> tuple[Any, tuple[Meta, ...], list[Slot]]:
     """The arguments with slots for nodes and lifted scalars, numbered in the order in which `record` meets
     them.
     """
@@ -452,12 +479,15 @@ def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tup
             return type(arg)(visit(item) for item in arg)
         if isinstance(arg, dict):
             return {name: visit(item) for name, item in arg.items()}
-        if lift and type(arg) is float and arg == arg and arg not in _LITERALS:
-            scalars.append(Slot(len(scalars), lifted=True))
-            return scalars[-1]
         return None if isinstance(arg, torch.Generator) else arg
 
-    template = (tuple(visit(arg) for arg in args), {name: visit(arg) for name, arg in kwargs.items()})
+    def number(arg: Any) -> Any:
+        if not (type(arg) in lifts and is_lifted(arg)):
+            return visit(arg)
+        scalars.append(Slot(len(scalars), type(arg)()))
+        return scalars[-1]
+
+    template = (tuple(number(arg) for arg in args), {name: number(arg) for name, arg in kwargs.items()})
     return template, tuple(inputs), scalars
 
 
@@ -484,10 +514,9 @@ def _meta_of(spec: TensorSpec) -> Meta:
 
 
 def _is_double(metas: Any) -> bool:
-    """Whether lifted scalars of an op are kept in float64: as wide as its widest floating result."""
-    wide = (torch.float64, torch.complex128)
+    """Whether lifted scalars of an op are kept in float64: where float32 is not as wide as its results."""
     flat = metas if isinstance(metas, tuple) else (metas,)
-    return any(meta is not None and meta.dtype in wide for meta in flat)
+    return any(meta is not None and meta.dtype not in _SINGLE for meta in flat)
 
 
 def _try_lowering(instruction: Instruction) -> tuple[Any, str | None]:
@@ -526,7 +555,7 @@ def lower_instruction(
 
     def fill(arg: Any) -> Any:
         if type(arg) is Slot:
-            return scalars[arg.index] if arg.lifted else inputs[arg.index]
+            return inputs[arg.index] if arg.lifted is None else Number(scalars[arg.index], arg.lifted)
         if type(arg) in (list, tuple):
             return type(arg)(fill(item) for item in arg)
         return {name: fill(item) for name, item in arg.items()} if isinstance(arg, dict) else arg

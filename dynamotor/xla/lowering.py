@@ -33,6 +33,14 @@ class Spec(NamedTuple):
     dtype: torch.dtype
 
 
+class Number(NamedTuple):
+    """A number that may differ between two runs of a program: what it is as a 0-d array, and a number of its
+    type."""
+
+    array: jax.Array
+    like: int | float
+
+
 class Unsupported(Exception):
     """Raised by a rule for arguments that it cannot lower: the op then runs on the CPU, and the reason is
     shown.
@@ -55,8 +63,8 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Lowering:
-    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: Python floats may arrive as 0-d
-    arrays; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
+    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: numbers may arrive as
+    `Number`s; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
     replicas together."""
 
     fn: Callable[..., Any]
@@ -87,8 +95,8 @@ def op(
     """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
 
     `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives.
-    `lift=True`: float scalars may arrive as 0-d arrays, so that a value that changes at every step (a
-    learning rate) does not compile anew.
+    `lift=True`: numbers may arrive as `Number`s (which `promotion.cast` knows), so that one that changes at
+    every step (a learning rate, a length) does not compile anew.
     """
 
     def register(fn: Callable) -> Callable:
@@ -98,11 +106,11 @@ def op(
     return register
 
 
-def random_op(*targets: Target, out: bool = False) -> Callable[[Callable], Callable]:
+def random_op(*targets: Target, out: bool = False, lift: bool = False) -> Callable[[Callable], Callable]:
     """Like `op`, for an op that draws: the rule's first argument is the jax PRNG key of this call."""
 
     def register(fn: Callable) -> Callable:
-        _register(lowerings, targets, Lowering(fn, wants_out=out, random=True))
+        _register(lowerings, targets, Lowering(fn, wants_out=out, lifted=lift, random=True))
         return fn
 
     return register

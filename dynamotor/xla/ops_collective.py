@@ -22,6 +22,7 @@ from jax import lax
 from . import replication
 from .dtypes import LOW_PRECISION, is_complex, on_cpu
 from .lowering import op
+from .promotion import cast
 from .replicated import exchange
 from .replication import AXIS
 
@@ -73,8 +74,10 @@ def _scaled(x: jax.Array, scale: Any) -> jax.Array:
     if isinstance(scale, float) and scale == 1.0:
         return x
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return x * jnp.asarray(scale, x.dtype)
-    return x.astype(jnp.float64) * scale  # cast back to the integer type afterwards
+        return x * cast(scale, x.dtype)
+    return x.astype(jnp.float64) * cast(
+        scale, jnp.dtype(jnp.float64)
+    )  # cast back to the integer type afterwards
 
 
 _GATHERED: dict[str, Callable[[jax.Array], jax.Array]] = {

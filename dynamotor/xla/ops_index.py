@@ -22,6 +22,7 @@ from jax import lax
 
 from .dtypes import LOW_PRECISION, is_complex, is_float, wide
 from .lowering import Spec, aten, op, require, rows
+from .promotion import cast
 
 
 @op(aten.gather)
@@ -124,9 +125,9 @@ rows(
         ),
         aten.take: lambda x, index: x.reshape(-1).at[index].get(**WRAPPED),
         (aten.index.Tensor, aten._unsafe_index): lambda x, indices: x.at[_places(indices)].get(**WRAPPED),
-        aten.masked_fill: lambda x, mask, value: jnp.where(mask, jnp.asarray(value).astype(x.dtype), x),
     },
 )
+op(aten.masked_fill, lift=True)(lambda x, mask, value: jnp.where(mask, cast(value, x.dtype), x))
 
 
 @op(aten.masked_scatter)

@@ -111,7 +111,7 @@ def _div(x, y, *, rounding_mode=None, out: Spec):
     return floor_divide(x, y) if rounding_mode == "floor" else truncate_divide(x, y)
 
 
-@elementwise(aten.floor_divide)
+@elementwise(aten.floor_divide, jumps=True)
 def floor_divide(x, y):
     """The quotient rounded down. For floats it is made from the exact remainder, as Python's and aten's: 1 //
     0.1 is 9.
@@ -137,11 +137,17 @@ def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(whole) > jnp.abs(rounded), whole, rounded)
 
 
-@elementwise(aten.remainder)
+@elementwise(aten.remainder, jumps=True)
 def _remainder(x, y):
     """The remainder with the sign of the divisor, as Python's %."""
     rest = lax.rem(*jnp.broadcast_arrays(x, _divisor(y)))
     return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@elementwise(aten.fmod, jumps=True)
+def _fmod(x, y):
+    """The remainder with the sign of the dividend, as C's."""
+    return lax.rem(*jnp.broadcast_arrays(x, _divisor(y)))
 
 
 def _divisor(y: Any) -> Any:
@@ -268,8 +274,6 @@ rows(
         aten.trunc: unless_integer(jnp.trunc),
         aten.neg: jnp.negative,
         aten._add_relu: lambda x, y, alpha=1: jnp.maximum(x + _scaled(y, alpha), 0),
-        # The remainder with the sign of the dividend, as C's.
-        aten.fmod: lambda x, y: lax.rem(*jnp.broadcast_arrays(x, _divisor(y))),
         aten.atan2: lambda y, x: jnp.arctan2(y, x),
         aten.hypot: lambda x, y: jnp.hypot(x, y),
         aten.copysign: lambda x, y: jnp.copysign(x, y),
@@ -284,7 +288,7 @@ rows(
 
 
 rows(
-    partial(elementwise, lift=True),
+    partial(elementwise, lift=True, rounds=False),
     {
         aten.add: lambda x, y, alpha=1: x + _scaled(y, alpha),
         aten.sub: lambda x, y, alpha=1: x - _scaled(y, alpha),
@@ -295,7 +299,7 @@ rows(
 )
 
 
-@elementwise(aten.lerp, lift=True)
+@elementwise(aten.lerp, lift=True, rounds=False)
 def _lerp(start, end, weight):
     """start + weight·(end - start), from the nearer end: both ends are met exactly."""
     near_end = jnp.abs(weight) >= 0.5
@@ -408,12 +412,12 @@ def _right_shift(x, y):
     return shifted if signed else jnp.where(outside, 0, shifted)
 
 
-op(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)(
+op(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, lift=True)(
     lambda condition, x, y: jnp.where(truth(condition), *promoted(x, y))
 )
 
 
-@elementwise(aten.clamp)
+@elementwise(aten.clamp, lift=True)
 def _clamp(x: jax.Array, min: jax.Array | None = None, max: jax.Array | None = None) -> jax.Array:
     """The lower bound first, so that the upper one wins where they cross; nan passes through from any of the
     three.
@@ -434,6 +438,11 @@ rows(
         aten.minimum: jnp.minimum,
         aten.fmax: lambda x, y: jnp.maximum(x, y) if is_integer(x) else jnp.fmax(x, y),
         aten.fmin: lambda x, y: jnp.minimum(x, y) if is_integer(x) else jnp.fmin(x, y),
+    },
+)
+rows(
+    partial(elementwise, lift=True),
+    {
         aten.clamp_min: lambda x, low: jnp.maximum(x, low),
         aten.clamp_max: lambda x, high: jnp.minimum(x, high),
     },

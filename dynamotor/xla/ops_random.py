@@ -21,6 +21,7 @@ import torch
 from ..graph import prims  # noqa: F401 - defines torch.ops.dynamotor.rand and new_seed
 from .dtypes import is_complex, jax_dtype, wide
 from .lowering import Spec, aten, op, random_op, require, rows
+from .promotion import cast
 
 _DIGITS = {
     jnp.dtype(jnp.bfloat16): 8,
@@ -89,33 +90,36 @@ def _normal_of(key: jax.Array, out: Spec) -> jax.Array:
     )
 
 
+def _moved(draw: jax.Array, mean: Any, std: Any) -> jax.Array:
+    return draw * cast(std, draw.dtype) + cast(mean, draw.dtype)
+
+
 rows(
-    partial(random_op, out=True),
+    partial(random_op, out=True, lift=True),
     {
         (aten.rand, aten.rand_like): lambda key, *sizes, out, **options: _uniform_of(key, out),
         (aten.randn, aten.randn_like): lambda key, *sizes, out, **options: _normal_of(key, out),
-        aten.normal_functional: lambda key, x, mean=0.0, std=1.0, *, out, generator=None: (
-            _normal_of(key, out) * std + mean
+        aten.normal_functional: lambda key, x, mean=0.0, std=1.0, *, out, generator=None: _moved(
+            _normal_of(key, out), mean, std
         ),
         aten.log_normal: lambda key, x, mean=1.0, std=2.0, *, out, generator=None: jnp.exp(
-            _normal_of(key, out) * std + mean
+            _moved(_normal_of(key, out), mean, std)
         ),
     },
 )
 
 
-@random_op(aten.uniform, out=True)
+@random_op(aten.uniform, out=True, lift=True)
 def _uniform_between(key, x, low=0.0, high=1.0, *, out, generator=None, **named):
     low = named.get("from", low)  # aten's name is a keyword of Python
     high = named.get("to", high)
-    return _uniform_of(key, out) * (high - low) + low
+    low, high = (cast(end, jnp.dtype(jnp.float64)) for end in (low, high))
+    return _moved(_uniform_of(key, out), low, high - low)
 
 
-@random_op(aten.normal, out=True)
+@random_op(aten.normal, out=True, lift=True)
 def _normal_with(key, mean, std=1.0, size=None, *, out, generator=None, dtype=None):
-    draw = _normal_of(key, out)
-    mean, std = (wide(v) if isinstance(v, jax.Array) else v for v in (mean, std))
-    return draw * std + mean
+    return _moved(_normal_of(key, out), mean, std)
 
 
 @random_op(aten.cauchy, out=True)
@@ -124,10 +128,10 @@ def _cauchy(key, x, median=0.0, sigma=1.0, *, out, generator=None):
     return median + sigma * jnp.tan(dtype.type(math.pi / 2) * _open_symmetric(key, out.shape, dtype))
 
 
-@random_op(aten.exponential, out=True)
+@random_op(aten.exponential, out=True, lift=True)
 def _exponential(key, x, lambd=1.0, *, out, generator=None):
     draw = -jnp.log(_uniform(key, out.shape, _draw_type(out), middle=True))
-    return draw / lambd if lambd else jnp.full_like(draw, jnp.inf)
+    return draw / cast(lambd, draw.dtype)
 
 
 @random_op(aten.geometric, out=True)
@@ -197,26 +201,25 @@ def _random(key, x, *bounds, out, generator=None, **named):
 
 def _chance(key: jax.Array, shape: tuple[int, ...], p: Any) -> jax.Array:
     """True with probability p (a number or an array of the shape)."""
-    exact = isinstance(p, jax.Array) and p.dtype == jnp.float64
-    return _uniform(key, shape, jnp.dtype(jnp.float64 if exact else jnp.float32)) < (
-        wide(p) if isinstance(p, jax.Array) else p
-    )
+    dtype = jnp.dtype(jnp.float64 if isinstance(p, jax.Array) and p.dtype == jnp.float64 else jnp.float32)
+    return _uniform(key, shape, dtype) < cast(p, dtype)
 
 
-@random_op(aten.native_dropout)
+@random_op(aten.native_dropout, lift=True)
 def _dropout(key, x, p, train):
     if train is False or p == 0:
         return x, jnp.ones(x.shape, jnp.bool_)
     if p == 1:
         return x * 0, jnp.zeros(x.shape, jnp.bool_)
-    kept = _chance(key, x.shape, 1 - p)
-    return _kept(x, kept, 1 / (1 - p)), kept
+    keeps = 1 - cast(p, jnp.dtype(jnp.float64))
+    kept = _chance(key, x.shape, keeps.astype(jnp.float32))
+    return _kept(x, kept, 1 / keeps), kept
 
 
-def _kept(x: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
+def _kept(x: jax.Array, mask: jax.Array, scale: Any) -> jax.Array:
     """A product: what is NaN or infinite shows also where it is dropped."""
     x = wide(x)
-    return x * jnp.where(mask, jnp.asarray(scale, x.dtype), 0)
+    return x * jnp.where(mask, cast(scale, x.dtype), 0)
 
 
 @random_op(aten.rrelu_with_noise_functional)
@@ -239,6 +242,9 @@ def _multinomial(key, weights, num_samples, replacement=False, *, generator=None
         return jax.lax.top_k(race, num_samples)[1]
     totals = jnp.cumsum(weights, axis=-1)
     points = _uniform(key, (*weights.shape[:-1], num_samples), jnp.dtype(weights.dtype)) * totals[..., -1:]
+    points = jnp.minimum(
+        points, jnp.nextafter(totals[..., -1:], 0)
+    )  # the product may be rounded up to the end
     find = jnp.vectorize(
         lambda rising, at: jnp.searchsorted(rising, at, side="right"), signature="(n),(m)->(m)"
     )
@@ -254,22 +260,17 @@ def _binomial(key, count, prob, generator=None):
     return jax.random.binomial(key, wide(count), wide(prob), dtype=dtype)
 
 
-rows(
-    op,
-    {
-        aten.native_dropout_backward: _kept,
-        aten._standard_gamma_grad: lambda alpha, sample: jax.lax.random_gamma_grad(wide(alpha), wide(sample)),
-    },
+op(aten.native_dropout_backward, lift=True)(_kept)
+op(aten._standard_gamma_grad)(lambda alpha, sample: jax.lax.random_gamma_grad(wide(alpha), wide(sample)))
+
+
+random_op(aten.bernoulli, lift=True)(
+    lambda key, x, p=None, *, generator=None: _chance(key, x.shape, x if p is None else p)
 )
-
-
 rows(
     random_op,
     {
         aten.randperm: lambda key, n, *, generator=None, dtype=None: jax.random.permutation(key, n),
-        aten.bernoulli: lambda key, x, p=None, *, generator=None: _chance(
-            key, x.shape, x if p is None else p
-        ),
         aten._standard_gamma: lambda key, alpha, generator=None: jax.random.gamma(
             key, wide(alpha), dtype=wide(alpha).dtype
         ),

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from .dtypes import LOW_PRECISION, convert, jax_dtype, torch_dtype
-from .lowering import Spec, Target, op
+from .lowering import Number, Spec, Target, op
 
 
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
@@ -47,6 +47,7 @@ def is_array(value: Any) -> bool:
 def result_type(*values: Any) -> torch.dtype:
     """aten's result type, asked of PyTorch: tensors with dimensions decide, then 0-d tensors, then Python
     numbers."""
+    values = tuple(v.like if type(v) is Number else v for v in values)
     ranked = sorted(values, key=lambda v: (0 if v.ndim else 1) if is_array(v) else 2)
     like = [
         torch.empty((1,) * (v.ndim > 0), dtype=torch_dtype(v.dtype), device="meta") if is_array(v) else v
@@ -62,6 +63,8 @@ def cast(value: Any, dtype: np.dtype) -> Any:
     """An array or a Python number as an array of `dtype`; numbers out of range wrap as aten's do; anything
     else as it is.
     """
+    if type(value) is Number:  # an integer type takes it by way of int64: it wraps, as aten's do
+        value = value.array.astype(jnp.int64) if jnp.issubdtype(dtype, jnp.integer) else value.array
     if is_array(value):
         return value if value.dtype == dtype else convert(jnp.asarray(value), dtype)
     if isinstance(value, (bool, int, float, complex)):
@@ -88,19 +91,23 @@ def widened_float(x: jax.Array) -> jax.Array:
     return cast(x, compute_dtype(float_dtype(torch_dtype(x.dtype))))
 
 
-def elementwise(*targets: Target, lift: bool = False) -> Callable[[Callable], Callable]:
+def elementwise(
+    *targets: Target, lift: bool = False, rounds: bool = True, jumps: bool = False
+) -> Callable[[Callable], Callable]:
     """Register a rule whose positional tensors and numbers all arrive in the type that the result is computed
     in.
 
-    A tensor of a wider type (a 0-d float32 beside bfloat16) is rounded to the result's type first, as aten
-    does, except in the plain arithmetic that can be lifted, where aten does not either.
+    `rounds`: a tensor of a wider type (a 0-d float32 beside bfloat16) is rounded to the result's type first,
+    as aten does except in plain arithmetic; `jumps`: numbers are too, as where the result jumps with them.
     """
 
     def register(fn: Callable) -> Callable:
         @wraps(fn)
         def rule(*args: Any, out: Spec, **kwargs: Any) -> Any:
             dtype = compute_dtype(out.dtype)
-            if not lift:
+            if jumps:
+                args = tuple(cast(a, jax_dtype(out.dtype)) for a in args)
+            elif rounds:
                 args = tuple(in_type(a, out) for a in args)
             return fn(*(cast(a, dtype) for a in args), **kwargs)
 
@@ -114,7 +121,7 @@ def comparison(*targets: Target) -> Callable[[Callable], Callable]:
     """Register a rule whose positional arguments arrive in the type that aten compares them in."""
 
     def register(fn: Callable) -> Callable:
-        op(*targets)(wraps(fn)(lambda *args: fn(*promoted(*args))))
+        op(*targets, lift=True)(wraps(fn)(lambda *args: fn(*promoted(*args))))
         return fn
 
     return register

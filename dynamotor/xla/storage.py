@@ -8,6 +8,7 @@ tensor([1, 3], device='xla:0')
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -215,5 +216,7 @@ def install() -> None:
     """Register the kernels. `torch.tensor(..., device="xla")` copies with Python dispatch switched off, so
     copies need kernels of their own."""
     _library.fallback(_factory, "XLA")
+    # Composed of `empty` and `fill_` it would refuse numbers that the CPU's takes (infinities of halves).
+    _aten.impl("scalar_tensor", functools.partial(_factory, aten.scalar_tensor.default), "XLA")
     _aten.impl("_to_copy", _to_copy, "XLA")
     _aten.impl("copy_", _copy_, "XLA")

@@ -49,6 +49,21 @@ REFUSED = {
     "fmod of 0": lambda d: torch.fmod(ones(2, dtype=torch.int32)(d), 0),
     "div by 0": lambda d: torch.div(ones(2, dtype=torch.long)(d), 0, rounding_mode="trunc"),
     "div_ by 0": lambda d: ones(2, dtype=torch.long)(d).floor_divide_(0),
+    "a number beyond a type": lambda d: ones(2, dtype=torch.int8)(d).fill_(200),
+    "a float beyond a type": lambda d: torch.full((2,), 7e4, dtype=torch.half, device=d),
+    "a mask's number beyond a type": lambda d: ones(2, dtype=torch.half)(d).masked_fill_(
+        ones(2)(d) > 0, -1e9
+    ),
+    "bounds beyond a type": lambda d: ones(2, dtype=torch.uint8)(d).clamp(max=300),
+    "an unsigned -2": lambda d: ones(2, dtype=torch.uint8)(d).fill_(-2.5),
+    "a complex number in a float": lambda d: ones(2, dtype=torch.double)(d).fill_(1j),
+    "a number less True": lambda d: ones(2)(d) - True,
+    "order of a complex number": lambda d: ones(2)(d) < 1j,
+    "integers in place to a negative power": lambda d: ones(2, dtype=torch.long)(d).pow_(-1),
+    "randint of nothing": lambda d: torch.randint(5, 5, (3,), device=d),
+    "randint beyond a type": lambda d: torch.randint(0, 300, (3,), dtype=torch.uint8, device=d),
+    "a chance of 1.5": lambda d: ones(2)(d).bernoulli_(1.5),
+    "uniform between crossed ends": lambda d: ones(2)(d).uniform_(2, 1),
 }
 
 
@@ -57,6 +72,37 @@ def test_what_the_cpu_refuses_is_refused(what):
     for device in ("cpu", "xla"):
         with pytest.raises((RuntimeError, TypeError)):
             REFUSED[what](device)
+
+
+NUMBERS = {
+    "an infinite half": lambda d: torch.where(ones(2)(d) > 2, ones(2, dtype=torch.half)(d), -1e9),
+    "a small truth": lambda d: torch.full((2,), -1e-300, dtype=torch.bool, device=d),
+    "a truth below 1": lambda d: ones(2, dtype=torch.bool)(d).masked_fill(ones(2)(d) > 0, 0.1),
+    "a long integer": lambda d: torch.addcmul(*[ones(2, dtype=torch.long)(d)] * 3, value=16777217.0),
+    "a remainder of halves": lambda d: torch.tensor([0.1, 3.0], device=d).bfloat16() % 0.1,
+    "quotients of halves": lambda d: 0.1 // torch.tensor([0.1, 3.0], device=d).half(),
+    "powers of complex zeros": lambda d: torch.zeros(2, device=d) ** (1 + 2j),
+}
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+def test_numbers_beside_tensors_mean_what_they_mean_on_the_cpu(what):
+    torch.testing.assert_close(NUMBERS[what]("xla").cpu(), NUMBERS[what]("cpu"), rtol=0, atol=0)
+
+
+def test_the_default_dtype_is_read_at_each_operation():
+    def results(device):
+        whole = torch.arange(3, device=device)
+        return [whole / 2, whole.sin(), torch.ones(2, device=device), torch.rand(2, device=device) * 0]
+
+    before = results("xla")
+    torch.set_default_dtype(torch.float64)
+    try:
+        for got, want in zip(results("xla"), results("cpu")):
+            torch.testing.assert_close(got.cpu(), want)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [x.dtype for x in (*before, *results("xla"))] == [torch.float32] * 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint16])

@@ -75,18 +75,52 @@ def test_constants_that_are_equal_but_not_the_same_do_not_share_a_program():
     assert str((torch.ones(1, device="xla") * 0.0).cpu()) == "tensor([0.])"
 
 
-def test_scalars_that_change_do_not_compile_again():
-    x = torch.ones(3).to("xla")
+CHANGING = {
+    "a rate": lambda x, i: x * (0.3 + i) + 0.3,
+    "a count": lambda x, i: x.sum() / (3 + i),
+    "a position": lambda x, i: torch.arange(3, device=x.device) + (3 + i),
+    "a length": lambda x, i: torch.arange(9, device=x.device) < 3 + i,
+    "a threshold": lambda x, i: x > 0.3 + i,
+    "bounds": lambda x, i: x.clamp(-0.3 - i, 0.3 + i),
+    "a fill": lambda x, i: x.masked_fill(x > 1, 3 + i) + torch.full_like(x, 0.3 + i),
+    "a choice": lambda x, i: torch.where(x > 1, x, 0.3 + i),
+    "wraps": lambda x, i: torch.arange(3, dtype=torch.int32, device=x.device) * (2**40 + 3 + i),
+}
+
+
+@pytest.mark.parametrize("what", CHANGING)
+def test_numbers_that_change_do_not_compile_again(what):
+    host = torch.tensor([1.0, -2.0, 7.0])
+    x = host.to("xla")
     xla.sync()  # what earlier tests left pending would be part of the first graph
 
-    def run(value):  # outside of an assertion, which would keep intermediate tensors alive
-        return (x * value + 0.3).tolist()
+    def run(i):  # outside of an assertion, which would keep intermediate tensors alive
+        return CHANGING[what](x, i).cpu()
 
-    run(0.7)
+    run(0)
     before = metrics.counters["UncachedCompile"]
-    for value in (0.71, 0.9, 123.4):
-        result = run(value)
-        assert result == pytest.approx([value + 0.3] * 3)
+    for i in (1, 2, 41):
+        torch.testing.assert_close(run(i), CHANGING[what](host, i))
+    assert metrics.counters["UncachedCompile"] == before
+
+
+def test_the_schedule_of_a_draw_does_not_compile_again():
+    x = torch.ones(64, device="xla")
+    xla.sync()
+
+    def run(i):
+        kept = torch.nn.functional.dropout(x, 0.1 + 0.1 * i)
+        drawn = torch.empty(8, device="xla").uniform_(3 + i, 4 + i)
+        noise = torch.empty(8, device="xla").normal_(30.0 * i + 3, 0.1 + i)
+        return torch.cat([kept, drawn, noise]).cpu()
+
+    run(0)
+    before = metrics.counters["UncachedCompile"]
+    for i in (1, 2, 3):
+        kept, drawn, noise = run(i).split([64, 8, 8])
+        assert sorted(set(kept.tolist())) == pytest.approx([0.0, 1 / (0.9 - 0.1 * i)])
+        assert drawn.min() >= 3 + i and drawn.max() < 4 + i
+        assert abs(noise.mean() - 30 * i - 3) < 3 * (0.1 + i)
     assert metrics.counters["UncachedCompile"] == before
 
 
