@@ -116,8 +116,8 @@ class Config:
     # or ("powers") to the next power of two, so that one executable serves many; 0 compiles for each size.
     pad: int | str | tuple[int, ...] = 0
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep
-    # every value alive).
-    xla_trace_limit: int = 100_000
+    # every value alive; XLA compiles 30,000 operations in half a minute, and its compiler may die of more).
+    xla_trace_limit: int = 30_000
     # Verify the graph between passes, in a checkout kernels too, with bench/proofs.py (tests do; it costs
     # compile time).
     verify: bool = False

@@ -90,6 +90,14 @@ def raise_failed(checks: Sequence[Check], results: Sequence[Any]) -> None:
             raise check.error if isinstance(check.error, XlaError) else check.error(found)
 
 
+def check_count(mask: Any, count: int) -> None:
+    """DM680 at the barrier where a mask does not pick so many elements."""
+    picked = record(aten.sum.default, (record(aten.ne.Scalar, (value(mask._alias), 0)),))
+    what = f"shape mismatch: {count} values are put where a mask of shape {list(mask.shape)} picks another number"
+    error = XlaError("DM680", what, where=metrics.user_line())
+    picked.lane.checks.append(Check(new_root(record(aten.ne.Scalar, (picked, count))), error))
+
+
 def check_solvers(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
     """`_linalg_check_errors(info, ...)`: DM678 at the barrier, in eager's words."""
     line, info = metrics.user_line(), record(aten.clone.default, (value(args[0]._alias),))  # never an input

@@ -25,6 +25,7 @@ import torch
 from torch import get_default_dtype
 from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
+from ..base.config import config
 from ..base.errors import XlaError
 from ..base.events import warn_once
 from ..base.registry import MaybeNone
@@ -40,6 +41,9 @@ UNKNOWN = object()
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _SINGLE = frozenset((*_FLOATS, torch.complex64))
+overfull: set[Lane] = (
+    set()
+)  # to be flushed before the next operation
 # Threads share a device's lane: each operation, flush and recording is done as a whole.
 lock = threading.RLock()
 
@@ -339,6 +343,8 @@ def append(lane: Lane, instruction: Instruction, inputs: list[Node], lifted: lis
     node.epoch = epoch
     node.position = len(lane.nodes)
     lane.nodes.append(node)
+    if node.position >= config.xla_trace_limit and not lane.recording:
+        overfull.add(lane)
     if instruction.rule.collective:
         lane.collective = True
     return node

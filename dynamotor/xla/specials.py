@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from ..autograd.functional import slices_of
-from ..base.config import config
 from ..graph.shapes import infer_spec
 from ..graph.spec import TensorSpec
-from . import dispatch, fallback, layout, metrics, sync, transfer
-from .checks import check_solvers
+from . import dispatch, fallback, layout, metrics, transfer
+from .checks import check_count, check_solvers
 from .conversion import mark
 from .device import lane_of
 from .dispatch import specials, to_nodes
@@ -82,12 +81,15 @@ def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Ten
 
 
 def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any, memory_format: Any = None) -> XLATensor:
-    """A CPU tensor as a new xla tensor. A loop that never marks its steps is flushed here, before it keeps
-    all values alive.
-    """
+    """A CPU tensor as a new xla tensor."""
+    require(
+        not torch.nn.parameter.is_lazy(source),
+        "DM609",
+        "XLA has no tensors without a shape",
+        why="a lazy module's parameters get theirs at its first call",
+        cure="call the module once on the CPU, then move it",
+    )
     lane = lane_of(device)
-    if len(lane.nodes) > config.xla_trace_limit and not lane.recording:
-        sync.flush(lane, "trace limit")
     source = source.to("cpu", dtype, memory_format=memory_format or torch.preserve_format)
     return wrap(new_root(transfer.from_cpu(source, lane), layout.of_tensor(source)))
 
@@ -206,6 +208,8 @@ def _index(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     indices = _on_lane_of(args[0], args[1])
     if func is aten.index.Tensor:
         indices = _without_masks(args[0], indices)
+    else:
+        _check_count(args[0], indices, args[2])
     return dispatch.plain(func, (args[0], indices, *args[2:]), kwargs)
 
 
@@ -234,7 +238,20 @@ def _index_put_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATen
     dispatch.functionals[id(func)] = (
         aten.index_put.default if func is aten.index_put_.default else aten._index_put_impl.default
     )
-    return dispatch.in_place(func, (args[0], _on_lane_of(args[0], args[1]), *args[2:]), kwargs)
+    indices = _on_lane_of(args[0], args[1])
+    _check_count(args[0], indices, args[2])
+    return dispatch.in_place(func, (args[0], indices, *args[2:]), kwargs)
+
+
+def _check_count(x: torch.Tensor, indices: list[Any], values: torch.Tensor) -> None:
+    """Whether a mask picks as many elements as there are values is known at the barrier."""
+    lead, *others = [at for at, i in enumerate(indices) if i is not None]
+    mask = indices[lead]
+    if others or mask.dtype not in (torch.bool, torch.uint8):
+        return
+    trailing = x.dim() - lead - mask.dim()
+    if values.dim() > trailing and (count := values.shape[-1 - trailing]) != 1:
+        check_count(mask, count)
 
 
 def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from .ir import Lane, Node, lock, record
 from .lowering import aten, rows
 from .specials import to_device
 from .tensor import Alias, Overlap, XLATensor, new_root, node_of, value, wrap, write
+from .transfer import to_cpu
 
 # Views whose elements are not those of what they view: they count in other units.
 _OTHER_UNITS = frozenset(
@@ -213,10 +214,11 @@ def _copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fals
 
 
 def install() -> None:
-    """Register the kernels. `torch.tensor(..., device="xla")` copies with Python dispatch switched off, so
-    copies need kernels of their own."""
+    """Register the kernels. `torch.tensor(..., device="xla")` copies, and reads tensors among its numbers,
+    with Python dispatch switched off, so these need kernels of their own."""
     _library.fallback(_factory, "XLA")
     # Composed of `empty` and `fill_` it would refuse numbers that the CPU's takes (infinities of halves).
     _aten.impl("scalar_tensor", functools.partial(_factory, aten.scalar_tensor.default), "XLA")
     _aten.impl("_to_copy", _to_copy, "XLA")
     _aten.impl("copy_", _copy_, "XLA")
+    _aten.impl("_local_scalar_dense", lambda tensor: to_cpu(tensor, "item").item(), "XLA")

@@ -18,11 +18,11 @@ import jax
 import torch
 
 from ..base.events import emit, listening
-from . import device as devices, execute, metrics, replication, rng
+from . import device as devices, execute, metrics, replication, rng, tensor
 from .checks import raise_failed
 from .dtypes import precision_settings
 from .execute import Graph, raise_coded
-from .ir import Lane, Node, lock
+from .ir import Lane, Node, lock, overfull
 from .recent import Recent
 
 
@@ -110,6 +110,16 @@ def flush(lane: Lane, cause: str) -> None:
             _run(lane, outputs, cause)
         else:
             lane.clear()
+
+
+def _relieve() -> None:
+    with lock:
+        for lane in tuple(overfull):
+            overfull.discard(lane)
+            flush(lane, "trace limit")
+
+
+tensor.relieve = _relieve
 
 
 def _run(lane: Lane, outputs: list[Node], cause: str) -> None:

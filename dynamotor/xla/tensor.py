@@ -22,8 +22,9 @@ from typing_extensions import TypeIs
 
 from ..base.registry import MaybeNone, Registry
 from ..graph.sizes import Dim, Dims, contiguous_stride
+from . import metrics
 from .errors import require
-from .ir import Lane, Meta, Node, XlaError, lock, record
+from .ir import Lane, Meta, Node, XlaError, lock, overfull, record
 
 aten = torch.ops.aten
 # The stub says that it makes a Tensor.
@@ -183,6 +184,10 @@ def check_views(alias: Alias, args: tuple) -> None:
         )
 
 
+class NoStorage(XlaError, NotImplementedError):
+    """DM616, as libraries expect it that look for memory that is shared (safetensors)."""
+
+
 _OURS = ("_alias", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
 
 
@@ -200,6 +205,8 @@ class XLATensor(torch.Tensor):
         handler = handlers.get(id(func))
         if handler is None:
             handler = handlers[id(func)] = classify(func)
+        if overfull and not lock._is_owned():  # type: ignore[attr-defined]  # no handler is at work
+            relieve()
         with lock:
             return handler(func, args, kwargs)
 
@@ -218,7 +225,13 @@ class XLATensor(torch.Tensor):
             marks += f", grad_fn=<{type(self.grad_fn).__name__}>"
         elif self.requires_grad:
             marks += ", requires_grad=True"
-        return f"{text[:-1]}{marks})"
+        kind = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
+        return f"{kind}{text[:-1]}{marks})"
+
+    def storage(self) -> Any:
+        raise NoStorage(
+            "DM616", "XLA tensors have no storage", where=metrics.user_line(), cure="use .cpu() first"
+        )
 
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
@@ -323,6 +336,11 @@ handlers: dict[
 def classify(func: Any) -> Handler:
     """Replaced by dispatch.py, which knows the kinds of ops."""
     raise NotImplementedError(func)
+
+
+def relieve() -> None:
+    """Replaced by sync.py: flush the lanes that are overfull."""
+    raise NotImplementedError
 
 
 def wrap(alias: Alias) -> XLATensor:

@@ -246,3 +246,22 @@ def test_what_has_no_solution_is_said_at_the_barrier(f):
         with pytest.raises(XlaError, match="DM678"):
             torch.utils._pytree.tree_map(torch.Tensor.cpu, solve(whole * 0 - 0.0))
     assert f(whole).sum().item() == 6
+
+
+def test_a_mask_that_picks_another_number_of_elements_than_are_put_is_said_at_the_barrier():
+    def put(device, count):
+        x = torch.arange(6.0, device=device).view(2, 3)
+        x[x > 2] = torch.arange(float(count), device=device)
+        x[:, x[0] > 0] = torch.ones(2, 2, device=device)
+        return x.cpu()
+
+    assert torch.equal(put("xla", 3), put("cpu", 3))
+    with pytest.raises(XlaError, match="DM680"):
+        put("xla", 2)
+    with pytest.raises(RuntimeError):
+        put("cpu", 2)
+
+
+def test_the_last_element_with_a_chance_is_the_last_that_is_drawn():
+    weights = torch.tensor([0.3, 0.7, 0.0], device="xla").repeat(64, 1)
+    assert torch.multinomial(weights, 512, replacement=True).max() == 1

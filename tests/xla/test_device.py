@@ -139,6 +139,28 @@ def test_a_dtype_that_xla_has_not_is_refused_with_a_code():
         torch.ones(2, device="xla").to(torch.complex32)
 
 
+def test_a_lazy_module_is_moved_after_its_first_call():
+    lazy = torch.nn.LazyLinear(3)
+    with pytest.raises(XlaError, match="DM609"):
+        lazy.to("xla")
+    lazy(torch.ones(2, 5))
+    assert lazy.to("xla")(torch.ones(2, 5, device="xla")).shape == (2, 3)
+
+
+def test_tensors_among_numbers_are_read():
+    loss = torch.ones(2, device="xla").sum() + 1
+    assert torch.equal(torch.tensor([loss, loss * 2]), torch.tensor([3.0, 6.0]))
+    assert torch.tensor([[loss], [1]], device="xla").tolist() == [[3.0], [1.0]]
+
+
+def test_libraries_that_look_for_shared_memory_are_told_that_there_is_none():
+    with pytest.raises(NotImplementedError, match="DM616"):
+        torch.ones(2, device="xla").storage()
+    weights = torch.nn.Linear(2, 3).to("xla").state_dict()
+    safetensors = pytest.importorskip("safetensors.torch")
+    assert safetensors.load(safetensors.save(weights))["weight"].equal(weights["weight"].cpu())
+
+
 def test_a_loop_that_never_marks_a_step_is_flushed_at_the_limit():
     xla.sync()
     with config.patch(xla_trace_limit=50):
@@ -148,6 +170,24 @@ def test_a_loop_that_never_marks_a_step_is_flushed_at_the_limit():
                 x = x + 1
             assert len(x._alias.lane.nodes) <= 70
         assert x.tolist() == [11.0, 11.0]
+
+
+def test_a_loop_on_the_device_is_flushed_at_the_limit_and_keeps_its_views_and_gradients():
+    def run(device):
+        x = torch.ones(4, device=device, requires_grad=True)
+        y = x * 1
+        for _ in range(30):
+            y[1:].mul_(0.5)
+            y = y + x.detach().view(2, 2)[1].sum() + torch.stack(y.split(2)).sum()
+        y.sum().backward()
+        return y.detach().cpu(), x.grad.cpu()
+
+    xla.sync()
+    before = metrics.counters["MarkStep"]
+    with config.patch(xla_trace_limit=50):
+        got = run("xla")
+    torch.testing.assert_close(got, run("cpu"))
+    assert metrics.counters["MarkStep"] == before
 
 
 def test_what_a_user_holds_is_never_donated():
