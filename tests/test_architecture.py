@@ -24,6 +24,7 @@ RANK = {
     "distributed": 4,
     "torch_compile_adapter": 4,
     "torch_compile_xla": 5,
+    "torch_compile_openxla": 5,
     "foreign": 5,
     "backends": 6,
     "autobackend": 7,

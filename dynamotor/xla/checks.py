@@ -93,7 +93,7 @@ def raise_failed(checks: Sequence[Check], results: Sequence[Any]) -> None:
 def check_count(mask: Any, count: int) -> None:
     """DM680 at the barrier where a mask does not pick so many elements."""
     picked = record(aten.sum.default, (record(aten.ne.Scalar, (value(mask._alias), 0)),))
-    what = f"shape mismatch: {count} values are put where a mask of shape {list(mask.shape)} picks another number"
+    what = f"shape mismatch: {count} values, and a mask of shape {list(mask.shape)} picks another number"
     error = XlaError("DM680", what, where=metrics.user_line())
     picked.lane.checks.append(Check(new_root(record(aten.ne.Scalar, (picked, count))), error))
 

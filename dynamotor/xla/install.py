@@ -21,6 +21,7 @@ from typing import Any
 
 ALIAS = "torch_xla"
 PACKAGE = __name__.rpartition(".")[0]
+_BACKEND = "torch._dynamo.backends.torchxla"  # PyTorch's module that would call torch_xla
 
 # A folder with one package, `torch_xla`, that installs the alias when it is imported. Processes started with
 # multiprocessing's `spawn` get the parent's sys.path but not its import hooks: they find `torch_xla` here.
@@ -35,7 +36,7 @@ class _AliasFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != ALIAS and not fullname.startswith(ALIAS + "."):
+        if fullname not in (ALIAS, _BACKEND) and not fullname.startswith(ALIAS + "."):
             return None
         real = importlib.util.find_spec(_real_name(fullname))
         if real is None:
@@ -80,6 +81,8 @@ _ELSEWHERE = {
 
 
 def _real_name(alias: str) -> str:
+    if alias == _BACKEND:
+        return "dynamotor.torch_compile_openxla"
     name = alias.removeprefix(ALIAS)
     return f"{PACKAGE}.{_ELSEWHERE[name[1:]]}" if name[1:] in _ELSEWHERE else PACKAGE + name
 
@@ -98,6 +101,8 @@ def install_as_torch_xla() -> ModuleType:
     for name in [m for m in sys.modules if m == ALIAS or m.startswith(ALIAS + ".")]:
         del sys.modules[name]
     sys.modules[ALIAS] = package
+    if _BACKEND in sys.modules:
+        importlib.import_module(_real_name(_BACKEND))
     return package
 
 

@@ -34,16 +34,14 @@ from ..graph.sizes import DataDependent
 from ..graph.spec import CPU, TensorSpec
 from . import metrics, rng
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
-from .lowering import Lowering, Number, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
+from .lowering import Lifted, Lowering, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
 
 Constant = Any
 UNKNOWN = object()
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _SINGLE = frozenset((*_FLOATS, torch.complex64))
-overfull: set[Lane] = (
-    set()
-)  # to be flushed before the next operation
+overfull: set[Lane] = set()  # to be flushed before the next operation
 # Threads share a device's lane: each operation, flush and recording is done as a whole.
 lock = threading.RLock()
 
@@ -414,7 +412,7 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
 
 
 def _lifted_kinds(rule: Lowering | None) -> tuple[type, ...]:
-    """The types of numbers that a rule takes as inputs; integers of a collective are dimensions and counts."""
+    """The types of numbers that a rule takes as inputs; a collective's integers are dimensions and counts."""
     return () if rule is None or not rule.lifted else (float,) if rule.collective else (int, float)
 
 
@@ -561,7 +559,7 @@ def lower_instruction(
 
     def fill(arg: Any) -> Any:
         if type(arg) is Slot:
-            return inputs[arg.index] if arg.lifted is None else Number(scalars[arg.index], arg.lifted)
+            return inputs[arg.index] if arg.lifted is None else Lifted(scalars[arg.index], arg.lifted)
         if type(arg) in (list, tuple):
             return type(arg)(fill(item) for item in arg)
         return {name: fill(item) for name, item in arg.items()} if isinstance(arg, dict) else arg

@@ -33,7 +33,7 @@ class Spec(NamedTuple):
     dtype: torch.dtype
 
 
-class Number(NamedTuple):
+class Lifted(NamedTuple):
     """A number that may differ between two runs of a program: what it is as a 0-d array, and a number of its
     type."""
 
@@ -64,7 +64,7 @@ class Refusal(Exception):
 @dataclass(frozen=True)
 class Lowering:
     """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: numbers may arrive as
-    `Number`s; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
+    `Lifted`s; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
     replicas together."""
 
     fn: Callable[..., Any]
@@ -95,7 +95,7 @@ def op(
     """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
 
     `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives.
-    `lift=True`: numbers may arrive as `Number`s (which `promotion.cast` knows), so that one that changes at
+    `lift=True`: numbers may arrive as `Lifted`s (which `promotion.cast` knows), so that one that changes at
     every step (a learning rate, a length) does not compile anew.
     """
 

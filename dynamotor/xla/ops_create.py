@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from .dtypes import LOW_PRECISION, convert, is_complex, is_float, jax_dtype
-from .lowering import Number, Spec, aten, op, rows
+from .lowering import Lifted, Spec, aten, op, rows
 
 
 def _filled(out: Spec, value: object) -> jax.Array:
-    value = value.array if isinstance(value, Number) else jnp.asarray(value)
+    value = value.array if isinstance(value, Lifted) else jnp.asarray(value)
     return jnp.broadcast_to(convert(value, jax_dtype(out.dtype)), out.shape)
 
 

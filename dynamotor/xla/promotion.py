@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from .dtypes import LOW_PRECISION, convert, jax_dtype, torch_dtype
-from .lowering import Number, Spec, Target, op
+from .lowering import Lifted, Spec, Target, op
 
 
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
@@ -47,7 +47,7 @@ def is_array(value: Any) -> bool:
 def result_type(*values: Any) -> torch.dtype:
     """aten's result type, asked of PyTorch: tensors with dimensions decide, then 0-d tensors, then Python
     numbers."""
-    values = tuple(v.like if type(v) is Number else v for v in values)
+    values = tuple(v.like if type(v) is Lifted else v for v in values)
     ranked = sorted(values, key=lambda v: (0 if v.ndim else 1) if is_array(v) else 2)
     like = [
         torch.empty((1,) * (v.ndim > 0), dtype=torch_dtype(v.dtype), device="meta") if is_array(v) else v
@@ -63,7 +63,7 @@ def cast(value: Any, dtype: np.dtype) -> Any:
     """An array or a Python number as an array of `dtype`; numbers out of range wrap as aten's do; anything
     else as it is.
     """
-    if type(value) is Number:  # an integer type takes it by way of int64: it wraps, as aten's do
+    if type(value) is Lifted:  # an integer type takes it by way of int64: it wraps, as aten's do
         value = value.array.astype(jnp.int64) if jnp.issubdtype(dtype, jnp.integer) else value.array
     if is_array(value):
         return value if value.dtype == dtype else convert(jnp.asarray(value), dtype)

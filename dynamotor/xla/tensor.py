@@ -205,7 +205,7 @@ class XLATensor(torch.Tensor):
         handler = handlers.get(id(func))
         if handler is None:
             handler = handlers[id(func)] = classify(func)
-        if overfull and not lock._is_owned():  # type: ignore[attr-defined]  # no handler is at work
+        if overfull and not lock._is_owned():  # type: ignore[attr-defined]  # no handler works
             relieve()
         with lock:
             return handler(func, args, kwargs)

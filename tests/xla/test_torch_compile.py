@@ -94,6 +94,30 @@ for name in {NAMES}:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_pytorchs_own_name_is_the_bridge_where_the_alias_is_installed(early):
+    """`backend="openxla"`, which PyTorch registers, whether it was looked up before or not."""
+    program = f"""
+import copy, torch, dynamotor.xla
+if {early}:
+    assert "openxla" in torch._dynamo.list_backends()
+dynamotor.xla.install_as_torch_xla()
+import torch_xla
+model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+host = copy.deepcopy(model)
+fast = torch.compile(model.to("xla"), backend="openxla")
+x = torch.randn(4, 3)
+for _ in range(2):
+    fast(x.to("xla"))[:, 0].sum().square().backward()
+    host(x)[:, 0].sum().square().backward()
+for a, b in zip([*model.parameters(), *model.buffers()], [*host.parameters(), *host.buffers()]):
+    torch.testing.assert_close(a.cpu(), b)
+    assert a.grad is None and b.grad is None or torch.testing.assert_close(a.grad.cpu(), b.grad) is None
+"""
+    done = run_forked(program)
+    assert done.returncode == 0, done.stderr
+
+
 def test_executables_that_were_not_used_lately_are_forgotten(monkeypatch):
     from dynamotor.xla import sync as device_sync
     from dynamotor.xla.recent import Recent
