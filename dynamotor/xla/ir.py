@@ -89,6 +89,7 @@ class Instruction:
         "uses",
         "strides",
         "tree",
+        "default",
     )
     all: list[Instruction] = []
     rule: Lowering | MaybeNone  # None where the op is refused
@@ -110,6 +111,7 @@ class Instruction:
         self.scalars = 0  # how many lifted scalars it takes, and whether as float64
         self.double = _is_double(metas)
         self.tree: Any = None  # how several results are nested
+        self.default = get_default_dtype()  # what integers become
         self.strides: Any = UNKNOWN  # layout.py: what the results of row-major tensors report
 
     def show(self, names: list[str] | None = None) -> str:
@@ -565,11 +567,13 @@ def lower_instruction(
         return {name: fill(item) for name, item in arg.items()} if isinstance(arg, dict) else arg
 
     args, kwargs = fill(instruction.template[0]), fill(instruction.template[1])
-    metas = instruction.metas
-    if metas is None:
-        return apply(instruction.func, instruction.rule, args, kwargs, None, key)
-    out = tuple(m and m.spec for m in metas) if isinstance(metas, tuple) else metas.spec
-    return apply(instruction.func, instruction.rule, args, kwargs, out, key)
+    metas, before = instruction.metas, get_default_dtype()
+    out = metas and (tuple(m and m.spec for m in metas) if isinstance(metas, tuple) else metas.spec)
+    torch.set_default_dtype(instruction.default)
+    try:
+        return apply(instruction.func, instruction.rule, args, kwargs, out, key)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def op_counts() -> Counter[str]:

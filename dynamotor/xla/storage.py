@@ -127,6 +127,10 @@ def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | No
             f"{length * spec.dtype.itemsize}"
         ),
     )
+    own = layout.spec_of(alias, alias.offset)
+    inside = is_dense(own) and own.offset <= offset and offset + spec.extent <= own.offset + own.extent
+    if alias.root is not None and not inside:
+        alias.root.turned = True
     place = (size, stride, offset - memory.offset)
     node = record(aten.as_strided.default, (value(memory), *place))
     return wrap(Alias(node, memory, aten.as_strided.default, place, None, layout.short(spec), offset))

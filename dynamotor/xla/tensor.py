@@ -71,7 +71,7 @@ class Alias:
         if parent is None:
             self.root = None
             self.version = 0
-            self.viewed = self.turned = False  # turned: what is a view or has some got a shape in place
+            self.viewed = self.turned = False  # turned: its views cannot be made again, as `check_views` says
             node.owners += 1
         else:
             self.root = root = parent.root or parent
@@ -171,14 +171,16 @@ def _fit(node: Node, meta: Meta) -> Node:
 
 
 def check_views(alias: Alias, args: tuple) -> None:
-    """Refuse gradients where a tensor with views got another shape in place: behind a write, autograd makes
-    the history of a view again, on this device by the view's op on its base as that is now.
+    """Refuse gradients where a tensor with views got another shape in place, or has a view of what lies
+    beside it: behind a write, autograd makes the history of a view again, on this device by the view's op on
+    its base as that is now.
     """
     if (alias.root or alias).turned and torch.is_grad_enabled():
         require(
             not any(isinstance(x, torch.Tensor) and x.requires_grad for x in args),
             "DM620",
-            "a tensor whose memory other views show is written, and changes its shape in place",
+            "a tensor whose memory other views show is written, and changes its shape in place or has a view "
+            "beyond itself (as_strided)",
             why="autograd on this device would take the wrong elements of its gradient",
             cure="use the out-of-place op (`x = x.t()`)",
         )

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 pytest.importorskip("jax", reason="the xla device needs jax")
 
 import dynamotor.xla  # noqa: E402, F401
+from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import sync  # noqa: E402
 
 CASES: list[Callable[[torch.Tensor], Any]] = []
@@ -696,3 +697,18 @@ def test_memory_is_never_shared_with_the_cpu_or_with_a_clone(n: int, dtype: torc
     sync.sync(wait=True)  # may reuse the memory of the old value of x
     assert torch.equal(host, want) and torch.equal(copy.cpu(), want)
     assert not alias.cpu().any()
+
+
+def test_a_written_view_beyond_what_it_is_a_view_of_has_no_gradient() -> None:
+    def gradient(device: str, reach: int) -> torch.Tensor:
+        x = torch.arange(25.0, device=device).view(5, 5).requires_grad_()
+        whole = x * 1
+        rows = whole.narrow(0, 1, 3)
+        view = rows.as_strided((2, 2), (1, 2), reach)
+        view.mul_(2)
+        (whole.sum() + view.square().sum()).backward()
+        return x.grad.cpu()
+
+    torch.testing.assert_close(gradient("xla", 6), gradient("cpu", 6))
+    with pytest.raises(XlaError, match="DM620"):
+        gradient("xla", 1)
