@@ -203,7 +203,10 @@ def composite(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
 def view(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """A view op: a new alias on the same root."""
     parent = args[0]._alias
-    node = record(func, (value(parent), *args[1:]), kwargs)
+    try:
+        node = record(func, (value(parent), *args[1:]), kwargs)
+    except Refused as refused:  # a copy of the CPU's would be no view
+        raise XlaError("DM609", f"XLA has no {func}", why=str(refused), where=metrics.user_line()) from None
     stride, offset = of_view(func, node.instruction, parent, args, kwargs)
     return wrap_view(Alias(node, parent, func, args[1:], kwargs, stride, offset), args[0])
 

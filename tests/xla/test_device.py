@@ -137,6 +137,8 @@ def test_an_op_of_unknown_shape_runs_on_the_cpu_counted_or_refused_when_strict()
 def test_a_dtype_that_xla_has_not_is_refused_with_a_code():
     with pytest.raises(XlaError, match="DM609"):
         torch.ones(2, device="xla").to(torch.complex32)
+    with pytest.raises(XlaError, match="DM609"):
+        torch.view_as_complex(torch.ones(3, 2, dtype=torch.half, device="xla"))
 
 
 def test_a_lazy_module_is_moved_after_its_first_call():
