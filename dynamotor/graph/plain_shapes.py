@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from .layout import (
     is_channels_last_contiguous,
     packed_stride,
+    preserved_stride,
     suggested_stride,
     suggests_channels_last,
 )
@@ -219,7 +220,8 @@ def _normalised(func: OpOverload, x: TensorSpec, args: tuple, kwargs: dict[str, 
     ):
         return [_dense(shape, x) for shape in symbolic_rules[func](x, *args)]
     if not _is_by_channel(func, x, args):
-        return infer_by_meta_kernel(func, (x, *args), kwargs)
+        found = infer_by_meta_kernel(func, (x, *args), kwargs)
+        return _grouped(x, found) if func is aten.native_group_norm.default else found
     wide = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     behind = (one if type(one) is torch.dtype else args[one].dtype for one in _RUNNING[func])
     return [
@@ -311,8 +313,15 @@ def _group_norm_backward(
         found: Sequence[Any] = [_dense(x.shape, x), *[_dense((c,), x)] * 2]
         return tuple(spec if wanted else None for spec, wanted in zip(found, mask))
     op = aten.native_group_norm_backward.default
-    dx, *others = infer_by_meta_kernel(op, (grad, x, mean, rstd, weight, n, c, *args), {})
+    found = infer_by_meta_kernel(op, (grad, x, mean, rstd, weight, n, c, *args), {})
+    dx, *others = _grouped(x, found) if mask[0] else found
     return dx and replace(dx, dtype=x.dtype), *others
+
+
+def _grouped(x: TensorSpec, found: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+    """The first of them in the format that x suggests, as on a CPU: its strides where sizes are 1 say which."""
+    first, *others = found
+    return [first.with_stride(suggested_stride(x, x.shape)) if x.device.type == "cpu" else first, *others]
 
 
 @shape_rule(aten._softmax.default, aten._log_softmax.default)
@@ -545,12 +554,8 @@ def _cumulated(x: TensorSpec, dim: int, *, dtype: torch.dtype | None = None) -> 
 @shape_rule(aten.flip.default)
 def _flip(x: TensorSpec, dims: Sequence[int]) -> Any:
     rank = len(x.shape)
-    plain = (
-        x.is_contiguous
-        and all(-rank <= d < rank for d in dims)
-        and len({d % rank for d in dims}) == len(dims)
-    )
-    return _dense(x.shape, x) if plain and 0 not in x.shape else PASS
+    plain = all(-rank <= d < rank for d in dims) and len({d % rank for d in dims}) == len(dims)
+    return replace(x, stride=preserved_stride(x), offset=0) if plain and 0 not in x.shape else PASS
 
 
 # Losses of one number ---------------------------------------------------------------------------------------
