@@ -319,7 +319,7 @@ def _group_norm_backward(
 
 
 def _grouped(x: TensorSpec, found: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """The first of them in the format that x suggests, as on a CPU: its strides where sizes are 1 say which."""
+    """The first in the format that x suggests, as on a CPU: strides where sizes are 1 say which."""
     first, *others = found
     return [first.with_stride(suggested_stride(x, x.shape)) if x.device.type == "cpu" else first, *others]
 

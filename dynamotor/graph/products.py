@@ -1,6 +1,6 @@
 """`matmul`, `grid_sampler` and packed sequences of tensors whose sizes are symbols. Before 2.13 PyTorch's own
-`matmul` asks for plain numbers, and so does all that calls it in C++: `linear` without a bias, attention by plain
-products. One way serves all versions.
+`matmul` asks for plain numbers, and so does all that calls it in C++: `linear` without a bias, attention by
+plain products. One way serves all versions.
 
 A dispatch key of its own finds these tensors wherever C++ calls it; other ops fall through the key.
 """

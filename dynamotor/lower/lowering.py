@@ -57,8 +57,8 @@ class Decline(RaisedWhen):
 
 
 def converted_first(x: LoopValue, common: torch.dtype) -> bool:
-    """Whether aten converts these whole numbers to a type that does not hold them all before it computes: narrow
-    ones wrap, halves round (single ones are operands as they are).
+    """Whether aten converts these whole numbers to a type that does not hold them all before it computes:
+    narrow ones wrap, halves round (single ones are operands as they are).
     """
     if x.dtype in (common, torch.bool) or x.dtype.is_floating_point:
         return False
