@@ -24,6 +24,7 @@ _libraries: list[torch.library.Library] = []  # they register as long as they li
 _READ_DATA = (
     *("gru.data", "lstm.data", "rnn_tanh.data", "rnn_relu.data"),
     *("fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix", "fbgemm_linear_quantize_weight"),
+    "_saturate_weight_to_fp16",
 )
 
 

@@ -45,3 +45,11 @@ def test_packed_sequences_of_other_lengths(kind: type[torch.nn.RNNBase], backend
     for lengths in ([3, 2], [1, 3], [2, 2], [2, 1]):
         x, given = torch.randn(max(lengths), 2, 3), torch.tensor(lengths)
         torch.testing.assert_close(compiled(x, given), run(x, given))
+
+
+def test_weights_that_are_packed_in_other_sizes() -> None:
+    compiled = dynamotor.compile(
+        lambda x: torch._saturate_weight_to_fp16(x * 1e6), backend="eager", dynamic=True
+    )
+    for rows in (2, 3):
+        assert compiled(torch.ones(rows, 4)).tolist() == [[65504.0] * 4] * rows
