@@ -87,7 +87,8 @@ def compile(
     UsageError.when(
         not callable(model),
         "DM100",
-        f"compile() takes a function, a method or a module, not {type(model).__name__}",
+        f"what is compiled is a function, a method or a module, not {type(model).__name__}",
+        cure="pass a callable",
     )
     if disable:
         return model

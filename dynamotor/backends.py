@@ -82,7 +82,11 @@ def _elsewhere(name: str) -> Backend | None:
 def resolve(backend: str | Backend) -> Backend:
     """The function behind a name, or the callable itself. UsageError (DM106, DM107) for anything else."""
     if not isinstance(backend, str) and not callable(backend):
-        raise UsageError("DM107", f"a backend is a name or a callable, not {backend!r}")
+        raise UsageError(
+            "DM107",
+            f"a backend is a name or a callable, not {backend!r}",
+            cure="pass a name, or a callable (graph_module, example_inputs) -> callable",
+        )
     found = _named(backend)
     return found if _is_ours(found) else functools.partial(call_backend, found)
 

@@ -272,9 +272,15 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.fullgraph, bool):
-            raise UsageError("DM102", f"fullgraph must be True or False, not {self.fullgraph!r}")
+            raise UsageError(
+                "DM102", f"fullgraph must be True or False, not {self.fullgraph!r}", cure="pass True or False"
+            )
         if self.dynamic not in (None, True, False):
-            raise UsageError("DM103", f"dynamic must be None, True or False, not {self.dynamic!r}")
+            raise UsageError(
+                "DM103",
+                f"dynamic must be None, True or False, not {self.dynamic!r}",
+                cure="pass one of these",
+            )
         if self.mode not in MODES:
             raise UsageError(
                 "DM104",

@@ -142,21 +142,28 @@ class CodeInfo:
             self._handlers[offset] = next((e for e in self.exceptions if e.start <= offset < e.end), None)
         return self._handlers[offset]
 
-    def passes_over_exit(self, target: int) -> bool:
-        """Whether the handler at an offset does nothing with the GeneratorExit of a generator that is closed.
+    def acts_on_exit(self, offset: int) -> bool:
+        """Whether code runs when a generator that waits at an offset is closed.
 
-        True of `except` clauses for builtin exceptions that are Exceptions, and of the handlers that CPython
-        adds itself.
+        Not that of `except` clauses for builtin exceptions that are Exceptions, nor of the handlers that CPython
+        adds itself: GeneratorExit passes over them, to the handler of the place that raises it again.
         """
-        at = self.index[target]
-        if self.instrs[at].op != "PUSH_EXC_INFO":
-            return True
-        while self.instrs[at + 1].op == "LOAD_GLOBAL" and self.instrs[at + 2].op == "CHECK_EXC_MATCH":
-            caught = getattr(builtins, self.instrs[at + 1].argval, None)
-            if not (isinstance(caught, type) and issubclass(caught, Exception)):
-                return False
-            at = self.index[self.instrs[at + 3].target] - 1  # type: ignore[index]  # that of a jump
-        return self.instrs[at + 1].op == "RERAISE"
+        while (found := self.handler(offset)) is not None:
+            at = self.index[found.target]
+            if self.instrs[at].op != "PUSH_EXC_INFO":
+                while self.instrs[at].op not in ("RERAISE", "CLEANUP_THROW"):
+                    at += 1
+                offset = self.instrs[at].offset
+                continue
+            while self.instrs[at + 1].op == "LOAD_GLOBAL" and self.instrs[at + 2].op == "CHECK_EXC_MATCH":
+                caught = getattr(builtins, self.instrs[at + 1].argval, None)
+                if not (isinstance(caught, type) and issubclass(caught, Exception)):
+                    return True
+                at = self.index[self.instrs[at + 3].target] - 1  # type: ignore[index]  # that of a jump
+            if self.instrs[at + 1].op != "RERAISE":
+                return True
+            offset = self.instrs[at + 1].offset
+        return False
 
     def at(self, offset: int) -> Instr:
         """The instruction at an offset."""

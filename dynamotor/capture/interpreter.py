@@ -301,8 +301,7 @@ class GeneratorValue(Iterator):
         goes, runs code.
         """
         frame = self.frame
-        handler = frame.info.handler(frame.instr.offset) if frame.started and not self.finished else None
-        return handler is not None and not frame.info.passes_over_exit(handler.target)
+        return frame.started and not self.finished and frame.info.acts_on_exit(frame.instr.offset)
 
     def reconstruct(self, cg: Any) -> str:
         frame, kind = self.frame, self.python_type()

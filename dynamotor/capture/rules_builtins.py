@@ -389,7 +389,7 @@ builtin_rule(bytes)(functools.partial(_number, bytes, ("__bytes__",)))
 
 @builtin_rule(str)
 def _str(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) != 1:
+    if len(args) != 1 or kwargs:
         return trace.real_call(str, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
     return text_of(trace, args[0], str)
 

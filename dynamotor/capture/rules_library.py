@@ -235,7 +235,8 @@ def _iterator(original: Any, replacement: Any) -> None:
         pools = _POOLS.get(original, 0)
         args = [TupleValue(arg.unpack(trace)) for arg in args[:pools]] + list(args[pools:])
         args = [arg.iterate(trace) if pools <= n and n in asked else arg for n, arg in enumerate(args)]
-        kwargs = {name: arg.iterate(trace) if name in asked else arg for name, arg in kwargs.items()}
+        names = asked if type(asked) is tuple else ()  # a range would be walked for a text
+        kwargs = {name: arg.iterate(trace) if name in names else arg for name, arg in kwargs.items()}
         return trace.call_python(replacement, args, kwargs)
 
     builtin_rules.setdefault(original, rule)

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from .layout import (
     is_channels_last_contiguous,
     packed_stride,
+    preserved_stride,
     suggested_stride,
     suggests_channels_last,
 )
@@ -76,7 +77,7 @@ for _of_contiguous, _funcs in (
             aten.scatter.value,
         ),
     ),
-    (True, (aten.flip.default, aten.index_put.default, aten._unsafe_index_put.default)),
+    (True, (aten.index_put.default, aten._unsafe_index_put.default)),
 ):  # fmt: skip
     for _func in _funcs:
         shape_rules.add(_func, functools.partial(_row_major, _func, _of_contiguous))
@@ -188,7 +189,8 @@ def _normalised(func: OpOverload, x: TensorSpec, args: tuple, kwargs: dict[str, 
     ):
         return [_dense(shape, x) for shape in symbolic_rules[func](x, *args)]
     if not _is_by_channel(func, x, args):
-        return infer_by_meta_kernel(func, (x, *args), kwargs)
+        found = infer_by_meta_kernel(func, (x, *args), kwargs)
+        return _grouped(x, found) if func is aten.native_group_norm.default else found
     wide = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     behind = (one if type(one) is torch.dtype else args[one].dtype for one in _RUNNING[func])
     return [
@@ -280,8 +282,15 @@ def _group_norm_backward(
         found: Sequence[Any] = [_dense(x.shape, x), *[_dense((c,), x)] * 2]
         return tuple(spec if wanted else None for spec, wanted in zip(found, mask))
     op = aten.native_group_norm_backward.default
-    dx, *others = infer_by_meta_kernel(op, (grad, x, mean, rstd, weight, n, c, *args), {})
+    found = infer_by_meta_kernel(op, (grad, x, mean, rstd, weight, n, c, *args), {})
+    dx, *others = _grouped(x, found) if mask[0] else found
     return dx and replace(dx, dtype=x.dtype), *others
+
+
+def _grouped(x: TensorSpec, found: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+    """The first in the format that x suggests, as on a CPU: strides where sizes are 1 say which."""
+    first, *others = found
+    return [first.with_stride(suggested_stride(x, x.shape)) if x.device.type == "cpu" else first, *others]
 
 
 # Images -----------------------------------------------------------------------------------------------------
@@ -450,6 +459,13 @@ def _dropout(x: TensorSpec, p: float, train: bool | None) -> Any:
     if not train or not 0 < p < 1 or not x.is_contiguous or not x.dtype.is_floating_point:
         return PASS
     return _dense(x.shape, x), TensorSpec.dense(x.shape, torch.bool, x.device)
+
+
+@shape_rule(aten.flip.default)
+def _flip(x: TensorSpec, dims: Sequence[int]) -> Any:
+    rank = len(x.shape)
+    plain = all(-rank <= d < rank for d in dims) and len({d % rank for d in dims}) == len(dims)
+    return replace(x, stride=preserved_stride(x), offset=0) if plain and 0 not in x.shape else PASS
 
 
 # Losses of one number ---------------------------------------------------------------------------------------

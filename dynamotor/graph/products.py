@@ -1,6 +1,6 @@
-"""`matmul` and `grid_sampler` of tensors whose sizes are symbols. Before 2.13 PyTorch's own `matmul` asks for
-plain numbers, and so does all that calls it in C++: `linear` without a bias, attention by plain products. One
-way serves all versions.
+"""`matmul`, `grid_sampler` and packed sequences of tensors whose sizes are symbols. Before 2.13 PyTorch's own
+`matmul` asks for plain numbers, and so does all that calls it in C++: `linear` without a bias, attention by
+plain products. One way serves all versions.
 
 A dispatch key of its own finds these tensors wherever C++ calls it; other ops fall through the key.
 """
@@ -13,9 +13,19 @@ from typing import Any
 
 import torch
 
+from .shapes import DataDependent
+
 _NAME = "TESTING_ONLY_GenericWrapper"
 _view = torch.ops.aten._unsafe_view
 _libraries: list[torch.library.Library] = []  # they register as long as they live
+
+
+# Composites that read memory in C++: where sizes are symbols PyTorch does not find that there is none.
+_READ_DATA = (
+    *("gru.data", "lstm.data", "rnn_tanh.data", "rnn_relu.data"),
+    *("fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix", "fbgemm_linear_quantize_weight"),
+    "_saturate_weight_to_fp16",
+)
 
 
 @functools.cache
@@ -25,7 +35,13 @@ def extra_keys() -> torch._C.DispatchKeySet:
     _libraries[0].fallback(torch.library.fallthrough_kernel)
     _libraries[1].impl("matmul", matmul)
     _libraries[1].impl("grid_sampler", grid_sampler)
+    for name in _READ_DATA:
+        _libraries[1].impl(name, functools.partial(_needs_data, name))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_NAME))
+
+
+def _needs_data(name: str, *args: Any) -> Any:
+    raise DataDependent("DM210", f"aten.{name} reads tensor data that a trace does not have")
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -170,6 +170,9 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
         aten.mvlgamma.default,
         aten.huber_loss_backward.default,
         aten.normal.Tensor_Tensor,
+        aten.normal.Tensor_float,
+        aten.poisson.default,
+        aten.isin.Tensor_Tensor,
         aten.nonzero_static.default,
         aten.nll_loss2d_forward.default,
     ),
@@ -180,6 +183,15 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
 for _layout, _funcs in _LAYOUTS.items():
     for _func in _funcs:
         shape_rules.add(_func, functools.partial(_first_laid_out, _func, _layout))
+
+
+@shape_rule(aten.sort.default, aten.sort.stable)
+def _sort(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+    """Both results lie as the tensor does."""
+    found = infer_by_meta_kernel(
+        aten.sort.stable if "stable" in kwargs else aten.sort.default, (x, *args), kwargs
+    )
+    return tuple([spec.with_stride(preserved_stride(x)) for spec in found])
 
 
 def _ask_eager(func: OpOverload, /, *args: Any, **kwargs: Any) -> Any:

@@ -161,6 +161,13 @@ def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) 
     return result
 
 
+# Pointwise ops that write into `empty_like(x)`, which keeps strides where sizes are 1.
+_MADE_LIKE_THEIR_OPERAND = {
+    aten.hardtanh.default, aten.nan_to_num.default, aten.deg2rad.default, aten.rad2deg.default,
+    aten.xlogy.Scalar_Other,
+}  # fmt: skip
+
+
 def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> TensorSpec:
     """Shape and strides as TensorIterator finds them; the op itself, run on no elements, tells the dtype. In
     place: the first argument's, when the others fit into it.
@@ -179,7 +186,8 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
             and all(a == b for a, b in zip(shape, args[0].shape))
         )
         return args[0]
-    stride = iterated_stride(iterated_operands(func, args, out.dtype), shape)
+    over = iterated_operands(func, args, out.dtype)
+    stride = preserved_stride(over[0]) if func in _MADE_LIKE_THEIR_OPERAND else iterated_stride(over, shape)
     return TensorSpec(shape, stride, out.dtype, device_of_result(args, kwargs))
 
 

@@ -203,6 +203,8 @@ def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
     if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
         return x
+    if memory is torch.uint8 and x.op == "cast" and x.args[0].dtype is F64:  # aten goes by 64 bits here
+        x = cast(cast(x.args[0], I64), x.dtype)
     if x.op == "const" and memory is not BOOL:
         return const(torch.tensor(x.args[0], dtype=x.dtype).to(memory).item(), x.dtype)
     choice = _choice(x)

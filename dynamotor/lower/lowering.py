@@ -56,6 +56,17 @@ class Decline(RaisedWhen):
     """
 
 
+def converted_first(x: LoopValue, common: torch.dtype) -> bool:
+    """Whether aten converts these whole numbers to a type that does not hold them all before it computes:
+    narrow ones wrap, halves round (single ones are operands as they are).
+    """
+    if x.dtype in (common, torch.bool) or x.dtype.is_floating_point:
+        return False
+    if common.is_floating_point:
+        return bool(x.shape) and x.dtype.itemsize > 1 and COMPUTE_TYPE[common] is not common
+    return COMPUTE_TYPE[common] is not common
+
+
 def decline_if(bad: Any, why: str) -> None:
     """Leave it to aten where that is so."""
     Decline.when(bad, why)
@@ -85,6 +96,7 @@ class LoopBuilder(Realizer):
         compute = compute or COMPUTE_TYPE[dtype]
         common = common or dtype
         narrow = COMPUTE_TYPE[common] is not common and not common.is_floating_point
+        converted = [isinstance(x, LoopValue) and converted_first(x, common) for x in inputs]
         rounded = "rounded" in self.node.meta  # by the partition
         operands: list[LoopValue | Expr] = []
         for x in inputs:
@@ -96,13 +108,15 @@ class LoopBuilder(Realizer):
                 operands.append(round_to(const(x, compute), common) if narrow else const(x, compute))
         result = COMPUTE_TYPE[dtype]
 
-        def operand(x: LoopValue, index: tuple[Index, ...]) -> Expr:
+        def operand(x: LoopValue, index: tuple[Index, ...], first: bool) -> Expr:
             e = cast(x.at(index), compute)
-            wraps = narrow and x.dtype not in (common, torch.bool) and not x.dtype.is_floating_point
-            return round_to(e, common) if wraps else e
+            return round_to(e, common) if first else e
 
         def body(index: tuple[Index, ...]) -> Expr:
-            values = [operand(x, index) if isinstance(x, LoopValue) else x for x in operands]
+            values = [
+                operand(x, index, first) if isinstance(x, LoopValue) else x
+                for x, first in zip(operands, converted, strict=True)
+            ]
             return self.finish(cast(fn(*values), result), dtype, rounded)
 
         return LoopValue(shape, dtype, body)

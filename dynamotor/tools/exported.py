@@ -117,7 +117,12 @@ class Exported:
                     if entry.n_positional == len(args) and entry.program.check(flat) is not None:
                         raise
                     why = miss_reason(entry, flat, len(args), tuple(kwargs))
-            raise UsageError("DM115", "the exported program is not for this call", why=why)
+            raise UsageError(
+                "DM115",
+                "the exported program is not for this call",
+                why=why,
+                cure="export again with such arguments",
+            )
 
         return call
 

@@ -49,3 +49,42 @@ def test_finally_of_a_generator_left_behind_runs_as_in_eager() -> None:
     x = torch.randn(3)
     torch.testing.assert_close(dynamotor.compile(f, backend="eager")(x), f(x))
     assert log == ["closed", "closed"]
+
+
+def test_finally_around_an_except_clause_that_closing_passes_over() -> None:
+    log: list[str] = []
+
+    def one_statement() -> Any:
+        try:
+            yield 2
+        except ValueError:
+            log.append("error")
+        finally:
+            log.append("closed")
+
+    def two_statements() -> Any:
+        try:
+            try:
+                yield 2
+            except KeyError:
+                log.append("error")
+        finally:
+            log.append("closed")
+
+    def from_another() -> Any:
+        yield from one_statement()
+
+    for numbers in (one_statement, two_statements, from_another):
+
+        def f(x: torch.Tensor, numbers: Any = numbers) -> torch.Tensor:
+            it = numbers()
+            y = x * next(it)
+            del it
+            log.append("after")
+            return y
+
+        compiled = dynamotor.compile(f, backend="eager")
+        for function in (f, compiled, compiled):
+            log.clear()
+            function(torch.randn(3))
+            assert log == ["closed", "after"]

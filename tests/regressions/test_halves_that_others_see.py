@@ -96,3 +96,16 @@ def test_numbers_that_are_added_have_no_more_digits_than_the_sum(dtype: torch.dt
         lambda x, y: x + torch.arange(1025, 1058),
     ):
         assert torch.equal(dynamotor.compile(sum_of)(x, ones), sum_of(x, ones))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_whole_numbers_beside_halves_have_no_more_digits_than_those(dtype: torch.dtype) -> None:
+    """`maximum(4099, 4096.) - 4096.` is 4 in eager; 100000 is infinite as a float16, whatever divides it."""
+    whole, halves = torch.tensor([4099, 2049, 100000, 70001]), torch.tensor([4096, 2048, -2, 3], dtype=dtype)
+
+    def each(i: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        largest, smallest = torch.maximum(i, y) - y, torch.minimum(-i, y) + y
+        return [i * y, i / y, y / i, largest, smallest, torch.atan2(i, y), torch.hypot(y, i), i[0] * y]
+
+    for got, expected in zip(dynamotor.compile(each)(whole, halves), each(whole, halves), strict=True):
+        torch.testing.assert_close(got, expected, equal_nan=True)

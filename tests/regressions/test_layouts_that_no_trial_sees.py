@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import dynamotor
+import fuzz.shapes
 from fuzz.compare import differences, observe
 
 aten = torch.ops.aten
@@ -33,6 +35,28 @@ def test_pools_without_a_gradient_are_row_major(
     assert differences(observe(pooled, inputs(), (0,)), observe(compiled, inputs(), (0,))) == []
     with torch.no_grad():
         assert compiled(*inputs())[0].stride() == pooled(*inputs())[0].stride()
+
+
+IMAGE, UNSQUEEZED = (48, 1, 12, 3), (3, 1, 12, 3)  # the second one is no channels-last to PyTorch
+
+
+@pytest.mark.parametrize("stride", [IMAGE, UNSQUEEZED], ids=["image", "permuted and unsqueezed"])
+def test_strides_of_one_image_say_in_which_format_what_follows_lies(stride: tuple[int, ...]) -> None:
+    """A max_pool2d behind a group norm of one channels-last image was row-major."""
+
+    def each(x: torch.Tensor) -> list[torch.Tensor]:
+        found = [
+            *(F.group_norm(x, 3), x.flip(1), x.sort(1)[0], F.relu6(x), x.nan_to_num(), torch.deg2rad(x)),
+            *(torch.xlogy(x, 2.0), torch.poisson(x), torch.normal(x, 1.0), torch.isin(x, x[0, 0, 0]).float()),
+        ]
+        return [*found, *(F.max_pool2d(y, 2) for y in found)]
+
+    x = torch.rand(1, 3, 4, 4).as_strided((1, 3, 4, 4), stride)
+    with fuzz.shapes.Foretold() as seen:
+        expected = each(x)
+    assert not seen.wrong
+    got = dynamotor.compile(each)(x)
+    assert [y.stride() for y in got] == [y.stride() for y in expected]
 
 
 @pytest.mark.parametrize("training", [False, True])

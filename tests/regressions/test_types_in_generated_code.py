@@ -38,3 +38,15 @@ def test_operands_of_two_types_are_refused_where_they_are_made() -> None:
     for make in (lambda a, b: compare("ne", a, b), lambda a, b: select(const(True, torch.bool), a, b)):
         with pytest.raises(InternalError, match="DM913"):
             make(const(1, I32), const(2, I64))
+
+
+def test_large_doubles_become_bytes_by_64_bits() -> None:
+    """As eager's: -2147483649. is 255 as a byte, and was 0."""
+    x = torch.tensor([-2147483649.0, 4294967299.0, 300.0, -1.0, 1e12, 2.0**40 + 7])
+
+    def bytes_of(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.byte(), (x + 1).to(torch.uint8), torch.ones(6, dtype=torch.uint8).copy_(x)]
+
+    x = x.double() + torch.tensor([0.0, 3.0, 0.0, 0.0, 0.0, 7.0], dtype=torch.float64)
+    for got, expected in zip(dynamotor.compile(bytes_of)(x), bytes_of(x), strict=True):
+        assert torch.equal(got, expected)

@@ -49,12 +49,12 @@ def tee_branch(iterator: Iterator[Any], items: list[Any]) -> Iterator[Any]:
         yield items[at - 1]
 
 
-def repeat(obj: Any, times: int | None = None) -> Iterator[Any]:
+def repeat(object: Any, times: int | None = None) -> Iterator[Any]:
     if times is None:
         while True:
-            yield obj
+            yield object
     for _ in range(times):
-        yield obj
+        yield object
 
 
 def count(start: Any = 0, step: Any = 1) -> Iterator[Any]:

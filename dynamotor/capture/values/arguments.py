@@ -1,22 +1,25 @@
 """Calls that a C function refuses, which its rule need not know: the function raises in its own words.
 
->>> refuse_misfits(len, args=[], kwargs={})
+>>> fitted(len, args=[], kwargs={})
 Unsupported: len() is called with 0 arguments
 """
 
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import inspect
 import itertools
+import logging
 import math
 import operator
 import types
-from collections.abc import Sequence
 from typing import Any
 
-from ..breaks import unsupported
+import torch
+
+from ..breaks import unsupported_if
 
 _MANY = math.inf
 _WITHOUT_SIGNATURE: dict[Any, tuple[float, float]] = {
@@ -38,30 +41,34 @@ _FROM_C = (
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
 )
+_OF_PYTHON = frozenset((copy.copy, copy.deepcopy, torch._assert, logging.Logger.isEnabledFor))
 _MODULES = frozenset(("builtins", "_operator", "operator", "functools", "itertools", "collections", "math"))
 
 
-def refuse_misfits(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Break the graph where `fn` is written in C and takes no such number of arguments or no such names."""
-    signature = _signature(fn)
-    if signature is None:
-        return
-    if isinstance(signature, tuple):
-        fits = signature[0] <= len(args) and (len(args) <= signature[1])
-    else:
+def fitted(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments, those given by name in their places where they have one: rules look for them there.
+
+    Breaks the graph where `fn` is written in C and takes no such number of arguments or no such names.
+    """
+    signature = _signature(fn) if type(fn) is not types.FunctionType or fn in _OF_PYTHON else None
+    if isinstance(signature, inspect.Signature):
         try:
-            signature.bind(*args, **kwargs)
-            fits = True
+            bound = signature.bind(*args, **kwargs)
+            return list(bound.args), bound.kwargs
         except TypeError:
             fits = False
-    if not fits and not (kwargs and type(signature) is tuple):
-        raise unsupported("unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments")
+    else:
+        fits = signature is None or bool(kwargs) or signature[0] <= len(args) <= signature[1]
+    unsupported_if(not fits, "unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments")
+    return args, kwargs
 
 
 @functools.cache
 def _signature(fn: Any) -> inspect.Signature | tuple[float, float] | None:
     if fn in _WITHOUT_SIGNATURE:
         return _WITHOUT_SIGNATURE[fn]
+    if fn in _OF_PYTHON:
+        return inspect.signature(fn)
     of_c = isinstance(fn, _FROM_C) or isinstance(fn, type) and fn.__module__ in _MODULES
     if not of_c or getattr(fn, "__module__", None) not in (None, *_MODULES):
         return None

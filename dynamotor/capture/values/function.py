@@ -21,6 +21,7 @@ from ..source import (
     SlotOf,
     trusted_module,
 )
+from .arguments import fitted
 from .base import MISSING, Codegen, Epoch, Raised, Trace, Value, find_rule, wrap_rule, wrap_typed
 from .constant import Constant
 from .containers import DictValue, TupleValue
@@ -285,7 +286,7 @@ class FunctionValue(Value):
             rule = find_rule(self.fn, args)
             if rule is not None:
                 trace.tail = False  # a rule works on with what it calls
-                return rule(trace, args, kwargs)
+                return rule(trace, *fitted(self.fn, args, kwargs))
         return trace.inline(self, args, kwargs)
 
     def reconstruct(self, cg: Codegen) -> str:

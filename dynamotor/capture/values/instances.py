@@ -16,7 +16,7 @@ import torch
 
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
-from .arguments import refuse_misfits
+from .arguments import fitted
 from .base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder, find_rule, refusing
 from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
@@ -212,8 +212,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     _check_receiver(trace, fn, args)
     rule = find_rule(fn, args)
     if rule is not None:
-        refuse_misfits(fn, args, kwargs)
-        return rule(trace, args, kwargs)
+        return rule(trace, *fitted(fn, args, kwargs))
     constant = all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values())
     if constant and is_pure(fn):
         given = [a.as_constant() for a in args], {k: v.as_constant() for k, v in kwargs.items()}

@@ -18,7 +18,7 @@ from ..breaks import unsupported, unsupported_if
 from ..guards import Absent, ConstEquals, IdIs
 from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, DictItem, InstanceDict, trusted_module
-from .arguments import refuse_misfits
+from .arguments import fitted
 from .base import MISSING, Codegen, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
 from .containers import DictValue
@@ -113,8 +113,7 @@ class ClassValue(Constant):
         trace.tail = False
         rule = find_rule(self.value, args)
         if rule is not None:
-            refuse_misfits(self.value, args, kwargs)
-            return rule(trace, args, kwargs)
+            return rule(trace, *fitted(self.value, args, kwargs))
         return trace.instantiate(self.value, args, kwargs)
 
     def describe(self) -> str:
