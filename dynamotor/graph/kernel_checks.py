@@ -288,9 +288,11 @@ def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     if dtype is None and type(number) in (int, float):
         whole = type(number) is int and func is aten.full.default
         dtype = torch.int64 if whole else torch.get_default_dtype()
+    if number is None:  # a symbol
+        return
     if func is aten.scalar_tensor.default:  # which takes what other fills refuse
         _ask(func, (number,), {"dtype": dtype}, lambda t: t, lambda t: t)
-    elif number is not None and dtype is not None:
+    elif dtype is not None:
         _ask(
             aten.fill_.Scalar,
             (torch.empty(2, dtype=dtype, device="cpu"), number),

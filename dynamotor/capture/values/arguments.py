@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..breaks import unsupported_if
+from ..breaks import unsupported
 
 _MANY = math.inf
 _WITHOUT_SIGNATURE: dict[Any, tuple[float, float]] = {
@@ -59,7 +59,8 @@ def fitted(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any],
             fits = False
     else:
         fits = signature is None or bool(kwargs) or signature[0] <= len(args) <= signature[1]
-    unsupported_if(not fits, "unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments")
+    if not fits:  # what is callable need not have a name
+        raise unsupported("unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments")
     return args, kwargs
 
 
