@@ -93,6 +93,7 @@ def test_a_program_of_another_gpu_is_compiled_again(monkeypatch: pytest.MonkeyPa
     assert counters["cache"]["program.incomplete"]
 
 
+@pytest.mark.slow
 def test_two_processes_compute_the_same() -> None:
     program = Path(programs_kept.__file__).read_text()
     env = {"DYNAMOTOR_CACHE_DIR": config.cache_dir, "DYNAMOTOR_VERIFY": "0"}

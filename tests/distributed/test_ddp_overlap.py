@@ -8,6 +8,7 @@ import pytest
 from ranks import Pair
 
 
+@pytest.mark.slow
 def test_buckets_start_inside_the_compiled_backward(pair: Pair) -> None:
     for result in pair.run(ddp_overlap.fractions, "ingraph", seconds=60):
         assert result["modes"] == {"ingraph": 1} and result["buckets"] >= 4, result

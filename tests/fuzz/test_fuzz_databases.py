@@ -36,6 +36,7 @@ def test_some_operators_are_right():
     assert wrong([operators.by_name(name) for name in OPS]) == {}
 
 
+@pytest.mark.slow
 def test_some_compositions_are_right():
     found = [t for n in range(2, 6) if (t := operators.composition(n)) is not None]
     assert len(found) > 2 and wrong(found) == {}

@@ -68,6 +68,7 @@ def _ends(values: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["native", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.slow
 def test_pieces_meet_as_in_eager(backend, dtype):
     def all_of(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return [function(x) for (function, _), x in zip(PIECES.values(), tensors, strict=True)]

@@ -24,6 +24,7 @@ def test_checks_of_graphs(label):
 
 @pytest.mark.sweep(16)
 @pytest.mark.parametrize("name, work", gpu_size_checks.rows("cpu"))
+@pytest.mark.slow
 def test_checks_of_sizes(name, work):
     assert work()["ok"], name
 

@@ -45,6 +45,7 @@ def test_the_stored_table_is_as_the_tool_writes_it(tmp_path):
     assert gpu_gemm.write_table({}, path) == 0 and path.read_text() == gemm_table.PATH.read_text()
 
 
+@pytest.mark.slow
 def test_a_run_measures_each_model_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         sys,

@@ -31,6 +31,7 @@ def state(model, optimizer):
 """
 
 
+@pytest.mark.slow
 def test_saved_on_four_devices_loads_on_two(tmp_path):
     saved = run_forked(
         MODEL

@@ -72,6 +72,7 @@ print("done")
     assert all("done" in text for text in outputs), outputs
 
 
+@pytest.mark.slow
 def test_zero_redundancy_trains_as_one_process():
     outputs = run_replicas(
         TRAIN

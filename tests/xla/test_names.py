@@ -329,6 +329,7 @@ def test_parts_in_files_become_one_state(tmp_path):
     ].tolist() == [1.0]
 
 
+@pytest.mark.slow
 def test_placements_of_pytorch_lay_tensors_out():
     done = run_forked(
         """

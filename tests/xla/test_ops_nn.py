@@ -315,6 +315,7 @@ def test_interpolation_in_one_and_three_dimensions():
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("align", [True, False])
+@pytest.mark.slow
 def test_grid_sample(request, mode, padding, align):
     def collect(mode, padding, align):
         grid = (torch.rand(2, 4, 5, 2, dtype=DOUBLE) * 3 - 1.5).requires_grad_()

@@ -35,6 +35,7 @@ def entries(folder):
     return sorted(p.name for p in pathlib.Path(folder).iterdir() if p.name.endswith("-cache"))
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(tmp_path):
     folder = tmp_path / "cache"
     hits, misses, value = run(folder)

@@ -95,6 +95,7 @@ def test_packed_sequences(kind):
     torch.testing.assert_close(packed(net.to("xla"), x.to("xla")), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_program_does_not_grow_with_the_length():
     net = torch.nn.LSTM(3, 4, num_layers=2).to("xla")
     sizes = []

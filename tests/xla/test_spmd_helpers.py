@@ -42,6 +42,7 @@ def test_helpers_on_four_devices():
     assert "done" in done.stdout and "CPU" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_sync_batch_norm_is_batch_norm_of_the_whole_batch():
     outputs = run_replicas("""
     import copy, torch

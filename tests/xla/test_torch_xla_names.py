@@ -59,6 +59,7 @@ def test_precision_arrays_and_checkpoints_have_their_names():
     assert x.grad.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_fsdp_over_four_devices_trains_as_one_device():
     """Losses and parameters are those of one device; parameters and optimizer state lie in parts."""
     done = run_forked(
