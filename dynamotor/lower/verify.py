@@ -31,8 +31,7 @@ from .ir import (
     walk,
 )
 from .program import BufRef, LoopStep, Program, refs
-
-Facts = tuple[tuple[Index, Bounds], ...]  # what sums of terms (without a constant) lie between, both included
+from .trial import Facts, ends
 
 
 def wrong(what: str, why: object) -> NoReturn:
@@ -70,6 +69,8 @@ def _atom_bounds(atom: Atom, facts: Facts) -> Bounds:
             wrong(f"nothing checks the position {atom.expr}", f"there are {atom.size}")
         return 0, atom.size - 1
     low, high = bounds(atom.base, facts)
+    if low < 0:
+        low, high = ends(atom.base, facts) or (low, high)
     if low < 0:  # `Index` lifts it: kernels round towards zero
         wrong(f"what {atom} divides may be {low}", facts)
     if isinstance(atom, Div):
@@ -148,49 +149,9 @@ def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
         wrong(f"{e} reads {memory}", f"{name} is {specs.get(name)}")
     low, high = bounds(index, facts)
     if low < 0 or high >= specs[name].extent:
-        low, high = _tried(index, facts) or (low, high)
+        low, high = ends(index, facts) or (low, high)
     if low < 0 or high >= specs[name].extent:
         wrong(f"{e} reads positions {low} to {high}", f"{name} has {specs[name].extent}; known: {facts}")
-
-
-def _tried(index: Index, facts: Facts) -> Bounds | None:
-    """The ends by trying all values of the variables: bounds of sums take each term's worst. None where there
-    are too many, or an element of a tensor is among the terms.
-    """
-    forms = [index, *(form for form, _ in facts)]
-    loops = sorted(frozenset().union(*(form.vars() for form in forms)), key=str)
-    sizes = [v.size for v in loops]
-    if any(type(n) is not int for n in sizes) or numel(sizes) > 1 << 20 or any(_has_loaded(f) for f in forms):
-        return None
-    grid = torch.meshgrid([torch.arange(int(n)) for n in sizes], indexing="ij") if loops else ()
-    places = dict(zip(loops, grid, strict=True))
-    met = torch.ones(tuple(map(int, sizes)), dtype=torch.bool)
-    for form, (low, high) in facts:
-        value = _value(form, places)
-        met &= torch.as_tensor((value >= low) & (value <= high))
-    found = (_value(index, places) + torch.zeros_like(met, dtype=torch.int64))[met]
-    return (int(found.min()), int(found.max())) if found.numel() else (0, -1)
-
-
-def _has_loaded(form: Index) -> bool:
-    return any(
-        isinstance(atom, Loaded) or not isinstance(atom, Var) and _has_loaded(atom.base)
-        for atom in form.terms
-    )
-
-
-def _value(form: Index, places: Mapping[Var, torch.Tensor]) -> Any:
-    """A form at all places."""
-    total: Any = form.const
-    for atom, c in form.terms.items():
-        if isinstance(atom, Var):
-            value = places[atom]
-        else:
-            base = torch.as_tensor(_value(atom.base, places))  # type: ignore[union-attr]
-            divide = torch.floor_divide if isinstance(atom, Div) else torch.remainder
-            value = divide(base, atom.n)  # type: ignore[union-attr, arg-type]
-        total = total + value * c
-    return total
 
 
 def _same_places(steps: list[tuple[Dim, Dim]], wanted: list[tuple[Dim, Dim]]) -> bool:
