@@ -195,11 +195,11 @@ def check_dropout(device: str) -> dict[str, Any]:
     return {"kept": kept, "ok": ok and not torch.equal(fn(x), first)}
 
 
-def check_model(name: str, train: bool, amp: bool, device: str) -> dict[str, Any]:
-    """A reduced model against eager in float64 (float32 where it cannot run in float64), beside eager's own
-    error.
+def check_model(name: str, train: bool, amp: bool, device: str, batch: int | None = None) -> dict[str, Any]:
+    """A model, reduced unless a batch is given, against eager in float64 (float32 where it cannot run in
+    float64), beside eager's own error.
     """
-    case = models.load(name, small=True, dropout=False)
+    case = models.load(name, small=batch is None, batch=batch, dropout=False)
     start = case.model.to(device).train(train)
     given = torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(device), case.make_inputs(train=train)
@@ -244,8 +244,10 @@ def check_model(name: str, train: bool, amp: bool, device: str) -> dict[str, Any
     }
 
 
-def check_models(device: str, names: Sequence[str], deadline: float) -> dict[str, Any]:
-    """Reduced models, inference and training, in float32 and under bfloat16 autocast."""
+def check_models(
+    device: str, names: Sequence[str], deadline: float, batch: int | None = None
+) -> dict[str, Any]:
+    """Models, inference and training, in float32 and under bfloat16 autocast."""
     found = {}
     for train, amp in ((True, True), (False, False), (True, False)):
         for name in names:
@@ -253,7 +255,7 @@ def check_models(device: str, names: Sequence[str], deadline: float) -> dict[str
             if time.monotonic() > deadline:
                 print(f"  {label}: not run for want of time")
                 continue
-            found[label] = row(label, lambda: check_model(name, train, amp, device))  # noqa: B023
+            found[label] = row(label, lambda: check_model(name, train, amp, device, batch))  # noqa: B023
             reset()
     return found
 
@@ -271,6 +273,9 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     parser.add_argument("--models", default=",".join(SMALL_MODELS), help="'all': every one of models.txt")
     parser.add_argument(
+        "--batch", type=int, help="models as large as they are, with so many samples, instead of reduced ones"
+    )
+    parser.add_argument(
         "--part", default="1/1", help="of these: '2/8' takes the second of eight, for processes side by side"
     )
     parser.add_argument(
@@ -287,7 +292,7 @@ def main() -> int:
     sections: dict[str, Callable[[], dict[str, Any]]] = {
         "kernels": lambda: check_kernels(device),
         "dropout": lambda: {"dropout": row("dropout", lambda: check_dropout(device))},
-        "models": lambda: check_models(device, names, deadline),
+        "models": lambda: check_models(device, names, deadline, args.batch),
         "graphs": lambda: check_graphs(device),
         "templates": lambda: {name: row(name, work) for name, work in gpu_template_checks.rows(device)},
         "sizes": lambda: {name: row(name, work) for name, work in gpu_size_checks.rows(device)},

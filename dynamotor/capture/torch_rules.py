@@ -70,7 +70,8 @@ _QUERY_NAMES = {
     # It is asked again at each call.
     "asked": """
         is_autocast_enabled get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype _C._is_any_autocast_enabled autograd._profiler_enabled
-        _C._accelerator_getAccelerator cuda.is_initialized cuda.is_current_stream_capturing distributed.is_initialized
+        _C._accelerator_getAccelerator cuda.is_initialized cuda.is_current_stream_capturing
+        cuda.get_device_capability cuda.get_device_name distributed.is_initialized
         get_num_threads get_num_interop_threads get_float32_matmul_precision is_deterministic_algorithms_warn_only_enabled
         get_deterministic_debug_mode is_warn_always_enabled is_anomaly_enabled is_anomaly_check_nan_enabled
         backends.mha.get_fastpath_enabled _C._get_cudnn_enabled _C._get_mkldnn_enabled _C._get_flash_sdp_enabled

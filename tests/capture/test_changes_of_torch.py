@@ -427,3 +427,32 @@ def test_products_on_a_gpu_follow_tf32():
         assert not guard.check(())
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("device", [None, 0, "cuda:0", torch.device("cuda", 0)], ids=str)
+def test_what_a_gpu_can_is_asked_at_each_call(monkeypatch, device):
+    """A model of experts asks it, in C: the graph broke there."""
+    gpu = types.SimpleNamespace(major=9, minor=0, name="H")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
+
+    def f(x):
+        return x + torch.cuda.get_device_capability(device)[0] * len(torch.cuda.get_device_name(device))
+
+    compiled = dynamotor.compile(f, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(X), f(X))
+    gpu.major = 10
+    assert torch.equal(compiled(X), X + 10)
+    gpu.name = "GB"
+    assert torch.equal(compiled(X), X + 20)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what is not there")
+def test_what_a_gpu_can_is_an_error_without_one():
+    def f(x):
+        try:
+            return x + torch.cuda.get_device_capability()[0]
+        except (RuntimeError, AssertionError) as error:
+            return x, str(error)
+
+    got, wanted = dynamotor.compile(f, backend="eager")(X), f(X)
+    assert torch.equal(got[0], wanted[0]) and got[1] == wanted[1]

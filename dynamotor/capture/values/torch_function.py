@@ -255,7 +255,7 @@ def _query(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict
     named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
     if QUERIES[fn] != "asked" or _is_ambient(fn, real):
         return constant_result(trace, trace.real(fn, *real, **named))
-    if real and fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or named:
+    if real and fn not in _ABOUT_A_DEVICE or named:
         raise unsupported("unsupported-call", f"{_name(fn)} is called with arguments")
     text = f"the answer to {real}" if real else "the answer"
     source = Const(fn, _name(fn))
@@ -274,6 +274,13 @@ def _is_ambient(fn: Callable[..., Any], args: list[Any]) -> bool:
         return False
     return fn is torch.is_autocast_enabled or torch.is_autocast_enabled(device)
 
+
+_ABOUT_A_DEVICE = (
+    torch.is_autocast_enabled,
+    torch.get_autocast_dtype,
+    torch.cuda.get_device_capability,
+    torch.cuda.get_device_name,
+)
 
 # Queries about any objects: all that matters is whether their class takes over torch calls.
 _OF_ANYTHING = frozenset(
