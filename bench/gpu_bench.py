@@ -107,7 +107,6 @@ class Session:
             "seconds": a.seconds,
             "peer": a.peer,
             "target": a.target,
-            "strict": a.strict,
             "optimizer": a.optimizer,
             "profile": not a.no_profile,
             "cold": not a.no_cold,
@@ -269,7 +268,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--markdown", action="store_true", help="end with the README's table instead of the report"
     )
-    parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     return parser
 
 

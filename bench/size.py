@@ -59,7 +59,7 @@ MECHANISMS: dict[str, str] = {
     "passes before loops (folding, layout, padding)": "lower/*",
     "C++ kernels": "codegen/cpp*",
     "Triton: products and convolutions": "codegen/triton_gemm* codegen/triton_conv* codegen/triton_product* codegen/triton_tma* "
-    "codegen/gemm_table* codegen/autotune* codegen/pad_rows*",
+    "codegen/gemm_table* codegen/autotune*",
     "Triton: loops": "codegen/triton*",
     "call programs, stored programs": "codegen/*",
     "GPU at run time (CUDA graphs, builds, launches)": "runtime/cuda* runtime/device* runtime/triton*",

@@ -31,7 +31,7 @@ from ..graph.spec import GraphInfo, TensorSpec, copy_as
 from ..lower.lowering import Decline, decline_if
 from ..lower.program import ExternStep, LoopStep, Program, refs
 from ..runtime import device_memory, memory, triton_build, triton_launch
-from . import autotune, pad_rows, triton, triton_gemm_choice
+from . import autotune, triton, triton_gemm_choice
 from .cpp import structure
 from .program import CallInstance, CallProgram, Writer, nbytes_of
 from .triton_batch import batched
@@ -134,10 +134,6 @@ def _new(
     device: torch.device, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-
-
-def _is_gpu(device: torch.device) -> bool:
-    return device.type == "cuda"
 
 
 def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
@@ -271,7 +267,7 @@ class GpuProgram(CallProgram):
         if program.env is not None:
             program = replace(program, steps=[_in_any_variant(step) for step in program.steps])
         elif not expanded:
-            launches = triton.expand(pad_rows.pad_rows(program) if _is_gpu(device) else program)
+            launches = triton.expand(program)
             program = self._with_templates(launches, info)
             if program is not launches:
                 given, on_build_error = on_build_error, self._leave_templates
