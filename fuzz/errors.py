@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 import dynamotor
+
+from .databases import operator_infos
 
 DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float64, torch.float16, torch.complex64)
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -126,7 +127,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
-    for op in op_db[part::parts]:
+    for op in operator_infos()[part::parts]:
         if not chosen.names or op.name in chosen.names:
             for found in check(op, counts):
                 print(found, flush=True)

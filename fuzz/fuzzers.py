@@ -16,6 +16,7 @@ import dynamotor
 
 from . import fusion, modules, objects, operators, programs, report, shapes, sizes, threads
 from .compare import AROUND
+from .databases import module_infos, operator_infos
 from .program import Program
 from .python_program import write
 from .reduce import kind, reduce
@@ -117,10 +118,10 @@ def run_operators(job: Job) -> Answer:
 
 def operators_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     """The whole database in a random order, then compositions."""
-    cells = [(n, dtype) for n in range(0, len(operators.op_db), 3) for dtype in operators.DTYPES]
+    cells = [(n, dtype) for n in range(0, len(operator_infos()), 3) for dtype in operators.DTYPES]
     random.Random(seed).shuffle(cells)
     for (start, dtype), target in zip(cells[:count], itertools.cycle(names)):
-        size = min(3, len(operators.op_db) - start)
+        size = min(3, len(operator_infos()) - start)
         yield {
             "fuzzer": "operators",
             "seed": seed,
@@ -149,7 +150,7 @@ def run_modules(job: Job) -> Answer:
 
 def modules_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     """The whole database in a random order."""
-    cells = list(itertools.product(range(len(modules.module_db)), modules.DTYPES, (True, False)))
+    cells = list(itertools.product(range(len(module_infos())), modules.DTYPES, (True, False)))
     random.Random(seed).shuffle(cells)
     targets = itertools.cycle([name for name in names if name != "cuda"])  # modules are made on the CPU
     for (start, dtype, training), target in zip(cells[:count], targets):
@@ -216,8 +217,8 @@ def run_shapes(job: Job) -> Answer:
 
 def shapes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     """The operator database, then tensor programs without end."""
-    for start, dtype in itertools.product(range(0, len(operators.op_db), 6), operators.DTYPES):
-        size = min(6, len(operators.op_db) - start)
+    for start, dtype in itertools.product(range(0, len(operator_infos()), 6), operators.DTYPES):
+        size = min(6, len(operator_infos()) - start)
         yield {"fuzzer": "shapes", "seed": seed, "start": start, "count": size, "dtype": dtype}
     for start in range(0, count, 100):
         yield {"fuzzer": "shapes", "seed": seed, "start": start, "count": 100, "dtype": ""}

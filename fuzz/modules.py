@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import dynamotor
 
 from .compare import Outcome, observe
+from .databases import module_infos
 from .operators import ERRORS, relaid
 from .trial import Trial, examine, targets
 
@@ -24,7 +24,7 @@ DTYPES = ("float32", "float64", "bfloat16")
 
 def trials(number: int, dtype: str, training: bool) -> Iterator[Trial]:
     """Trials of one module in one dtype: every sample as it is and with transposed inputs."""
-    info, wide = module_db[number], getattr(torch, dtype)
+    info, wide = module_infos()[number], getattr(torch, dtype)
     if wide not in info.dtypes or info.name.startswith("nn.Lazy"):  # their parameters do not exist yet
         return
     torch.default_generator.manual_seed(0)
@@ -83,7 +83,7 @@ def _again(leaf: Any, layout: str) -> Any:
 def by_name(name: str) -> Trial:
     """The trial of this name, as reports give it."""
     dtype = next(word for word in name.split() if word in DTYPES)
-    number = next(n for n, info in enumerate(module_db) if name.startswith(f"{info.name} {dtype} "))
+    number = next(n for n, info in enumerate(module_infos()) if name.startswith(f"{info.name} {dtype} "))
     return next(t for t in trials(number, dtype, " training " in name) if t.name == name)
 
 

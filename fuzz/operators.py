@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from .compare import Outcome, observe
+from .databases import operator_infos
 from .program import define
 from .trial import Trial, compiled as tried, examine, targets
 
@@ -160,7 +160,7 @@ def _relaid_all(value: Any, layout: str) -> Any:
 
 def trials(number: int, dtype: str, most: int = 6) -> Iterator[Trial]:
     """Trials of one op in one dtype: every sample as it is, and each in another layout or two."""
-    op = op_db[number]
+    op = operator_infos()[number]
     if getattr(torch, dtype) not in op.dtypes or UNSHARED.search(op.name):
         return
     gradients = op.supports_autograd and getattr(torch, dtype) in op.supported_backward_dtypes("cpu")
@@ -192,7 +192,7 @@ class _Chain:
 
     def try_one(self) -> None:
         """Add a random op, if its sample's other arguments go with what it is given."""
-        op = self.rng.choice(op_db)
+        op = self.rng.choice(operator_infos())
         if getattr(torch, self.dtype) not in op.dtypes or UNCERTAIN.search(op.name):
             return
         known = [
@@ -245,7 +245,9 @@ def by_name(name: str) -> Trial:
         return found
     dtype = next(word for word in name.split() if word in DTYPES)
     label = name.split(f" {dtype} ")[0]
-    number = next(n for n, op in enumerate(op_db) if f"{op.name} {op.variant_test_name}".strip() == label)
+    number = next(
+        n for n, op in enumerate(operator_infos()) if f"{op.name} {op.variant_test_name}".strip() == label
+    )
     return next(t for t in trials(number, dtype) if t.name == name)
 
 

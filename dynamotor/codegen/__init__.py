@@ -27,9 +27,9 @@
   (`triton_gemm.py`) could compute together with the map behind it (operands by pointers, or through
   descriptors of the tensor memory accelerator, `triton_tma.py`: their memory is a buffer of the program, and
   a launch with pointers that are no multiples of 16 takes another function, of small tiles and without them;
-  `triton_conv.py` reads channels-last images as the rows of a product), `triton_gemm_choice.py` takes those that `gemm_table.py` names
-  (what was measured on such a GPU, also for the same layer with about as many samples) or, under
-  `config.max_autotune`, that `autotune.py` times faster.
+  `triton_conv.py` reads channels-last images as the rows of a product), `triton_gemm_choice.py` takes those
+  that `gemm_table.py` names (what was measured on such a GPU, also for the same layer with about as many
+  samples) or, under `config.max_autotune`, that `autotune.py` times faster.
 * Every result of an aten call passes through `_C.Expect` (sizes, strides, dtype, device); what differs is
   laid out anew or DM404.
 * `config.check` (`DYNAMOTOR_CHECK=1`, `codegen/checked.py`): `StepChecks` poisons planned memory before a

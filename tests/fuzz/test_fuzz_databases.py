@@ -14,6 +14,7 @@ import dynamotor
 from dynamotor.codegen import cpp_ops
 from dynamotor.graph.shapes import infer_spec
 from fuzz import fuzzers, modules, operators, shapes
+from fuzz.databases import module_infos, operator_infos
 from fuzz.trial import examine, targets
 
 OPS = [
@@ -45,7 +46,7 @@ def test_some_compositions_are_right():
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["BatchNorm1d", "CrossEntropyLoss", "LayerNorm"])
 def test_some_modules_are_right(name):
-    number = next(n for n, info in enumerate(modules.module_db) if info.name == f"nn.{name}")
+    number = next(n for n, info in enumerate(module_infos()) if info.name == f"nn.{name}")
     trials = [t for training in (True, False) for t in modules.trials(number, "float32", training)][:8]
     assert trials and wrong(trials) == {}
 
@@ -62,7 +63,7 @@ def test_a_layout_keeps_shape_and_dtype(layout):
 def test_a_wrong_operator_is_found_and_named(monkeypatch):
     forget_kernels(monkeypatch)
     monkeypatch.setitem(cpp_ops.TEXT, "exp", cpp_ops.TEXT["sin"])
-    number = next(n for n, op in enumerate(operators.op_db) if op.name == "exp")
+    number = next(n for n, op in enumerate(operator_infos()) if op.name == "exp")
     job = {
         "fuzzer": "operators",
         "seed": 1,
