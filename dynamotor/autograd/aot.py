@@ -50,7 +50,7 @@ from .partition import dependents, partition
 from .reach import gradient_groups
 from .recipe import Recipe
 from .runtime import inference_callable, training_callable
-from .simplify import PASSES, has_effect
+from .simplify import PASSES, has_effect, keep_copies_of_inputs
 from .stages import Part, StagedCall
 
 Node = torch.fx.Node
@@ -166,6 +166,8 @@ def _aot_compile(
         _note_fallback(name, error, at, "graph" if regions is None else "op")
         return gm.forward if regions is None else _in_parts(gm, regions, compile_graph, cuts - 1, keeper)
     with timed("simplify joint graph"):
+        if joint.gradient_of:
+            keep_copies_of_inputs(joint.gm)
         run_passes(joint.gm, PASSES, stage="joint")
     emit("joint", name=name, graph=joint.gm)
     log("graphs", lambda: f"joint {name}\n{program_text(joint.gm)}")

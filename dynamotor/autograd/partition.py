@@ -21,6 +21,7 @@ from ..graph.spec import HALVES, TensorSpec, aten
 from .extract import is_view, memory_root
 from .joint import Joint
 from .maxflow import FlowNetwork
+from .simplify import COPY_OF_INPUT
 
 Node = torch.fx.Node
 _NEVER = float(1 << 62)  # a capacity that no cut can afford
@@ -66,7 +67,7 @@ class Partition:
 
 def is_recomputable(node: Node) -> bool:
     """Whether the backward may run the op again instead of reading its saved result."""
-    if node.op != "call_function":
+    if node.op != "call_function" or COPY_OF_INPUT in node.meta:
         return False
     if is_size(node) or is_view(node) or node.target in _RECOMPUTABLE:
         return True

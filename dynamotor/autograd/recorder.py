@@ -340,6 +340,8 @@ class GraphRecorder:
         ):  # PyTorch's slow kernel writes one tensor after the other
             with recording(self):
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if facts(func).writes == ("out",) and self._written_whole(func, args, kwargs):
+            return kwargs["out"]
         try:
             form = functional_form(func)
         except UnsupportedOp:
@@ -350,6 +352,19 @@ class GraphRecorder:
         result = self.record(form, _with_defaults(form, args), kwargs)
         self.assign(args[0], result)
         return args[0]
+
+    def _written_whole(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Write the result of `func` into its `out`, where that has the result's own size and type."""
+        out, form = kwargs["out"], inplace.without_out(func)
+        if form is None or not isinstance(out, ShapeTensor):
+            return False
+        rest = {name: value for name, value in kwargs.items() if name != "out"}
+        self.refuse_overlap(form, (out, *leaves_in([args, rest])))
+        result = self.record(form, args, rest)
+        if not isinstance(result, ShapeTensor) or (result.shape, result.dtype) != (out.shape, out.dtype):
+            return False
+        self.assign(out, result)
+        return True
 
     def refuse_overlap(self, func: OpOverload, args: tuple) -> None:
         """Leave writes that eager refuses to eager; sizes that are not known yet overlap in unknown ways."""

@@ -6,6 +6,7 @@ be shared with the outside is copied again when the graphs are cut out (`extract
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -18,12 +19,15 @@ from ..graph.shapes import infer_spec
 from ..graph.size_nodes import is_size
 from ..graph.sizes import equal
 from ..graph.spec import TensorSpec, aten
+from .extract import memory_root
 
 Node = torch.fx.Node
 
 # Ops whose offset counts from the start of the storage: their argument may not be exchanged for one stored
 # elsewhere.
 _ADDRESS_STORAGE = (aten.as_strided.default, aten.as_strided_scatter.default)
+
+COPY_OF_INPUT = "copy of an input"  # in the meta of a node
 
 # One row an op: node -> the node that it equals, or None.
 no_op_rules: Registry[Any, Any] = Registry("no-op")
@@ -68,6 +72,17 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
                 take_place(same, node)
 
 
+def keep_copies_of_inputs(gm: torch.fx.GraphModule) -> None:
+    """Mark what the program copied of its inputs: the caller may write into them before the backward, which
+    reads the copy as eager's does.
+    """
+    find = functools.partial(gm.graph.find_nodes, op="call_function")
+    for node in (*find(target=aten.clone.default), *find(target=aten._to_copy.default)):
+        source = operand(node, 0)
+        if memory_root(source).op == "placeholder" and same_layout(source.meta["val"], node.meta["val"]):
+            node.meta[COPY_OF_INPUT] = True
+
+
 def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether both have the same shape, strides, type and device whatever the symbols are."""
     return (
@@ -93,6 +108,8 @@ def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
 )
 def _unchanged(node: Node) -> Node | None:
     """A copy or view whose result has its source's shape, strides, type and device."""
+    if COPY_OF_INPUT in node.meta:
+        return None
     if node.target is aten.copy.default:
         source = operand(node, 1)
     else:

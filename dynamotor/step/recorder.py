@@ -13,7 +13,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from ..autograd.inplace import types_of, without_out
 from ..autograd.recorder import GraphRecorder
 from ..base.registry import Registry, register_all
 from ..graph.op_facts import facts
@@ -80,8 +79,6 @@ class StepRecorder(GraphRecorder):
             return self._read(args[0])
         if "_foreach_" in func.name():
             return self._each(func, args, kwargs)
-        if facts(func).writes == ("out",):
-            return self._out(func, args, kwargs)
         if not facts(func).writes and any(type(a) is torch.SymFloat for a in (*args, *kwargs.values())):
             rule = number_rules.get(func)
             if rule is not None:
@@ -113,25 +110,6 @@ class StepRecorder(GraphRecorder):
                 if writes:
                     own[0].copy_(results.pop())
         return None if writes else results
-
-    def _out(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What an op writes into its `out`, assigned to it."""
-        out = kwargs["out"]
-        rest = {k: v for k, v in kwargs.items() if k != "out"}
-        form = without_out(func)
-        if form is None or [*types_of(form), "Tensor"] != types_of(func):  # else it must be told the type
-            raise UnsupportedOp(
-                "DM236", f"{func} writes its arguments and has no functional form that is known"
-            )
-        result = self.record(form, args, rest)
-        UnsupportedOp.when(
-            tuple(result.shape) != tuple(out.shape),
-            "DM241",
-            f"{func} resizes its result",
-            cure="give an `out` of the right shape",
-        )
-        self.assign(out, result)
-        return out
 
 
 def _plain(value: Any) -> Any:
