@@ -211,3 +211,27 @@ def test_arguments_are_bound_and_refused_as_cpython_does(function):
             given = tuple(range(n)), dict.fromkeys(names, 7)
             with dynamotor.config.patch(cache_size_limit=100):
                 assert compiled(x, function, *given)[1] == program(x, function, *given)[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": (7, 4)},
+        {"size": True},
+        {"size": 7.5},
+        {"size": 4, "align_corners": True, "mode": "nearest"},
+        {"size": 4, "recompute_scale_factor": True},
+        {"scale_factor": (2.0, 2.0)},
+    ],
+)
+def test_what_interpolate_refuses_it_refuses_at_every_size(options):
+    """With sizes that are symbols the call is that of the op, which looks at less."""
+    options = {"mode": "linear", **options}
+    function = dynamotor.compile(lambda x: torch.nn.functional.interpolate(x, **options), backend="eager")
+    for length in (6, 8, 9):
+        x = torch.randn(1, 2, length)
+        with pytest.raises((ValueError, TypeError)) as wanted:
+            torch.nn.functional.interpolate(x, **options)
+        with pytest.raises(type(wanted.value)) as found:
+            function(x)
+        assert str(found.value) == str(wanted.value)

@@ -362,6 +362,23 @@ builtin_rule(torch.nn.functional.max_pool1d)(
 )
 
 
+def _is_accepted(rank: int, size: Value, scale: Value, mode: str, aligned: Value, recompute: Value) -> bool:
+    """Whether `interpolate` takes such arguments; what it refuses it refuses in its own words."""
+    if is_none(size) is is_none(scale) or not (is_none(aligned) or not mode.startswith("nearest")):
+        return False
+    given = scale if is_none(size) else size
+    parts = getattr(given, "items", [given] * rank)
+    if isinstance(given, Constant) and isinstance(given.value, tuple):  # a torch.Size
+        parts = [Constant(n) for n in given.value]
+    if is_none(size):
+        return len(parts) == rank
+    whole = all(
+        isinstance(part, SizeValue) or isinstance(part, Constant) and type(part.value) is int
+        for part in parts
+    )
+    return whole and len(parts) == rank and is_none(recompute)
+
+
 @builtin_rule(torch.nn.functional.interpolate)
 def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """PyTorch's own entry takes no symbols: with them, the call is that of the op."""
@@ -377,10 +394,10 @@ def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
         and isinstance(antialias, Constant)
         and not antialias.value
     ):
-        with_sizes = is_none(size) is not is_none(scale)
-        spec = x.example.spec
-        if spec.is_symbolic and with_sizes and (mode.value, len(spec.shape) - 2) in tensors.UPSAMPLING:
-            more = [given.get(name, Constant(None)) for name in names[4:6]]
+        spec, rank = x.example.spec, len(x.example.spec.shape) - 2
+        more = [given.get(name, Constant(None)) for name in names[4:6]]
+        known_op = spec.is_symbolic and (mode.value, rank) in tensors.UPSAMPLING
+        if known_op and _is_accepted(rank, size, scale, str(mode.value), *more):
             return trace.call_python(tensors.interpolate, [x, size, scale, mode, *more])
     return torch_call(trace, torch.nn.functional.interpolate, args, kwargs)
 
