@@ -356,7 +356,7 @@ class GraphRecorder:
     def _written_whole(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Write the result of `func` into its `out`, where that has the result's own size and type."""
         out, form = kwargs["out"], inplace.without_out(func)
-        if form is None or not isinstance(out, ShapeTensor):
+        if form is None or facts(form).random or not isinstance(out, ShapeTensor):
             return False
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         self.refuse_overlap(form, (out, *leaves_in([args, rest])))

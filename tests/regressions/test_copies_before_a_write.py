@@ -83,6 +83,18 @@ def test_out_of_the_results_own_size_and_type_stays_in_the_graph() -> None:
     torch.testing.assert_close(u, torch.full((3,), 2.0))
 
 
+def test_out_that_draws_draws_what_eager_draws() -> None:
+    def program(u: torch.Tensor) -> torch.Tensor:
+        return torch.rand(3, out=u) + torch.randn(3)
+
+    results = []
+    options = {"fallback_random": True}
+    for function in (program, dynamotor.compile(program, backend="aot_eager", options=options)):
+        torch.manual_seed(0)
+        results.append(function(torch.zeros(3)))
+    torch.testing.assert_close(*results)
+
+
 def test_a_critic_with_a_spectral_norm_sees_two_batches() -> None:
     """Real and fake, then one backward, as adversarial training has it."""
     results = []
