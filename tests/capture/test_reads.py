@@ -87,6 +87,7 @@ STAYS = {
     "rules_library.py _var_get": "a variable's default is fixed; its value is asked in _read_var",
     "rules_library.py Held.getattr": LIBRARY,
     "rules_library.py _var_set": "the methods of a variable are fixed",
+    "values/torch_function.py _is_accepted": PLAIN,
     "values/klass.py ClassValue.setattr": NAMES,
     "values/klass.py ClassValue.delattr": NAMES,
     "values/klass.py ClassValue.describe": NAMES,

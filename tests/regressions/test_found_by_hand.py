@@ -162,3 +162,44 @@ def test_what_transforms_give_under_inference_mode(region: Any) -> None:
             parts = found if isinstance(found, tuple) else (found,)
             said.append([(part.is_inference(), part.tolist()) for part in parts])
         assert said[1] == said[0]
+
+
+class Registry:
+    table: dict[str, int] = {}
+
+    def __class_getitem__(cls, name: str) -> int:
+        cls.table["asked"] += 1
+        return cls.table[name]
+
+
+class Table(type):
+    table: dict[str, int] = {}
+
+    def __getitem__(cls, name: str) -> int:
+        cls.table["asked"] += 1
+        return cls.table[name]
+
+    def __or__(cls, other: Any) -> Any:
+        return cls.table["a"]
+
+
+class OfTable(metaclass=Table):
+    pass
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda x: x * Registry["a"], lambda x: x * OfTable["a"], lambda x: x * (OfTable | 3)],
+    ids=["class_getitem", "getitem_of_the_metaclass", "or_of_the_metaclass"],
+)
+def test_operators_on_classes_that_a_program_wrote_run_at_each_call(
+    program: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """They were run once, while compiling, and their result was a constant."""
+    results = []
+    for function in (program, dynamotor.compile(program, backend="eager")):
+        Registry.table = Table.table = {"a": 2, "asked": 0}
+        found = [function(torch.ones(2)), function(torch.ones(2))]
+        Registry.table["a"] = 7
+        results.append(([*found, function(torch.ones(2))], Registry.table["asked"]))
+    torch.testing.assert_close(*results)

@@ -39,6 +39,11 @@ PURE_TYPES.update(
 )
 
 
+def _is_programs(method: Any) -> bool:
+    """Whether a program wrote the method, which may give something else at each call."""
+    return isinstance(method, types.FunctionType) and method.__module__ not in ("enum", "typing")
+
+
 class ClassValue(Constant):
     """A class. Its attributes are guarded like those that instances find on it."""
 
@@ -97,14 +102,19 @@ class ClassValue(Constant):
         )
 
     def getitem(self, trace: Trace, key: Value) -> Value:
+        if _is_programs(trace.type_attr(type(self.value), "__getitem__")):
+            return super().getitem(trace, key)
+        generic = trace.type_attr(self.value, "__class_getitem__")
+        if _is_programs(getattr(generic, "__func__", None)):
+            return trace.call(self.getattr(trace, "__class_getitem__"), [key])
         if key.is_constant():
             return trace.real_call(lambda: self.value[key.as_constant()])
-        generic = trace.type_attr(self.value, "__class_getitem__") is not MISSING
-        unsupported_if(generic, "unsupported-call", f"{self.describe()}[{key.describe()}]")
+        unsupported_if(generic is not MISSING, "unsupported-call", f"{self.describe()}[{key.describe()}]")
         return super().getitem(trace, key)
 
     def binary(self, trace: Trace, op: Any, other: Value, reflected: bool = False) -> Value | None:
-        if op.__name__ == "or_" and other.is_constant():
+        own = _is_programs(trace.type_attr(type(self.value), "__ror__" if reflected else "__or__"))
+        if op.__name__ == "or_" and other.is_constant() and not own:
             a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
             return trace.real_call(op, a, b)
         return super().binary(trace, op, other, reflected)

@@ -362,7 +362,7 @@ builtin_rule(torch.nn.functional.max_pool1d)(
 )
 
 
-def _is_accepted(rank: int, size: Value, scale: Value, mode: str, aligned: Value, recompute: Value) -> bool:
+def _is_accepted(rank: int, size: Value, scale: Value, mode: Any, aligned: Value, recompute: Value) -> bool:
     """Whether `interpolate` takes such arguments; what it refuses it refuses in its own words."""
     if is_none(size) is is_none(scale) or not (is_none(aligned) or not mode.startswith("nearest")):
         return False
@@ -397,7 +397,7 @@ def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
         spec, rank = x.example.spec, len(x.example.spec.shape) - 2
         more = [given.get(name, Constant(None)) for name in names[4:6]]
         known_op = spec.is_symbolic and (mode.value, rank) in tensors.UPSAMPLING
-        if known_op and _is_accepted(rank, size, scale, str(mode.value), *more):
+        if known_op and _is_accepted(rank, size, scale, mode.value, *more):
             return trace.call_python(tensors.interpolate, [x, size, scale, mode, *more])
     return torch_call(trace, torch.nn.functional.interpolate, args, kwargs)
 
