@@ -367,7 +367,7 @@ def _dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _number(kind: type, special: tuple[str, ...], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if all_constant(args, kwargs):
+    if all_constant(args, kwargs) and not any(isinstance(arg, ClassValue) for arg in args):
         return trace.real_call(kind, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
     unsupported_if(len(args) != 1 or kwargs, "unsupported-call", f"{kind.__name__}() of several objects")
     for name in special:

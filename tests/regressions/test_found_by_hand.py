@@ -182,6 +182,12 @@ class Table(type):
     def __or__(cls, other: Any) -> Any:
         return cls.table["a"]
 
+    def __int__(cls) -> int:
+        return cls.table["a"]
+
+    def __repr__(cls) -> str:
+        return str(cls.table["a"])
+
 
 class OfTable(metaclass=Table):
     pass
@@ -189,8 +195,14 @@ class OfTable(metaclass=Table):
 
 @pytest.mark.parametrize(
     "program",
-    [lambda x: x * Registry["a"], lambda x: x * OfTable["a"], lambda x: x * (OfTable | 3)],
-    ids=["class_getitem", "getitem_of_the_metaclass", "or_of_the_metaclass"],
+    [
+        lambda x: x * Registry["a"],
+        lambda x: x * OfTable["a"],
+        lambda x: x * (OfTable | 3),
+        lambda x: x * int(OfTable),  # type: ignore[call-overload]
+        lambda x: x * len(repr(OfTable)) + int(f"{OfTable}"),
+    ],
+    ids=["class_getitem", "getitem_of_the_metaclass", "or", "int", "repr"],
 )
 def test_operators_on_classes_that_a_program_wrote_run_at_each_call(
     program: Callable[[torch.Tensor], torch.Tensor],

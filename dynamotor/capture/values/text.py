@@ -21,7 +21,7 @@ from .user_object import UserObject
 
 def text_of(trace: Trace, value: Value, how: Any) -> Value:
     """`str(value)` or `repr(value)`."""
-    if isinstance(value, Constant) and (value.is_plain or isinstance(value, ClassValue)):
+    if isinstance(value, Constant) and value.is_plain:
         return trace.real_call(how, value.value)
     cls = value.python_type()
     name = "__str__" if how is str else "__repr__"
@@ -32,6 +32,8 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
         if raw.__code__.co_filename == dataclasses.__file__ and hasattr(raw, "__wrapped__"):
             return trace.call(trace.make(raw.__wrapped__), [value])  # without the check for recursion by id()
         return trace.call_special(value, name, [], {})
+    if isinstance(value, ClassValue):
+        return trace.real_call(how, value.value)
     if isinstance(value, UserObject) and issubclass(cls, BaseException):
         items = value.getattr(trace, "args").unpack(trace)
         builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
