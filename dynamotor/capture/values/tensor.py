@@ -798,6 +798,8 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
         trace.draws = trace.draws or mode.draws
+        if mode.asserts:
+            trace.checks.within(target_name(target), args)
         if mode.reads_tf32:
             trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
         return result
