@@ -293,7 +293,7 @@ def _counted_places(x: TensorValue, key: Value, value: Value) -> list[Value]:
         type(value) is not TensorValue
         or not is_unbacked(*value.example.spec.shape)
         or value.example.dtype is not x.example.dtype
-        or [1] == [n for n in value.example.spec.shape[:1] if type(n) is int]
+        or [n for n in value.example.spec.shape[:1] if type(n) is int] == [1]
         or not all(i.dim() and i.dtype in (torch.bool, torch.int64) for i in indices)
         or not all(type(p) is TensorValue or type(p) is Constant and p.value == slice(None) for p in parts)
     ):
