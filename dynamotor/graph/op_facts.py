@@ -51,8 +51,8 @@ class OpFacts:
     each returned value, the position or name of the argument that it is, or None for a new tensor. is_view:
     the result shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of
     its argument. data_dependent: shape or value of the result depends on the data. random: it draws from a
-    generator. pointwise: each element of the result depends on the same element of each argument. asserts: it gives
-    nothing and raises or not as the data are.
+    generator. pointwise: each element of the result depends on the same element of each argument. asserts: it
+    gives nothing and raises or not as the data are.
     """
 
     writes: tuple[int | str, ...]

@@ -233,7 +233,8 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
     """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them,
     and an op raises what eager's kernel would. data_sizes: what the sizes are that depend on data; without
     it such ops raise DataDependent. `reads_settings`: an op was met for which settings choose the
-    kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers; `asserts`: a test of data that only raises."""
+    kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers; `asserts`: a test of data
+    that only raises."""
 
     def __init__(self, data_sizes: DataSizes | None = None) -> None:
         super().__init__(self._checked)
