@@ -404,6 +404,21 @@ def decoder(way: Way) -> Tensors:
     return way.training(model, torch.randint(0, 50, (2, 12)))
 
 
+@case(
+    "x-transformers: generation with a cache",
+    exact=False,
+    reason="the length of the cache becomes a symbol one call before the size of what it holds",
+)
+def x_generates(way: Way) -> Tensors:
+    from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+
+    layers = Decoder(dim=32, depth=2, heads=2, rotary_pos_emb=True)
+    model = TransformerWrapper(num_tokens=40, max_seq_len=32, attn_layers=layers)
+    model.forward = way.compile(model.forward)
+    tokens = torch.randint(0, 40, (1, 4))
+    return {"tokens": AutoregressiveWrapper(model).generate(tokens, 5, temperature=0.0)}
+
+
 @case("x-transformers: AutoregressiveWrapper")
 def autoregressive(way: Way) -> Tensors:
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper

@@ -1,8 +1,8 @@
 """Cuts a torch graph around an op that cannot be recorded or differentiated ahead of time, or whose result's
 size depends on data: the calls before, it, the calls after.
 
-Only tensors and the symbols of sizes pass a border, and no tensor that is written later on; autograd joins
-the parts, as it joins any real tensors.
+Only tensors and the symbols of sizes pass a border, and none that is written later on where autograd may have
+saved it; autograd joins the parts, as it joins any real tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 from ..graph.data_sizes import holds
 from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
 from ..graph.size_nodes import is_size
-from ..graph.sizes import Size
+from ..graph.sizes import Size, leaves_in
 from ..graph.spec import TensorSpec, storage_number
 from ..graph.states import enter_inference, is_state_call, leave_inference, random_state
 from ..graph.sym_int import to_torch
@@ -35,6 +35,7 @@ class Trial:
         self.outside = {tensor.memory for tensor in tensors}
         self.beside = _beside(inputs, list(self.env.values()))
         self.wanting = {tensor.memory for tensor in tensors if tensor.requires_grad}
+        self.records = False  # whether autograd records any call
         self.writes: list[set[Any]] = []
         self.first_use: dict[Any, int] = {}
         self.graded: list[bool] = []  # grad mode around the regions of inference mode that are open
@@ -60,6 +61,7 @@ class Trial:
         ]
         self.writes.append({tensor.memory for tensor in written})
         self.wanting |= {tensor.memory for tensor in written if tensor.requires_grad}
+        self.records |= any(t.requires_grad for t in leaves_in(result) if isinstance(t, ShapeTensor))
         for tensor in (*given, result):
             if isinstance(tensor, ShapeTensor):
                 self.first_use.setdefault(tensor.memory, at)
@@ -79,7 +81,8 @@ class Trial:
         position = {node: at for at, node in enumerate(self.calls)}
         result = [True] * (len(self.calls) + 1)
         for at, node in enumerate(self.calls):
-            spans = [(self.first_use[memory], at) for memory in self.writes[at] - self.outside]
+            later = self.writes[at] - self.outside if self.records else ()
+            spans = [(self.first_use[memory], at) for memory in later]
             if not isinstance(self.env[node], ShapeTensor | torch.SymInt):
                 spans.append((at, max((position.get(user, at) for user in node.users), default=at)))
             for begin, end in spans:

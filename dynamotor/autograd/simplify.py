@@ -190,8 +190,8 @@ def remove_dead_code(gm: torch.fx.GraphModule) -> None:
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node draws from PyTorch's generator (attention without dropout only could), or takes part in
-    a collective.
+    """Whether a node draws from PyTorch's generator (attention without dropout only could), takes part in a
+    collective, or only raises, as the data are.
     """
     if is_collective(node.target):
         return True
@@ -199,7 +199,7 @@ def has_effect(node: Node) -> bool:
         return False
     op = overload(node)
     if op.namespace != "aten" or not facts(op).random:
-        return False
+        return facts(op).asserts
     return not op.overloadpacket.__name__.startswith("_scaled_dot_product") or _draws_dropout(node)
 
 

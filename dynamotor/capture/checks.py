@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..graph.sizes import Size
+from ..graph.sizes import Size, leaves_in
 from ..graph.sym_int import Condition
+from .breaks import unsupported_if
 from .bytecode import CodeInfo
 from .failed_graphs import acts_outside
 from .values.base import Trace, Value, builtin_rule
@@ -46,6 +47,7 @@ class Checks:
         self.trace = trace
         self.failed: TensorValue | None = None
         self.of_sizes = False  # of sizes that data decides, which nodes of their own test
+        self.within_ops = False  # of results, which an op (a solver) tests itself
 
     def passes(self, value: Value, truth: bool) -> bool:
         """Whether the trace goes on as if a value that only data knows had this truth."""
@@ -77,10 +79,22 @@ class Checks:
         self.failed = failed
         return True
 
+    def within(self, name: str, args: list[Any]) -> None:
+        """An op is called that raises or not as the data are: its graph raises, and the call runs again."""
+        tensors = [t for t in leaves_in(args) if isinstance(t, torch.Tensor)]
+        unsupported_if(
+            self.trace.sizes.in_body
+            or not self.trace.sizes.policy.checks
+            or any(t.device.type != "cpu" for t in tensors),
+            "unsupported-op",
+            f"{name} raises or not as the data are",
+        )
+        self.within_ops = True
+
     @property
     def any(self) -> bool:
         """Whether a test was put off."""
-        return self.failed is not None or self.of_sizes
+        return self.failed is not None or self.of_sizes or self.within_ops
 
     def stand(self) -> bool:
         """Whether a call can still run from its start when the graph has run, and the graph may run where a

@@ -763,7 +763,7 @@ def finish_trace(
         effects,
         bool(trace.effects),
         check,
-        trace.draws and (check is not None or trace.checks.of_sizes or states is not None),
+        trace.draws and (trace.checks.any or states is not None),
         states=states is not None,
         lines=lines,
     )

@@ -341,13 +341,15 @@ builtin_rule(
 
 @builtin_rule(super)
 def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    unsupported_if(len(args) == 1, "unsupported-call", "super() of a class alone, which is bound later")
     if args:
         return SuperValue(args[0].as_constant(), args[1])
     frame = trace.frames[-1]
     index = frame.info.localsplus.index("__class__")
     cell, first = frame.fast[index], frame.fast[0]
-    if hasattr(first, "contents_source"):  # self is itself captured by an inner function
+    if frame.info.localsplus[0] in frame.info.code.co_cellvars:  # an inner function captures self
         first = first.load(trace)
+    unsupported_if(first is None, "unsupported-call", "super() where the first argument has been deleted")
     return SuperValue(cell.load(trace).as_constant(), first)
 
 

@@ -164,18 +164,17 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
         trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
         return Constant(None)
-    library = trusted_module(wrapped.__module__) or (wrapped.__module__ or "").partition(".")[0] in (
-        "transformers",
-        "timm",
-    )
+    package = (wrapped.__module__ or "").partition(".")[0]
+    library = trusted_module(wrapped.__module__) or package in ("transformers", "timm")
     if library and all(v.is_constant() for v in everything):
         return trace.real_call(
             fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
         )
-    if library:
+    known = all(map(_is_key, everything))
+    if library or package == "einops" and not known:  # whose shapes differ between calls
         return trace.call(trace.make(wrapped), args, kwargs)
     unsupported_if(
-        not all(map(_is_key, everything)),
+        not known,
         "unsupported-call",
         f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
         "what it returns for these arguments is not known",
@@ -189,8 +188,7 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @call_finder
 def _find_cached(fn: Any) -> CallRule | None:
     """A function under lru_cache: run for real on constants when its module is a library's, inlined
-    otherwise.
-    """
+    otherwise. The program's own is asked for what it has for constants."""
     return functools.partial(_call_cached, fn) if isinstance(fn, functools._lru_cache_wrapper) else None
 
 

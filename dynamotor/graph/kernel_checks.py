@@ -168,7 +168,7 @@ def _checks(func: OpOverload) -> tuple[Check, ...]:
     if func.namespace != "aten" or about.is_view or about.changes_metadata:
         return ()
     found: list[Check] = []
-    if not func._schema.returns and not about.writes:
+    if not func._schema.returns and not about.writes and not about.asserts:
         found.append(_refuse_assertion)
     if about.writes:
         found.append(_check_memory)

@@ -37,6 +37,8 @@ _POINTWISE = {
         "floor_divide",
     )
 } | {aten.rsub.Tensor, aten.rsub.Scalar, aten.lerp.Scalar, aten.lerp.Tensor, aten.clamp.Tensor}
+# Ops that only raise, as the data are, and give nothing: what follows the decompositions of solvers.
+_ASSERTIONS = {aten._linalg_check_errors.default}
 # Calls that answer about a tensor without reading its data.
 _METADATA = {aten.is_same_size.default}
 
@@ -49,7 +51,8 @@ class OpFacts:
     each returned value, the position or name of the argument that it is, or None for a new tensor. is_view:
     the result shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of
     its argument. data_dependent: shape or value of the result depends on the data. random: it draws from a
-    generator. pointwise: each element of the result depends on the same element of each argument.
+    generator. pointwise: each element of the result depends on the same element of each argument. asserts: it
+    gives nothing and raises or not as the data are.
     """
 
     writes: tuple[int | str, ...]
@@ -60,6 +63,7 @@ class OpFacts:
     random: bool
     pointwise: bool
     elementwise: bool
+    asserts: bool
 
 
 # Elementwise ops that PyTorch does not tag.
@@ -113,6 +117,7 @@ def facts(func: OpOverload) -> OpFacts:
         and written in ([], [0])
         and len(schema.returns) == 1
         and func.namespace == "aten",
+        asserts=func in _ASSERTIONS,
     )
 
 

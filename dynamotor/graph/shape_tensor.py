@@ -233,11 +233,12 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
     """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them,
     and an op raises what eager's kernel would. data_sizes: what the sizes are that depend on data; without
     it such ops raise DataDependent. `reads_settings`: an op was met for which settings choose the
-    kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers."""
+    kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers; `asserts`: a test of data
+    that only raises."""
 
     def __init__(self, data_sizes: DataSizes | None = None) -> None:
         super().__init__(self._checked)
-        self.reads_settings = self.reads_tf32 = self.draws = False
+        self.reads_settings = self.reads_tf32 = self.draws = self.asserts = False
         self.data_sizes = data_sizes
 
     def _checked(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -248,6 +249,7 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
             self.reads_tf32 = True
         about = facts(func)
         self.draws = self.draws or about.random
+        self.asserts = self.asserts or about.asserts
         if self.data_sizes is not None and about.data_dependent and func in data_rules:
             try:
                 specs, named = spec_of(args), {name: spec_of(v) for name, v in kwargs.items()}

@@ -15,7 +15,7 @@ from torch import fx
 from ..base import checkout
 from ..base.config import config
 from ..base.events import emit, listening, log
-from ..graph.op_facts import is_collective
+from ..graph.op_facts import facts, is_collective
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import GraphInfo
 from . import (  # noqa: F401  (rules register themselves)
@@ -106,6 +106,8 @@ def _needed(schedule: list[LoopNode | ExternNode], wanted: set[str]) -> list[Loo
 
 def _has_effect(entry: ExternNode) -> bool:
     target = getattr(entry.step.target, "target", entry.step.target)
+    if isinstance(target, torch._ops.OpOverload) and facts(target).asserts:
+        return True
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_collective(target)
 
 

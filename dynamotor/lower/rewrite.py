@@ -81,4 +81,4 @@ def _has_effects(node: fx.Node) -> bool:
     found = facts(op)
     draws = found.random or op._schema.name == "dynamotor::new_seed"
     writes = found.writes and not (op is aten.native_batch_norm.default and not node.args[5])
-    return bool(writes) or draws or found.data_dependent
+    return bool(writes) or draws or found.data_dependent or found.asserts

@@ -97,6 +97,19 @@ class SetAttr:
     def __init__(self): object.__setattr__(self, "log", [])
     def __setattr__(self, n, v): self.log.append((n, v)); super().__setattr__(n, v)
     def __delattr__(self, n): self.log.append(("del", n)); super().__delattr__(n)
+class InCell(Base):
+    def __init__(self, a):
+        super().__init__(a); self.f = lambda: self.a
+    def who(self): return [self.f() for _ in (1,)], super().who(), (lambda: self)().a
+    def who_else(self):
+        f = lambda: self.a
+        self = Base(9)
+        return f(), super().who()
+class OfAnother(Base):
+    def who(self): return super(Left, self).who()
+    def gone(self):
+        del self
+        return super().who()
 class New:
     def __new__(cls, v):
         o = super().__new__(cls); o.n = v; return o
@@ -271,6 +284,9 @@ Base.nope
 Base(1, 2, 3)
 Base(z=1)
 super(Left, Both()).who(), super(Both, Both()).kind
+InCell(3).who(), InCell(4).who_else()
+OfAnother(3).who()
+OfAnother(3).gone()
 type("Made", (), {}).__name__ #2
 
     b = Base(); b.a = 5; b.double = 20; b.new = x; setattr(b, "other", 3); delattr(b, "other")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.base.events import counters
 
 x = torch.randn(4, 6)
 factor = 2.0
@@ -301,3 +302,17 @@ def test_enums_are_read_as_their_python_says(read):
         return x + 1, list(found) if read is reversed else found
 
     assert dynamotor.compile(function, backend="eager", fullgraph=True)(x)[1] == function(x)[1]
+
+
+def test_a_cache_of_shapes_that_differ_is_not_asked() -> None:
+    einops = pytest.importorskip("einops")
+    compiled = dynamotor.compile(
+        lambda x: einops.rearrange(x, "(a b) (c d) -> (a c) (b d)", b=2, d=2) + 1,
+        backend="eager",
+        fullgraph=True,
+    )
+    dynamotor.reset()
+    for n in (4, 6, 8, 10):
+        x = torch.randn(n, 4)
+        assert torch.equal(compiled(x), einops.rearrange(x, "(a b) (c d) -> (a c) (b d)", b=2, d=2) + 1)
+    assert counters["capture"]["graphs"] == 2

@@ -391,6 +391,9 @@ class SuperValue(Value):
         self.cls, self.instance = cls, instance
         real = instance.value if isinstance(instance, ClassValue) else None
         self.owner = real if real is not None and issubclass(real, cls) else instance.python_type()
+        unsupported_if(
+            cls not in self.owner.__mro__, "unsupported-call", "super() of an object of another class"
+        )
 
     def getattr(self, trace: Trace, name: str) -> Value:
         if name == "__class__":

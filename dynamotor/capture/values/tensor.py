@@ -24,7 +24,7 @@ from ...graph.kernel_checks import tf32
 from ...graph.op_facts import written_names
 from ...graph.raised import history_is_refused
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
-from ...graph.sizes import Size, leaves_in
+from ...graph.sizes import Size, is_unbacked, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
 from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Absent, Apart, KernelSettings, NoOverlap, TensorIs, are_apart
@@ -243,6 +243,9 @@ class TensorValue(Value):
         target: Value = self
         if _without_symbols(self.example.dim(), key)[1]:
             target, key = self.getitem(trace, key), Constant(...)
+        elif places := _counted_places(self, key, value):
+            torch_call(trace, torch.ops.aten.index_put_.default, [target, ListValue(places), value], {})
+            return
         torch_call(trace, operator.setitem, [target, key, value], {})
 
     def contains(self, trace: Trace, item: Value) -> Value:
@@ -279,6 +282,23 @@ def _without_symbols(ndim: int, key: Value) -> tuple[Value | None, list[tuple[in
         dim += ndim - taken if kind is _ELLIPSIS else symbol or kind is not int
     plain = [Constant(slice(None)) if symbol else part for part, symbol in zip(parts, symbols, strict=True)]
     return None if all(symbols) else TupleValue(plain), places
+
+
+def _counted_places(x: TensorValue, key: Value, value: Value) -> list[Value]:
+    """The indices of `index_put_` where as many values are put as data decides: indexing asks whether that is one,
+    which changes nothing. Empty where it holds more than tensors and whole dimensions."""
+    parts = key.items if type(key) is TupleValue else [key]
+    indices = [part.example for part in parts if type(part) is TensorValue]
+    if (
+        type(value) is not TensorValue
+        or not is_unbacked(*value.example.spec.shape)
+        or value.example.dtype is not x.example.dtype
+        or [n for n in value.example.spec.shape[:1] if type(n) is int] == [1]
+        or not all(i.dim() and i.dtype in (torch.bool, torch.int64) for i in indices)
+        or not all(type(p) is TensorValue or type(p) is Constant and p.value == slice(None) for p in parts)
+    ):
+        return []
+    return [part if type(part) is TensorValue else Constant(None) for part in parts] if indices else []
 
 
 _ELLIPSIS = type(...)
@@ -798,6 +818,8 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
         trace.draws = trace.draws or mode.draws
+        if mode.asserts:
+            trace.checks.within(target_name(target), args)
         if mode.reads_tf32:
             trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
         return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 import types
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import torch
 
 from ...base.registry import register_all
 from ...graph.sizes import is_unbacked
+from ...graph.sym_int import Condition
 from ..breaks import unsupported, unsupported_if
 from ..guards import Ambient
 from ..polyfills import tensors
@@ -41,7 +43,7 @@ from .containers import ListValue, SequenceValue
 from .klass import Builtin
 from .known import SIZED, known, sizes_as_numbers
 from .operators import COMPARE, INPLACE
-from .size import SizeValue
+from .size import SizeValue, condition_value
 from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
 
@@ -115,10 +117,26 @@ def _sized(
 ) -> tuple[list[Value], dict[str, Value]]:
     if name not in SIZED:
         return args, kwargs
+    if name in ("reshape", "view") and not kwargs:
+        args = [_of_as_many(trace, *args), *args[1:]]
     return (
         [a if a is args[0] and type(a) is TensorValue else sizes_as_numbers(trace, a) for a in args],
         {key: sizes_as_numbers(trace, value) for key, value in kwargs.items()},
     )
+
+
+def _of_as_many(trace: Trace, x: Value, *sizes: Value) -> Value:
+    """A vector whose length data decides, before it gets a shape of plain numbers: it has as many elements, or the
+    call raises."""
+    parts = sizes[0].items if len(sizes) == 1 and isinstance(sizes[0], SequenceValue) else sizes
+    plain = [n.value for n in parts if type(n) is Constant and type(n.value) is int]
+    if type(x) is TensorValue and len(plain) == len(parts):
+        shape, wanted = x.example.spec.shape, math.prod(plain)
+        if len(shape) == 1 and is_unbacked(*shape) and wanted >= 0:
+            as_many = condition_value(trace, Condition("==", shape[0] - wanted))
+            if trace.checks.passes(as_many, True):
+                return torch_call(trace, "narrow", [x, Constant(0), Constant(0), Constant(wanted)], {})
+    return x
 
 
 def _refuse_generator(kwargs: dict[str, Value]) -> None:
