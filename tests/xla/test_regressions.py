@@ -290,7 +290,7 @@ def float8_of_large_numbers(device):
 @case
 def unsigned_integers_compared(device):
     x = torch.tensor([1, 65535], dtype=torch.uint16).to(device)
-    return x == x, x != x.flip(0)
+    return x == x, x != x[:1]
 
 
 @pytest.mark.parametrize("name", CASES)
