@@ -293,6 +293,13 @@ def unsigned_integers_compared(device):
     return x == x, x != x[:1]
 
 
+@case
+def conjugates_inside_of_a_kernel_of_the_cpu(device):
+    x = torch.complex(numbers(device, 3, 3), numbers(device, 3, 3, seed=1))
+    assert torch.allclose(torch.linalg.pinv(x) @ x, torch.eye(3, dtype=x.dtype, device=device))
+    return "inverse"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_device_does_what_the_cpu_does(name: str) -> None:
     assert_same(outcome(CASES[name], "cpu"), outcome(CASES[name], "xla"))
