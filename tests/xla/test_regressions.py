@@ -300,6 +300,22 @@ def conjugates_inside_of_a_kernel_of_the_cpu(device):
     return "inverse"
 
 
+@case
+def the_value_of_a_view_that_a_copy_gave_up(device):
+    x, y = numbers(device, 2, 3), numbers(device, 6, seed=1)
+    v = x.view(-1).add_(5)
+    y.copy_(v)
+    copied, totals = v.clone(), [v.sum().item()]
+    for tensor in (
+        copied,
+        y,
+        copied,
+        y,
+    ):  # a write that a flush follows gives the memory of the old value away
+        totals.append(tensor.add_(2).sum().item())
+    return [round(total, 9) for total in totals], x, v, copied, y
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_device_does_what_the_cpu_does(name: str) -> None:
     assert_same(outcome(CASES[name], "cpu"), outcome(CASES[name], "xla"))
