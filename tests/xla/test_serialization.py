@@ -216,5 +216,3 @@ def test_torch_load_puts_tensors_on_the_device_and_keeps_what_they_share(tmp_pat
     assert read["xla"]["w"].is_leaf and read["xla"]["w"].requires_grad
     torch.save(read["xla"], tmp_path / "b")
     assert torch.load(tmp_path / "b", map_location="cpu")["w"].device.type == "cpu"
-    with pytest.raises(DynamotorError, match="DM607"):
-        torch.load(tmp_path / "a", map_location="xla:77")
