@@ -264,12 +264,18 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         return
 
     def make(spec: TensorSpec) -> torch.Tensor:
-        as_number = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
+        as_number = spec.dtype.is_floating_point or spec.dtype.is_complex
         memory = torch.full(
             (int(spec.extent),), 1 if as_number else 0, dtype=spec.dtype, device=spec.device
         )  # an index may be 0
+        if spec.dtype is torch.bool and len(memory):  # a mask picks one element, which suits what it meets
+            memory = memory.new_zeros(int(spec.numel))
+            memory[0], spec = True, TensorSpec.dense(spec.shape, spec.dtype)
         return memory.as_strided(numbers(spec.shape), numbers(spec.stride))
 
+    if func.overloadpacket.__name__ in _PUTS:  # values fit, or only the data say whether they do
+        args = (*args[:2], torch.ones((), dtype=named["values"].dtype, device="cpu"), *args[3:])
+        kwargs = {name: given for name, given in kwargs.items() if name != "values"}
     _ask(func, args, kwargs, _spec, make)
 
 

@@ -41,7 +41,7 @@ from .spec import (
     contiguous_stride,
     device_with_index,
 )
-from .symbolic_rules import broadcast, symbolic_rules
+from .symbolic_rules import Unknown, broadcast, symbolic_rules
 
 
 def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *args: Any) -> TensorSpec:
@@ -245,16 +245,19 @@ def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     dimensions.
     """
     picks = [i for i in indices if i is not None]
-    if (
-        picks
-        and len(indices) <= len(x.shape)
-        and all(i.dtype is torch.int64 for i in picks)
-        and 0 not in x.shape
-    ):
-        found = symbolic_rules[aten.index.Tensor](x, indices)
-        out: Any = TensorSpec.dense(found, x.dtype, x.device)
-    else:
-        out = infer_by_meta_kernel(aten.index.Tensor, (x, indices), {})
+    plain = len(indices) <= len(x.shape) and all(i.dtype is torch.int64 for i in picks) and 0 not in x.shape
+    try:
+        if picks and plain:
+            found = symbolic_rules[aten.index.Tensor](x, indices)
+            out: Any = TensorSpec.dense(found, x.dtype, x.device)
+        else:
+            out = infer_by_meta_kernel(aten.index.Tensor, (x, indices), {})
+    except (Unknown, RuntimeError) as error:  # eager's class and words
+        if type(error) is not Unknown and "broadcast" not in str(error):
+            raise
+        shapes = ", ".join([str(list(i.shape)) for i in picks])
+        what = f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}"
+        raise IndexError(what) from None
     at = [d for d, index in enumerate(indices) if index is not None]
     whole = (torch.int64, torch.int32)
     if any(not n and i is not None and i.dtype in whole and i.numel for n, i in zip(x.shape, indices)):

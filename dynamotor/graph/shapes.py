@@ -243,7 +243,7 @@ def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> lis
     mask = operands[:1] if func is aten.where.self else []
     rest = operands[len(mask) :]
     if {o.dtype for o in rest} != {result}:
-        common = functools.reduce(torch.promote_types, (o.dtype for o in rest if o.shape), torch.bool)
+        common = functools.reduce(torch.promote_types, [o.dtype for o in rest if o.shape] or [torch.bool])
         common = result if result.is_floating_point and not common.is_floating_point else common
         if {o.dtype for o in rest} != {common} and not all(o.is_contiguous for o in rest):
             rest = [o if o.dtype is common else o.with_stride(preserved_stride(o)) for o in rest]

@@ -10,6 +10,7 @@ dtype('float32')
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -73,6 +74,10 @@ def is_complex(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
+# What larger numbers become on the CPU, infinities too: NaN in some versions of PyTorch, as in XLA.
+_LARGEST_E4M3 = torch.tensor(1e9, device="cpu").to(torch.float8_e4m3fn).item()
+
+
 def convert(x: jax.Array, dtype: Any) -> jax.Array:
     """Conversion as aten's CPU kernels do it. XLA clamps floats that a small integer cannot hold, aten wraps
     them around; and XLA makes `a * convert(mask)` the choice of `a` or 0, which hides a NaN or an infinity
@@ -84,6 +89,8 @@ def convert(x: jax.Array, dtype: Any) -> jax.Array:
         return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
     if is_float(x.dtype) and dtype in (jnp.uint8, jnp.int8, jnp.int16, jnp.uint16):
         x = x.astype(jnp.int64)
+    if dtype == jnp.float8_e4m3fn and not math.isnan(_LARGEST_E4M3):
+        x = jnp.clip(x if is_float(x.dtype) else x.astype(jnp.float32), -_LARGEST_E4M3, _LARGEST_E4M3)
     return x.astype(dtype)
 
 

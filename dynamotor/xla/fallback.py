@@ -44,7 +44,12 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     host_args, host_kwargs = tree_map(host, args), tree_map(host, kwargs)
-    result = func(*host_args, **host_kwargs)
+    # Kernels may calculate with lazy conjugates, which nobody would resolve inside of a handler.
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for bit in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        excluded = excluded.remove(bit)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+        result = func(*host_args, **host_kwargs)
     written = _write_back(func, args, kwargs, host_args, host_kwargs)
     originals = {id(h): d for h, d in written}
 

@@ -162,8 +162,8 @@ class Node:
         self.epoch = -1
         self.position = 0
         self.item = -1
-        # Roots that ever held this value, less those that were overwritten: more than one, and it is not
-        # donated.
+        # Roots that ever held this value, less those that were overwritten, and views, which a copy may share it
+        # with: more than one, and it is not donated.
         self.owners = 0
 
     @property
@@ -280,7 +280,8 @@ def record(
     identity = id(func)  # overloads live for ever, and hashing one is a call of Python code
     lifts = _lifts.get(identity)
     if lifts is None:
-        lifts = _lifts[identity] = _lifted_kinds(find(func))
+        rule = find(func)
+        lifts = _lifts[identity] = rule.lifted if rule is not None else ()
     lifted: list[float] | None = [] if lifts else None
     key: list[Any] = [identity, get_default_dtype()]  # which is that of integers' quotients
     for arg in args:
@@ -413,11 +414,6 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
     return None if kind is torch.Generator else arg
 
 
-def _lifted_kinds(rule: Lowering | None) -> tuple[type, ...]:
-    """The types of numbers that a rule takes as inputs; a collective's integers are dimensions and counts."""
-    return () if rule is None or not rule.lifted else (float,) if rule.collective else (int, float)
-
-
 def is_lifted(arg: Any) -> bool:
     """Whether a number becomes an input of the graph."""
     return arg == arg and arg not in _LITERALS and (type(arg) is float or -_EXACT < arg < _EXACT)
@@ -427,7 +423,7 @@ def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
     """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be
     lowered is known before any run."""
     rule = find(func)
-    template, inputs, scalars = _template(args, kwargs, _lifted_kinds(rule))
+    template, inputs, scalars = _template(args, kwargs, rule.lifted if rule is not None else ())
     if rule is None:
         return Instruction(func, None, template, inputs, None, "no lowering")
     try:

@@ -63,13 +63,13 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Lowering:
-    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: numbers may arrive as
-    `Lifted`s; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
+    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: numbers of these types may arrive
+    as `Lifted`s; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
     replicas together."""
 
     fn: Callable[..., Any]
     wants_out: bool = False
-    lifted: bool = False
+    lifted: tuple[type, ...] = ()
     random: bool = False
     collective: bool = False
 
@@ -89,28 +89,38 @@ def _register(registry: Registry, targets: tuple[Target, ...], rule: Any) -> Non
             changed(overloads)
 
 
+Numbers = bool | tuple[type, ...]  # True: integers and floats
+_LIFTED: dict[Any, Any] = {True: (int, float), False: ()}
+
+
 def op(
-    *targets: Target, out: bool = False, lift: bool = False, collective: bool = False
+    *targets: Target, out: bool = False, lift: Numbers = False, collective: bool = False
 ) -> Callable[[Callable], Callable]:
     """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
 
     `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives.
-    `lift=True`: numbers may arrive as `Lifted`s (which `promotion.cast` knows), so that one that changes at
+    `lift=True` (or their types): numbers may arrive as `Lifted`s (which `promotion.cast` knows), so that one that changes at
     every step (a learning rate, a length) does not compile anew.
     """
 
     def register(fn: Callable) -> Callable:
-        _register(lowerings, targets, Lowering(fn, wants_out=out, lifted=lift, collective=collective))
+        _register(
+            lowerings,
+            targets,
+            Lowering(fn, wants_out=out, lifted=_LIFTED.get(lift, lift), collective=collective),
+        )
         return fn
 
     return register
 
 
-def random_op(*targets: Target, out: bool = False, lift: bool = False) -> Callable[[Callable], Callable]:
+def random_op(*targets: Target, out: bool = False, lift: Numbers = False) -> Callable[[Callable], Callable]:
     """Like `op`, for an op that draws: the rule's first argument is the jax PRNG key of this call."""
 
     def register(fn: Callable) -> Callable:
-        _register(lowerings, targets, Lowering(fn, wants_out=out, lifted=lift, random=True))
+        _register(
+            lowerings, targets, Lowering(fn, wants_out=out, lifted=_LIFTED.get(lift, lift), random=True)
+        )
         return fn
 
     return register

@@ -59,8 +59,11 @@ for _schema, _meta in {
     _library.impl(_schema.partition("(")[0], _meta, "Meta")
 
 
-def _collective(target: Any, alone: Callable[..., Any], lift: bool = False) -> Callable[[Callable], Any]:
+def _collective(
+    target: Any, alone: Callable[..., Any], lift: tuple[type, ...] = ()
+) -> Callable[[Callable], Any]:
     """Register a lowering; `alone`: what the collective is in a world of one, where there is no axis."""
+    # Not integers, which are dimensions and counts.
     return lambda rule: op(target, lift=lift, collective=True)(
         lambda *args: alone(*args) if replication.size() == 1 else rule(*args)
     )
@@ -133,7 +136,9 @@ def _messages(inputs: Sequence[jax.Array]) -> Iterator[list[int]]:
 
 
 @_collective(
-    _collectives.all_reduce, lambda inputs, reduce, scale, *_: [_scaled(x, scale) for x in inputs], lift=True
+    _collectives.all_reduce,
+    lambda inputs, reduce, scale, *_: [_scaled(x, scale) for x in inputs],
+    lift=(float,),
 )
 def _all_reduce(inputs, reduce, scale, groups, share):
     results: list[Any] = [None] * len(inputs)
@@ -155,7 +160,7 @@ def _all_gather(input, dim, groups, share):
     )
 
 
-@_collective(_collectives.reduce_scatter, lambda x, reduce, scale, *_: _scaled(x, scale), lift=True)
+@_collective(_collectives.reduce_scatter, lambda x, reduce, scale, *_: _scaled(x, scale), lift=(float,))
 def _reduce_scatter(input, reduce, scale, dim, groups, share):
     split, dtype = _groups(groups, share), input.dtype
     if reduce == "sum" and dtype != jnp.bool_:

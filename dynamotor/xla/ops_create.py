@@ -17,6 +17,7 @@ from jax import lax
 
 from .dtypes import LOW_PRECISION, convert, is_complex, is_float, jax_dtype
 from .lowering import Lifted, Spec, aten, op, rows
+from .promotion import cast
 
 
 def _filled(out: Spec, value: object) -> jax.Array:
@@ -153,13 +154,13 @@ def _resize(x: jax.Array, size: Sequence[int]) -> jax.Array:
 # -- padding, where a negative width cuts --------------------------------------------------------------------
 
 
-@op(aten.constant_pad_nd)
+@op(aten.constant_pad_nd, lift=(float,))
 def _constant_pad(x, pad, value=0):
     """`pad` lists (before, after) from the last dimension on."""
     widths = [(0, 0, 0)] * x.ndim
     for i in range(len(pad) // 2):
         widths[-1 - i] = (pad[2 * i], pad[2 * i + 1], 0)
-    return lax.pad(x, jnp.asarray(value).astype(x.dtype), widths)
+    return lax.pad(x, cast(value, x.dtype), widths)
 
 
 def _padded(x: jax.Array, padding: Sequence[int], mode: str) -> jax.Array:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ..base.errors import XlaError
 from .dtypes import jax_dtype, torch_dtype
 from .ir import Meta
-from .lowering import Unsupported, aten, composite, decomposition, decompositions, op
+from .lowering import Lifted, Unsupported, aten, composite, decomposition, decompositions, op
 from .promotion import is_array
 from .recent import Recent
 from .subgraph import trace_call
@@ -30,6 +30,7 @@ _programs = Recent(1024)
 
 def parts_of(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """The rule: what the decomposition does, on arrays; where all results are empty, nothing."""
+    args = tuple(arg.array if type(arg) is Lifted else arg for arg in args)
     specs = out if type(out) is tuple else (out,)
     if out is not None and all(spec is None or 0 in spec.shape for spec in specs):
         nothing = [spec and jnp.zeros(spec.shape, jax_dtype(spec.dtype)) for spec in specs]
@@ -91,7 +92,8 @@ for _target in (
     aten.silu_backward.default,
     aten._euclidean_dist.default,
 ):
-    op(_target, out=True)(partial(parts_of, _target))
+    momenta = (float,) if "batch_norm" in str(_target) else ()  # differ from batch to batch without one
+    op(_target, out=True, lift=momenta)(partial(parts_of, _target))
 
 # What these decompositions are made of beside aten's ops.
 for _prim in (prims.broadcast_in_dim.default, prims.div.default, prims.sum.default, prims.var.default):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -400,19 +401,19 @@ def _scatter(x, dim, index, src, *, reduce=None):
 
 
 rows(
-    op,
+    partial(op, lift=(float,)),
     {
         (aten.scatter.value, aten.scatter.value_reduce): lambda x, dim, index, value, *, reduce=None: (
-            _scattered(x, dim, index, jnp.asarray(value), _OLD_NAMES[reduce])
+            _scattered(x, dim, index, cast(value, x.dtype), _OLD_NAMES[reduce])
         ),
         aten.scatter_add: lambda x, dim, index, src: _scattered(x, dim, index, src, "sum"),
     },
 )
 
 
-@op(aten.index_add)
+@op(aten.index_add, lift=(float,))
 def _index_add(x, dim, index, source, *, alpha=1):
-    source = source * jnp.asarray(alpha).astype(source.dtype) if alpha != 1 else source
+    source = source * cast(alpha, source.dtype) if alpha != 1 else source
     return _rows(x, dim, index, source, "sum")
 
 

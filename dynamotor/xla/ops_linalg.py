@@ -19,6 +19,7 @@ import torch
 
 from .dtypes import LOW_PRECISION, contract, is_complex, matmul_precision, on_cpu, rounded, wide
 from .lowering import aten, op, require, rows
+from .promotion import cast
 
 _AT_ONCE, _PIVOTS = "errors are checked at once, which needs the data", "XLA has no LU without pivots"
 
@@ -318,11 +319,11 @@ def _plus(base: jax.Array, beta: float, alpha: float, value: jax.Array) -> jax.A
 
 
 def _scaled(value: jax.Array, factor: float) -> jax.Array:
-    return value * jnp.asarray(factor, value.dtype) if value.dtype != jnp.bool_ else value & bool(factor)
+    return value * cast(factor, value.dtype) if value.dtype != jnp.bool_ else value & bool(factor)
 
 
 rows(
-    op,
+    partial(op, lift=(float,)),
     {
         (aten.mm, aten.bmm, aten.mv, aten.dot, aten.matmul): lambda x, y, out_dtype=None: product(x, y),
         (aten.addmm, aten.addmv, aten.baddbmm): lambda base, x, y, out_dtype=None, *, beta=1, alpha=1: _plus(

@@ -111,7 +111,7 @@ def _div(x, y, *, rounding_mode=None, out: Spec):
     return floor_divide(x, y) if rounding_mode == "floor" else truncate_divide(x, y)
 
 
-@elementwise(aten.floor_divide, jumps=True)
+@elementwise(aten.floor_divide, lift=True, jumps=True)
 def floor_divide(x, y):
     """The quotient rounded down. For floats it is made from the exact remainder, as Python's and aten's: 1 //
     0.1 is 9.
@@ -137,14 +137,14 @@ def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(whole) > jnp.abs(rounded), whole, rounded)
 
 
-@elementwise(aten.remainder, jumps=True)
+@elementwise(aten.remainder, lift=True, jumps=True)
 def _remainder(x, y):
     """The remainder with the sign of the divisor, as Python's %."""
     rest = lax.rem(*jnp.broadcast_arrays(x, _divisor(y)))
     return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-@elementwise(aten.fmod, jumps=True)
+@elementwise(aten.fmod, lift=True, jumps=True)
 def _fmod(x, y):
     """The remainder with the sign of the dividend, as C's."""
     return lax.rem(*jnp.broadcast_arrays(x, _divisor(y)))
@@ -276,7 +276,6 @@ rows(
         aten._add_relu: lambda x, y, alpha=1: jnp.maximum(x + _scaled(y, alpha), 0),
         aten.atan2: lambda y, x: jnp.arctan2(y, x),
         aten.hypot: lambda x, y: jnp.hypot(x, y),
-        aten.copysign: lambda x, y: jnp.copysign(x, y),
         aten.ldexp: lambda x, exponent: x * jnp.exp2(exponent),
         aten.gcd: lambda x, y: jnp.gcd(*jnp.broadcast_arrays(x, y)),
         aten.lcm: lambda x, y: jnp.lcm(*jnp.broadcast_arrays(x, y)),
@@ -306,7 +305,7 @@ def _lerp(start, end, weight):
     return jnp.where(near_end, end - (end - start) * (1 - weight), start + weight * (end - start))
 
 
-# -- activations ---------------------------------------------------------------------------------------------
+# -- activations, and other functions of numbers that may change ----------------------------------------------
 
 
 def sigmoid(x: jax.Array) -> jax.Array:
@@ -314,13 +313,8 @@ def sigmoid(x: jax.Array) -> jax.Array:
     return 1 / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else lax.logistic(x)
 
 
-op(aten.leaky_relu_backward)(
-    lambda grad, x, slope, is_result: jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
-)
-
-
 rows(
-    elementwise,
+    partial(elementwise, lift=True),
     {
         (aten.hardshrink_backward, aten.softshrink_backward): lambda grad, x, limit: jnp.where(
             (x >= -limit) & (x <= limit), 0, grad
@@ -340,7 +334,11 @@ rows(
         aten.relu: lambda x: jnp.maximum(x, 0),
         aten.threshold_backward: lambda grad, x, threshold: jnp.where(x <= threshold, 0, grad),
         aten.hardtanh: lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high),
+        aten.copysign: lambda x, y: jnp.copysign(x, y),
         aten.leaky_relu: lambda x, slope=0.01: jnp.where(x > 0, x, x * slope),
+        aten.leaky_relu_backward: lambda grad, x, slope, is_result=False: jnp.where(
+            x > 0, grad, grad * slope
+        ),
         aten.silu: lambda x: (
             x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x)
         ),

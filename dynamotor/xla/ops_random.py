@@ -20,7 +20,7 @@ import torch
 
 from ..graph import prims  # noqa: F401 - defines torch.ops.dynamotor.rand and new_seed
 from .dtypes import is_complex, jax_dtype, wide
-from .lowering import Spec, aten, op, random_op, require, rows
+from .lowering import Lifted, Spec, aten, op, random_op, require, rows
 from .promotion import cast
 
 _DIGITS = {
@@ -144,10 +144,15 @@ def _geometric(key, x, p, *, out, generator=None):
 # -- integers ------------------------------------------------------------------------------------------------
 
 
-def _integers(key: jax.Array, low: int, count: int, shape: tuple[int, ...]) -> jax.Array:
-    """int64 in [low, low + count): a remainder, as aten takes it, of 64 bits where 32 would be visibly
-    uneven.
+def _integers(key: jax.Array, low: Any, high: Any, shape: tuple[int, ...]) -> jax.Array:
+    """int64 in [low, high): a remainder, as aten takes it, of 64 bits where 32 would be visibly uneven, or
+    where the bounds may change.
     """
+    if Lifted in (type(low), type(high)):
+        low, high = (cast(bound, jnp.dtype(jnp.int64)) for bound in (low, high))
+        count = jnp.uint64(high - low)
+        return jax.lax.bitcast_convert_type(_words(key, shape, 64) % count, jnp.int64) + low
+    count = high - low
     if count >= 2**64:
         return jax.lax.bitcast_convert_type(_words(key, shape, 64), jnp.int64)
     if count > 2**24:
@@ -157,19 +162,19 @@ def _integers(key: jax.Array, low: int, count: int, shape: tuple[int, ...]) -> j
     return jax.lax.bitcast_convert_type(offsets, jnp.int64) + low
 
 
-@random_op(aten.randint, out=True)
+@random_op(aten.randint, out=True, lift=True)
 def _randint(key, *bounds_and_size, out, generator=None, dtype=None):
     """(high, size), (low, high, size), (high, size, generator), ..."""
-    numbers = [b for b in bounds_and_size if isinstance(b, int)]
+    numbers = [b for b in bounds_and_size if isinstance(b, int) or type(b) is Lifted]
     low, high = (0, *numbers) if len(numbers) == 1 else numbers
-    return _integers(key, low, high - low, out.shape)
+    return _integers(key, low, high, out.shape)
 
 
 @random_op(aten.randint_like, out=True)
 def _randint_like(key, x, *bounds, out, generator=None, dtype=None):
     require(all(isinstance(b, int) for b in bounds), "the bounds are tensors")
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
-    return _integers(key, low, high - low, out.shape)
+    return _integers(key, low, high, out.shape)
 
 
 def _last_of(dtype: torch.dtype) -> int:
@@ -181,7 +186,7 @@ def _last_of(dtype: torch.dtype) -> int:
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-@random_op(aten.random, out=True)
+@random_op(aten.random, out=True, lift=True)
 def _random(key, x, *bounds, out, generator=None, **named):
     """() draws from the whole type, (to) from [0, to), (from, to | None) from [from, to)."""
     bounds = (
@@ -192,8 +197,7 @@ def _random(key, x, *bounds, out, generator=None, **named):
     if not bounds:
         return _integers(key, 0, _last_of(out.dtype) + 1, out.shape)
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
-    count = _last_of(out.dtype) + 1 - low if high is None else high - low
-    return _integers(key, low, count, out.shape)
+    return _integers(key, low, _last_of(out.dtype) + 1 if high is None else high, out.shape)
 
 
 # -- chances -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from .dtypes import LOW_PRECISION, convert, jax_dtype, torch_dtype
-from .lowering import Lifted, Spec, Target, op
+from .lowering import Lifted, Numbers, Spec, Target, op
 
 
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
@@ -92,7 +92,7 @@ def widened_float(x: jax.Array) -> jax.Array:
 
 
 def elementwise(
-    *targets: Target, lift: bool = False, rounds: bool = True, jumps: bool = False
+    *targets: Target, lift: Numbers = False, rounds: bool = True, jumps: bool = False
 ) -> Callable[[Callable], Callable]:
     """Register a rule whose positional tensors and numbers all arrive in the type that the result is computed
     in.

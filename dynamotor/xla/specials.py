@@ -16,14 +16,14 @@ import torch
 from ..autograd.functional import slices_of
 from ..graph.shapes import infer_spec
 from ..graph.spec import TensorSpec
-from . import dispatch, fallback, layout, metrics, transfer
+from . import dispatch, fallback, layout, transfer
 from .checks import check_count, check_solvers
 from .conversion import mark
 from .device import lane_of
 from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
 from .errors import require
-from .ir import Node, Refused, XlaError, record, unpack
+from .ir import Node, Refused, record, unpack
 from .lowering import aten, decomposition, rows
 from .tensor import Alias, XLATensor, check_views, new_root, value, wrap, wrap_view, write
 
@@ -266,22 +266,6 @@ def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:
 def _set_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     args[0].data = args[1]
     return args[0]
-
-
-@specials.register(
-    aten.set_.source_Storage,
-    aten.set_.source_Storage_storage_offset,
-    aten.set_.default,
-    aten.set_.source_Tensor_storage_offset,
-)
-def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
-    raise XlaError(
-        "DM616",
-        "XLA tensors have no storage",
-        why="their memory layout is opaque",
-        where=metrics.user_line(),
-        cure="use copy_(), or move the tensor to the CPU",
-    )
 
 
 @specials.register(aten._pack_padded_sequence.default)

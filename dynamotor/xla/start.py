@@ -19,6 +19,7 @@ from . import (  # noqa: F401  (imported for their rows)
     device,
     dispatch,
     execute,
+    loading,
     recurrent,
     rng,
     specials,

@@ -92,7 +92,7 @@ rows(
         aten._has_same_storage_numel.default: lambda func, args, kwargs: (
             _length(args[0]._alias) == _length(args[1]._alias)
         ),
-        aten.as_strided.default: lambda func, args, kwargs: _strided_view(
+        aten.as_strided.default: lambda func, args, kwargs: strided_view(
             args[0]._alias, *args[1:], **(kwargs or {})
         ),
     },
@@ -108,10 +108,11 @@ def _new_zeros_with_same_feature_meta(func: Any, args: tuple, kwargs: dict[str, 
     whole = [*batch, _length(alias)]
     zeros = make(aten.zeros.default, ([torch.Size(whole).numel()],), {"dtype": like.dtype}, like._alias.lane)
     stride = [*contiguous_stride(whole)[: len(batch)], *layout.spec_of(alias).stride]
-    return _strided_view(zeros._alias, [*batch, *alias.meta.shape], stride, alias.offset)
+    return strided_view(zeros._alias, [*batch, *alias.meta.shape], stride, alias.offset)
 
 
-def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | None = None) -> XLATensor:
+def strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | None = None) -> XLATensor:
+    """`as_strided`: a part of the memory of an alias."""
     offset = alias.offset if storage_offset is None else storage_offset
     size, stride = list(size), list(stride)
     memory = storage_of(alias)
@@ -144,7 +145,7 @@ def memory_of(size: Any, stride: Any, options: dict[str, Any], lane: Lane) -> XL
     if is_dense(spec):
         made = make(aten.empty.memory_format, (list(size),), options, lane)
         return made if layout.short(spec) is None else wrap(new_root(value(made._alias), spec.stride))
-    return _strided_view(make(aten.empty.memory_format, ([spec.extent],), options, lane)._alias, size, stride)
+    return strided_view(make(aten.empty.memory_format, ([spec.extent],), options, lane)._alias, size, stride)
 
 
 @specials.register(aten.new_empty_strided.default)

@@ -72,11 +72,11 @@ class Alias:
             self.root = None
             self.version = 0
             self.viewed = self.turned = False  # turned: its views cannot be made again, as `check_views` says
-            node.owners += 1
         else:
             self.root = root = parent.root or parent
             self.version = root.version
             root.viewed = True
+        node.owners += 1
         self.queued = -1
 
     @property
@@ -95,6 +95,7 @@ def value(alias: Alias) -> Node:
         return node
     alias.node = node = record(alias.func, (value(alias.parent), *alias.args), alias.kwargs)
     alias.version = root.version
+    node.owners += 1
     return node
 
 
@@ -148,6 +149,7 @@ def _write_back(alias: Alias, node: Node) -> None:
     except Overlap:
         write_through(alias, node)
     alias.node, alias.version = node, alias.root.version
+    node.owners += 1
 
 
 class Overlap(XlaError):

@@ -85,7 +85,21 @@ CHANGING = {
     "a fill": lambda x, i: x.masked_fill(x > 1, 3 + i) + torch.full_like(x, 0.3 + i),
     "a choice": lambda x, i: torch.where(x > 1, x, 0.3 + i),
     "wraps": lambda x, i: torch.arange(3, dtype=torch.int32, device=x.device) * (2**40 + 3 + i),
+    "slopes": lambda x, i: torch.nn.functional.leaky_relu(x, 0.3 + i) + torch.nn.functional.elu(x, 0.3 + i),
+    "a divisor": lambda x, i: torch.stack([x % (3.3 + i), x // (3.3 + i), x.fmod(3.3 + i)]),
+    "factors": lambda x, i: torch.addmm(x[None], x[:, None].t(), x.diag(), beta=0.3 + i, alpha=3.3 + i),
+    "values": lambda x, i: torch.nn.functional.pad(x, (1, 1), value=0.3 + i).scatter(
+        0, INDEX.to(x.device), 3.3 + i
+    ),
+    "a momentum": lambda x, i: running_mean(x, 0.3 / (1 + i)),
 }
+INDEX = torch.tensor([0, 2])
+
+
+def running_mean(x, momentum):
+    mean, variance = torch.zeros(1, device=x.device), torch.ones(1, device=x.device)
+    torch.nn.functional.batch_norm(x[:, None], mean, variance, training=True, momentum=momentum)
+    return torch.cat([mean, variance])
 
 
 @pytest.mark.parametrize("what", CHANGING)
@@ -111,13 +125,15 @@ def test_the_schedule_of_a_draw_does_not_compile_again():
     def run(i):
         kept = torch.nn.functional.dropout(x, 0.1 + 0.1 * i)
         drawn = torch.empty(8, device="xla").uniform_(3 + i, 4 + i)
+        whole = torch.randint(3 + i, 5 + i, (64,), device="xla")
         noise = torch.empty(8, device="xla").normal_(30.0 * i + 3, 0.1 + i)
-        return torch.cat([kept, drawn, noise]).cpu()
+        return torch.cat([kept, drawn, noise, whole]).cpu()
 
     run(0)
     before = metrics.counters["UncachedCompile"]
     for i in (1, 2, 3):
-        kept, drawn, noise = run(i).split([64, 8, 8])
+        kept, drawn, noise, whole = run(i).split([64, 8, 8, 64])
+        assert set(whole.tolist()) == {3 + i, 4 + i}
         assert sorted(set(kept.tolist())) == pytest.approx([0.0, 1 / (0.9 - 0.1 * i)])
         assert drawn.min() >= 3 + i and drawn.max() < 4 + i
         assert abs(noise.mean() - 30 * i - 3) < 3 * (0.1 + i)

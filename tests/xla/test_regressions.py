@@ -259,6 +259,63 @@ def an_index_of_floats(device):
     return "refused"
 
 
+@case
+def values_where_a_mask_picks(device):
+    x, mask = torch.arange(10, device=device).view(5, 2), torch.tensor([1, 0, 1, 1, 1], device=device) > 0
+    y, flags = x.clone(), torch.zeros(5, dtype=torch.bool, device=device)
+    y[mask] = x[mask].flip(0)
+    y[mask, torch.tensor([0, 1, 0, 1], device=device)] = 7
+    flags[mask] = torch.tensor([True, False, True, True], device=device)
+    return y, flags
+
+
+@case
+def positions_that_do_not_meet(device):
+    x, two, three = torch.ones(4, 4, device=device), torch.arange(2), torch.arange(3)
+    with pytest.raises(IndexError, match=r"not be broadcast together with shapes \[2\], \[3\]"):
+        x[two, three]
+    with pytest.raises(IndexError, match=r"not be broadcast together with shapes \[2\], \[3\]"):
+        x[two, three] = 1
+    return "refused"
+
+
+@case
+def float8_of_large_numbers(device):
+    x = torch.tensor([449.0, -1e6, float("inf"), float("nan"), 3.3], device=device)
+    kinds = torch.float8_e4m3fn, torch.float8_e5m2
+    whole = torch.tensor([500, 7], device=device).to(kinds[0]).float()
+    return [t.to(kind).float() for t in (x, x.bfloat16(), x.double()) for kind in kinds], whole
+
+
+@case
+def unsigned_integers_compared(device):
+    x = torch.tensor([1, 65535], dtype=torch.uint16).to(device)
+    return x == x, x != x[:1]
+
+
+@case
+def conjugates_inside_of_a_kernel_of_the_cpu(device):
+    x = torch.complex(numbers(device, 3, 3), numbers(device, 3, 3, seed=1))
+    assert torch.allclose(torch.linalg.pinv(x) @ x, torch.eye(3, dtype=x.dtype, device=device))
+    return "inverse"
+
+
+@case
+def the_value_of_a_view_that_a_copy_gave_up(device):
+    x, y = numbers(device, 2, 3), numbers(device, 6, seed=1)
+    v = x.view(-1).add_(5)
+    y.copy_(v)
+    copied, totals = v.clone(), [v.sum().item()]
+    for tensor in (
+        copied,
+        y,
+        copied,
+        y,
+    ):  # a write that a flush follows gives the memory of the old value away
+        totals.append(tensor.add_(2).sum().item())
+    return [round(total, 9) for total in totals], x, v, copied, y
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_device_does_what_the_cpu_does(name: str) -> None:
     assert_same(outcome(CASES[name], "cpu"), outcome(CASES[name], "xla"))

@@ -198,3 +198,21 @@ def test_only_the_master_writes(tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)
     xser.save([torch.ones(2)], str(tmp_path / "c"), master_only=False)
     assert os.path.exists(tmp_path / "c")
+
+
+def test_torch_load_puts_tensors_on_the_device_and_keeps_what_they_share(tmp_path):
+    x = torch.arange(12.0).view(3, 4)
+    whole = [x, x[1], x.t(), x[:, 1:3], x.t().clone(), torch.tensor(3), torch.zeros(0, 3)]
+    lazy = [torch.tensor([1 + 2j]).conj(), torch.tensor([1, 65535], dtype=torch.uint16)]
+    torch.save({"all": whole + lazy, "w": torch.nn.Parameter(x.clone())}, tmp_path / "a")
+    read = {device: torch.load(tmp_path / "a", map_location=device) for device in ("cpu", "xla")}
+    for device, loaded in read.items():
+        assert all(tensor.device.type == device for tensor in (*loaded["all"], loaded["w"]))
+        loaded["all"][1].mul_(2)
+        loaded["all"][2][0, 0] = 50
+    for left, right in zip(read["cpu"]["all"], read["xla"]["all"]):
+        assert left.stride() == right.stride() and left.dtype is right.dtype
+        assert torch.equal(left, right.cpu())
+    assert read["xla"]["w"].is_leaf and read["xla"]["w"].requires_grad
+    torch.save(read["xla"], tmp_path / "b")
+    assert torch.load(tmp_path / "b", map_location="cpu")["w"].device.type == "cpu"
