@@ -30,7 +30,8 @@ from .tensor import Alias, aten, new_root, value
 
 # Of types that are the device's own affair, of kernels that are missing, of the strides of our ones.
 _OTHER = re.compile(
-    r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|stride\(|is_contiguous"
+    r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|"
+    r"stride\(|is_contiguous"
 )
 
 

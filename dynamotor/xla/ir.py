@@ -162,8 +162,8 @@ class Node:
         self.epoch = -1
         self.position = 0
         self.item = -1
-        # Roots that ever held this value, less those that were overwritten, and views, which a copy may share it
-        # with: more than one, and it is not donated.
+        # Roots that ever held this value, less those that were overwritten, and views, which a copy may share
+        # it with: more than one, and it is not donated.
         self.owners = 0
 
     @property

@@ -1,6 +1,6 @@
-"""`torch.load(path, map_location="xla")`: PyTorch makes each tensor as a part of a storage on the device. Here
-that is a CPU storage which says "xla" and is uploaded once, so that tensors that share memory in the file
-share it on the device.
+"""`torch.load(path, map_location="xla")`: PyTorch makes each tensor as a part of a storage on the device.
+Here that is a CPU storage which says "xla" and is uploaded once, so that tensors that share memory in the
+file share it on the device.
 
 >>> torch.load("model.pt", map_location="xla")
 """

@@ -99,8 +99,8 @@ def op(
     """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
 
     `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives.
-    `lift=True` (or their types): numbers may arrive as `Lifted`s (which `promotion.cast` knows), so that one that changes at
-    every step (a learning rate, a length) does not compile anew.
+    `lift=True` (or their types): numbers may arrive as `Lifted`s (which `promotion.cast` knows), so that one
+    that changes at every step (a learning rate, a length) does not compile anew.
     """
 
     def register(fn: Callable) -> Callable:

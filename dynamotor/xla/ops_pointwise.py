@@ -305,7 +305,7 @@ def _lerp(start, end, weight):
     return jnp.where(near_end, end - (end - start) * (1 - weight), start + weight * (end - start))
 
 
-# -- activations, and other functions of numbers that may change ----------------------------------------------
+# -- activations, and other functions of numbers that may change ---------------------------------------------
 
 
 def sigmoid(x: jax.Array) -> jax.Array:
