@@ -285,8 +285,7 @@ def _extern_flops(program: Program, step: ExternStep) -> int:
     from torch.utils.flop_counter import flop_registry  # which nobody needs who looks at nothing
 
     count = flop_registry.get(getattr(step.target, "overloadpacket", None))
-    out = next((n for n in step.outs if n), None)
-    if count is None or out is None:
+    if count is None or not any(step.outs):
         return 0
 
     def shape(value: Any) -> Any:
@@ -294,8 +293,11 @@ def _extern_flops(program: Program, step: ExternStep) -> int:
             return torch.Size(hint(n) for n in value.shape)
         return [shape(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-    result = torch.Size(hint(n) for n in program.buffers[out].spec.shape)
-    return int(count(*map(shape, step.args), **{k: shape(v) for k, v in step.kwargs.items()}, out_val=result))
+    # Several results are gradients of the arguments behind the first: one that nobody reads has no buffer.
+    read = [torch.Size(map(hint, program.buffers[n].spec.shape)) if n else None for n in step.outs]
+    args = [shape(a) for a in step.args]
+    made = read[0] if len(read) == 1 else [own or of for own, of in zip(read, args[1:])]
+    return int(count(*args, **{k: shape(v) for k, v in step.kwargs.items()}, out_val=made))
 
 
 def live_bytes(program: Program) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from children import run_forked
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import dynamotor
 from dynamotor import config
@@ -140,3 +141,15 @@ def test_a_channel_is_shown_by_its_name(channel: str, piece: str, capsys: pytest
             torch.randn(3, requires_grad=True), 2.0
         )
     assert f"[dynamotor:{channel}]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["all gradients", "of weights alone"])
+def test_gradients_of_convolutions_are_counted_as_pytorch_counts_them(wanted: bool) -> None:
+    """Their call has several results: counted as one, `lower` and the report of a training step raised."""
+    net = nn.Conv2d(3, 8, 3, stride=2, bias=False)
+    x = torch.randn(2, 3, 32, 32, requires_grad=wanted)
+    with FlopCounterMode(display=False) as counter:
+        net(x).sum().backward()
+    programs = dynamotor.lower(net, x).record.programs
+    calls = [step for program in programs for step in program.steps if "convolution" in step.name]
+    assert sum(step.flops for step in calls) == counter.get_total_flops()
