@@ -38,6 +38,7 @@ SMALL_MODELS = (
     "swin_tiny_patch4_window7_224",
     "mobilenetv3_large_100",
 )
+LARGE = ("swin_base_patch4_window7_224", "resnet50", "GPT2LMHeadModel", "BertForMaskedLM")
 
 
 def gradients(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -260,6 +261,14 @@ def check_models(
     return found
 
 
+def check_large(device: str) -> dict[str, Any]:
+    """Models as large as they are: what is decided by size, or given up, shows there alone. What falls back
+    is an error.
+    """
+    with config.patch(strict=True):
+        return {name: row(name, lambda: check_model(name, False, False, device, batch=8)) for name in LARGE}  # noqa: B023
+
+
 def check_graphs(device: str) -> dict[str, Any]:
     """CUDA graphs: what a user may do around replays."""
     return {name: row(name, lambda: one(device)) for name, one in gpu_graph_checks.CHECKS.items()}  # noqa: B023
@@ -269,7 +278,7 @@ def main() -> int:
     """Run the sections; 0 when every checked row is right."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check")
     parser.add_argument("--json", default="gpu-check.json")
-    parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,models")
+    parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,large,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     parser.add_argument("--models", default=",".join(SMALL_MODELS), help="'all': every one of models.txt")
     parser.add_argument(
@@ -294,6 +303,7 @@ def main() -> int:
         "dropout": lambda: {"dropout": row("dropout", lambda: check_dropout(device))},
         "models": lambda: check_models(device, names, deadline, args.batch),
         "graphs": lambda: check_graphs(device),
+        "large": lambda: check_large(device),
         "templates": lambda: {name: row(name, work) for name, work in gpu_template_checks.rows(device)},
         "sizes": lambda: {name: row(name, work) for name, work in gpu_size_checks.rows(device)},
     }
