@@ -15,7 +15,7 @@ import torch
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, hint
 from ..graph.spec import TensorSpec, numel
-from .index import Atom, Bounds, Div, Index, Loaded, Var
+from .index import ZERO, Atom, Bounds, Div, Index, Loaded, Var
 from .ir import (
     COMPUTE_TYPE,
     ROWS,
@@ -78,6 +78,9 @@ def _atom_bounds(atom: Atom, facts: Facts) -> Bounds:
     return (low % atom.n, high % atom.n) if low // atom.n == high // atom.n else (0, atom.n - 1)
 
 
+NEVER: Facts = ((ZERO, (0, -1)),)  # what no place meets
+
+
 def _never(facts: Facts) -> bool:
     """Whether facts contradict each other: what stands under them is not evaluated."""
     return any(low > high for _, (low, high) in facts)
@@ -91,9 +94,13 @@ def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
         return learn(condition.args[1], holds, learn(condition.args[0], holds, facts))
     if condition.op == "not":
         return learn(condition.args[0], not holds, facts)
-    if condition.op not in ("lt", "ge") or condition.args[0].op != "index" or condition.args[1].op != "const":
+    if condition.op not in ("lt", "ge") or condition.args[1].op != "const":
         return facts
-    index, limit = condition.args[0].args[0], condition.args[1].args[0]
+    place, limit = condition.args[0], condition.args[1].args[0]
+    if place.op != "index":  # two sizes may have been compared: `n - 1 < n - 1`
+        fails = place.op == "const" and ((place.args[0] < limit) == (condition.op == "lt")) is not holds
+        return NEVER if fails else facts
+    index = place.args[0]
     form, below = Index(index.terms), (condition.op == "lt") == holds
     low, high = bounds(form, facts)
     found = (low, min(high, limit - 1 - index.const)) if below else (max(low, limit - index.const), high)

@@ -10,6 +10,7 @@ import torch
 
 import dynamotor
 from dynamotor.base.config import config
+from dynamotor.base.events import counters
 from dynamotor.lower import trial
 from dynamotor.lower.index import Index, Var
 
@@ -34,6 +35,20 @@ def test_loops_of_a_batch_and_of_channels_do_not_multiply_the_places() -> None:
     x, y = torch.randn(64, 49, 512), torch.randn(1, 56, 56, 512)
     with config.patch(strict=True, verify=True):
         assert torch.equal(dynamotor.compile(f)(x, y), f(x, y))
+
+
+def test_a_condition_on_sizes_alone_that_never_holds() -> None:
+    """`s0 - 1 < s0 - 1` of two rolls: what stands under it was looked at, and sizes stayed numbers (DM913)."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(1, 2, 0).roll((-1, 1), (0, 1)).roll((1, -5), (0, 2))[:, :, 2:10:2]
+
+    counters.clear()
+    compiled = dynamotor.compile(f, dynamic=True)
+    with config.patch(strict=True, verify=True):
+        for x in (torch.randn(16, 10, 6), torch.randn(12, 9, 7)):
+            assert torch.equal(compiled(x), f(x))
+    assert not counters["capture"]["sizes kept numbers"]
 
 
 def _values(index: Index, facts: trial.Facts, loops: list[Var]) -> list[int]:
