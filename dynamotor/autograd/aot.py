@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +58,8 @@ CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
 # Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form:
 # `gm.meta["on_backward"]`.
 OnBackward = Callable[[torch.fx.GraphModule], Callable[[Compiled], Compiled]]
+# Calls in a row that are not worth a graph of their own: in training it costs as much as they do.
+FEW = 3
 _names = itertools.count()
 
 
@@ -148,10 +150,10 @@ def _aot_compile(
         regions = _regions(gm, example_inputs, data)
         if regions is not None:
             return _in_parts(gm, regions, compile_graph, cuts, keeper)
-        beside = [n for n in gm.graph.nodes if n.op.startswith("call") and n not in data and not is_size(n)]
-        if any(n.target is not operator.getitem for n in beside):
+        longest = _longest_run(gm, set(data))
+        if longest:
             why = DataDependent("DM210", f"what follows {data[0].target} cannot be run apart from it")
-            _note_fallback(name, why, data[0], "graph")
+            _note_fallback(name, why, data[0], "graph" if longest > FEW else "op")
         return gm.forward
     try:
         with timed("trace joint graph"), preserved_modes():
@@ -184,6 +186,18 @@ def _decided_late(gm: torch.fx.GraphModule) -> list[Node]:
         n for n in gm.graph.nodes if n.op.startswith("call")
     ]  # a number that was read is an input of a part
     return [n for n in calls if _is_apart(n)]
+
+
+def _longest_run(gm: torch.fx.GraphModule, apart: Container[Node]) -> int:
+    """How many calls stand together, at most: none of `apart`, no write of what data counts between."""
+    longest = run = 0
+    for node in gm.graph.nodes:
+        if node in apart or node.target is torch.ops.aten.index_put_.default:
+            run = 0
+        elif node.op.startswith("call") and node.target is not operator.getitem and not is_size(node):
+            run += 1
+        longest = max(longest, run)
+    return longest
 
 
 def _is_apart(node: Node) -> bool:

@@ -8,6 +8,7 @@ and refuses what a recording would not see: effects, breaks, writes into argumen
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,13 +30,25 @@ from .values.tensor import TensorValue, torch_call, version
 _own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
 
 
+@dataclass(frozen=True)
+class Apply:
+    """The target of a node that calls a custom function. FX writes a method by the name of its module alone, and
+    `torch.autograd.function.apply` is none: a graph that ran as it is raised there, and its calls ran eager."""
+
+    cls: type[torch.autograd.Function]
+    __name__ = "apply"
+
+    def __call__(self, *args: Any) -> Any:
+        return self.cls.apply(*args)
+
+
 @builtin_rule(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, args = args[0], args[1:]
     if not isinstance(cls, ClassValue) or kwargs:
         raise _refused(cls, "its arguments are not tensors and constants")
     if cls.value in builtin_rules:  # `allow_in_graph`: it is not looked into
-        return torch_call(trace, cls.value.apply, args, {})
+        return torch_call(trace, Apply(cls.value), args, {})
     if not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
         return _without_gradient(trace, cls, args)
     for arg in args:
@@ -51,7 +64,7 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise _refused(cls, "it reads a tensor that is no argument")
     rehearsal.forget()
     trace.type_attr(cls.value, "apply")  # guarded: it is what the node calls
-    return torch_call(trace, cls.value.apply, args, {})
+    return torch_call(trace, Apply(cls.value), args, {})
 
 
 def _without_gradient(trace: Trace, cls: ClassValue, args: list[Value]) -> Value:

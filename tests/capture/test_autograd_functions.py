@@ -7,6 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 import dynamotor
+from dynamotor.base.events import counters
 
 scale = 2.0
 seen = []
@@ -167,6 +168,7 @@ def reads_a_tensor(x):
 )
 def test_results_gradients_and_effects_are_eagers(function, one_graph, backend):
     start, results, effects = torch.randn(3, 4), [], []
+    dynamotor.reset()
     for run in (function, dynamotor.compile(function, backend=backend)):
         seen.clear()
         x = start.clone().requires_grad_()
@@ -179,6 +181,7 @@ def test_results_gradients_and_effects_are_eagers(function, one_graph, backend):
         effects.append(list(seen))
     torch.testing.assert_close(results[1], results[0])
     assert effects[1] == effects[0]
+    assert not counters["frames"]["graph raised"]  # the call would have run eager, and nothing else said so
     breaks = dynamotor.explain(function)(start.clone().requires_grad_()).graph_break_count
     assert (breaks == 0) == one_graph
 
