@@ -8,6 +8,7 @@ op.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +53,9 @@ def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence
 
 def _ones(arg: Any) -> Any:
     if isinstance(arg, Node):
-        return torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
+        # Few elements lie row by row, as parameters do: some kernels look at that before they look at types.
+        made = arg.meta.shape if math.prod(arg.meta.shape) <= 4096 else ()
+        return torch.ones(made, dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
     return None if isinstance(arg, torch.Generator) else arg
 
 

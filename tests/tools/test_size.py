@@ -20,7 +20,7 @@ LIMITS = {
     "runtime": 1_161,  # Triton's pool by the processors of the process (1); processors that this process may use (3); gathers that GCC gets wrong (11); recordings let plain calls' memory go (4); huge pages that are slow to come (10); workers are forked by one process (25); C++ laid out for readers (30)
     "step": 1_523,  # counts and divisions of optimizers (11); batch norms computed again from their statistics (17); calls of the update alone that ask in C (55); the update alone (105); values computed again in the backward (50), state apart from gradients (15); the phases of a trace are a class (17); steps of DDP modules (56), optimizers around others, with counts of their own (8)
     "tools": 1_651,  # several results of an op (2); export as a graph, with its signature and as torch.export's (182); packages as steps that C++ runs (294); packages
-    "xla": 9_497,  # torch.load onto the device (46), slopes, momenta, factors and bounds of integers as inputs (8), conjugates in kernels of the CPU (4), views own what they show (2); numbers that change as inputs, integers and choices too (35); counts of masks, remainders of halves, tensors among numbers, long loops, views beyond their base (42); elements of as_strided that share memory (9); lists of tensors that an op writes (3); shapes changed in place behind views (16); 750 are names that programs for torch_xla import, ctc_loss and sizes 70
+    "xla": 9_499,  # kernels asked with parameters that lie row by row (2); torch.load onto the device (46), slopes, momenta, factors and bounds of integers as inputs (8), conjugates in kernels of the CPU (4), views own what they show (2); numbers that change as inputs, integers and choices too (35); counts of masks, remainders of halves, tensors among numbers, long loops, views beyond their base (42); elements of as_strided that share memory (9); lists of tensors that an op writes (3); shapes changed in place behind views (16); 750 are names that programs for torch_xla import, ctc_loss and sizes 70
 }
 
 
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 46_692
+        sum(size.rooms().values()) <= 46_694
     )  # the aim is 34,000; packages are 250, for C++ 294, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210, __torch_function__ 190, second derivatives 165
 
 

@@ -34,6 +34,12 @@ REFUSED = {
         0, torch.zeros(1, dtype=torch.long, device=d), ones(1, dtype=torch.double)(d)
     ),
     "group norm of two types": lambda d: F.group_norm(ones(1, 2, 3)(d), 2, ones(2, dtype=torch.double)(d)),
+    "group norm of doubles with floats": lambda d: F.group_norm(
+        ones(1, 2, 3, dtype=torch.double)(d), 2, ones(2)(d)
+    ),
+    "group norm of halves with a float bias": lambda d: F.group_norm(
+        ones(1, 2, 3, dtype=torch.bfloat16)(d), 2, ones(2, dtype=torch.bfloat16)(d), ones(2)(d)
+    ),
     "relu of booleans": lambda d: ones(2, dtype=torch.bool)(d).relu(),
     "argmax of booleans": lambda d: ones(2, dtype=torch.bool)(d).argmax(),
     "1 - booleans": lambda d: 1 - ones(2, dtype=torch.bool)(d),
