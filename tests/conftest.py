@@ -72,8 +72,8 @@ CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
 # Of tests that compile much, those with more parameters than the first number: `make test` takes the first and one
 # in so many of the others; a `sweep` says otherwise.
-SAMPLED = dict.fromkeys(("autograd", "capture", "codegen", "lower", "models", "xla"), (1, 14)) | {
-    "regressions": (3, 5)
+SAMPLED = dict.fromkeys(("autograd", "capture", "codegen", "lower", "models", "step", "xla"), (1, 14)) | {
+    "regressions": (2, 10)
 }
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.

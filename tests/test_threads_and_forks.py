@@ -165,7 +165,7 @@ class Samples(torch.utils.data.Dataset):
             return self.module(self.scaled(torch.full((4,), float(i))))
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader(how):
     samples = Samples()
     loader = torch.utils.data.DataLoader(samples, num_workers=1, multiprocessing_context=how, timeout=100)

@@ -20,7 +20,7 @@ from bench.triton_interpret import available
 from dynamotor.base.config import config
 
 pytestmark = [
-    pytest.mark.sweep(4),
+    pytest.mark.sweep(8),
     pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1"),
 ]
 

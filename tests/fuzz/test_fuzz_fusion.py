@@ -27,6 +27,7 @@ def chunk(seed, count, target):
     return [fusion.generated(seed, n, target) for n in range(count)]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("target", targets())
 def test_programs_of_a_fixed_seed_are_right(target):
     verdicts = fusion.judged(chunk(4, 16 if target != "triton" else 4, target), target)
