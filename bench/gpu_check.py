@@ -265,8 +265,12 @@ def check_large(device: str) -> dict[str, Any]:
     """Models as large as they are: what is decided by size, or given up, shows there alone. What falls back
     is an error.
     """
+    found = {}
     with config.patch(strict=True):
-        return {name: row(name, lambda: check_model(name, False, False, device, batch=8)) for name in LARGE}  # noqa: B023
+        for name in LARGE:
+            found[name] = row(name, lambda: check_model(name, False, False, device, batch=8))  # noqa: B023
+            reset()  # or the models before stay in the GPU's memory
+    return found
 
 
 def check_graphs(device: str) -> dict[str, Any]:
