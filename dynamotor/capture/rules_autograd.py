@@ -28,6 +28,8 @@ from .values.klass import ClassValue
 from .values.tensor import TensorValue, torch_call, version
 
 _own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
+# A C class method since PyTorch 2.14, a Python one before.
+_own_apply = vars(torch.autograd.Function)["apply"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,12 @@ class Apply:
     __name__ = "apply"
 
     def __call__(self, *args: Any) -> Any:
-        return self.cls.apply(*args)
+        return _own_apply.__get__(None, self.cls)(
+            *args
+        )  # the class may have another `apply` that calls this one
 
 
-@builtin_rule(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
+@builtin_rule(getattr(_own_apply, "__func__", _own_apply))
 def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, args = args[0], args[1:]
     if not isinstance(cls, ClassValue) or kwargs:
@@ -63,7 +67,6 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(trace.graph.inputs) != n_inputs:
         raise _refused(cls, "it reads a tensor that is no argument")
     rehearsal.forget()
-    trace.type_attr(cls.value, "apply")  # guarded: it is what the node calls
     return torch_call(trace, Apply(cls.value), args, {})
 
 

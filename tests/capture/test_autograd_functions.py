@@ -245,3 +245,53 @@ def test_arguments_that_are_no_tensors_break_where_a_gradient_is_asked():
     out = dynamotor.compile(lambda x: WithLayers.apply(x + 1, layers, []) * 2)(x)
     out.sum().backward()
     assert x.grad.equal(torch.full((2, 3), 2.0))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x * by
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.by + 1, None
+
+    @classmethod
+    def of(cls, x):
+        return super().apply(x, 3.0)
+
+
+class Overridden(Scaled):
+    @classmethod
+    def apply(cls, x):
+        return super().apply(x, 4.0) * 2
+
+
+held_apply = Scaled.apply
+
+
+def test_apply_is_found_on_its_class_through_super_and_as_a_held_method():
+    """A C class method since PyTorch 2.14."""
+
+    def program(x):
+        same = Scaled.apply == held_apply, Scaled.apply.__self__ is Scaled, Scaled.apply.__name__
+        return Scaled.of(x) + Overridden.apply(x) + held_apply(x, 2.0), Scaled.apply, same
+
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    found, expected = dynamotor.compile(program, fullgraph=True)(x), program(y)
+    assert found[1:] == expected[1:]
+    found[0].sum().backward()
+    expected[0].sum().backward()
+    torch.testing.assert_close((found[0], x.grad), (expected[0], y.grad))
+
+
+class Names(dict):
+    @classmethod
+    def both(cls, x):
+        return super().fromkeys("ab", x)
+
+
+def test_a_c_class_method_through_super_is_bound_to_the_class_of_the_call():
+    found = dynamotor.compile(lambda x: Names.both(x + 1))(torch.zeros(2))
+    assert type(found) is Names and found["a"].equal(torch.ones(2))

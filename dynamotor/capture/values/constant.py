@@ -245,6 +245,29 @@ class BoundBuiltin(Value):
         return f"method {self.descr.__name__!r} of {self.instance.describe()}"
 
 
+class BoundClassBuiltin(BoundBuiltin):
+    """A C class method bound to a class: `Function.apply` of PyTorch 2.14."""
+
+    __slots__ = ()
+
+    def as_constant(self) -> Any:
+        return self.descr.__get__(None, self.instance.as_constant())
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.constant(self.descr)}.__get__(None, {cg.emit(self.instance)})"
+
+
+def class_descriptor_of(method: Any) -> Any:
+    """The descriptor that a bound C class method was made by; None for any other object."""
+    owner = getattr(method, "__self__", None)
+    if isinstance(owner, type):
+        for cls in owner.__mro__:
+            descr = cls.__dict__.get(method.__name__)
+            if isinstance(descr, types.ClassMethodDescriptorType) and descr.__get__(None, owner) == method:
+                return descr
+    return None
+
+
 def descriptor_of(method: Any) -> Any:
     """The descriptor on an object's class that a bound C method was made by; None for what is none."""
     if not isinstance(method, types.BuiltinMethodType | types.MethodWrapperType):

@@ -24,6 +24,9 @@ from .base import Codegen, Trace, Value, builtin_rule
 from .constant import Constant, is_none
 from .user_object import UserObject
 
+# Whether torch.fx traces: by thread since PyTorch 2.14.
+_fx_traces = getattr(_symbolic_trace, "_get_is_fx_tracing", lambda: _symbolic_trace._is_fx_tracing_flag)
+
 
 def foreign_modes() -> bool:
     """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, forward-mode differentiation, a
@@ -31,7 +34,7 @@ def foreign_modes() -> bool:
     if (
         torch._C._len_torch_dispatch_stack()
         or forward_ad._current_level >= 0
-        or (torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag)
+        or (torch._C._get_tracing_state() is not None or _fx_traces())
     ):
         return True
     return bool(torch._C._len_torch_function_stack()) and any(

@@ -20,7 +20,15 @@ from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, DictItem, InstanceDict, trusted_module
 from .arguments import fitted
 from .base import MISSING, Codegen, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
-from .constant import PURE_TYPES, BoundBuiltin, Constant, descriptor_of, plain
+from .constant import (
+    PURE_TYPES,
+    BoundBuiltin,
+    BoundClassBuiltin,
+    Constant,
+    class_descriptor_of,
+    descriptor_of,
+    plain,
+)
 from .containers import DictValue
 from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
@@ -78,13 +86,11 @@ class ClassValue(Constant):
     def _bind(self, trace: Trace, raw: Any, name: str) -> Value:
         cls, kind = self.value, type(raw)
         value = trace.type_attr_value(cls, name, raw)
-        if kind is classmethod:
+        if kind in _CLASS_METHODS:
             return _bind_to_class(trace, raw, name, self)
         if kind is staticmethod:
             return trace.make(raw.__func__)
-        if kind is types.ClassMethodDescriptorType or (
-            kind is types.BuiltinFunctionType and name == "__new__"
-        ):
+        if kind is types.BuiltinFunctionType and name == "__new__":
             return trace.make(getattr(cls, name))
         getter = getattr(kind, "__get__", None)
         if isinstance(getter, types.FunctionType):
@@ -321,7 +327,8 @@ def _compared(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Valu
 
 
 def _is_held_function(value: Value) -> bool:
-    return isinstance(value, Builtin) or isinstance(value, BoundBuiltin) and type(value.instance) is Builtin
+    bound = isinstance(value, BoundBuiltin) and isinstance(value.instance, Builtin | ClassValue)
+    return isinstance(value, Builtin) or bound
 
 
 for _name in ("__eq__", "__ne__"):
@@ -351,6 +358,10 @@ def _wrap_function(trace: Trace, source: Any, obj: Any) -> Value:
     if descr is not None and find_rule(obj) is None:
         trace.reader.ask(source, obj, "its descriptor", descriptor_of)
         return BoundBuiltin(descr, trace.wrap(Attr(source, "__self__"), obj.__self__), source)
+    descr = class_descriptor_of(obj)
+    if descr is not None and find_rule(descr) is not None:
+        trace.reader.ask(source, obj, "its descriptor", class_descriptor_of)
+        return BoundClassBuiltin(descr, trace.wrap(Attr(source, "__self__"), obj.__self__), source)
     if getattr(obj.__self__, obj.__name__, obj) is obj:
         trace.reader.guard(IdIs(source, obj))
     else:  # a class method
@@ -410,7 +421,7 @@ class SuperValue(Value):
         if not trusted_class(klass):
             trace.type_attr(klass, name)
         if self.owner is not self.instance.python_type():  # in a classmethod
-            if type(raw) is classmethod:
+            if type(raw) in _CLASS_METHODS:
                 return _bind_to_class(trace, raw, name, self.instance)
             if type(raw) is types.FunctionType:
                 return trace.type_attr_value(klass, name, raw)
@@ -421,8 +432,17 @@ class SuperValue(Value):
 
 
 # Binding ----------------------------------------------------------------------------------------------------
+_CLASS_METHODS = (classmethod, types.ClassMethodDescriptorType)
+
+
 def _bind_to_class(trace: Trace, raw: Any, name: str, owner: Value) -> Value:
-    """What a `classmethod` gives: up to Python 3.12 the descriptor that it holds is asked, if it holds one."""
+    """What a `classmethod` gives: up to Python 3.12 the descriptor that it holds is asked, if it holds one. A
+    C class method keeps its class only where a rule wants to see it.
+    """
+    if type(raw) is types.ClassMethodDescriptorType:
+        if find_rule(raw) is not None:
+            return BoundClassBuiltin(raw, owner)
+        return trace.make(raw.__get__(None, owner.as_constant()))
     held = raw.__func__
     if type(held) is property:
         return _bind_property(trace, held, name, owner, type(owner))
@@ -442,7 +462,7 @@ register_all(
         ),
         ((staticmethod,), lambda trace, raw, name, instance, cls: trace.make(raw.__func__)),
         (
-            (classmethod,),
+            _CLASS_METHODS,
             lambda trace, raw, name, instance, cls: _bind_to_class(
                 trace, raw, name, trace.make(instance.python_type())
             ),
@@ -450,10 +470,6 @@ register_all(
         (
             (types.MethodDescriptorType, types.WrapperDescriptorType),
             lambda trace, raw, name, instance, cls: BoundBuiltin(raw, instance),
-        ),
-        (
-            (types.ClassMethodDescriptorType,),
-            lambda trace, raw, name, instance, cls: trace.make(raw.__get__(None, instance.python_type())),
         ),
         ((types.BuiltinFunctionType,), lambda trace, raw, name, instance, cls: trace.make(raw)),
         (
