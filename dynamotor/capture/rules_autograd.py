@@ -19,6 +19,7 @@ from ..graph.bodies import GRADIENT, Hook
 from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
+from .op_state import check_functions
 from .polyfills import autograd_function as polyfills
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
@@ -53,6 +54,7 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise _refused(cls, "its arguments are not tensors and constants")
     if cls.value in builtin_rules:  # `allow_in_graph`: it is not looked into
         return torch_call(trace, Apply(cls.value), args, {})
+    check_functions(trace, f"{cls.value.__qualname__}.apply", cls.value.forward, cls.value.setup_context)
     if not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
         return _without_gradient(trace, cls, args)
     for arg in args:

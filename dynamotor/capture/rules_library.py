@@ -162,6 +162,7 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         not isinstance(wrapped, types.FunctionType), "unsupported-call", "a cached C function is called"
     )
     if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
+        _check_listeners(trace, args)
         trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
         return Constant(None)
     package = (wrapped.__module__ or "").partition(".")[0]
@@ -533,6 +534,7 @@ def _find_logging(fn: Any) -> CallRule | None:
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         if not once and not _is_logged(trace, fn.__name__, args):
             return Constant(None)
+        _check_listeners(trace, args)
         unsupported_if(
             fn.__name__ == "exception" or "exc_info" in kwargs or "stack_info" in kwargs,
             "side-effect",
@@ -553,6 +555,40 @@ def _is_logged(trace: Trace, name: str, args: Args) -> bool:
     level = args[1] if name == "log" else Constant(_LEVELS[name])
     return trace.truth(trace.call_method(args[0], "isEnabledFor", [level]))
 
+
+def _check_listeners(trace: Trace, args: Args) -> None:
+    """Break the graph before a message that runs code of the program, which would see objects as they are after the
+    graph. The answer is guarded.
+    """
+    logger = args[0].real() if args else MISSING
+    if isinstance(logger, logging.Logger) and args[0].source is not None:
+        heard = trace.reader.ask(args[0].source, logger, "whose code handles messages", _runs_user_code)
+        unsupported_if(
+            heard, "side-effect", "a handler, filter or formatter that is not of logging gets a message"
+        )
+
+
+def _runs_user_code(logger: logging.Logger) -> bool:
+    """Whether a message goes through handlers, filters, formatters or records of classes of the program."""
+    if logging.getLogRecordFactory() is not logging.LogRecord or logger.filters:
+        return True
+    here: logging.Logger | None = logger
+    while here is not None:
+        if any(map(_is_of_the_program, here.handlers)):
+            return True
+        here = here.parent if here.propagate else None
+    return False
+
+
+def _is_of_the_program(handler: logging.Handler) -> bool:
+    parts = (type(handler), type(handler.formatter))
+    return bool(handler.filters) or any(
+        issubclass(cls, logging.Handler | logging.Formatter) and not cls.__module__.startswith(_OWN_HANDLERS)
+        for cls in parts
+    )
+
+
+_OWN_HANDLERS = ("logging", "_pytest.logging")  # pytest's keep the records
 
 _LOGGED = {
     f"Logger.{n}" for n in ("debug", "info", "warning", "error", "critical", "log", "warn", "exception")
@@ -588,6 +624,12 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         "side-effect",
         "a warning may be raised as an error",
     )
+    unsupported_if(
+        trace.reader.ask(Const(warnings, "warnings"), warnings, "who shows one", _is_shown_by_the_program),
+        "side-effect",
+        "a function of the program shows warnings",
+        "it would see objects as they are after the graph",
+    )
     record = getattr(warnings._showwarnmsg_impl, "__self__", None)  # type: ignore[attr-defined]
     unsupported_if(
         id(record) in trace.reader.values, "side-effect", "a warning goes to a list that the function has"
@@ -596,6 +638,13 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"}
     )
     return Constant(None)
+
+
+def _is_shown_by_the_program(now: Any) -> bool:
+    """Whether `showwarning` or `formatwarning` was replaced; by logging's capture only if that runs no such code."""
+    if now.showwarning is logging._showwarning:
+        return _runs_user_code(logging.getLogger("py.warnings"))
+    return now.showwarning is not now._showwarning_orig or now.formatwarning is not now._formatwarning_orig
 
 
 # The outside world ------------------------------------------------------------------------------------------

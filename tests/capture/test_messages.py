@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 
@@ -131,3 +132,69 @@ def test_a_warning_shows_what_was_there():
         warnings.simplefilter("always")
         dynamotor.compile(warns)(torch.ones(2), [])
     assert [str(w.message) for w in found] == ["seen []"]
+
+
+STATE = {"k": 0}
+
+
+class Observer(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def emit(self, record):
+        self.seen.append((record.getMessage(), STATE["k"]))
+
+
+class Formats(logging.Formatter):
+    def format(self, record):
+        return f"{record.getMessage()} {STATE['k']}"
+
+
+def logs_between_changes(x):
+    STATE["k"] = 5
+    logger.info("a")
+    STATE["k"] = 6
+    logger.info("b")
+    return x * 2
+
+
+def test_a_handler_sees_the_state_at_the_message():
+    logger.setLevel(logging.INFO)
+    compiled = dynamotor.compile(logs_between_changes)
+    compiled(torch.ones(3))  # captured while no handler of the program listens
+    observer = Observer()
+    logger.addHandler(observer)
+    try:
+        compiled(torch.ones(3))
+    finally:
+        logger.removeHandler(observer)
+    assert observer.seen == [("a", 5), ("b", 6)]
+
+
+def test_a_formatter_sees_the_state_at_the_message():
+    logger.setLevel(logging.INFO)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(Formats())
+    logger.addHandler(handler)
+    try:
+        dynamotor.compile(logs_between_changes)(torch.ones(3))
+    finally:
+        logger.removeHandler(handler)
+    assert stream.getvalue().split("\n")[:2] == ["a 5", "b 6"]
+
+
+def test_a_function_that_shows_warnings_sees_the_state(monkeypatch):
+    def warns(x):
+        STATE["k"] = 5
+        warnings.warn("a", stacklevel=2)
+        STATE["k"] = 6
+        return x * 2
+
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", lambda *args, **kwargs: seen.append(STATE["k"]))
+        dynamotor.compile(warns)(torch.ones(3))
+    assert seen == [5]

@@ -22,6 +22,7 @@ from ...graph.sizes import is_unbacked
 from ...graph.sym_int import Condition
 from ..breaks import unsupported, unsupported_if
 from ..guards import Ambient
+from ..op_state import check_op
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
@@ -109,6 +110,7 @@ def graph_function(
 ) -> Value:
     """A call that is one node."""
     _refuse_generator(kwargs)
+    check_op(trace, fn)
     return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
 
 

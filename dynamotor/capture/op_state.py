@@ -1,0 +1,250 @@
+"""Python state behind registered operators: an operator written in Python may read or change objects that the trace
+has read, or has changed without having written the change yet.
+
+A graph runs such a call before the effects of its trace are replayed, and after every read of its trace. So
+
+* an operator that changes outside objects breaks the graph: it runs natively, between two graphs;
+* one that reads outside objects breaks the graph if a change is pending.
+
+The code of `torch.library.custom_op` functions is scanned, with the functions that it calls, as far as names lead. An
+implementation that cannot be found (`Library.impl`) is taken for one that reads. Operators written in C++ do neither.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+
+from ..graph.op_facts import is_custom
+from .breaks import unsupported_if
+from .bytecode import by_code, decode
+from .source import trusted_module
+from .values.base import Trace
+from .values.constant import PURE_TYPES
+from .values.function import CellValue
+from .values.tensor import writes_inputs
+
+
+class Access(enum.IntEnum):
+    """What a call may do with Python objects that are not its arguments."""
+
+    NONE = 0
+    READS_NAMES = 1  # globals and closure variables whose values cannot change
+    READS = 2
+    CHANGES = 3
+
+
+# Methods that change their object, of containers, queues, context variables, files and tensors.
+_METHODS = """
+    append appendleft extend insert remove pop popleft popitem clear add discard update setdefault sort reverse set put
+    put_nowait send write copy_ fill_ zero_ add_ mul_ sub_ div_
+"""
+_CHANGING_NAMES = frozenset(_METHODS.split())
+_STORES = frozenset(("STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"))
+_SHADOW_KEYS = ("Meta", "Functionalize", "FuncTorchBatched", "ADInplaceOrView")
+
+
+def check_op(trace: Trace, target: Any) -> None:
+    """Break the graph before a call of an operator that could see, or make, a change which the graph does at another
+    time.
+    """
+    if isinstance(target, OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    if not is_custom(target):
+        return
+    access = access_of(target)
+    unsupported_if(
+        access is Access.CHANGES,
+        "side-effect",
+        f"the operator {target} changes Python objects",
+        "a graph calls it after everything that the function reads",
+        "pass the state as a tensor argument (mutates_args), or accept the break",
+    )
+    pending = access > Access.NONE and _is_pending(trace, access)
+    _refuse_pending(f"the operator {target}", pending or access is Access.READS and writes_inputs(trace))
+
+
+def check_functions(trace: Trace, name: str, *fns: Any) -> None:
+    """Break the graph before a call whose Python (`fns`) the graph runs again, if it may read a pending change. Tensors
+    it gets as arguments alone.
+    """
+    access = max(_Scan().function(fn, ()) for fn in fns)
+    _refuse_pending(name, access > Access.NONE and _is_pending(trace, access))
+
+
+def _refuse_pending(name: str, pending: bool) -> None:
+    unsupported_if(
+        pending,
+        "side-effect",
+        f"{name} may read Python objects that were changed before",
+        "a graph calls it before changes of objects are written",
+        "pass what it reads as an argument, or accept the break",
+    )
+
+
+def _is_pending(trace: Trace, access: Access) -> bool:
+    """Whether a change of Python objects that such a call could see is not written yet."""
+    if access is Access.READS_NAMES:
+        return any(type(v) is CellValue or _is_namespace(v) for v in trace.effects.touched)
+    return trace.effects.changes_objects or bool(trace.effects.calls)
+
+
+def _is_namespace(value: Any) -> bool:
+    obj = getattr(value, "obj", None)
+    return type(obj) is dict and "__name__" in obj
+
+
+def access_of(target: OpOverload) -> Access:
+    """What the implementations of an operator may do with Python objects."""
+    name = target._schema.name
+    definition = OPDEFS.get(name)
+    if definition is not None:
+        fns = [definition._init_fn, *definition._backend_fns.values()]
+        return max(_Scan().function(fn, ()) for fn in fns)
+    key = "/".join((target.namespace, name.partition("::")[2], ""))
+    kernels = (k.removeprefix(key) for k in torch.library._impls if k.startswith(key))
+    found = any(not k.startswith(("Autograd", *_SHADOW_KEYS)) for k in kernels)
+    return Access.READS if found else Access.NONE
+
+
+class _Names(NamedTuple):
+    """What a function's code, with the functions in it, does with names."""
+
+    opcodes: frozenset[str]
+    loaded: tuple[
+        tuple[str, ...], ...
+    ]  # global and closure names, each with the attributes taken of it at once
+    attributes: frozenset[str]
+    rebound: frozenset[str]  # global and closure names that are set
+
+
+@by_code
+def _names_of(code: types.CodeType) -> _Names:
+    opcodes, loaded, attributes, rebound = set(), [], set(), set()
+    chain: list[str] = []
+    for instr in decode(code).instrs:
+        opcodes.add(instr.op)
+        if instr.op in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF"):
+            chain = [instr.argval]
+            loaded.append(chain)
+        elif instr.op in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.add(instr.argval)
+            chain.append(instr.argval)
+        else:
+            chain = []
+        if instr.op.startswith(("STORE_", "DELETE_")) and (
+            instr.op.endswith("_GLOBAL") or instr.op.endswith("_DEREF") and instr.argval in code.co_freevars
+        ):
+            rebound.add(instr.argval)
+    names = [tuple(chain) for chain in loaded]
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            more = _names_of(inner)
+            opcodes |= more.opcodes
+            names += more.loaded
+            attributes |= more.attributes
+            rebound |= more.rebound - set(code.co_cellvars)
+    return _Names(frozenset(opcodes), tuple(names), frozenset(attributes), frozenset(rebound))
+
+
+class _Scan:
+    """A walk over the functions that a function reaches by names."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[int, bool]] = set()
+
+    def function(self, fn: Any, given: tuple[Any, ...]) -> Access:
+        """`given`: outside objects that its arguments may be."""
+        fn = getattr(fn, "__func__", fn)
+        if not isinstance(fn, types.FunctionType):
+            return Access.NONE
+        if trusted_module(
+            fn.__globals__.get("__name__")
+        ):  # a wrapper of torch's around what the program gave
+            inner = [c.cell_contents for c in fn.__closure__ or () if _is_filled(c)]
+            return max((self.function(f, ()) for f in inner if callable(f)), default=Access.NONE)
+        if (id(fn), bool(given)) in self.seen:
+            return Access.NONE
+        self.seen.add((id(fn), bool(given)))
+        opcodes, loaded, attributes, rebound = _names_of(fn.__code__)
+        if rebound:
+            return Access.CHANGES
+        found = [v for names in loaded for v in _values(fn, names)]
+        held = [v for v in found if not _is_code(v)]
+        objects = [*(v for v in held if type(v) not in PURE_TYPES), *given]
+        if objects and (opcodes & _STORES or attributes & _CHANGING_NAMES or _are_stepped(objects)):
+            return Access.CHANGES
+        called = [f for v in found for f in _functions(v, attributes)]
+        called += [f for v in given for f in _functions(v, attributes)]
+        access = Access.READS if objects else Access.READS_NAMES if held else Access.NONE
+        return max([access, *(self.function(f, tuple(objects)) for f in called)])
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _values(fn: types.FunctionType, names: tuple[str, ...]) -> Iterator[Any]:
+    """What a global or closure name holds now; of modules, what the attributes lead to."""
+    closure = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
+    first, *rest = names
+    if first in closure:
+        if not _is_filled(closure[first]):
+            return
+        value = closure[first].cell_contents
+    elif first in fn.__globals__:
+        value = fn.__globals__[first]
+    else:
+        return  # a builtin, or a name that is set later
+    while isinstance(value, types.ModuleType) and rest:
+        value = getattr(value, rest.pop(0), None)
+    if value is not None:
+        yield value
+
+
+def _is_code(value: Any) -> bool:
+    """Whether it is called rather than read: a module, a function, an operator, a library's class."""
+    if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+        return True
+    if isinstance(value, OpOverload | OpOverloadPacket | torch._ops._OpNamespace | torch._ops._Ops):
+        return True
+    if isinstance(value, CustomOpDef):
+        return True
+    module = (value if isinstance(value, type) else type(value)).__module__
+    return callable(value) and (trusted_module(module) or module.startswith("triton."))
+
+
+def _are_stepped(objects: list[Any]) -> bool:
+    """Whether one is an iterator, which `next` or a loop changes."""
+    return any(hasattr(type(v), "__next__") for v in objects)
+
+
+def _functions(value: Any, attributes: frozenset[str]) -> Iterator[Any]:
+    """The Python functions that a use of the value may call."""
+    if isinstance(value, CustomOpDef):
+        yield value._init_fn
+        return
+    if isinstance(value, types.FunctionType):
+        yield value
+        return
+    cls = value if isinstance(value, type) else type(value)
+    if _is_code(value) or trusted_module(cls.__module__):
+        inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
+        if isinstance(inner, types.FunctionType | types.MethodType):
+            yield inner
+        return
+    for name in (*attributes, "__call__", "__getitem__", "__getattr__", "__enter__", "__exit__", "__iadd__"):
+        found = getattr(cls, name, None)
+        found = found.fget if isinstance(found, property) else found
+        if isinstance(found, types.FunctionType | types.MethodType):
+            yield found
