@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import os
 import sys
@@ -14,7 +15,7 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from . import (
     rules_autograd,
     rules_builtins,
     rules_containers,
+    rules_contextvars,
     rules_control_flow,
     rules_copy,
     rules_library,
@@ -74,6 +76,7 @@ REGISTERED = (
     rules_autograd,
     rules_builtins,
     rules_containers,
+    rules_contextvars,
     rules_control_flow,
     rules_copy,
     rules_library,
@@ -632,8 +635,9 @@ class Compiler:
         ambient: Ambient,
     ) -> Captured:
         """Capture up to the break, or nothing when no frame can be cut."""
-        inner = None if stop.reason.kind in ("disabled", "transform") else self.inner
         for depth, step in cut_points(stop, failed.generators):
+            alone = "transform", "disabled" if depth == len(stop.frames) else ""  # the instruction is such a call
+            inner = None if stop.reason.kind in alone else self.inner
             with preserved_modes():
                 trace = Trace(
                     break_at=step,
@@ -663,10 +667,9 @@ class Compiler:
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
-        alone = stop.reason.kind in ("disabled", "transform", "frames")
-        run = (
-            self.eager if alone else functools.partial(self.inner.call, self.eager)
-        )  # what it calls is captured
+        alone = "transform", "frames", "" if stop.frames else "disabled"
+        hooked = stop.reason.kind not in alone  # what it calls is captured
+        run = functools.partial(self.inner.call, self.eager) if hooked else self.eager
         return Captured(
             None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason
         )
@@ -714,19 +717,35 @@ class InnerCompiler(Compiler):
         self.resumes, self.inner = parent.resumes, parent.inner
         self.meets_modules_of(parent)
 
-    def _split(self, values: Any) -> tuple[list[Any], dict[str, Any]]:
-        code = self.fn.__code__
-        n = code.co_argcount
-        return list(values[:n]), dict(zip(code.co_varnames[n:], values[n:]))
+    def _split(
+        self, values: Sequence[Any], items: Callable[[Any], Iterable[Any]], pairs: Callable[[Any], Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments from the bound parameters; `items` and `pairs` open those of `*` and `**`."""
+        code, rest = self.fn.__code__, list(values)
+        positional = [rest.pop(0) for _ in range(code.co_argcount)]
+        names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+        keywords = {name: rest.pop(0) for name in names}
+        if code.co_flags & inspect.CO_VARARGS:
+            positional += items(rest.pop(0))
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            keywords.update(pairs(rest.pop(0)))
+        return positional, keywords
 
     def eager(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
-        positional, keywords = self._split(args)
+        positional, keywords = self._split(args, iter, dict)
         return self.fn(*positional, **keywords)
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
         sources = arg_sources(self.fn.__code__.co_varnames, len(args), ())
-        positional, keywords = self._split([trace.wrap(source, arg) for source, arg in zip(sources, args)])
+        values = [trace.wrap(source, arg) for source, arg in zip(sources, args)]
+        positional, keywords = self._split(
+            values,
+            lambda star: star.unpack(trace),
+            lambda stars: {key.as_constant(): value for key, value in stars.load().values()},
+        )
         trace.tail = True
+        if values and isinstance(values[0], nn_module.NNModuleValue) and self.fn.__name__ == "forward":
+            values[0].refuse_disabled(trace)
         return trace.wrap(Const(self.fn, self.name), self.fn).call(trace, positional, keywords)
 
 

@@ -9,7 +9,6 @@ parameters; user functions get a dispatcher, library functions run as they are.
 
 from __future__ import annotations
 
-import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -86,11 +85,10 @@ def is_compiled_code(code: types.CodeType, function: types.FunctionType) -> bool
 
 
 def worth_capturing(code: types.CodeType, function: types.FunctionType) -> bool:
-    """Whether calls of a function entered natively should be captured: users' plain functions."""
-    star = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return not (
-        star
-        or why_not_resumable(code)
-        or code.co_name.startswith("<")
-        or trusted_module(function.__globals__.get("__name__"))
-    )
+    """Whether calls of a function entered natively should be captured: users' functions, and the forward of PyTorch's
+    own modules.
+    """
+    module = function.__globals__.get("__name__")
+    own = code.co_name == "forward" and isinstance(module, str) and module.startswith("torch.nn.modules.")
+    body = code.co_name.startswith("<") and code.co_name != "<lambda>"  # of a comprehension, module or class
+    return not (why_not_resumable(code) or body or trusted_module(module) and not own)

@@ -1,11 +1,10 @@
-"""Call rules for the standard library: functools, itertools, inspect, contextvars, logging, warnings, os,
+"""Call rules for the standard library: functools, itertools, inspect, logging, warnings, os,
 random, time.
 """
 
 from __future__ import annotations
 
 import collections
-import contextvars
 import dataclasses
 import enum
 import functools
@@ -370,56 +369,6 @@ makers[type(re.finditer("", ""))] = lambda trace, found: TupleValue(
 ).iterate(trace)
 
 
-# contextvars ------------------------------------------------------------------------------------------------
-class TokenValue(Value):
-    """What ContextVar.set returned in the trace: the value before, or MISSING."""
-
-    __slots__ = ("var", "before")
-    kind = contextvars.Token
-
-    def __init__(self, var: Any, before: Any) -> None:
-        super().__init__()
-        self.var, self.before = var, before
-
-
-def _read_var(trace: Trace, var: Any) -> Any:
-    """The variable's value: from the trace, else the real one under a guard; MISSING when unset."""
-    written = trace.effects.settings.get(var.set)
-    if written is not None:
-        return written
-    found = trace.reader.ask(Const(var, f"contextvar {var.name}"), var, "the value", lambda v: v.get(MISSING))
-    return found if found is MISSING else trace.wrap(Const(found, var.name), found)
-
-
-@builtin_rule(contextvars.ContextVar.get)
-def _var_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    var = args[0].as_constant()
-    found = _read_var(trace, var)
-    if found is not MISSING:
-        return found
-    return args[1] if len(args) > 1 else trace.real_call(var.get)
-
-
-@builtin_rule(contextvars.ContextVar.set)
-def _var_set(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    var = args[0].as_constant()
-    token = TokenValue(var, _read_var(trace, var))
-    trace.effects.settings[var.set] = args[1]
-    return token
-
-
-@builtin_rule(contextvars.ContextVar.reset)
-def _var_reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    token, settings = args[1], trace.effects.settings
-    if not isinstance(token, TokenValue):
-        raise unsupported("unsupported-call", "a contextvar is reset with a token from outside")
-    if token.before is MISSING or token.before.source is not None:
-        settings.pop(token.var.set, None)
-    else:
-        settings[token.var.set] = token.before
-    return Constant(None)
-
-
 class Held(Builtin):
     """An object of the standard library, held by identity; those that describe code are taken as constant."""
 
@@ -439,7 +388,6 @@ class Held(Builtin):
 
 wrap_held(
     Held,
-    contextvars.ContextVar,
     weakref.ReferenceType,
     inspect.Signature,
     inspect.Parameter,

@@ -131,3 +131,67 @@ def test_break_counters_and_no_hook_left():
     captured(program, torch.randn(2))
     assert sum(counters["breaks"].values()) >= 1
     assert _C.set_frame_hook(None) is None, "no hook is left behind"
+
+
+def test_functions_with_star_parameters():
+    def inner(x, *more, scale, **others):
+        return torch.relu(x) * scale + sum(more) + others["shift"]
+
+    @dynamotor.disable
+    def untouched(x):
+        return x
+
+    class Reader:
+        @property
+        def value(self):  # a break inside of a property is not resumed: functions called there are captured
+            return inner(untouched(torch.ones(3)), 1, 2, scale=3, shift=4)
+
+    reader = Reader()
+    assert "inner" in " ".join(captured(lambda x: reader.value * x, torch.randn(3)))
+
+
+def test_a_lambda_called_natively():
+    class Reader:
+        double = staticmethod(lambda x: torch.relu(x) * 2)
+
+        @property
+        def value(self):
+            return self.double(opened(torch.ones(2, 3)).__next__())
+
+    reader = Reader()
+    names = captured(lambda x: reader.value * x, torch.randn(3))
+    assert any(name.endswith("Reader.<lambda>") for name in names), names
+
+
+@dynamotor.disable
+def opened(x):
+    return iter([x, x + 1])
+
+
+def test_pytorchs_own_modules_called_natively():
+    linear = torch.nn.Linear(3, 3)
+
+    class Reader:
+        @property
+        def value(self):
+            return linear(opened(torch.ones(2, 3)).__next__())
+
+    reader = Reader()
+    assert "Linear.forward" in captured(lambda x: reader.value * x, torch.randn(3))
+
+
+def test_a_disabled_module_called_natively_is_left_alone():
+    left, taken = dynamotor.disable(torch.nn.Linear(3, 3)), torch.nn.Linear(3, 3)
+
+    class Reader:
+        def __init__(self, module):
+            self.module = module
+
+        @property
+        def value(self):
+            return self.module(opened(torch.ones(2, 3)).__next__())
+
+    first, second = Reader(taken), Reader(left)
+    program = lambda x: (first.value + second.value) * x  # noqa: E731
+    graphs = captured(program, torch.randn(3), calls=1)
+    assert graphs.count("Linear.forward") == 1, graphs

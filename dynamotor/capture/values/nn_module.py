@@ -71,14 +71,18 @@ class NNModuleValue(UserObject):
             return False
         if self.instance_attr(trace, "_call_impl") is not None:
             return False
-        mark = self.instance_attr(trace, "_dynamotor_disabled")
-        if mark is not None:
-            kind = "disabled" if mark.as_constant() else "unsupported-call"
-            raise unsupported(kind, f"{self.describe()} is marked with dynamotor.disable")
+        self.refuse_disabled(trace)
         compiled = self.instance_attr(trace, "_compiled_call_impl")
         if not is_none(compiled):
             return False
         return not any(self._filled(trace, name) for name in _HOOKS) and not _global_hooks(trace)
+
+    def refuse_disabled(self, trace: Trace) -> None:
+        """Break the graph where calls of this module are left alone."""
+        mark = self.instance_attr(trace, "_dynamotor_disabled")
+        if mark is not None:
+            kind = "disabled" if mark.as_constant() else "unsupported-call"
+            raise unsupported(kind, f"{self.describe()} is marked with dynamotor.disable")
 
     def _filled(self, trace: Trace, table: str) -> bool:
         attributes = self.dict(trace)
