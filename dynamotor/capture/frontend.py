@@ -636,7 +636,10 @@ class Compiler:
     ) -> Captured:
         """Capture up to the break, or nothing when no frame can be cut."""
         for depth, step in cut_points(stop, failed.generators):
-            alone = "transform", "disabled" if depth == len(stop.frames) else ""  # the instruction is such a call
+            alone = (
+                "transform",
+                "disabled" if depth == len(stop.frames) else "",
+            )  # the instruction is such a call
             inner = None if stop.reason.kind in alone else self.inner
             with preserved_modes():
                 trace = Trace(

@@ -32,7 +32,12 @@ class TokenValue(Value):
     kind = contextvars.Token
 
     def __init__(
-        self, var: Any, new: Any = MISSING, before: Any = MISSING, source: Source | None = None, obj: Any = MISSING
+        self,
+        var: Any,
+        new: Any = MISSING,
+        before: Any = MISSING,
+        source: Source | None = None,
+        obj: Any = MISSING,
     ) -> None:
         super().__init__(source)
         self.var, self.new, self.before, self.obj, self.used = var, new, before, obj, False
