@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..base.errors import UserLine
+from ..graph.modes import preserved_modes
 from ..graph.raised import show_its_line
 
 _NOTE = (
@@ -50,7 +51,7 @@ def as_eager_raises(
     steps.extra_traceback = False  # the error's text is eager's own
     devices = {t.device.index for t in inputs or () if isinstance(t, torch.Tensor) and t.is_cuda}
     try:
-        with torch.random.fork_rng([d for d in devices if d is not None]), torch.no_grad():
+        with preserved_modes(), torch.random.fork_rng([d for d in devices if d is not None]), torch.no_grad():
             given = [t.detach() if isinstance(t, torch.Tensor) else t for t in inputs or ()]
             steps.run(*copy.deepcopy(given), enable_io_processing=False)
     except type(error) as found:

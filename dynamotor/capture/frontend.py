@@ -27,10 +27,9 @@ from ..base.collector import collector_paused
 from ..base.config import CompileOptions, config
 from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
 from ..base.events import Event, collect, counters, emit, log, timed, warn_once
-from ..graph.modes import preserved_modes
+from ..graph.modes import left_when_raising, preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
-from ..graph.states import left_when_raising
 from ..graph.text import program_text
 from . import (
     failed_graphs,
@@ -61,6 +60,7 @@ from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, first_failure
 from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
 from .output import Codegen
+from .resume import unwind
 from .sizes import FloatIs, SizePolicy, TraceSizes
 from .source import Arg, Const, Source
 from .stance import stance
@@ -358,12 +358,18 @@ class Compiler:
         if isinstance(error, InternalError):
             failures.note(entry.info.data.gm, entry.program.check(args), error)
         if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
+            self.unwind(args)
             raise error
         if entry.info.data.effects:
             data, tensors = entry.info.data, entry.program.check(args)
-            raise failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays)
+            error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays)
+            self.unwind(args)
+            raise error
         counters["frames"]["graph raised"] += 1
         return self.eager(args, kwnames)
+
+    def unwind(self, args: tuple[Any, ...]) -> None:
+        """Leave the blocks of the user's frame that are open where the captured part begins: none here."""
 
     def entry(
         self, captured: Captured, run: Callable[..., Any], n_positional: int, kwnames: tuple[str, ...]
@@ -374,7 +380,7 @@ class Compiler:
         row = captured.sizes.row()
         guards = captured.guards if row is None else [*captured.guards, row]
         run = checked(run, captured.check, captured.draws)
-        run = left_when_raising(run) if captured.states else run
+        run = left_when_raising(run, captured.gm)
         entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
         rounds = captured.reason is not None and captured.reason.kind == "loop"  # any round
         entry.general = row is not None or rounds
@@ -708,6 +714,9 @@ class ResumeCompiler(Compiler):
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
         return self.point.run(trace, args)
+
+    def unwind(self, args: tuple[Any, ...]) -> None:
+        unwind(self.point.at, args, self.point.globals)
 
 
 class InnerCompiler(Compiler):

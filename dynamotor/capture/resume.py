@@ -12,6 +12,7 @@ rebuilds the frame from that tuple, so the user's own jumps, handlers and `with`
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import sys
@@ -458,6 +459,21 @@ def break_function(
     if handled and handler is not None and end > start:
         out.cover(start, end, handler)
     return _function(at, out, globals_, "break", tuple(resumes))
+
+
+class GraphRaised(BaseException):
+    """Unwinds a frame in the place of an error whose place in the frame is not known: `with` blocks and
+    `finally` see it, no handler of the program's catches it."""
+
+
+def unwind(at: Boundary, flat: Sequence[Any], globals_: dict[str, Any]) -> None:
+    """Leave the `with` and `try` blocks that are open at the boundary, as an error does."""
+
+    def leave() -> None:
+        raise GraphRaised
+
+    with contextlib.suppress(GraphRaised):
+        break_function(at, [None], globals_, inner=True)(*flat, leave)
 
 
 _READS = frozenset(

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import fx
+from torch.amp.autocast_mode import _enter_autocast
 
-from .states import leave_to, open_regions
+from .states import enter_inference, leave_to, open_regions
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 # The settings that choose attention's kernels: what sets each, and what reads it.
@@ -45,28 +47,64 @@ class UnderSettings:
         return f"{self.__name__} under {settings}"
 
 
+class _Modes:
+    """Grad mode, inference mode and autocast of this thread, as they are now."""
+
+    __slots__ = ("autocast", "cache", "grad", "nesting", "regions")
+
+    def __init__(self) -> None:
+        self.grad = torch.is_grad_enabled()
+        self.cache = torch.is_autocast_cache_enabled()
+        self.autocast, self.nesting = autocast_state(), _nesting()
+        self.regions = open_regions()
+
+    def restore(self) -> None:
+        """Leave the regions that were entered since."""
+        leave_to(self.regions)
+        torch._C._set_grad_enabled(self.grad)
+        torch.set_autocast_cache_enabled(self.cache)
+        for _ in range(_nesting() - self.nesting):
+            torch.autocast_decrement_nesting()
+        if not self.nesting:
+            torch.clear_autocast_cache()
+        for device, (enabled, dtype) in self.autocast.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+
+
 @contextlib.contextmanager
 def preserved_modes() -> Iterator[None]:
     """Put grad mode, inference mode and autocast back as they were: a trace changes them for real and may
     stop anywhere.
     """
-    grad = torch.is_grad_enabled()
-    cache = torch.is_autocast_cache_enabled()
-    autocast, nesting = autocast_state(), _nesting()
-    regions = open_regions()
+    before = _Modes()
     try:
         yield
     finally:
-        leave_to(regions)
-        torch._C._set_grad_enabled(grad)
-        torch.set_autocast_cache_enabled(cache)
-        for _ in range(_nesting() - nesting):
-            torch.autocast_decrement_nesting()
-        if not nesting:
-            torch.clear_autocast_cache()
-        for device, (enabled, dtype) in autocast.items():
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
+        before.restore()
+
+
+_REGIONS = frozenset((torch._C._set_grad_enabled, _enter_autocast, enter_inference))
+
+
+def left_when_raising(run: Callable[..., Any], gm: fx.GraphModule | None) -> Callable[..., Any]:
+    """The compiled form of a graph, which leaves the regions that the graph enters also if an op raises.
+
+    Regions are plain nodes: without this, an error between two of them would leave the thread in no_grad or
+    autocast. Any backend may run such a graph op by op.
+    """
+    if gm is None or not any(node.target in _REGIONS for node in gm.graph.nodes):
+        return run
+
+    def run_and_leave(*tensors: Any) -> Any:
+        before = _Modes()
+        try:
+            return run(*tensors)
+        except BaseException:
+            before.restore()
+            raise
+
+    return run_and_leave
 
 
 def autocast_state() -> dict[str, tuple[bool, torch.dtype]]:

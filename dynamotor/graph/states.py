@@ -9,7 +9,6 @@ backend cuts its graph around them, so that what is between them runs under what
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,16 +69,3 @@ STATE_CALLS = frozenset((enter_inference, leave_inference, random_state, restore
 def is_state_call(node: fx.Node) -> bool:
     """Whether a node reads or sets a state."""
     return node.target in STATE_CALLS
-
-
-def left_when_raising(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph that leaves no region open where it raises."""
-
-    def run_and_leave(*tensors: Any) -> Any:
-        depth = open_regions()
-        try:
-            return run(*tensors)
-        finally:
-            leave_to(depth)
-
-    return run_and_leave
