@@ -4,6 +4,7 @@ in files.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -53,6 +54,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(params=["numbers", "symbols"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test twice: with sizes that are numbers, and with symbolic ones from the first call on. A check
+    that knows only numbers lets the second pass."""
+    import dynamotor
+
+    if request.param == "symbols":
+        monkeypatch.setattr(dynamotor, "compile", functools.partial(dynamotor.compile, dynamic=True))
 
 
 @pytest.fixture(autouse=True)

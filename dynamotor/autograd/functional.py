@@ -196,11 +196,7 @@ def with_holes(value: torch.fx.Node, spec: TensorSpec, emit: Emit) -> torch.fx.N
     written have none.
     """
     have = spec_of_node(value)
-    if (
-        is_dense(spec)
-        or spec.is_symbolic
-        or all(a == b for a, b, n in zip(have.stride, spec.stride, spec.shape) if n != 1)
-    ):
+    if is_dense(spec) or all(a == b for a, b, n in zip(have.stride, spec.stride, spec.shape) if n != 1):
         return value
     place = list(spec.shape), list(spec.stride), 0
     memory = emit(aten.full.default, ([spec.extent], 0), {"dtype": spec.dtype, "device": spec.device})

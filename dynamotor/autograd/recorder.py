@@ -24,7 +24,7 @@ from ..graph.op_facts import VIEW_FORMS, facts, is_custom, written_names
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, recording, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
-from ..graph.sizes import ShapeEnv, Size, leaves_in
+from ..graph.sizes import ShapeEnv, Size, equal, leaves_in
 from ..graph.spec import TensorSpec, aten
 from ..graph.sym_int import from_torch, to_torch
 from . import inplace
@@ -226,15 +226,13 @@ class GraphRecorder:
             {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {},
         )
         made = self._outputs(node)
-        if (
-            func in _KEEP_HOLES and self.sizes is None
-        ):  # those of the tensor, which its present value may not have
+        if func in _KEEP_HOLES:  # those of the tensor, which its present value may not have
             spec = infer_spec(
                 func,
                 tuple([self.alias_of(a).spec if isinstance(a, torch.Tensor) else a for a in args]),
                 kwargs,
             )
-            if spec != made.spec:
+            if not equal((spec.stride, spec.offset), (made.spec.stride, made.spec.offset)):
                 made = ShapeTensor.make(spec)
                 made.note = base(spec, node)
         return made
@@ -367,8 +365,8 @@ class GraphRecorder:
         return True
 
     def refuse_overlap(self, func: OpOverload, args: tuple) -> None:
-        """Leave writes that eager refuses to eager; sizes that are not known yet overlap in unknown ways."""
-        if self.sizes is None and isinstance(args[0], ShapeTensor):
+        """Leave writes that eager refuses to eager. Of symbolic sizes it asks, which makes guards."""
+        if isinstance(args[0], ShapeTensor):
             target, *others = [self.alias_of(a) for a in args if isinstance(a, ShapeTensor)]
             refuse_overlap(
                 func, target.spec, [other.spec for other in others if other.memory is target.memory]

@@ -347,9 +347,7 @@ def _slice_scatter(
     end: Dim | None = None,
     step: int = 1,
 ) -> LoopValue:
-    decline_if(
-        not ctx.spec.is_symbolic and sees_twice(ctx.spec), "elements that share memory are written together"
-    )
+    decline_if(sees_twice(ctx.spec), "elements that share memory are written together")
     dim, source = _dim(x, dim), _cast(ctx, source)
     first = _first(start, x.shape[dim])
     length = source.shape[dim]

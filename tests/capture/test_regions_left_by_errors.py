@@ -91,9 +91,7 @@ def after_a_write_in_one_graph(region: Any, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize(
     "program", [plain, behind_a_break, nested, op_by_op, after_a_write, after_a_write_in_one_graph]
 )
-def test_a_region_is_left_when_an_op_raises(
-    program: Callable[..., Any], region: str, backend: str
-) -> None:
+def test_a_region_is_left_when_an_op_raises(program: Callable[..., Any], region: str, backend: str) -> None:
     compiled = dynamotor.compile(program, backend=BACKENDS[backend])
     before = modes()
     for _ in range(2):

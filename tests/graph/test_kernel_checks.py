@@ -16,6 +16,8 @@ from dynamotor.graph import kernel_checks
 from dynamotor.graph.kernel_checks import meet
 from dynamotor.graph.spec import TensorSpec
 
+pytestmark = pytest.mark.usefixtures("sizes")
+
 
 def numbers(*shape, dtype=torch.float32):
     return torch.arange(1, 1 + torch.Size(shape).numel()).view(shape).to(dtype)

@@ -11,6 +11,8 @@ import torch
 
 import dynamotor
 
+pytestmark = pytest.mark.usefixtures("sizes")
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "a row": lambda x: (x[0].add_(1), x * 2),
     "a copy": lambda x: (x[0].copy_(torch.arange(3).to(x.dtype)), x + 1),

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import dynamotor
 
+pytestmark = pytest.mark.usefixtures("sizes")
+
 Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 READS: dict[str, Read] = {
     "an embedding of constants": lambda v, i: F.embedding(i, torch.ones(3, 4)) + 1,

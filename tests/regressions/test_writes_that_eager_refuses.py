@@ -11,17 +11,27 @@ import torch
 import dynamotor
 from dynamotor.base.events import counters
 
+pytestmark = pytest.mark.usefixtures("sizes")
+
 REFUSED = {
-    "expanded add_": lambda x: x[:1].expand(3, 6).add_(1),
-    "expanded mul_ of an intermediate": lambda x: (x[:1] * 1).expand(3, 6).mul_(2),
-    "expanded copy_": lambda x: x[:1].expand(5, 6).copy_(x * 2),
-    "expanded out": lambda x: torch.add(x, 1, out=torch.empty(1, 6).expand(5, 6)),
+    "expanded add_": lambda x: x[:1].expand(3, -1).add_(1),
+    "expanded mul_ of an intermediate": lambda x: (x[:1] * 1).expand(3, -1).mul_(2),
+    "expanded copy_": lambda x: x[:1].expand_as(x).copy_(x * 2),
+    "expanded out": lambda x: torch.add(x, 1, out=torch.empty_like(x[:1]).expand_as(x)),
     "shifted add_": lambda x: x[1:].add_(x[:-1]),
     "shifted copy_": lambda x: x[1:].copy_(x[:-1]),
     "shifted assignment": lambda x: x.__setitem__(slice(1, None), x[:-1]),
     "shifted out": lambda x: torch.add(x[:-1], 1, out=x[1:]),
     "transposed": lambda x: (y := x[:5, :5] * 1).add_(y.t()),
-    "scatter of itself": lambda x: x.scatter_(0, torch.zeros(5, 6, dtype=torch.int64), x),
+    "scatter of itself": lambda x: x.scatter_(0, torch.zeros_like(x, dtype=torch.int64), x),
+    "scatter_add of itself": lambda x: x.scatter_add_(0, torch.zeros_like(x, dtype=torch.int64), x),
+    "scatter_reduce": lambda x: x.scatter_reduce_(0, torch.zeros_like(x, dtype=torch.int64), x, "amax"),
+    "index_add of itself": lambda x: x.index_add_(0, torch.arange(x.shape[0]), x),
+    "index_copy of itself": lambda x: x.index_copy_(0, torch.arange(x.shape[0]), x),
+    "index_put of itself": lambda x: x.index_put_((torch.arange(x.shape[0]),), x),
+    "put of itself": lambda x: x.put_(torch.arange(x.numel()), x),
+    "assignment by positions": lambda x: x.__setitem__(torch.arange(x.shape[0]), x),
+    "index_select out": lambda x: torch.index_select(x, 0, torch.arange(x.shape[0]), out=x),
 }
 
 
@@ -31,9 +41,9 @@ def test_refused(name):
     with pytest.raises(RuntimeError, match="unsupported operation"):
         fn(torch.randn(5, 6))
     fast = dynamotor.compile(fn)
-    for _ in range(2):
+    for rows, columns in ((5, 6), (7, 8), (9, 8)):
         with pytest.raises(RuntimeError, match="unsupported operation"):
-            fast(torch.randn(5, 6))
+            fast(torch.randn(rows, columns))
 
 
 @pytest.mark.parametrize(
