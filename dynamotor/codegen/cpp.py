@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..base import checkout
 from ..base.config import config
@@ -31,6 +30,7 @@ from ..lower.ir import (
 )
 from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa, native_width
+from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
 from .scopes import title
 from .verify import verify_cpp, verify_places
@@ -186,27 +186,5 @@ def emit_unit(functions: Iterable[CFunction]) -> str:
     """One translation unit: the prelude, then each distinct function once."""
     found = {f.name: f for f in functions}.values()
     widths = {w for f in found for w in f.widths}
-    return prelude(widths, any(f.random for f in found), any(f.sizes for f in found)) + "".join(
-        f.source for f in found
-    )
-
-
-# -- the text that every unit starts with --------------------------------------------------------------------
-
-
-_TEXT = Path(__file__).with_name("prelude.h").read_text()
-_SECTIONS = dict(re.findall(r"^// == (\w+):.*\n((?:(?!// == ).*\n)*)", _TEXT, re.MULTILINE))
-
-
-def prelude(widths: set[int], random: bool, sizes: bool = False) -> str:
-    """The parts that functions with these vector widths need; sizes: some are known only at the call."""
-    parts = [
-        _SECTIONS["types"],
-        *(_SECTIONS["width"].replace("@", str(w)) for w in sorted(widths)),
-        _SECTIONS["core"],
-        *([_SECTIONS["sizes"]] if sizes else []),
-        _SECTIONS["math"],
-        _SECTIONS["keep"],
-        *([_SECTIONS["random"]] if random else []),
-    ]
-    return "".join(parts)
+    text = "".join(f.source for f in found)
+    return prelude(text, widths, any(f.random for f in found), any(f.sizes for f in found)) + text

@@ -152,7 +152,7 @@ static __thread void* dm_row; static __thread i64 dm_row_size;
 static void* row_room(i64 bytes){ if(bytes>dm_row_size){ dm_row=realloc(dm_row,bytes+64); dm_row_size=bytes;
  } return (void*)(((u64)dm_row+63)&~63ul); }
 
-// == math: elementwise functions
+// == math: what every kernel may use
 #define LANE1(name,ff,fd) template<class T> INL T name(T x){ if constexpr(tr<T>::n==1){ \
  if constexpr(tr<T>::wide) return fd(x); else return ff(x); } \
  else { T r; for(int i=0;i<tr<T>::n;i++){ if constexpr(tr<T>::wide) r[i]=fd(x[i]); else r[i]=ff(x[i]); } \
@@ -162,12 +162,10 @@ static void* row_room(i64 bytes){ if(bytes>dm_row_size){ dm_row=realloc(dm_row,b
  else { T r; for(int i=0;i<tr<T>::n;i++){ if constexpr(tr<T>::wide) r[i]=fd(x[i],y[i]); \
  else r[i]=ff(x[i],y[i]); } return r; } }
 #define LIBM1(x) LANE1(x##_,__builtin_##x##f,__builtin_##x)
-#define LIBM2(x) LANE2(x##_,__builtin_##x##f,__builtin_##x)
-LIBM1(sqrt) LIBM1(exp2) LIBM1(expm1) LIBM1(log2) LIBM1(log10) LIBM1(log1p) LIBM1(sin) LIBM1(cos) LIBM1(tan)
-LIBM1(asin) LIBM1(acos) LIBM1(atan)
-LIBM1(sinh) LIBM1(cosh) LIBM1(asinh) LIBM1(acosh) LIBM1(atanh) LIBM1(erfc) LIBM1(floor) LIBM1(ceil)
-LIBM1(trunc) LIBM1(nearbyint) LIBM1(lgamma)
-LIBM2(pow) LIBM2(atan2) LIBM2(hypot) LIBM2(fmod) LIBM2(copysign)
+LIBM1(sqrt) LIBM1(floor) LIBM1(ceil) LIBM1(trunc) LIBM1(nearbyint)
+template<class T> struct sign_of { enum:long{bit=tr<T>::wide?(long)(1ul<<63):(long)(int)0x80000000}; };
+template<class T> INL T copysign_(T x,T y){ typedef typename tr<T>::I I; const I bit=bc<I>(sign_of<T>::bit);
+ return bits<T>((bits<I>(x)&~bit)|(bits<I>(y)&bit)); }
 template<class T> INL T abs_(T x){ if constexpr(__is_same(typename tr<T>::E,float)) return
  bits<T>(bits<typename tr<T>::I>(x)&0x7fffffff);
  else if constexpr(__is_same(typename tr<T>::E,double)) return
@@ -181,9 +179,49 @@ template<class T> INL T clamp_(T x,float low,float high){
  return (T)__builtin_ia32_minps512_mask(bc<T>(high),x,x,(short)-1,4); } else
 #endif
  { x=sel(lt(x,bc<T>(low)),bc<T>(low),x); return sel(gt(x,bc<T>(high)),bc<T>(high),x); } }
+// == library: functions of SLEEF for vectors, which PyTorch's own library exports
+// A vector of the processor's common width has a function there, so narrower ones and numbers are
+// computed in one: a result does not depend on its place. Without the function, lane by lane.
+extern "C" { void* dlopen(const char*,int) noexcept; void* dlsym(void*,const char*) noexcept; }
+#if defined(__AVX2__)
+#define ROOM 8
+#elif defined(__aarch64__)
+#define ROOM 4
+#else
+#define ROOM 0
+#endif
+template<class T> struct roomy { typedef T V; };
+#if ROOM==8
+template<> struct roomy<float> { typedef F8 V; }; template<> struct roomy<F4> { typedef F8 V; };
+template<> struct roomy<double> { typedef D4 V; };
+#elif ROOM==4
+template<> struct roomy<float> { typedef F4 V; }; template<> struct roomy<double> { typedef D2 V; };
+#endif
+template<class T> struct two { T a,b; };
+template<class V,class T> INL V in_room(T x){ if constexpr(__is_same(V,T)) return x;
+ else if constexpr(tr<T>::n==1) return bc<V>(x); else return bits<V>(two<T>{x,x}); }
+template<class T,class V> INL T out_of_room(V v){ if constexpr(__is_same(V,T)) return v;
+ else if constexpr(tr<T>::n==1) return v[0]; else return bits<two<T>>(v).a; }
+static void* sleef(const char*name,void*lanes){ void*const h=dlopen("libtorch_cpu.so",5); // loaded already
+ void*const f=h?dlsym(h,name):0; return f?f:lanes; }
+#define SLEEF(x,e) (tr<T>::wide?tr<T>::n==8?"Sleef_" #x "d8" #e:tr<T>::n==4?"Sleef_" #x "d4" #e: \
+ "Sleef_" #x "d2" #e:tr<T>::n==16?"Sleef_" #x "f16" #e:tr<T>::n==8?"Sleef_" #x "f8" #e:"Sleef_" #x "f4" #e)
+#define LIBRARY1(fn,e) LANE1(fn##_lanes,__builtin_##fn##f,__builtin_##fn) namespace { template<class T> struct fn##_of { \
+ static __attribute__((cold,noinline)) T lanes(T x){ return fn##_lanes(x); } static T (*const call)(T); }; \
+ template<class T> T (*const fn##_of<T>::call)(T)=(T(*)(T))sleef(SLEEF(fn,e),(void*)lanes); } \
+ template<class T> INL T fn##_library(T x){ if constexpr(!ROOM) return fn##_lanes(x); \
+ else { typedef typename roomy<T>::V V; return out_of_room<T>(fn##_of<V>::call(in_room<V>(x))); } }
+#define LIBRARY2(fn,e) LANE2(fn##_lanes,__builtin_##fn##f,__builtin_##fn) namespace { template<class T> struct fn##_of { \
+ static __attribute__((cold,noinline)) T lanes(T x,T y){ return fn##_lanes(x,y); } \
+ static T (*const call)(T,T); }; \
+ template<class T> T (*const fn##_of<T>::call)(T,T)=(T(*)(T,T))sleef(SLEEF(fn,e),(void*)lanes); } \
+ template<class T> INL T fn##_library(T x,T y){ if constexpr(!ROOM) return fn##_lanes(x,y); \
+ else { typedef typename roomy<T>::V V; \
+ return out_of_room<T>(fn##_of<V>::call(in_room<V>(x),in_room<V>(y))); } }
+
+// == exp_: floats here, doubles from the library
 template<class T> INL T exp_(T x){ typedef typename tr<T>::I I;
- if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_exp(x); else { T r;
- for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_exp(x[i]); return r; } }
+ if constexpr(tr<T>::wide) return exp_library(x);
 #ifdef __AVX512F__
  else if constexpr(tr<T>::n==16){ x=clamp_(x,-200.f,200.f);
  T n=x*1.44269504f+12582912.f; n=n-12582912.f; T r=x-n*0.693359375f; r=r+n*2.12194440e-4f;
@@ -196,9 +234,10 @@ template<class T> INL T exp_(T x){ typedef typename tr<T>::I I;
  T p=r*1.3814539e-3f+8.3687454e-3f; p=p*r+4.1668389e-2f; p=p*r+1.6666521e-1f; p=p*r+4.9999994e-1f;
  p=p*(r*r)+r+1.f;
  I e=bits<I>(t)-0x4b400000; I a=e>>1; return p*bits<T>((a+127)<<23)*bits<T>((e-a+127)<<23); } }
+
+// == log_: floats here, doubles from the library
 template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
- if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_log(x); else { T r;
- for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_log(x[i]); return r; } }
+ if constexpr(tr<T>::wide) return log_library(x);
  else { auto tiny=lt(x,bc<T>(1.17549435e-38f)); T y=sel(tiny,x*8388608.f,x); I b=bits<I>(y);
  I e=((b-0x3f3504f3)>>23); T m=bits<T>(b-(e<<23))-1.f;
  T n=cvt<T>(e)-sel(tiny,bc<T>(23.f),bc<T>(0.f)); T z=m*m;
@@ -208,18 +247,20 @@ template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
  p=p-z*0.5f; T r=m+p+n*0.693359375f;
  r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(0.f)),bc<T>(-__builtin_inff()),r);
  return sel(lt(x,bc<T>(0.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
+
+// == erf_: floats here, doubles from the library
 template<class T> INL T erf_(T x){
- if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_erf(x); else { T r;
- for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_erf(x[i]); return r; } }
+ if constexpr(tr<T>::wide) return erf_library(x);
  else { x=clamp_(x,-4.f,4.f); T z=x*x;
  T p=z*0.00022905065861350646f+0.0034082910107109506f; p=p*z+0.050955695062380861f;
  p=p*z+0.18520832239976145f; p=p*z+1.128379143519084f;
  T q=z*-1.1791602954361697e-7f+0.000023547966471313185f; q=q*z+0.0010179625278914885f;
  q=q*z+0.014070470171167667f; q=q*z+0.11098505178285362f;
  q=q*z+0.49746925110067538f; q=q*z+1.f; return clamp_(x*p/q,-1.f,1.f); } }
+
+// == tanh_: floats here, doubles from the library
 template<class T> INL T tanh_(T x){
- if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_tanh(x); else { T r;
- for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_tanh(x[i]); return r; } }
+ if constexpr(tr<T>::wide) return tanh_library(x);
  // m/(m+1), m = expm1(2|x|)/2: nothing cancels at either end. The shift leaves the exponent of 2^n alone.
  else { typedef typename tr<T>::I I; T y=abs_(x); y=sel(gt(y,bc<T>(9.1f)),bc<T>(9.1f),y);
  T t=y*2.88539008f+12583039.f; T n=t-12583039.f;
@@ -227,16 +268,55 @@ template<class T> INL T tanh_(T x){
  p=p*r+6.66660840e-01f; p=p*r+9.99999880e-01f; p=p*(r*r)+r;
  T two=bits<T>(bits<I>(t)<<23); T m=p*two+(two*0.5f-0.5f);
  return bits<T>(bits<I>(m/(m+1))|(bits<I>(x)&(int)0x80000000)); } }
+
+// == expm1_: as exp_, without the one
+template<class T> INL T expm1_(T x){ if constexpr(tr<T>::wide) return expm1_library(x);
+ else { typedef typename tr<T>::I I; T y=clamp_(x,-18.f,89.f);
+ T t=y*1.44269504f+12583039.f; T n=t-12583039.f; T r=y-n*0.693359375f; r=r+n*2.12194440e-4f;
+ T p=r*1.3814539e-3f+8.3687454e-3f; p=p*r+4.1668389e-2f; p=p*r+1.6666521e-1f; p=p*r+4.9999994e-1f; p=p*(r*r)+r;
+ T half=bits<T>((bits<I>(t)-1)<<23); T m=p*half+(half-0.5f); return copysign_(m+m,x); } }
+
+// == log1p_: the logarithm of 1+x, with what the sum rounded away added to its mantissa
+template<class T> INL T log1p_(T x){ if constexpr(tr<T>::wide) return log1p_library(x);
+ else { typedef typename tr<T>::I I; T u=x+1.f; I b=bits<I>(u); I e=((b-0x3f3504f3)>>23);
+ T lost=sel(gt(x,bc<T>(1.f)),1.f-(u-x),x-(u-1.f));
+ I s=bc<I>(0x3f800000)-(e<<23); T m=bits<T>(b-(e<<23))-1.f+lost*bits<T>(sel(lt(s,bc<I>(0)),bc<I>(0),s));
+ T n=cvt<T>(e); T z=m*m;
+ T p=m*7.0376836292e-2f-1.1514610310e-1f; p=p*m+1.1676998740e-1f; p=p*m-1.2420140846e-1f;
+ p=p*m+1.4249322787e-1f; p=p*m-1.6668057665e-1f;
+ p=p*m+2.0000714765e-1f; p=p*m-2.4999993993e-1f; p=p*m+3.3333331174e-1f; p=p*m*z; p=p+n*-2.12194440e-4f;
+ p=p-z*0.5f; T r=copysign_(m+p+n*0.693359375f,x);
+ r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(-1.f)),bc<T>(-__builtin_inff()),r);
+ return sel(lt(x,bc<T>(-1.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
+
+// == asinh_ acosh_: log(y+sqrt(y*y±1)) where nothing cancels, and log(y)+log(2) where the square is too large
+template<class T> struct square { enum:long{most=1l<<(tr<T>::wide?60:30)}; };
+template<class T> INL T asinh_(T x){ const T y=abs_(x),z=y*y,b=y+z/(1+sqrt_(z+1)); const auto far=gt(y,bc<T>(square<T>::most));
+ return copysign_(log1p_(sel(far,y,b))+sel(far,bc<T>(0.693147180559945309),bc<T>(0)),x); }
+template<class T> INL T acosh_(T x){ const T t=x-1,b=t+sqrt_(t*(t+2)); const auto far=gt(x,bc<T>(square<T>::most));
+ return sel(lt(t,bc<T>(0)),bc<T>(__builtin_nanf("")),log1p_(sel(far,x,b))+sel(far,bc<T>(0.693147180559945309),bc<T>(0))); }
+
+// == sigmoid_: by exp_
 template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
+
+// == rsqrt_: a root and a quotient
 template<class T> INL T rsqrt_(T x){ return 1/sqrt_(x); }
-template<class E> INL E floordiv1(E a,E b){ if(b==0) return a/b; E m=__builtin_fmod(a,b); E d=(a-m)/b;
- if(m!=0&&(b<0)!=(m<0)) d-=1;
- if(d!=0){ E f=__builtin_floor(d); if(d-f>(E)0.5) f+=1; return f; } return __builtin_copysign((E)0,a/b); }
-template<class E> INL E rem1(E a,E b){ E m=__builtin_fmod(a,b); if(m!=0&&(b<0)!=(m<0)) m+=b; return m; }
-LANE2(floordivf_,floordiv1<float>,floordiv1<double>) LANE2(remf_,rem1<float>,rem1<double>)
-template<class E> INL E logaddexp1(E a,E b){ E m=max_(a,b),d=min_(a,b);
- return d!=m||m-m==0?m+log1p_(exp_(d-m)):m; }
-LANE2(logaddexp_,logaddexp1<float>,logaddexp1<double>)
+
+// == floordivf_: as eager divides; SLEEF's remainder of what is much larger than the divisor is NaN
+template<class T> INL T floordivf_(T a,T b){ const T o=bc<T>(0); T m=fmod_(a,b);
+ m=sel(ne(m,m)&eq(a-a,o),o,m); T d=(a-m)/b;
+ d=sel(ne(m,o)&(lt(b,o)^lt(m,o)),d-1,d); T f=floor_(d); f=sel(gt(d-f,bc<T>(0.5f)),f+1,f);
+ return sel(eq(b,o),a/b,sel(ne(d,o),f,copysign_(o,a/b))); }
+
+// == remf_: a remainder with the sign of the divisor
+template<class T> INL T remf_(T a,T b){ const T o=bc<T>(0),m=fmod_(a,b);
+ return sel(ne(m,o)&(lt(b,o)^lt(m,o)),m+b,m); }
+
+// == logaddexp_: of equal infinities, too
+template<class T> INL T logaddexp_(T a,T b){ const T m=max_(a,b),d=min_(a,b);
+ return sel(ne(d,m)|eq(m-m,bc<T>(0)),m+log1p_(exp_(d-m)),m); }
+
+// == floordivi_ remi_ truncdivi_: division of integers
 template<class E> INL E idiv1(E a,E b){ E q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
 template<class E> INL E irem1(E a,E b){ E r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
 template<class E> INL E itrunc1(E a,E b){ return a/b; }
