@@ -120,8 +120,9 @@ class Effects:
                 ):
                     reader.guard(Distinct(value.source, (other.source,)))
 
-    def replay(self, cg: Codegen) -> None:
-        """Write the statements that redo every change."""
+    def replay(self, cg: Codegen) -> bool:
+        """Write the statements that redo every change; whether there are any."""
+        before = len(cg.lines)
         unsupported_if(
             any(version(value.example) != then for value, then in self.shown),
             "side-effect",
@@ -135,3 +136,4 @@ class Effects:
         for fn, args, kwargs in self.calls:
             words = [cg.emit(a) for a in args] + [f"{k}={cg.emit(v)}" for k, v in kwargs.items()]
             cg.statement(f"{cg.emit(fn)}({', '.join(words)})")
+        return len(cg.lines) > before

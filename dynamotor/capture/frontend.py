@@ -136,6 +136,7 @@ class Captured:
     check: int | None = None  # the output that says whether a test of data failed
     draws: bool = False  # the graph takes random numbers, and tests data or sets states
     states: bool = False  # the graph sets states of the thread
+    asked: frozenset[str] = frozenset()  # facts of tensors that the program looks at: see `Trace`
     for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
     settings: Any = None  # what `config` was
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -534,8 +535,8 @@ class Compiler:
                     return self._without_checks(args, kwnames, fixed)
                 cg = Codegen(trace)
                 trace.effects.guard_aliases()
-                trace.effects.replay(cg)
-                captured = finish_trace(trace, cg, cg.emit(result), ambient)
+                replays = trace.effects.replay(cg)
+                captured = finish_trace(trace, cg, cg.emit(result), ambient, replays)
             more = _beyond(fixed, trace.sizes.specialised())
             return self._trace(args, kwnames, {**fixed, **more}) if more else captured
         except Raised as raised:
@@ -663,9 +664,9 @@ class Compiler:
                         trace.check_generators()
                         cg = Codegen(trace)
                         trace.effects.guard_aliases()
-                        trace.effects.replay(cg)
+                        replays = trace.effects.replay(cg)
                         going_on = emit_break(trace, cg, self.resume_dispatcher, inner, self.is_root)
-                        return finish_trace(trace, cg, going_on, ambient, stop.reason)
+                        return finish_trace(trace, cg, going_on, ambient, replays, stop.reason)
                     except Unsupported:
                         continue
                 except (Unsupported, Raised):
@@ -762,7 +763,12 @@ class InnerCompiler(Compiler):
 
 
 def finish_trace(
-    trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None
+    trace: Trace,
+    cg: Codegen,
+    result: str,
+    ambient: Ambient,
+    replays: bool,
+    reason: BreakReason | None = None,
 ) -> Captured:
     """Close the graph and the generated Python of a trace."""
     failed = trace.checks.failed
@@ -792,10 +798,11 @@ def finish_trace(
         reason,
         trace.steps,
         effects,
-        bool(trace.effects),
+        replays,
         check,
         trace.draws and (trace.checks.any or states is not None),
         states=states is not None,
+        asked=frozenset(trace.asked),
         lines=lines,
     )
 

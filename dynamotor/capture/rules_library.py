@@ -590,7 +590,7 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 def _is_shown_by_the_program(now: Any) -> bool:
     """Whether `showwarning` or `formatwarning` was replaced; by logging's capture only if that runs no such code."""
-    if now.showwarning is logging._showwarning:
+    if now.showwarning is logging._showwarning:  # type: ignore[attr-defined]
         return _runs_user_code(logging.getLogger("py.warnings"))
     return now.showwarning is not now._showwarning_orig or now.formatwarning is not now._formatwarning_orig
 

@@ -86,6 +86,7 @@ class Trace(Protocol):
         self.standing: dict[type, Value] = {}  # effects of which a trace has one (values/context.py)
         self._type_attrs = {}
         self.draws = False  # a call takes random numbers
+        self.asked: set[str] = set()  # "requires_grad", "strides": the program looks at them
         self.repeated: set[Source] = set()  # modules that come as arguments, one after the other
         self.owner: Source | None = None  # of the module, where the program is for all modules of its class
         self.given_away: set[Any] = set()  # memories that parameters made in the trace have taken over

@@ -25,11 +25,12 @@ from ..autograd.aot import aot_compile
 from ..backends import static_inputs
 from ..base.errors import UsageError
 from ..capture.dispatch import miss_reason
-from ..capture.guards import TensorMatch
+from ..capture.guards import DictKeys, TensorMatch
 from ..capture.sizes import mark_dynamic
 from ..capture.source import SizeOf, Source
 from ..capture.stance import set_stance
-from .package import build_package, refused
+from .entry import ArgumentChecks, name_of, refused
+from .package import build_package
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,27 @@ class Signature:
 
 def export(
     model: Callable[..., Any],
-    args: Sequence[Any],
+    args: Sequence[Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
 ) -> Exported:
-    """Capture a model (or function) for inference on arguments like these; nothing of it runs. What is no
-    tensor is part of the program.
+    """Capture a model (or function) for inference on arguments like these (one tensor, or a tuple); nothing
+    of it runs. What is no tensor is part of the program.
 
     dynamic_shapes: as in `torch.export.export`, for each parameter by its name, or in order, the dimensions
       of its tensors that may differ: `{0: "batch"}`, `{0: torch.export.Dim("batch", min=2, max=64)}`.
     Raises CaptureError where the graph breaks, and UsageError where a program has no graph of tensors, or one
     that must be cut (DM114), or needs the number itself of a dimension that may differ (DM117).
     """
+    if isinstance(args, torch.Tensor):
+        args = (args,)
+    if not isinstance(args, tuple | list):
+        raise UsageError(
+            "DM140",
+            f"the examples are a {type(args).__name__}, not a tuple",
+            cure="export(model, (x, y)), or keywords as export(model, (), {'x': x})",
+        )
     return Exported(model, tuple(args), dict(kwargs or {}), dynamic_shapes)
 
 
@@ -134,10 +143,13 @@ class Exported:
         build_package(self.model, self.args, self.kwargs).write(path)
 
     def exported_program(self) -> Any:
-        """The program as a `torch.export.ExportedProgram`, with the model's names of its parameters. Raises
-        UsageError (DM114) where it changes Python objects, and what torch.export raises."""
+        """The program as a `torch.export.ExportedProgram`, with the model's names of its parameters. Its
+        graph checks the strides of arguments. Raises UsageError (DM114) where it changes Python objects, or
+        looks at something of its arguments that an ExportedProgram cannot check, and what torch.export
+        raises."""
         if self._entry.info.data.replays:
             raise refused("it changes Python objects", "an ExportedProgram holds tensors alone")
+        self._refuse_unchecked()
         root = _Root(self._torch_graph, self._entry, self.graph_signature.inputs, self._examples)
         root.forward = _with_signature(root.run, self.model)  # type: ignore[method-assign]
         shapes: Any = torch.export.ShapesCollection()
@@ -147,7 +159,49 @@ class Exported:
                 for d, dim in self._dims_of(tensor).items()
             }
         with torch.no_grad():
-            return torch.export.export(root, self.args, self.kwargs, dynamic_shapes=shapes, strict=False)
+            found = torch.export.export(root, self.args, self.kwargs, dynamic_shapes=shapes, strict=False)
+        if "strides" in self._entry.info.data.asked:
+            leaves = pytree.tree_leaves((self.args, self.kwargs))
+            _check_strides(
+                found, [t if isinstance(t, torch.Tensor) and not self._dims_of(t) else None for t in leaves]
+            )
+        return found
+
+    def _refuse_unchecked(self) -> None:
+        """Raise UsageError (DM114) for assumptions about arguments that torch.export checks in no call."""
+        info = self._entry.info
+        checks = ArgumentChecks.of((self.args, self.kwargs), info.guards, (*self.args, *self.kwargs.values()))
+        facts = [fact for _, kind, fact in checks.nodes if kind == "tensor"]
+        looked = [name for fact in facts for name in fact.absent if not hasattr(torch.Tensor, name)]
+        looked += [name for fact in facts for name, _ in fact.facts]
+        looked += ["requires_grad"] if "requires_grad" in info.data.asked else []
+        if checks.same:
+            raise refused("an argument is given twice", "an ExportedProgram cannot check that", "pass copies")
+        if checks.distinct:
+            raise refused(
+                "it asks whether two arguments are one object", "an ExportedProgram cannot check that"
+            )
+        if looked:
+            raise refused(f"it asks an argument for {looked[0]}", "an ExportedProgram cannot check that")
+        nones = [path for path, kind, value in checks.nodes if kind == "value" and value is None]
+        if nones:
+            raise refused(
+                f"{name_of(nones[0])} is None", "an ExportedProgram takes a tensor there, too", "leave it out"
+            )
+        walked = [row for row in info.guards if isinstance(row, DictKeys) and not row.source.is_held]
+        if walked:
+            raise refused(
+                f"it looks at the keys of {walked[0].source}",
+                "an ExportedProgram checks neither their order nor their types",
+                "pass a list, or look items up by their keys",
+            )
+        zeros = [path for path, kind, value in checks.nodes if kind == "value" and _is_signed_zero(value)]
+        if zeros:
+            raise refused(
+                f"{name_of(zeros[0])} is a zero with a sign",
+                "an ExportedProgram takes 0.0 and -0.0 for one number",
+                "leave it out, or pass a tensor",
+            )
 
     def _dims_of(self, value: Any) -> Mapping[int, Any]:
         return self._dims.get(id(value), {})
@@ -199,7 +253,11 @@ class _Root(torch.nn.Module):
     """The captured graph between a call's arguments and its results, with the tensors that it holds."""
 
     def __init__(
-        self, gm: fx.GraphModule, entry: Any, inputs: Sequence[Placeholder], tensors: Sequence[Any]
+        self,
+        gm: fx.GraphModule,
+        entry: Any,
+        inputs: Sequence[Placeholder],
+        tensors: Sequence[Any],
     ) -> None:
         super().__init__()
         self.captured, self.entry = gm, entry
@@ -216,6 +274,31 @@ class _Root(torch.nn.Module):
         values = [operator.attrgetter(name)(self) if name else source.fetch(flat) for name, source in places]
         outs = self.captured(*values)
         return outs if self.entry.finish is None else self.entry.finish(outs, flat)
+
+
+def _check_strides(program: Any, examples: Sequence[torch.Tensor | None]) -> None:
+    """Put checks of strides in the graph of an ExportedProgram. `run_decompositions` drops them."""
+    names = program.graph_signature.user_inputs
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    first = next(node for node in program.graph.nodes if node.op != "placeholder")
+
+    def call(target: Any, args: tuple[Any, ...], val: Any) -> fx.Node:
+        node = program.graph.call_function(target, args)
+        node.meta["val"] = val
+        return node
+
+    with program.graph.inserting_before(first):
+        for name, example in zip(names, examples, strict=True):
+            for d, stride in enumerate(() if example is None else example.stride()):
+                found = call(torch.ops.aten.sym_stride.int, (nodes[name], d), stride)
+                holds = call(operator.eq, (found, stride), True)
+                words = f"[DM115] the exported program is not for this call: {name} has another stride({d})"
+                call(torch.ops.aten._assert_scalar.default, (holds, words), None)
+    program.graph_module.recompile()
+
+
+def _is_signed_zero(value: Any) -> bool:
+    return isinstance(value, float | complex) and value == 0
 
 
 def _with_signature(run: Callable[..., Any], model: Any) -> Callable[..., Any]:

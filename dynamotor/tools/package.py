@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import itertools
 import json
 import math
@@ -27,9 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from ..api import compile
+from ..api import compile, dispatcher_of
 from ..autograd import kept
 from ..autograd.recipe import Recipe
 from ..autograd.runtime import inference_callable
@@ -39,12 +39,13 @@ from ..base.config import config
 from ..base.errors import BuildError, UsageError
 from ..base.events import collect
 from ..codegen import stored
-from ..graph.plain import decode, encode
+from ..graph.plain import NotPlain, decode, encode
 from ..graph.spec import TensorSpec, copy_as
 from ..runtime import build
+from .entry import ArgumentChecks, flatten, refused
 from .steps import steps_of
 
-FORMAT = "dynamotor-package-2"
+FORMAT = "dynamotor-package-3"
 _WEIGHTS, _PROGRAM, _STEPS = "weights.safetensors", "program.json", "steps.txt"
 _DTYPES = {
     "F64": torch.float64,
@@ -59,10 +60,6 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-def refused(what: str, why: str, cure: str = "compile() takes all programs") -> UsageError:
-    return UsageError("DM114", f"this program cannot be exported: {what}", why=why, cure=cure)
 
 
 @dataclass(frozen=True)
@@ -103,10 +100,12 @@ def build_package(
     """Capture and build a model (or function) for inference on arguments like these, on a CPU.
 
     Its weights are those of now; arguments that are no tensors are part of the program. Raises UsageError
-    (DM114) for what a file cannot hold (written inputs, custom ops, results that are other objects than
-    tuples, lists, dicts and numbers), and CaptureError where the graph breaks.
+    (DM114) for what a file cannot hold (written inputs and objects, custom ops, results that are other
+    objects than tuples, lists, dicts and numbers, arguments that no call can be compared with), and
+    CaptureError where the graph breaks.
     """
-    kwargs = dict(sorted((kwargs or {}).items()))
+    ordered = _sees_order_of_names(model)
+    kwargs = _by_name(kwargs or {}, ordered)
     found: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
@@ -132,10 +131,16 @@ def build_package(
         "log": "",
     }
     with torch.no_grad(), collect("not kept") as events, config.patch(**whole):
-        result = compile(model, backend=backend, fullgraph=True, dynamic=False)(*args, **kwargs)
+        compiled = compile(model, backend=backend, fullgraph=True, dynamic=False)
+        result = compiled(*args, **kwargs)
         if not found:
             raise refused("it has no graph of tensors", "nothing of it runs on tensors")
         place, inputs, static, outs = found[0]
+        info = dispatcher_of(compiled).entries[0].info
+        if info.data.replays:
+            raise refused(
+                "it changes Python objects", "a file holds what it computes alone", "return the new value"
+            )
         payload = cache.load("program", place._name("forward")) if place is not None else None
         if payload is None:
             raise refused(
@@ -156,33 +161,35 @@ def build_package(
     present = {key: data for key, data in libraries.items() if data}
     if len(present) < len(libraries):
         raise refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
-    leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
+    given = (tuple(args), kwargs)
+    checks = ArgumentChecks.of(given, info.guards, (*args, *kwargs.values()))
+    nodes = [value for _, value in flatten(given)]
+    arguments = {k: nodes[k] for k in checks.tensor_nodes()}
     weights: list[torch.Tensor] = []
-    arguments = {k: leaf for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    places = [_place(tensor, i in static, leaves, weights) for i, tensor in enumerate(inputs)]
+    places = [_place(tensor, i in static, arguments, weights) for i, tensor in enumerate(inputs)]
     program = {
         "format": FORMAT,
         "environment": environment,
         "entry": entry,
         "places": places,
         "specs": [encode(TensorSpec.of(tensor)) for tensor in inputs],
-        "structure": pytree.treespec_dumps(structure),
-        "leaves": [None if isinstance(leaf, torch.Tensor) else encode((leaf,)) for leaf in leaves],
+        "arguments": encode(checks),
+        "ordered": ordered,
         "result": _structure(result, outs),
         "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
     }
     results = [(k, outs[k]) for k in _outs_in(program["result"])]
-    steps = steps_of(entry, inputs, places, weights, results, arguments)
+    steps = steps_of(entry, inputs, places, weights, results, checks)
     return Package(program, present, weights, steps)
 
 
 def _place(
-    tensor: torch.Tensor, static: bool, leaves: Sequence[Any], weights: list[torch.Tensor]
+    tensor: torch.Tensor, static: bool, arguments: Mapping[int, torch.Tensor], weights: list[torch.Tensor]
 ) -> list[Any]:
     """Where a graph's input comes from: an argument, or a weight (which is noted)."""
     if not static:
-        for k, leaf in enumerate(leaves):
-            if leaf is tensor:
+        for k, argument in arguments.items():
+            if argument is tensor:
                 return ["argument", k]
     if tensor.dtype not in _NAMES:
         raise refused(f"a weight of type {tensor.dtype}", "safetensors has no such type")
@@ -206,12 +213,20 @@ def _structure(value: Any, outs: tuple[Any, ...]) -> Any:
     if type(value) in (tuple, list):
         return {type(value).__name__: [_structure(item, outs) for item in value]}
     if isinstance(value, Mapping):
-        return {"dict": [[str(key), _structure(item, outs)] for key, item in value.items()]}
+        return {"dict": [[_key(key), _structure(item, outs)] for key, item in value.items()]}
     raise refused(
         f"a result that is a {type(value).__qualname__}",
         "another process may not have its class",
         "return a tuple or dict",
     )
+
+
+def _key(key: Any) -> Any:
+    """The key of a dict, with its type."""
+    try:
+        return encode(key)
+    except NotPlain as why:
+        raise refused(f"a key of a result is {why}", "another process may not have its class") from None
 
 
 def _outs_in(structure: Any) -> list[int]:
@@ -229,7 +244,7 @@ def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
     if kind == "value":
         return decode(data)
     if kind == "dict":
-        return {key: _rebuilt(item, outs) for key, item in data}
+        return {decode(key): _rebuilt(item, outs) for key, item in data}
     items = [_rebuilt(item, outs) for item in data]
     return items if kind == "list" else tuple(items)
 
@@ -310,10 +325,8 @@ class LoadedPackage:
             self._run = inference_callable(call, decode(program["entry"]["recipe"]))
         self._specs: list[TensorSpec] = [decode(spec) for spec in program["specs"]]
         self._places, self._result = program["places"], program["result"]
-        self._structure, self._leaves = (
-            program["structure"],
-            [leaf and decode(leaf) for leaf in program["leaves"]],
-        )
+        self._arguments: ArgumentChecks = decode(program["arguments"])
+        self._ordered: bool = program["ordered"]
         self._weights = [
             _laid_out(weights[k], spec) if kind == "weight" else None
             for (kind, k), spec in zip(self._places, self._specs, strict=True)
@@ -321,46 +334,27 @@ class LoadedPackage:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result. UsageError (DM115) for arguments that the program was not built for."""
-        leaves, structure = pytree.tree_flatten((args, dict(sorted(kwargs.items()))))
-        if pytree.treespec_dumps(structure) != self._structure:
-            raise _not_built_for("arguments of this structure")
-        for k, (leaf, constant) in enumerate(zip(leaves, self._leaves, strict=True)):
-            fits = (
-                isinstance(leaf, torch.Tensor)
-                if constant is None
-                else (
-                    type(leaf) is type(constant[0])
-                    and (leaf == constant[0] or leaf != leaf and constant[0] != constant[0])
-                )
-            )
-            if not fits:
-                raise _not_built_for(
-                    f"argument {k}, {type(leaf).__name__} {leaf!r}"
-                    if constant is not None
-                    else f"argument {k}"
-                )
+        given = self._arguments.tensors((args, _by_name(kwargs, self._ordered)))
         inputs = [
-            weight if weight is not None else _argument(leaves[k], spec, k)
-            for weight, (_, k), spec in zip(self._weights, self._places, self._specs, strict=True)
+            weight if weight is not None else given[k]
+            for weight, (_, k) in zip(self._weights, self._places, strict=True)
         ]
         with torch.no_grad():
             return _rebuilt(self._result, self._run(*inputs))
 
 
-def _not_built_for(what: str) -> UsageError:
-    return UsageError(
-        "DM115",
-        f"the package was not built for {what}",
-        cure="export again with such arguments",
-        why="a package has one program, for arguments like its examples",
-    )
+def _by_name(kwargs: Mapping[str, Any], ordered: bool) -> dict[str, Any]:
+    """Arguments by name in the order in which a package takes them."""
+    return dict(kwargs if ordered else sorted(kwargs.items()))
 
 
-def _argument(tensor: torch.Tensor, spec: TensorSpec, k: int) -> torch.Tensor:
-    found = tuple(tensor.shape), tensor.dtype, tensor.device
-    if found != (spec.shape, spec.dtype, spec.device) or tensor.layout is not torch.strided:
-        raise _not_built_for(f"argument {k} of shape {list(tensor.shape)} and {tensor.dtype}, but for {spec}")
-    return _laid_out(tensor.detach().resolve_conj().resolve_neg(), spec)
+def _sees_order_of_names(model: Callable[..., Any]) -> bool:
+    """Whether a function takes any names, and so sees the order in which they are given."""
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
 def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

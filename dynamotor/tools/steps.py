@@ -1,6 +1,6 @@
 """A package's program as lines of words, which C++ runs without Python (`cpp/dynamotor_package.cpp`).
 
->>> print(steps_of(entry, inputs, places, weights, results, arguments))
+>>> print(steps_of(entry, inputs, places, weights, results, checks))
 argument 0 0 6 2 4 16 16 1
 weight 1 0 6 2 32 16 16 1
 ...
@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import itertools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..codegen.folded import as_compiled
 from ..codegen.program import Expected, Listing
 from ..graph.plain import decode, decode_graph
 from ..graph.sizes import Dim
+from .entry import ArgumentChecks, TensorFacts
 
 DTYPES = {
     torch.uint8: 0,
@@ -327,18 +328,17 @@ def steps_of(
     places: Sequence[Sequence[Any]],
     weights: list[torch.Tensor],
     results: Sequence[tuple[int, torch.Tensor]],
-    arguments: Mapping[int, torch.Tensor],
+    checks: ArgumentChecks,
 ) -> str:
     """The lines of a program whose entry in the disk cache is this, or one that says why there are none;
     constants that it folds go to `weights`.
 
     places: which argument or weight each of the graph's inputs is. results: the tensors of the model's
-    result, each behind the number of the graph's output that it is. arguments: the tensors among the model's,
-    by position.
+    result, each behind the number of the graph's output that it is. checks: how arguments must be.
     """
     before = len(weights)
     try:
-        steps = _steps_of(entry, inputs, places, weights, results, arguments)
+        steps = _steps_of(entry, inputs, places, weights, results, checks)
     except NotFlat as why:
         del weights[before:]
         return f"refused {why}\n"
@@ -352,13 +352,10 @@ def _steps_of(
     places: Sequence[Sequence[Any]],
     weights: list[torch.Tensor],
     results: Sequence[tuple[int, torch.Tensor]],
-    arguments: Mapping[int, torch.Tensor],
+    checks: ArgumentChecks,
 ) -> Steps:
     steps = Steps(weights)
-    slots, given = [], {k: steps.slot() for k in arguments}
-    steps.step("arguments", len(given))
-    for number, (k, tensor) in enumerate(arguments.items()):
-        steps.step("argument", given[k], number, *layout(tensor.shape, tensor.stride(), tensor.dtype))
+    slots, given = [], _arguments(steps, checks)
     for tensor, (kind, k) in zip(inputs, places, strict=True):
         slots.append(steps.weight(k, tensor.stride()) if kind == "weight" else given[k])
     program = entry["program"]
@@ -376,6 +373,26 @@ def _steps_of(
     made = _results(steps, text, decode(entry["recipe"]), results)
     steps.step("return", len(made), *made)
     return steps
+
+
+def _arguments(steps: Steps, checks: ArgumentChecks) -> dict[int, Register]:
+    """The slots of the tensors among the arguments, by their nodes; and which must be one tensor, or two."""
+    numbers = {k: number for number, k in enumerate(checks.tensor_nodes())}
+    slots = {k: steps.slot() for k in numbers}
+    steps.step("arguments", len(slots))
+    for k, number in numbers.items():
+        facts: TensorFacts = checks.nodes[k][2]
+        NotFlat.when(facts.requires_grad, "an argument that requires a gradient")
+        NotFlat.when(
+            "storage_offset" in dict(facts.facts), "a program that asks where an argument begins in memory"
+        )
+        spec = facts.spec
+        steps.step("argument", slots[k], number, *layout(spec.shape, spec.stride, spec.dtype))
+    for name, pairs in (("same", checks.same), ("distinct", checks.distinct)):
+        for a, b in pairs:
+            if a in numbers and b in numbers:
+                steps.step(name, numbers[a], numbers[b])
+    return slots
 
 
 def _write(steps: Steps, text: _Text, slots: Sequence[Register]) -> None:

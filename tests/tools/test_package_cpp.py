@@ -183,21 +183,38 @@ def test_calls_come_one_after_the_other(library: Any, request: Any, which: str) 
         library.dynamotor_free_results(results)
 
 
-def test_arguments_may_lie_otherwise_and_be_nothing_else(library: Any, kernels: Any) -> None:
+def test_other_arguments_are_refused(library: Any, kernels: Any) -> None:
     path, (a, rows, table) = kernels
     loaded = ctypes.c_void_p(library.dynamotor_load(str(path).encode(), None))
-    otherwise = a.t().contiguous().t()
-    results = ctypes.c_void_p(library.dynamotor_run(loaded, laid(otherwise, rows, table), 3))
-    assert results, library.dynamotor_error()
-    assert torch.equal(tensor_of(library.dynamotor_result(results, 4)[0]), a > 0)
-    library.dynamotor_free_results(results)
     for others, words in (
         ([a[1:], rows, table], b"another shape"),
+        ([a.t().contiguous().t(), rows, table], b"other strides"),
         ([a, rows, table.float()], b"dtype"),
         ([a, rows], b"takes 3"),
     ):
         assert library.dynamotor_run(loaded, laid(*others), len(others)) is None
         assert words in library.dynamotor_error()
+    library.dynamotor_unload(loaded)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_one_tensor_in_two_places(library: Any, tmp_path: Path, same: bool) -> None:
+    def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * 7.25 if a is b else a - b * 1.75
+
+    x, y = torch.ones(3), torch.full((3,), 5.0)
+    path = tmp_path / "two.dm"
+    dynamotor.export(model, (x, x) if same else (x, y)).package(path)
+    loaded = ctypes.c_void_p(library.dynamotor_load(str(path).encode(), None))
+    for other in (y, x):
+        found = library.dynamotor_run(loaded, laid(x, other), 2)
+        assert (found is None) is ((other is x) is not same)
+        if found is None:
+            assert (b"were one tensor" if same else b"were two tensors") in library.dynamotor_error()
+        else:
+            results = ctypes.c_void_p(found)
+            assert torch.equal(tensor_of(library.dynamotor_result(results, 0)[0]), model(x, other))
+            library.dynamotor_free_results(results)
     library.dynamotor_unload(loaded)
 
 
@@ -213,7 +230,7 @@ def rewritten(path: Path, target: Path, name: str, change: Callable[[bytes], byt
 @pytest.mark.parametrize(
     "which, before, after, words",
     [
-        ("kernels", b"package-2", b"package-1", b"another format"),
+        ("kernels", b"package-3", b"package-1", b"another format"),
         ("kernels", b"model name", b"model Name", b"another processor"),
         ("kernels", b"\nkernel ", b"\ncolonel ", b"does not know: colonel"),
         ("kernels", b"\nreturn ", b"\nreturn many ", b"not whole"),

@@ -150,6 +150,8 @@ class TensorValue(Value):
         held_by = METADATA.get(name)
         if held_by is None:
             return super().getattr(trace, name)
+        if name == "requires_grad":
+            trace.asked.add(name)
         if held_by == "asked" and self.obj is not MISSING:
             found = trace.reader.attribute(self.source, self.obj, name)
             if found is not None and not self.written:
@@ -842,8 +844,13 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         ) from error
 
 
+_OF_STRIDES = frozenset(("stride", "is_contiguous", "dim_order", "sym_stride"))
+
+
 def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
     """The value of an answer without a tensor, with the guards that it needs."""
+    if function_name(target) in _OF_STRIDES:
+        trace.asked.add("strides")
     held_by = ANSWERS.get(function_name(target))
     is_made = not args or not isinstance(args[0], TensorValue) or args[0].obj is MISSING
     if held_by is None or held_by == "outside" and is_made:

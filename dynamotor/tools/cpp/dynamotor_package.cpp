@@ -23,6 +23,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -356,6 +357,7 @@ struct dynamotor_package {
     std::shared_ptr<void> block;
     std::vector<int64_t> argument_slots;
     std::vector<Layout> argument_layouts;
+    std::vector<std::pair<size_t, size_t>> same, distinct;  // arguments that must be one tensor, or two
     std::vector<dynamotor_tensor> arguments;
     std::vector<Step> steps;
     std::vector<int64_t> results;
@@ -394,7 +396,7 @@ struct dynamotor_package {
 
     void check_machine(Text &lines) {
         const std::string format(lines.line());
-        if (format != "dynamotor-package-2") throw Error("a package of another format: " + format);
+        if (format != "dynamotor-package-3") throw Error("a package of another format: " + format);
         torch_version = lines.line();
         std::string built;
         for (int count = Words{{lines.line()}}.next<int>(); count-- > 0;) built.append(built.empty() ? "" : "\n").append(lines.line());
@@ -587,6 +589,12 @@ dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Word
         argument_layouts.resize(argument_slots.size());
         return {};
     }
+    if (name == "same" || name == "distinct") {
+        const size_t a = words.next<size_t>(), b = words.next<size_t>();
+        if (std::max(a, b) >= argument_slots.size()) throw Error("a step is not whole");
+        (name == "same" ? same : distinct).emplace_back(a, b);
+        return {};
+    }
     if (name == "library") {
         const std::string key = words.next<std::string>();
         const Member &member = file.member(key + ".so");
@@ -700,7 +708,8 @@ void dynamotor_package::take_argument(size_t k, const dynamotor_tensor &given) {
         throw Error(which + " has another shape or dtype than at the export");
     if (!given.data && layout.count()) throw Error(which + " has no data");
     if (given.strides) tensor.layout.strides.assign(given.strides, given.strides + given.ndim);
-    else tensor.layout.strides = row_major(layout.sizes);
+    else tensor.layout.strides = row_major(layout.sizes);  // of elements alone, which are laid out as at the export
+    if (given.strides && tensor.layout.strides != layout.strides) throw Error(which + " has other strides than at the export");
     tensor.data = static_cast<char *>(given.data);
     if (!tensor.layout.lies_as(layout)) tensor = laid_out(tensor, layout.strides);
     tensor.layout = layout;
@@ -710,6 +719,12 @@ void dynamotor_package::take_argument(size_t k, const dynamotor_tensor &given) {
 dynamotor_results *dynamotor_package::run(const dynamotor_tensor *given, size_t n) {
     const std::lock_guard<std::mutex> alone(running);
     if (n != argument_slots.size()) throw Error("the package takes " + std::to_string(argument_slots.size()) + " tensors");
+    for (const auto &[a, b] : same)
+        if (given[a].data != given[b].data)
+            throw Error("arguments " + std::to_string(a) + " and " + std::to_string(b) + " were one tensor at the export");
+    for (const auto &[a, b] : distinct)
+        if (given[a].data == given[b].data && given[a].data)
+            throw Error("arguments " + std::to_string(a) + " and " + std::to_string(b) + " were two tensors at the export");
     for (size_t k = 0; k < n; k++) take_argument(k, given[k]);
     const WithoutGrad quiet(torch.get());
     for (const Step &step : steps) step(*this);

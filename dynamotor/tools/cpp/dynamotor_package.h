@@ -31,7 +31,7 @@ typedef struct {
     int32_t dtype;
     int32_t ndim;
     const int64_t *sizes;
-    const int64_t *strides; /* in elements; NULL where a caller's tensor is row-major */
+    const int64_t *strides; /* in elements, those of the export; NULL: row-major elements, which are laid out so */
 } dynamotor_tensor;
 
 typedef struct dynamotor_package dynamotor_package;
