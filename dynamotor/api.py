@@ -24,6 +24,7 @@ from .base import failures
 from .base.config import CompileOptions, config
 from .base.errors import BackendError, DynamotorError, InternalError, UsageError
 from .base.events import counters, emit, forget_warnings, phase_seconds, timed
+from .capture import siblings
 from .capture.frontend import make_dispatcher
 from .capture.marks import disable, instances_are_called, plain_function
 from .distributed.data_parallel import data_parallel
@@ -219,6 +220,7 @@ def reset() -> None:
     for dispatcher in list(_dispatchers):
         dispatcher.clear()
         dispatcher.miss.__self__.forget()
+    siblings.lasting.clear()
     counters.clear()
     phase_seconds.clear()
     forget_warnings()

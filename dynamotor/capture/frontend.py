@@ -171,6 +171,7 @@ class Compiler:
         # The module of a bound method, or a function: what other ones may be in the place of.
         self.owner: Any = owner if module else fn if type(fn) is types.FunctionType else None
         self.kin: Any = None  # what siblings have in common: backend and options; None: it has none
+        self.shelf = siblings.lasting
         self.for_all = False  # the module is an argument of what is being captured
         self.breaks_for_all = False  # that was tried, and the graph broke
         self.own_dispatcher: Any = None
@@ -248,6 +249,8 @@ class Compiler:
             return found
         if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
             return None
+        if not dispatcher.entries:
+            siblings.learn(self, args, n_positional, kwnames)
         try:
             entry = self.new_entry(dispatcher, args, n_positional, kwnames)
             tensors = entry.program.check(args)
@@ -263,6 +266,7 @@ class Compiler:
             self.failed(dispatcher, error)
             return None
         dispatcher.add(entry)
+        self.shelf.add(self, entry)
         return entry, tensors
 
     def new_entry(
@@ -563,7 +567,7 @@ class Compiler:
                 self.policy.broken_regions = True
                 log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
                 return self._trace(args, kwnames, fixed)
-            if self.for_all:
+            if self.for_all and isinstance(self.owner, torch.nn.Module):
                 return self._for_one(args, kwnames, fixed)
             note_break(stop.reason)
             if self.strict:
@@ -674,6 +678,8 @@ class Compiler:
                 finally:
                     trace.forget()
                 break
+        if self.for_all:
+            return self._for_one(args, kwnames, failed.sizes.fixed)
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
@@ -729,6 +735,8 @@ class InnerCompiler(Compiler):
         super().__init__(fn, parent.options, parent.backend, parent.policy.again())
         self.resumes, self.inner = parent.resumes, parent.inner
         self.meets_modules_of(parent)
+        if fn.__closure__ is not None and self.options.mode in _PLAIN_MODES:
+            self.kin, self.shelf = (parent.backend, self.options), parent.inner.shelf
 
     def _split(
         self, values: Sequence[Any], items: Callable[[Any], Iterable[Any]], pairs: Callable[[Any], Any]
@@ -759,7 +767,8 @@ class InnerCompiler(Compiler):
         trace.tail = True
         if values and isinstance(values[0], nn_module.NNModuleValue) and self.fn.__name__ == "forward":
             values[0].refuse_disabled(trace)
-        return trace.wrap(Const(self.fn, self.name), self.fn).call(trace, positional, keywords)
+        owner = Arg(len(args), "self") if self.for_all else None
+        return root_value(trace, self.fn, owner)[0].call(trace, positional, keywords)
 
 
 def finish_trace(

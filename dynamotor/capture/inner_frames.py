@@ -20,6 +20,7 @@ from dynamotor import _C
 
 from .marks import disables_calls, is_disabled
 from .resume import why_not_resumable
+from .siblings import Shelf
 from .source import trusted_module
 
 # File names of generated code: ours and that of torch.fx.
@@ -32,6 +33,7 @@ class InnerFrames:
     def __init__(self, dispatcher_of: Callable[[types.FunctionType], Any]) -> None:
         self._dispatcher_of = dispatcher_of
         self._closures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.shelf = Shelf(lasting=False)
         self._hook = _C.FrameHook(self._answer, (torch.Tensor, torch.nn.Module))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -52,6 +54,7 @@ class InnerFrames:
     def forget(self) -> None:
         """Drop the dispatchers; functions are asked about anew."""
         self._closures.clear()
+        self.shelf.clear()
         self._hook.answers.clear()
 
     def _answer(self, code: types.CodeType, function: types.FunctionType) -> Any:

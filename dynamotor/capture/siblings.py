@@ -14,6 +14,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,94 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import _C
 from ..base.config import config
 from .dispatch import compile_program
+from .guards import IdIs
+from .source import SlotOf
 
 if TYPE_CHECKING:
     from .frontend import Compiler
 
 _compilers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Compiler]] = weakref.WeakKeyDictionary()
+_OF_CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, type)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an entry is besides the function or module that it is bound to."""
+
+    info: Any
+    run: Callable[..., Any]
+    n_positional: int
+    kwnames: tuple[str, ...]
+    general: bool
+
+
+class Shelf:
+    """Programs for functions and modules that are compiled anew again and again (a closure, `compile(f)` inside a
+    loop): they outlive the dispatchers that they were made for.
+
+    lasting: only programs that hold no object of a call are kept.
+    """
+
+    def __init__(self, lasting: bool) -> None:
+        self.lasting = lasting
+        # By code or class: (kin, a weak reference to the owner, its program if others may take it).
+        self._rows: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Program | None]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, compiler: Compiler, entry: Any) -> None:
+        """Note that such a function or module was compiled, and keep its program if others may take it."""
+        if compiler.kin is None or compiler.owner is None:
+            return
+        data = entry.info.data
+        kept = data.for_all and not (self.lasting and _holds_objects(entry))
+        program = (
+            Program(entry.info, entry.run, entry.n_positional, entry.kwnames, entry.general) if kept else None
+        )
+        key = _key(compiler)
+        others = [
+            row for row in self._rows.get(key, ()) if row[2] is not None or row[1]() is not compiler.owner
+        ]
+        row = (compiler.kin, weakref.ref(compiler.owner), program)
+        self._rows[key] = [row, *others][: config.cache_size_limit]
+
+    def _of(self, compiler: Compiler) -> list[tuple[Any, Any, Program | None]]:
+        if compiler.kin is None or compiler.owner is None:
+            return []
+        return [row for row in self._rows.get(_key(compiler), ()) if row[0] == compiler.kin]
+
+    def programs(self, compiler: Compiler) -> list[Program]:
+        """What is kept for functions of the compiler's code, or modules of its class."""
+        return [program for _, _, program in self._of(compiler) if program is not None]
+
+    def is_again(self, compiler: Compiler) -> bool:
+        """Whether this function or module was compiled before, or a function of its code."""
+        function = isinstance(compiler.owner, types.FunctionType)
+        return any(function or owner() is compiler.owner for _, owner, _ in self._of(compiler))
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self._rows.clear()
+
+
+lasting = Shelf(True)
+
+
+def _holds_objects(entry: Any) -> bool:
+    """Whether keeping a program keeps objects alive that its first call had."""
+    return entry.info.data.reason is not None or any(
+        type(row) is IdIs and not row.source.is_held and not _lasts(row) for row in entry.info.guards
+    )
+
+
+def _lasts(row: IdIs) -> bool:
+    if type(row.source) is SlotOf and row.source.key == "__globals__":
+        return True
+    return isinstance(row.obj, _OF_CODE) and getattr(row.obj, "__closure__", None) is None
+
+
+def _key(compiler: Compiler) -> Any:
+    return _kind(compiler)[0]
 
 
 def _kind(compiler: Compiler) -> tuple[Any, Any]:
@@ -63,6 +147,8 @@ def is_for_all(compiler: Compiler) -> bool:
     programs of its own while they are few.
     """
     siblings = _siblings(compiler)
+    if compiler.shelf.is_again(compiler):  # and so it will be the next time
+        return not _may_reduce(compiler.owner)
     if torch.is_grad_enabled() or not siblings:
         return bool(siblings) and not _may_reduce(compiler.owner)
     programs = {id(entry.run) for each in siblings for entry in each.entries()}
@@ -89,15 +175,22 @@ def shared(
     return None
 
 
+def learn(compiler: Compiler, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> None:
+    """Note which sizes and numbers differ from those of such programs: the next program takes them as inputs."""
+    flat = compiler.flat(args)
+    for program in _programs(compiler, n_positional, kwnames):
+        compiler.policy.learn(program.info.guards, flat)
+
+
 def _programs(compiler: Compiler, n_positional: int, kwnames: tuple[str, ...]) -> Iterator[Any]:
     """Entries of siblings that such a call may take, each program once, those of fixed sizes first."""
     found = {}
-    for each in _siblings(compiler):
-        for entry in each.entries():
-            captured = entry.info.data
-            fits = entry.n_positional == n_positional and entry.kwnames == kwnames
-            if fits and captured.for_all and captured.settings == config.snapshot():
-                found[id(entry.run)] = entry
+    there = [entry for each in _siblings(compiler) for entry in each.entries()]
+    for entry in (*there, *compiler.shelf.programs(compiler)):
+        captured = entry.info.data
+        fits = entry.n_positional == n_positional and entry.kwnames == kwnames
+        if fits and captured.for_all and captured.settings == config.snapshot():
+            found[id(entry.run)] = entry
     return iter(sorted(found.values(), key=lambda entry: entry.general)[: config.cache_size_limit])
 
 

@@ -20,7 +20,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *callback; /* (code, function) -> Dispatcher, None (native) or False (native with all that it calls) */
     PyObject *answers;  /* address of a code object -> (code, globals, Dispatcher or None) */
-    PyObject *classes;  /* only frames with an instance of these among their parameters are asked for; NULL: all */
+    PyObject *classes;  /* only frames with an instance of these among parameters and closure are asked for; NULL: all */
 } FrameHook;
 
 enum { CO_REBUILT = 1 << 27 }; /* set by capture/assembler.py on the code of break and resume functions */
@@ -47,9 +47,15 @@ static bool is_instance(PyObject *value, PyObject *classes) {
     return false;
 }
 
-/* The value itself, or an item of a list, tuple or dict. */
+/* The value itself, an item of a list, tuple or dict, or an attribute of an instance of a Python class. */
 static bool concerns(PyObject *value, PyObject *classes) {
+    if (value == NULL) return false;
     if (is_instance(value, classes)) return true;
+    if (PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) && !PyType_Check(value) && !PyDict_Check(value)) {
+        PyObject **attributes = _PyObject_GetDictPtr(value);
+        if (attributes == NULL || *attributes == NULL) return false;
+        value = *attributes;
+    }
     if (PyTuple_Check(value) || PyList_Check(value)) {
         PyObject **items = PyTuple_Check(value) ? &PyTuple_GET_ITEM(value, 0) : ((PyListObject *)value)->ob_item;
         for (Py_ssize_t i = 0; i < Py_SIZE(value); i++)
@@ -67,6 +73,9 @@ static bool frame_concerns(const FrameHook *hook, const _PyInterpreterFrame *fra
     if (hook->classes == NULL) return true;
     for (Py_ssize_t i = 0; i < n_bound(frame->f_code); i++)
         if (concerns(frame->localsplus[i], hook->classes)) return true;
+    PyObject *closure = ((PyFunctionObject *)FRAME_FUNCTION(frame))->func_closure;
+    for (Py_ssize_t i = 0; closure != NULL && i < PyTuple_GET_SIZE(closure); i++)
+        if (concerns(PyCell_GET(PyTuple_GET_ITEM(closure, i)), hook->classes)) return true;
     return false;
 }
 
@@ -276,7 +285,7 @@ static PyMemberDef hook_members[] = {
 static PyTypeObject FrameHook_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.FrameHook",
     .tp_doc = "FrameHook(callback, classes=None): asks callback(code, function) -> Dispatcher | None | False for each function\n"
-              "entered while on (None: native; False: native with all it calls); with a tuple of classes only where a parameter, or an item of one, is an instance of these.\n\n"
+              "entered while on (None: native; False: native with all it calls); with a tuple of classes only where a parameter or closure variable,\nor an item or attribute of one, is an instance of these.\n\n"
               "A Dispatcher gets the frame's bound parameters in the order of co_varnames (*args and **kwargs as one each).",
     .tp_basicsize = sizeof(FrameHook),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

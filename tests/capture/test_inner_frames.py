@@ -163,35 +163,34 @@ def test_a_lambda_called_natively():
     assert any(name.endswith("Reader.<lambda>") for name in names), names
 
 
+LINEARS = torch.nn.Linear(3, 3), dynamotor.disable(torch.nn.Linear(3, 3))
+
+
 @dynamotor.disable
 def opened(x):
     return iter([x, x + 1])
 
 
 def test_pytorchs_own_modules_called_natively():
-    linear = torch.nn.Linear(3, 3)
-
     class Reader:
         @property
         def value(self):
-            return linear(opened(torch.ones(2, 3)).__next__())
+            return LINEARS[0](opened(torch.ones(2, 3)).__next__())
 
     reader = Reader()
     assert "Linear.forward" in captured(lambda x: reader.value * x, torch.randn(3))
 
 
 def test_a_disabled_module_called_natively_is_left_alone():
-    left, taken = dynamotor.disable(torch.nn.Linear(3, 3)), torch.nn.Linear(3, 3)
-
     class Reader:
-        def __init__(self, module):
-            self.module = module
+        def __init__(self, index):
+            self.index = index
 
         @property
         def value(self):
-            return self.module(opened(torch.ones(2, 3)).__next__())
+            return LINEARS[self.index](opened(torch.ones(2, 3)).__next__())
 
-    first, second = Reader(taken), Reader(left)
+    first, second = Reader(0), Reader(1)
     program = lambda x: (first.value + second.value) * x  # noqa: E731
     graphs = captured(program, torch.randn(3), calls=1)
     assert graphs.count("Linear.forward") == 1, graphs

@@ -427,3 +427,89 @@ def test_functions_of_one_code(name: str) -> None:
         for call, twin in zip(compiled, twins):
             torch.testing.assert_close(call(x), twin(x))
     assert counters["capture"]["graphs"] - before <= most + 1
+
+
+def plain(x):
+    return torch.relu(x) * 2 + 1
+
+
+def _a_closure_over_a_number(i):
+    scale = 2 + i // 5
+    return lambda x: plain(x) * scale
+
+
+def _a_closure_over_a_float(i):
+    scale = i * 0.5
+    return lambda x: plain(x) * scale
+
+
+def _a_closure_over_a_tensor(i):
+    scale = torch.full((4,), float(i))
+    return lambda x: plain(x) * scale
+
+
+def _a_closure_over_a_model(i):
+    model = nn.Linear(4, 4)
+    return lambda x: plain(model(x))
+
+
+_MODEL = nn.Linear(4, 4)
+_AGAIN = {
+    "function": lambda i: plain,
+    "module": lambda i: _MODEL,
+    "method": lambda i: _MODEL.forward,
+    "global module": lambda i: lambda x: plain(_MODEL(x)),
+    "number": _a_closure_over_a_number,
+    "float": _a_closure_over_a_float,
+    "tensor": _a_closure_over_a_tensor,
+    "model": _a_closure_over_a_model,
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("make", _AGAIN.values(), ids=_AGAIN)
+def test_compiled_anew_in_a_loop(make, grad):
+    dynamotor.reset()
+    x = torch.randn(3, 4)
+    with torch.set_grad_enabled(grad):
+        for i in range(10):
+            function = make(i)
+            torch.testing.assert_close(dynamotor.compile(function, backend="eager")(x), function(x))
+            gc.collect()
+    assert counters["frames"]["captured"] <= 3
+
+
+def test_kept_programs_hold_no_model():
+    dynamotor.reset()
+
+    def use():
+        model = nn.Linear(4, 4)
+        for _ in range(3):
+            dynamotor.compile(lambda x: plain(model(x)), backend="eager")(torch.ones(4))
+        return weakref.ref(model)
+
+    model = use()
+    gc.collect()
+    assert model() is None and counters["frames"]["captured"] == 2
+
+
+def test_closures_made_anew_while_a_break_runs():
+    @dynamotor.disable
+    def opened(x):
+        return [x, x + 1]
+
+    class Reader:
+        def __init__(self, shift):
+            self.shift = shift
+
+        @property
+        def value(self):
+            scaled = lambda x: plain(x) * self.shift  # noqa: E731
+            return sum(map(scaled, opened(torch.ones(4))))
+
+    readers = [Reader(torch.full((4,), float(i))) for i in range(6)]
+    compiled = dynamotor.compile(lambda x, reader: reader.value + x, backend="eager")
+    for reader in readers:
+        torch.testing.assert_close(compiled(torch.ones(4), reader), reader.value + 1)
+    names = counters["frames"]["captured"]
+    assert names <= 8, names
