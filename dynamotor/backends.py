@@ -20,6 +20,7 @@ import torch
 
 from .autograd.aot import aot_compile
 from .autograd.kept import Keeper
+from .base import compat
 from .base.config import CompileOptions, config
 from .base.errors import UsageError
 from .base.registry import Registry
@@ -135,7 +136,7 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
         def run(*inputs: torch.Tensor) -> tuple:
             # What the graph returns is new to the caller: PyTorch must not know it as a view, or refuses to
             # write in place.
-            with torch._C._AutoDispatchBelowADInplaceOrView():
+            with compat.BelowViews():
                 return graph.forward(*inputs)
 
         return run

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .autograd.beside import check_traced
+from .base import compat
 from .base.config import config
 from .base.errors import BackendError, InternalError
 from .graph.control_flow import with_operators
@@ -70,7 +71,7 @@ def _called(backend: Callable[..., Any], gm: fx.GraphModule, examples: Sequence[
         elif isinstance(value, TensorSpec) and isinstance(example, torch.Tensor):
             node.meta["example_value"] = sizes.fake(value, example)
         inputs.append(example)
-    with torch._guards.tracing(torch._guards.TracingContext(sizes.mode)):
+    with compat.tracing()(compat.TracingContext()(sizes.mode)):
         compiled = backend(gm, inputs)
     sizes.tell_assumptions()
     return compiled
@@ -80,11 +81,10 @@ class _TorchSizes:
     """Our symbols in a ShapeEnv of PyTorch's."""
 
     def __init__(self) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self.env = ShapeEnv(duck_shape=False)  # equal sizes of one call need not be equal at the next
-        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.mode = compat.FakeTensorMode()(shape_env=self.env, allow_non_fake_inputs=True)
         self.ours: dict[Any, Size] = {}  # by PyTorch's symbol
         self._theirs: dict[Symbol, Any] = {}
 
@@ -122,12 +122,10 @@ class _TorchSizes:
 
     def tell_assumptions(self) -> None:
         """Ask our symbols what theirs were asked, so that the program is guarded by it."""
-        from torch.utils._sympy.interp import sympy_interp
-        from torch.utils._sympy.reference import PythonReferenceAnalysis
-
+        interpret, analysis = compat.sympy_interp(), compat.PythonReferenceAnalysis()
         for guard in self.env.guards:
             try:
-                holds = bool(sympy_interp(PythonReferenceAnalysis, self.ours, guard.expr))
+                holds = bool(interpret(analysis, self.ours, guard.expr))
             except (KeyError, TypeError, NotImplementedError, AttributeError) as error:
                 raise _untold(guard.expr) from error
             if not holds:

@@ -17,9 +17,11 @@ import torch
 
 from .autograd.aot import aot_compile
 from .autograd.variants import Variants
+from .base import compat
 from .base.config import Config
 from .base.errors import UsageError
 from .base.events import counters, warn_once
+from .base.probe import COMPILE, lost
 from .codegen import compile_aten
 from .graph.module import copy_of
 from .graph.sizes import Dim, ShapeEnv, Size
@@ -37,6 +39,8 @@ def backend_for_torch_compile(
     def compile_graph(
         gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
+        if lost(COMPILE):
+            return gm.forward
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
             own = _in_own_sizes(gm) if symbols else None
             if own is not None:
@@ -92,8 +96,7 @@ def answer(name: str, target: str) -> None:
     """Let `torch.compile(backend=name)` load a function of ours, also where PyTorch has a backend of that
     name.
     """
-    from torch._dynamo.backends import registry
-
+    registry = compat.dynamo_registry()
     registry._BACKENDS[name] = EntryPoint(name, target, "torch_dynamo_backends")
     registry._COMPILER_FNS.pop(name, None)
 
@@ -102,11 +105,9 @@ def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:
     """Let `torch.compile` capture tensors of a subclass as it does plain ones, without looking inside: not at
     what our kernels do between two graphs either.
     """
-    from torch._dynamo import trace_rules
-    from torch._dynamo.variables import builder
-
+    builder = compat.dynamo_builder()
     for package in (__name__.partition(".")[0], "jax"):
-        trace_rules.add(package)
+        compat.dynamo_trace_rules().add(package)
 
     wrap = builder.VariableBuilder._wrap
 
@@ -153,16 +154,13 @@ _OURS = frozenset(field.name for field in fields(Config))
 
 
 def _is_of_inductor(name: str) -> bool:
-    from torch._inductor import list_options
-
-    return name in list_options()
+    return name in compat.inductor_options()()
 
 
 def torch_backend(name: str) -> Callable[..., Any]:
     """A backend registered with `torch.compile`, by name; UsageError when there is none."""
-    from torch._dynamo.backends.registry import list_backends, lookup_backend
-
-    known = list_backends(exclude_tags=())
+    registry = compat.dynamo_registry()
+    known = registry.list_backends(exclude_tags=())
     if name not in known:
         raise UsageError(
             "DM106",
@@ -170,18 +168,14 @@ def torch_backend(name: str) -> Callable[..., Any]:
             cure="use native, aot_eager, eager, a callable, or one of torch.compile's: "
             + ", ".join(sorted(known)),
         )
-    return lookup_backend(name)
+    return registry.lookup_backend(name)
 
 
 def source_of(name: str) -> Any:
     """Where a symbol of a PyTorch ShapeEnv comes from: a name that the backend shows."""
-    from torch._dynamo.source import ConstantSource
-
-    return ConstantSource(name)
+    return compat.ConstantSource()(name)
 
 
 def torch_backends() -> list[str]:
     """Names of the backends registered with `torch.compile`."""
-    from torch._dynamo.backends.registry import list_backends
-
-    return sorted(list_backends(exclude_tags=()))
+    return sorted(compat.dynamo_registry().list_backends(exclude_tags=()))

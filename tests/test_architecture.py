@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dynamotor"
 
@@ -118,6 +120,55 @@ def test_what_the_project_replaces_is_not_imported() -> None:
         text
         for path, text, module, _ in imports()
         if module.startswith(FORBIDDEN) and path.name not in MAY_IMPORT_FORBIDDEN
+    ]
+
+
+# Documented, though their names begin with an underscore; and torch's names for Python itself.
+_DOCUMENTED = re.compile(r"torch\.(ops\.|_check|_assert|_foreach_|__\w+__)")
+
+
+def _names_from_torch(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each import and attribute chain that begins at torch."""
+    known = {}
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+                known[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Attribute):
+            base, _, rest = ast.unparse(node).partition(".")
+            if base in known and re.fullmatch(r"[\w.]+", rest):
+                yield node.lineno, f"{known[base]}.{rest}"
+
+
+def test_private_names_of_pytorch_come_from_one_module() -> None:
+    """Operators and documented names apart (`base/compat.py` has the rule)."""
+    wrong = []
+    for path in SOURCES:
+        if path.name in ("compat.py", "probe.py"):
+            continue
+        for line, name in _names_from_torch(path):
+            private = next((part for part in name.split(".") if re.match("_(?!_)", part)), "")
+            operator = name == f"torch.{private}" and hasattr(torch.ops.aten, private)
+            if name.startswith("torch.") and private and not operator and not _DOCUMENTED.match(name):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {name}")
+    assert not wrong
+
+
+def test_every_row_of_private_names_is_used() -> None:
+    rows = re.findall(r"^ *(\w+) = (?:name|late|attribute)\(", (PACKAGE / "base/compat.py").read_text(), re.M)
+    text = "\n".join(path.read_text() for path in SOURCES)
+    assert not [
+        row
+        for row in rows
+        if not re.search(rf"\b(compat\.{row}|import .*\b{row})\b|^ +{row},$|_fx_flag\(", text, re.M)
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.modes import autocast_state
@@ -191,7 +192,7 @@ class FirstDerivative:
                     *[inputs[i] for i in range(len(inputs))], enable_io_processing=False
                 )
             roots = [self._value(results, k) for k in self.values]
-            return torch.autograd.Variable._execution_engine.run_backward(
+            return compat.execution_engine.get().run_backward(
                 tuple(roots),
                 tuple(operands[n:]),
                 True,
@@ -221,10 +222,7 @@ class FirstDerivative:
 
 def is_batched(tangent: Any) -> bool:
     """Whether it stands for many (`is_grads_batched=True`, vmap): no kernel of ours takes it."""
-    functorch = torch._C._functorch
-    return tangent is not None and (
-        functorch.is_legacy_batchedtensor(tangent) or functorch.is_batchedtensor(tangent)
-    )
+    return tangent is not None and (compat.is_legacy_batched(tangent) or compat.is_batched(tangent))
 
 
 def _as_asked(grad: torch.Tensor | None) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import compat
 from ..graph.data_sizes import holds
 from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
 from ..graph.size_nodes import is_size
@@ -72,9 +73,9 @@ class Trial:
         self.env[node] = materialise(node.meta["val"]) if node.target is random_state else None
         if node.target is enter_inference:
             self.graded.append(torch.is_grad_enabled())
-            torch._C._set_grad_enabled(not node.args[0])
+            compat.set_grad_enabled(not node.args[0])
         elif node.target is leave_inference:
-            torch._C._set_grad_enabled(self.graded.pop())
+            compat.set_grad_enabled(self.graded.pop())
 
     def free(self) -> list[bool]:
         """Whether a border may lie before each call, and at the end."""

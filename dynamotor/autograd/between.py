@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..base.errors import BackendError
 from .again import Again, Given, is_batched
 from .calls import unseen
 from .recipe import Recipe
 
 Link = Callable[[list, Sequence], None]  # gives values, in place, a node that leads to what they come from
-_will_run = torch._C._will_engine_execute_node
-_task = torch._C._current_graph_task_id
+_will_run = compat.engine_will_run
+_task = compat.current_task
 _LEAF = torch.empty(0, requires_grad=True)  # what leads to it runs where a backward is given no inputs
 
 

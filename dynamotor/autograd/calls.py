@@ -12,8 +12,10 @@ import torch
 
 from dynamotor import _C
 
+from ..base import compat
+
 Compiled = Callable[..., Any]
-_set_grad_enabled = torch._C._set_grad_enabled
+_set_grad_enabled = compat.set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -47,7 +49,7 @@ def with_versions(compiled: Compiled, versions: Mapping[int, int]) -> Compiled:
     def run(*inputs: Any) -> Any:
         values = compiled(*inputs)
         known = {values[k]: n for k, n in versions.items() if not values[k].is_inference()}
-        torch._C._autograd._unsafe_set_version_counter(tuple(known), tuple(known.values()))
+        compat.set_version_counter(tuple(known), tuple(known.values()))
         return values
 
     return run

@@ -10,8 +10,8 @@ import itertools
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.config import config
 from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor

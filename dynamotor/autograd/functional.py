@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.shapes import UnsupportedOp

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..graph.kernel_checks import sees_twice
 from ..graph.op_facts import facts, written_names
 from ..graph.shapes import UnsupportedOp

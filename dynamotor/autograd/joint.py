@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from ..base import compat
+from ..base.compat import tree_leaves
 from ..graph.layout import is_dense
 from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
@@ -157,7 +158,7 @@ def _frees(nodes: list[Any]) -> bool:
             continue
         seen.add(node)
         names = [name for name in dir(node) if name.startswith(("_saved_", "saved_tensors"))]
-        if any(torch.is_tensor(t) for name in names for t in pytree.tree_leaves(getattr(node, name))):
+        if any(torch.is_tensor(t) for name in names for t in tree_leaves(getattr(node, name))):
             return True
         nodes += [following for following, _ in node.next_functions]
     return False
@@ -194,7 +195,7 @@ def run_torch_graph(
         except Exception as error:
             error.__dict__["torch_node"] = node  # around which the graph may be cut
             raise
-        recorder.made.append((torch._C._autograd._get_sequence_nr(), node))
+        recorder.made.append((compat.sequence_number(), node))
         if node.target in _SIGNS and env[node].requires_grad:
             env[node].register_hook(recorder.arrives)
     raise UnsupportedOp("DM242", "a torch graph without output")
@@ -417,7 +418,7 @@ def _backward(
     tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
     with recording(recorder), no_autocast():
         try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy
-            grads = torch.autograd.Variable._execution_engine.run_backward(
+            grads = compat.execution_engine.get().run_backward(
                 tuple(roots),
                 tuple(tangents),
                 False,

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..base import cache
+from ..base import cache, compat
 from ..base.config import config
 from ..base.events import collect, counters, emit, listening, timed
 from ..graph.kernel_checks import kernel_settings
@@ -343,13 +343,15 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SPACES = (
     torch,
-    torch._C._VariableFunctions,
-    torch._C._nn,
+    compat.variable_functions,
+    compat.nn_functions,
     operator,
     math,
     builtins,
-    *(getattr(torch._C, name) for name in ("_fft", "_linalg", "_special")),
-)  # the stub lacks these
+    compat.fft_functions,
+    compat.linalg_functions,
+    compat.special_functions,
+)
 _ROOTS = ("torch", "_operator", "math", "builtins", "dynamotor")
 _names: dict[Any, str] = {}
 
@@ -358,7 +360,7 @@ def function_name(function: Any) -> str:
     """The name under which a library's function is found in every process; NotPlain for any other
     callable.
     """
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, compat.OpOverload):
         return encode(function)["op"]
     NotPlain.when(
         type(function) not in (types.FunctionType, types.BuiltinFunctionType),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.config import config
 from ..graph import prims  # noqa: F401  (it defines torch.ops.dynamotor)
 from ..graph.shape_tensor import ShapeTensor

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base import compat
+from ..base.compat import OpOverload
 from ..base.errors import UserLine
 from ..base.registry import Registry
 from ..graph.kernel_checks import sees_twice
@@ -122,7 +123,7 @@ class GraphRecorder:
 
     def _line_of_running(self) -> UserLine | None:
         """The line whose backward PyTorch's engine runs now."""
-        running = torch._C._current_autograd_node()
+        running = compat.current_node()
         at = (
             len(self.made)
             if running is None
@@ -185,7 +186,7 @@ class GraphRecorder:
         try:
             return self._record(func, args, kwargs)
         except Exception:
-            running = torch._C._current_autograd_node()
+            running = compat.current_node()
             self.failed = self.failed if running is None else running._sequence_nr()
             raise
 
@@ -337,7 +338,7 @@ class GraphRecorder:
             "aten::_foreach_"
         ):  # PyTorch's slow kernel writes one tensor after the other
             with recording(self):
-                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+                return func._op_dk(compat.composite_explicit, *args, **kwargs)
         if facts(func).writes == ("out",) and self._written_whole(func, args, kwargs):
             return kwargs["out"]
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
 from ..graph.spec import Compiled
@@ -23,7 +24,7 @@ from .calls import call_without_grad, with_versions, without_autocast
 from .nodes import AutogradNode, Finish, through_nodes, through_one_node
 from .recipe import OutputPlan, Recipe
 
-_set_grad_enabled = torch._C._set_grad_enabled
+_set_grad_enabled = compat.set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -171,7 +172,7 @@ def _before_the_write(
     """A view that is made as if its base, which the graph has written, had yet to be: where gradients begin
     on the base later, PyTorch then knows that the view is older than the write.
     """
-    set_versions = torch._C._autograd._unsafe_set_version_counter
+    set_versions = compat.set_version_counter
 
     def run(inputs: Sequence, values: Sequence) -> Any:
         base = inputs[index]

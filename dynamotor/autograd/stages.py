@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
+from ..base import compat
 from ..base.config import config
 from ..base.events import emit
 from ..graph.module import copied
@@ -75,27 +75,27 @@ class _Modes:
 
     def leave(self, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> None:
         for region in reversed(self.regions):
-            graph.call_function(_exit_autocast, (env[region],))
+            graph.call_function(compat.exit_autocast, (env[region],))
         self._set_grad(graph, self.graded, self.outside)
 
     def follow(self, node: fx.Node) -> None:
         """Note what a call does to the modes."""
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is compat.set_grad_enabled:
             self.graded = bool(node.args[0])
         elif node.target is enter_inference:
             self.around.append((self.outside, self.graded))
             self.outside = self.graded = not node.args[0]
         elif node.target is leave_inference:
             self.outside, self.graded = self.around.pop()
-        elif node.target is _enter_autocast:
+        elif node.target is compat.enter_autocast:
             self.regions.append(node)
-        elif node.target is _exit_autocast:
+        elif node.target is compat.exit_autocast:
             self.regions.remove(node.args[0])  # type: ignore[arg-type]
 
     @staticmethod
     def _set_grad(graph: fx.Graph, before: bool, after: bool) -> None:
         if before != after:
-            graph.call_function(torch._C._set_grad_enabled, (after,))
+            graph.call_function(compat.set_grad_enabled, (after,))
 
 
 class StagedCall:
@@ -128,7 +128,7 @@ class StagedCall:
     ) -> _Stage:
         calls, backend = part
         takes = self._takes(calls)
-        gives = [node for node in calls if last.get(node, i) > i and node.target is not _enter_autocast]
+        gives = [node for node in calls if last.get(node, i) > i and node.target is not compat.enter_autocast]
         graph = fx.Graph()
         env = copied(graph, takes, ())
         modes.enter(graph, env)
@@ -173,7 +173,7 @@ class StagedCall:
         whole = [one for node in calls for one in (*self._expression(node), node)]
         inside = set(whole)
         args = dict.fromkeys(arg for node in whole for arg in node.all_input_nodes if arg not in inside)
-        args = {node: None for node in args if node.target is not _enter_autocast}
+        args = {node: None for node in args if node.target is not compat.enter_autocast}
         symbols = dict.fromkeys(self.symbols[s] for node in args for s in _symbols(node.meta.get("val")))
         return list(dict.fromkeys([*(node for node in symbols if node not in inside), *args]))
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import compat
 from ..base.errors import UserLine
 from ..graph.modes import preserved_modes
 from ..graph.raised import show_its_line
@@ -26,7 +27,7 @@ _NOTE = (
 
 def acts_outside(node: fx.Node) -> bool:
     """Whether a node is a custom op or communicates."""
-    custom = isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    custom = isinstance(node.target, compat.OpOverload | compat.OpOverloadPacket)
     return custom and not str(node.target).startswith("aten.")
 
 

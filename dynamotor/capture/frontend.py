@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..base import failures
+from ..base import compat, failures
 from ..base.collector import collector_paused
 from ..base.config import CompileOptions, config
 from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
 from ..base.events import Event, collect, counters, emit, log, timed, warn_once
+from ..base.probe import COMPILE, lost, require
 from ..graph.modes import left_when_raising, preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
@@ -181,6 +182,7 @@ class Compiler:
         """What is called instead of the original."""
         made = _C.Dispatcher(self.miss, self.fn, self.name, self.raised)
         self.own_dispatcher = weakref.ref(made)
+        made.disabled = not self.strict and bool(lost(COMPILE))
         return made
 
     def entries(self) -> Any:
@@ -356,7 +358,7 @@ class Compiler:
         that came before the error happens and the error shows the user's own line. Where the graph may have
         had an effect already the error gets that line, and not where saved-tensor hooks count what runs (they
         raise to end a checkpoint's recomputation)."""
-        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        hooked = compat.top_saved_hooks(True) is not None
         if isinstance(error, CheckFailed):
             counters["frames"]["check failed"] += 1
             return self.eager(args, kwnames)
@@ -499,6 +501,7 @@ class Compiler:
         """Trace the call. Raises CaptureError where that is all that may be done, InternalError for mistakes
         of our own.
         """
+        require(COMPILE)
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 20_000))
         try:

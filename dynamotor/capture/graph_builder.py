@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ..base import compat
 from ..base.errors import UserLine
 from ..graph.module import graph_module
 from ..graph.sizes import Size
@@ -96,7 +97,7 @@ class GraphBuilder:
         kept: list[fx.Node] = []
         for node in self.graph.nodes:
             last = kept[-1] if kept else None
-            if last is not None and last.target is node.target is torch._C._set_grad_enabled:
+            if last is not None and last.target is node.target is compat.set_grad_enabled:
                 if last.args != node.args:  # it was the other way before: a call is there where it differed
                     kept.pop()
                     self.graph.erase_node(node)

@@ -23,12 +23,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from dynamotor.graph.kernel_checks import kernel_settings
 from dynamotor.graph.spec import TensorSpec
 
+from ..base import compat
 from .source import Attr, Const, DictItem, Missing, SlotOf, Source, TypeAttr
 
 _SAME_BY_VALUE = frozenset(
@@ -274,7 +273,7 @@ def key_set(tensor: torch.Tensor) -> int:
     """Raw dispatch keys of a tensor: device backend, layout, conjugate and negative views, inference,
     subclasses.
     """
-    return torch._C._dispatch_keys(tensor).raw_repr()
+    return compat.dispatch_keys(tensor).raw_repr()
 
 
 @dataclass(frozen=True)
@@ -601,10 +600,9 @@ class Ambient:
             (device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
             for device in Ambient.AUTOCAST_DEVICES
         )
-        c = torch._C
-        modes = _get_current_function_mode_stack() if c._len_torch_function_stack() else ()
-        modes = tuple(mode.device if isinstance(mode, DeviceContext) else id(mode) for mode in modes)
-        enabled = 0 if c._is_torch_function_enabled() else 2 if c._is_torch_function_all_disabled() else 1
+        modes = compat.function_mode_stack() if compat.count_function_modes() else ()
+        modes = tuple(mode.device if isinstance(mode, compat.DeviceContext) else id(mode) for mode in modes)
+        enabled = 0 if compat.torch_function_enabled() else 2 if compat.torch_function_all_disabled() else 1
         return Ambient(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
@@ -613,10 +611,10 @@ class Ambient:
             torch.get_default_dtype(),
             modes,
             enabled,
-            c._len_torch_dispatch_stack(),
-            c._get_deterministic_algorithms(),
-            c._dispatch_tls_local_include_set().raw_repr(),
-            c._dispatch_tls_local_exclude_set().raw_repr(),
+            compat.count_dispatch_modes(),
+            compat.deterministic_algorithms(),
+            compat.included_keys().raw_repr(),
+            compat.excluded_keys().raw_repr(),
         )
 
     def check(self, args: tuple[Any, ...]) -> bool:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import _C
+from ..base.compat import tree_leaves, tree_map
 from .guards import IdIs
 from .source import trusted_module
 from .stance import RUN, set_stance
@@ -152,9 +152,9 @@ builtin_rule(is_compiling)(lambda trace, args, kwargs: Constant(True))
 
 def _call_constant(fn: Any, trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given = [now(trace, a) for a in args], {name: now(trace, v) for name, v in kwargs.items()}
-    tensors = {id(leaf) for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)}
+    tensors = {id(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
     result = fn(*given[0], **given[1])
-    return trace.make(pytree.tree_map(lambda x: x.clone() if id(x) in tensors else x, result))
+    return trace.make(tree_map(lambda x: x.clone() if id(x) in tensors else x, result))
 
 
 @call_finder

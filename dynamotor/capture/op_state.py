@@ -17,10 +17,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
-from torch._library.custom_ops import OPDEFS, CustomOpDef
-from torch._ops import OpOverload, OpOverloadPacket
-
+from ..base import compat
+from ..base.compat import OpOverload, OpOverloadPacket
 from ..graph.op_facts import is_custom
 from .breaks import unsupported_if
 from .bytecode import by_code, decode
@@ -103,12 +101,12 @@ def _is_namespace(value: Any) -> bool:
 def access_of(target: OpOverload) -> Access:
     """What the implementations of an operator may do with Python objects."""
     name = target._schema.name
-    definition = OPDEFS.get(name)
+    definition = compat.custom_op_definitions.get(name)
     if definition is not None:
         fns = [definition._init_fn, *definition._backend_fns.values()]
         return max(_Scan().function(fn, ()) for fn in fns)
     key = "/".join((target.namespace, name.partition("::")[2], ""))
-    kernels = (k.removeprefix(key) for k in torch.library._impls if k.startswith(key))
+    kernels = (k.removeprefix(key) for k in compat.registered_kernels if k.startswith(key))
     found = any(not k.startswith(("Autograd", *_SHADOW_KEYS)) for k in kernels)
     return Access.READS if found else Access.NONE
 
@@ -216,9 +214,9 @@ def _is_code(value: Any) -> bool:
     """Whether it is called rather than read: a module, a function, an operator, a library's class."""
     if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
         return True
-    if isinstance(value, OpOverload | OpOverloadPacket | torch._ops._OpNamespace | torch._ops._Ops):
+    if isinstance(value, OpOverload | OpOverloadPacket | compat.OpNamespace | compat.Ops):
         return True
-    if isinstance(value, CustomOpDef):
+    if isinstance(value, compat.CustomOpDef):
         return True
     module = (value if isinstance(value, type) else type(value)).__module__
     return callable(value) and (trusted_module(module) or module.startswith("triton."))
@@ -231,7 +229,7 @@ def _are_stepped(objects: list[Any]) -> bool:
 
 def _functions(value: Any, attributes: frozenset[str]) -> Iterator[Any]:
     """The Python functions that a use of the value may call."""
-    if isinstance(value, CustomOpDef):
+    if isinstance(value, compat.CustomOpDef):
         yield value._init_fn
         return
     if isinstance(value, types.FunctionType):

@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch.utils.hooks import RemovableHandle
 
+from ..base import compat
 from ..graph.bodies import GRADIENT, Hook
 from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
@@ -28,7 +29,7 @@ from .values.context import ModeEffect
 from .values.klass import ClassValue
 from .values.tensor import TensorValue, torch_call, version
 
-_own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
+_own_setup = vars(compat.SingleLevelFunction).get("setup_context")
 # A C class method since PyTorch 2.14, a Python one before.
 _own_apply = vars(torch.autograd.Function)["apply"]
 
@@ -63,7 +64,7 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     rehearsal, n_inputs = Rehearsal(trace, functools.partial(_refused, cls)), len(trace.graph.inputs)
     rehearsal.begin()
     with preserved_modes():
-        torch._C._set_grad_enabled(False)
+        compat.set_grad_enabled(False)
         rehearse(trace, cls, args)
     rehearsal.check()
     if len(trace.graph.inputs) != n_inputs:
@@ -337,7 +338,7 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     ):
         raise unsupported("autograd", "Tensor.register_hook is called", "it changes the tensor's state")
     with preserved_modes():
-        torch._C._set_grad_enabled(False)
+        compat.set_grad_enabled(False)
         gradient = tensor.example.detach()
         body, free = interpret(trace, args[1], (GRADIENT, {}), [gradient], name="register_hook")
     results = next(iter(reversed(body.gm.graph.nodes))).meta["val"]

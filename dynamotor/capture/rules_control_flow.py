@@ -5,12 +5,12 @@ breaks the graph, so that eager says why.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ..base import compat
 from ..graph.bodies import Body, Leaf
 from ..graph.control_flow import Cond, ControlFlow, Scan, WhileLoop
 from ..graph.shape_tensor import ShapeTensor
@@ -22,11 +22,6 @@ from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, torch_call
-
-
-def _operator(name: str) -> Any:
-    """A function of the module of the same name, which a package of PyTorch may hide behind it."""
-    return getattr(importlib.import_module(f"torch._higher_order_ops.{name}"), name)
 
 
 def _arguments(fn: Any, args: list[Value], kwargs: dict[str, Value], names: str) -> list[Value | None]:
@@ -137,10 +132,10 @@ def _cond(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return _call(trace, Cond(bodies, specs[0], 1 + len(leaves)), [flag, *leaves], free, bodies[0].result)
 
 
-@builtin_rule(_operator("while_loop"))
+@builtin_rule(compat.while_loop_operator)
 def _while_loop(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     condition, step, carried, more = _arguments(
-        _operator("while_loop"), args, kwargs, "cond_fn body_fn carried_inputs additional_inputs"
+        compat.while_loop_operator, args, kwargs, "cond_fn body_fn carried_inputs additional_inputs"
     )
     if condition is None or step is None or carried is None or more is not None and more.unpack(trace):
         raise unsupported("unsupported-call", "while_loop is called with other arguments")
@@ -184,10 +179,10 @@ def _stacked(spec: TensorSpec, rows: Dim) -> TensorSpec:
     return TensorSpec.dense((rows, *spec.shape), spec.dtype, spec.device)
 
 
-@builtin_rule(_operator("scan"))
+@builtin_rule(compat.scan_operator)
 def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     step, init, xs, dim, reverse = _arguments(
-        _operator("scan"), args, kwargs, "combine_fn init xs dim reverse"
+        compat.scan_operator, args, kwargs, "combine_fn init xs dim reverse"
     )
     if step is None or init is None or xs is None or type(init) is type(xs) is Constant:
         raise unsupported("unsupported-call", "scan is called with other arguments")
@@ -230,7 +225,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return value_of(trace, tuple(body.result), [*results[:n], *made])
 
 
-@builtin_rule(_operator("map"))
+@builtin_rule(compat.map_operator)
 def _map(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     unsupported_if(len(args) < 2 or kwargs, "unsupported-call", "map is called with other arguments")
     through, leaves = _tensors(args[1], "map")

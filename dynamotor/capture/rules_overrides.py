@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from ..base import compat
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
 from .source import Called
@@ -38,8 +39,8 @@ from .values.klass import ClassValue
 from .values.tensor import TensorValue, lower, torch_call
 from .values.user_object import UserObject
 
-_Switch = torch._C.DisableTorchFunctionSubclass
-_NONE = torch._C._disabled_torch_function_impl
+_Switch = compat.DisableTorchFunctionSubclass
+_NONE = compat.disabled_torch_function
 
 
 class SubclassValue(UserObject):
@@ -134,15 +135,15 @@ def _switch(by: int, trace: Trace, args: list[Value], kwargs: dict[str, Value]) 
     return Constant(None)
 
 
-builtin_rule(vars(_Switch)["__enter__"])(functools.partial(_switch, 1))
-builtin_rule(vars(_Switch)["__exit__"])(functools.partial(_switch, -1))
+builtin_rule(compat.enter_plain_functions)(functools.partial(_switch, 1))
+builtin_rule(compat.exit_plain_functions)(functools.partial(_switch, -1))
 
 
-@builtin_rule(torch._C._is_torch_function_enabled)
+@builtin_rule(compat.torch_function_enabled)
 def _is_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The `Ambient` row compares what holds outside."""
     inside: int = trace.plain_calls
-    return Constant(torch._C._is_torch_function_enabled() and not inside)
+    return Constant(compat.torch_function_enabled() and not inside)
 
 
 # Calls ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from ..base import compat
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from .breaks import unsupported_if
@@ -20,7 +21,7 @@ from .values.constant import Constant
 from .values.tensor import TensorValue, torch_call
 
 
-@builtin_rule(torch.Tensor._make_subclass)
+@builtin_rule(compat.make_subclass)
 def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, data, wanted = (*args, Constant(False))[:3]
     unsupported_if(
@@ -37,7 +38,7 @@ def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     example = ShapeTensor.make(spec, requires_grad=wanted.as_constant())
     made = TensorValue(trace, node, example, cls=nn.Parameter)
     graded = torch.is_grad_enabled()
-    set_graded = trace.make(torch._C._set_grad_enabled)
+    set_graded = trace.make(compat.set_grad_enabled)
     trace.call(set_graded, [Constant(False)])
     torch_call(trace, "copy_", [made, data], {})
     trace.call(set_graded, [Constant(graded)])

@@ -10,8 +10,8 @@ import types
 from typing import Any
 
 import torch
-from torch import _compile
 
+from ..base import compat
 from ..graph import states
 from .breaks import Unsupported, unsupported, unsupported_if
 from .values.base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder
@@ -129,7 +129,7 @@ def _set_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
 @call_finder
 def _find_manual_seed(fn: Any) -> CallRule | None:
     """`import torch._dynamo` puts a function around it, so that it is not captured."""
-    around = type(fn) is types.FunctionType and fn.__code__.co_filename == _compile.__file__
+    around = type(fn) is types.FunctionType and fn.__code__.co_filename == compat.torch_compile_file
     return _manual_seed if around and fn.__dict__.get("__wrapped__") is torch.random.manual_seed else None
 
 

@@ -8,13 +8,12 @@ with is asked of the transform itself, so that `in_dims`, `argnums` and their er
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch import eager_transforms, vmap
 
+from ..base import compat
 from ..graph.bodies import Transformed, fill, flatten
 from ..graph.op_facts import facts
 from ..graph.shape_tensor import ShapeTensor, infer, recording
@@ -60,11 +59,11 @@ class Applied:
         inner: list[torch.Tensor] = []
         template = flatten((asked.args_of_call, asked.kwargs_of_call), inner)
         grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(asked.grad)
+        compat.set_grad_enabled(asked.grad)
         try:
             self.body, self.free = interpret(trace, fn, template, inner, name=name, now=True)
         finally:
-            torch._C._set_grad_enabled(grad)
+            compat.set_grad_enabled(grad)
 
     def node(self, transform: Transform, args: list[Value] | None = None) -> Value:
         """The value of a call `transform(function)(*args)`; the arguments are those of the beginning unless
@@ -83,7 +82,7 @@ def _constants(values: dict[str, Value]) -> dict[str, Any]:
     return {name: value.as_constant() for name, value in values.items()}
 
 
-@builtin_rule(vmap.vmap_impl)
+@builtin_rule(compat.vmap_impl)
 def _vmap(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fn, *rest = args
     in_dims, out_dims, randomness, chunk_size = [value.as_constant() for value in rest[:4]]
@@ -107,13 +106,13 @@ def _gradient(
     return Applied(trace, name, transform, fn, given.unpack(trace), named).node(transform)
 
 
-builtin_rule(eager_transforms.grad_impl)(functools.partial(_gradient, "grad", torch.func.grad))
-builtin_rule(eager_transforms.grad_and_value_impl)(
+builtin_rule(compat.grad_impl)(functools.partial(_gradient, "grad", torch.func.grad))
+builtin_rule(compat.grad_and_value_impl)(
     functools.partial(_gradient, "grad_and_value", torch.func.grad_and_value)
 )
 
 
-@builtin_rule(eager_transforms.jvp)
+@builtin_rule(compat.functorch_jvp)
 def _jvp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fn, primals, tangents = args
     options = _constants(kwargs)
@@ -124,7 +123,7 @@ def _jvp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Applied(trace, "jvp", transform, fn, [primals, tangents], {}).node(transform)
 
 
-@builtin_rule(eager_transforms.vjp)
+@builtin_rule(compat.functorch_vjp)
 def _vjp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The outputs are a node; the pullback, when it is called, another one, which runs the function again."""
     options = _constants(kwargs)
@@ -177,10 +176,7 @@ def _refuse_random(applied: Applied) -> None:
     unsupported_if(drawn, "transform", "a function given to vjp draws random numbers")
 
 
-_associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan").associative_scan
-
-
-@builtin_rule(_associative_scan)
+@builtin_rule(compat.associative_scan)
 def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Pairs are combined in parallel, by `vmap`."""
     given: dict[str, Value] = dict(zip(("combine_fn", "xs", "dim", "reverse", "combine_mode"), args)) | kwargs
@@ -196,7 +192,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     options["combine_mode"] = "generic"
 
     def transform(function: Any) -> Any:
-        return lambda xs: _associative_scan(function, xs, **options)
+        return lambda xs: compat.associative_scan(function, xs, **options)
 
     return Applied(trace, "associative_scan", transform, fn, [xs], {}).node(transform)
 
@@ -223,5 +219,5 @@ def _jacobian(
     return Applied(trace, name, transform, func, args, kwargs).node(transform)
 
 
-for _make in (eager_transforms.jacrev, eager_transforms.jacfwd):
+for _make in (torch.func.jacrev, torch.func.jacfwd):
     code_rule(_make(torch.sin).__code__)(functools.partial(_jacobian, _make.__name__, _make))

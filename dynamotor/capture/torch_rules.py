@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._functorch import eager_transforms, vmap
+
+from ..base import compat
 
 # Python functions of these modules are one node each: they are written over tensors and call no user code.
 _NODE_MODULES = frozenset(
@@ -35,11 +36,11 @@ _NAMESPACES = (
     torch.linalg,
     torch.special,
     torch.fft,
-    torch._C._nn,
-    torch._C._linalg,  # type: ignore
-    torch._C._special,  # type: ignore
-    torch._C._fft,  # type: ignore
-    torch._C._VariableFunctions,
+    compat.nn_functions,
+    compat.linalg_functions,  # type: ignore
+    compat.special_functions,  # type: ignore
+    compat.fft_functions,  # type: ignore
+    compat.variable_functions,
     torch.nested,
     torch.masked,
 )
@@ -173,7 +174,7 @@ _AUTOGRAD = (
     torch.autograd.functional.vjp,
     torch.autograd.functional.jvp,
 )
-_FUNCTORCH = eager_transforms.__file__, vmap.__file__
+_FUNCTORCH = str(compat.eager_transforms_file), str(compat.vmap_file)
 # They only make functions, which have rules (rules_transforms.py).
 _INLINED_TRANSFORMS = frozenset(("jacrev", "jacfwd", "hessian", "_check_randomness_arg"))
 _COMPILERS = (torch.compile, torch.jit.script, torch.jit.trace)
@@ -352,7 +353,7 @@ GRAPH_FUNCTIONS |= {F.multi_head_attention_forward: "multi_head_attention_forwar
 
 # Tensor's own methods: C descriptors and the Python functions of torch/_tensor.py, by identity -> name.
 TENSOR_METHODS: dict[Any, str] = {}
-for _cls in (torch.Tensor, torch._C.TensorBase):
+for _cls in (torch.Tensor, compat.TensorBase):
     for _name, _member in vars(_cls).items():
         if isinstance(_member, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
             TENSOR_METHODS.setdefault(_member, _name)
@@ -360,7 +361,7 @@ for _cls in (torch.Tensor, torch._C.TensorBase):
 
 def is_graph_function(fn: Any) -> bool:
     """Whether a call becomes one node."""
-    if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(fn, compat.OpOverload | compat.OpOverloadPacket):
         return True
     return _hashable(fn) and fn in GRAPH_FUNCTIONS
 

@@ -55,6 +55,7 @@ from torch import fx
 from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, fall_back, timed, warn_once
+from ..base.probe import GPU, why_off
 from ..graph.module import copy_of
 from ..graph.op_facts import meets_ranks
 from ..graph.size_nodes import is_size
@@ -85,6 +86,8 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
     kernels, with one warning; under `config.strict` that is a BuildError.
     """
     device, why_not = device_of(gm)
+    if device.type == "cuda":
+        why_not = why_not or why_off(GPU)
     if why_not:
         return _on_aten_kernels(gm, device, why_not)
     with lowering:

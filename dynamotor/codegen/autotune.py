@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..base.errors import DynamotorError
 from ..base.events import timed
 from ..graph.sizes import numbers
@@ -94,7 +95,7 @@ def _off(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _once(call: Callable[..., Any], inputs: Sequence[torch.Tensor], other: torch.Tensor) -> float:
     other.amax()
-    torch.cuda._sleep(_PAUSE)
+    compat.gpu_sleep(_PAUSE)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     call(*inputs)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import compat
 from ..base.errors import InternalError, UserLine
 from ..base.events import counters
 from ..graph.op_facts import is_collective, is_custom
@@ -34,7 +35,7 @@ from .folded import FoldedCall
 from .rounding import RUNS, Moved, beyond
 
 Values = dict[fx.Node, Any]
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+_below_autograd = compat.BelowAutograd
 _CURE = "report the program; backend='aot_eager' runs it without the native compiler"
 # How far a result may lie from eager's, relative to its largest element, before eager is asked how far
 # rounding moves it.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..graph.plain import plain
 from ..lower.program import ExternStep
 
@@ -72,7 +73,7 @@ def callee_of(step: ExternStep) -> tuple[str, Callee]:
     if _overwrites_memory(step):
         return "row_major_backward", Callee(step.target, row_major=True)
     target = step.out_variant or step.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, compat.OpOverload):
         name = getattr(target, "__name__", "")
         return name if name.isidentifier() else "function", Callee(target)
     namespace, _, name = target._schema.name.partition("::")
@@ -81,7 +82,7 @@ def callee_of(step: ExternStep) -> tuple[str, Callee]:
 
 def returns_many(target: Any) -> bool:
     """Whether a call gives a tuple or list even when it holds one result."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, compat.OpOverload):
         return False
     returns = target._schema.returns
     return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
@@ -91,8 +92,8 @@ def may_alias(target: Any) -> bool:
     """Whether a result of the call may share memory with an argument (declared, or possible in a composite
     op).
     """
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, compat.OpOverload):
         return True
     if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):
         return True
-    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    return compat.has_kernel(target.name(), "CompositeImplicitAutograd")

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
+from ..base import compat
 from ..base.events import fall_back
 from ..graph.control_flow import ControlFlow, Tensors, laid_out
 from ..graph.flex import FlexAttention
@@ -152,7 +153,7 @@ class Kernels:
         if kernel is None:
             kernel = self._made[what] = self._make(what, self._functions[what], len(tensors))
         if self.device.type == "cuda":
-            kernel(*tensors, torch._C._cuda_getCurrentRawStream(self.device.index))
+            kernel(*tensors, compat.current_raw_stream(self.device.index))
         else:
             kernel(*tensors)
 

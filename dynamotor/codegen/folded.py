@@ -15,13 +15,14 @@ import torch
 from torch import fx
 
 from .. import _C
+from ..base import compat
 from ..base.events import counters
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec, copy_as
 from ..lower.fold import Fold
 from ..lower.rewrite import placeholders
 
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+_below_autograd = compat.BelowAutograd
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..base import checkout
+from ..base import checkout, compat
 from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, fall_back
@@ -190,7 +190,7 @@ class Meanwhile:
         if not self._written:  # fx writes the code of a graph that is run, and of no other
             self._gm.recompile()
             self._written = True
-        with torch._C._AutoDispatchBelowADInplaceOrView():
+        with compat.BelowViews():
             results = list(self._gm.forward(*inputs))
         of = {symbol: inputs[n] for n, symbol in self._symbols}
         given = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
@@ -345,7 +345,7 @@ class GpuProgram(CallProgram):
             "on_device": functools.partial(torch.Tensor.to, device=self.device),
         }
         if self.device.type == "cuda":
-            found["current_stream"] = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index)
+            found["current_stream"] = functools.partial(compat.current_raw_stream, self.device.index)
         for name, (f, n_tensors, ints) in self.launches().items():
             found[name] = self._kernel(f, n_tensors, ints, int(f.grid))
         return found
@@ -452,7 +452,7 @@ class GpuProgram(CallProgram):
             run = super()._run
             if self._meanwhile is not None and self._serves_meanwhile(inputs):
                 run = self._run_meanwhile
-            if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:
+            if self.device.type != "cuda" or compat.current_gpu() == self.device.index:
                 return run(inputs)
             with torch.cuda.device(self.device):
                 return run(inputs)

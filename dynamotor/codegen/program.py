@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..base import cache
+from ..base import cache, compat
 from ..base.config import config
 from ..base.errors import BackendError, BuildError, UserLine
 from ..base.events import counters, emit, log
@@ -39,7 +39,7 @@ from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs,
 from ..runtime import build, memory
 from . import checked, cpp, cpp_family, externs
 
-_view: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+_view: Callable[..., torch.Tensor] = compat.reinterpret_tensor  # type: ignore[attr-defined]
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
 KEPT_NAMES = 1 << 14  # names of such views and kernels, for more sizes
 LONG = 10_000  # characters of a text whose code is kept on disk: 5 ms of Python's compiler, and a file
@@ -47,8 +47,8 @@ UNIT_CHARACTERS = (
     7_000  # a translation unit of about this size compiles in 0.15 s, of which 0.06 s are its own
 )
 Shape = tuple[int, ...]
-_below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
-_profiler_is_on = torch.autograd._profiler_enabled
+_below_autograd = compat.BelowViews
+_profiler_is_on = compat.profiler_enabled
 
 
 def shown_by(steps: Iterable[LoopStep | ExternStep]) -> dict[str, set[str]]:
@@ -183,7 +183,7 @@ def _unforeseen(step: ExternStep | Expected, found: str, foretold: str) -> Backe
 
 
 def _recorded(label: str, kernel: Callable[..., None], *args: Any) -> None:
-    with torch._C._profiler._RecordFunctionFast(label):
+    with compat.RecordFunction(label):
         kernel(*args)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from ..base import compat
+from ..base.compat import tree_map
 from ..graph.kernel_checks import sees_twice
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
@@ -59,13 +60,13 @@ class Moved:
 
     def __call__(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
         op = node.target
-        if not isinstance(op, torch._ops.OpOverload) or facts(op).is_view:
+        if not isinstance(op, compat.OpOverload) or facts(op).is_view:
             return target(*args, **kwargs)
         about, exact = facts(op), op.overloadpacket.__name__ in _EXACT
         if not about.pointwise and not exact:
-            args, kwargs = pytree.tree_map(self._about, (args, kwargs))
+            args, kwargs = tree_map(self._about, (args, kwargs))
         result = target(*args, **kwargs)
-        return result if exact and not _narrows(op, args, result) else pytree.tree_map(self._about, result)
+        return result if exact and not _narrows(op, args, result) else tree_map(self._about, result)
 
     def _about(self, value: Any) -> Any:
         """A tensor whose elements lie a few roundings elsewhere."""

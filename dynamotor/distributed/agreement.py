@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
+from ..base import compat
 from ..base.errors import DistributedError, user_line
 from .wrapper import group_timeout
 
@@ -37,7 +37,7 @@ def tell_all(group: dist.ProcessGroup, topic: str, note: Mapping[str, Any]) -> l
     size, rank = group.size(), group.rank()
     if size == 1 or dist.get_backend(group) == "fake":
         return [dict(note)] * size
-    store = c10d._get_process_group_store(group)
+    store = compat.group_store(group)
     store.set(f"dynamotor/{topic}/{rank}", json.dumps(note))
     return [dict(note) if other == rank else _read(store, topic, other, group) for other in range(size)]
 

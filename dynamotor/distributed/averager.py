@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import _C
+from ..base import compat
 from ..base.errors import DistributedError, user_line
 from ..base.events import counters, emit, log
 from ..runtime.memory import ResultPool, new_pool
@@ -303,7 +303,7 @@ class Averager:
             torch.autograd.graph.get_gradient_edge(p).node for p in parameters.values() if p.requires_grad
         )
         try:
-            return any(map(torch._C._will_engine_execute_node, nodes))
+            return any(map(compat.engine_will_run, nodes))
         except RuntimeError:  # so it answers for leaves under torch.autograd.grad
             return False
 
@@ -316,7 +316,7 @@ class Averager:
         given: Any = dict(zip(names, outs, strict=True))
         kept: dict[Any, torch.Tensor] = self._write_back({name: given[name] for name in self.parameters})
         self._close()
-        Variable._execution_engine.queue_callback(
+        compat.execution_engine.get().queue_callback(
             functools.partial(self._check, step, _C.tensor_stamps(list(kept.values())))
         )
         return tuple([out if kept.get(name, out) is out else None for name, out in zip(names, outs)])
@@ -382,7 +382,7 @@ class Averager:
     def _schedule(self) -> None:
         if not self._scheduled and self._accumulates():
             self._scheduled = True
-            Variable._execution_engine.queue_callback(_reduce_scheduled)
+            compat.execution_engine.get().queue_callback(_reduce_scheduled)
 
     def _reduce_all(self) -> None:
         """Average the accumulated gradients, bucket by bucket."""

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as functional
 from torch import fx
 
+from ..base import compat
+from ..base.probe import COMPILE, lost
 from ..capture.breaks import unsupported_if
 from ..capture.guards import IdIs
 from ..capture.values.base import MISSING, CallRule, Value, builtin_rule, call_finder
@@ -42,12 +43,12 @@ _cat = torch.cat
 # What compiled code runs in place of the library's functions: the same ops without its wrapper class --------
 def _name(group: Any, tag: str) -> Any:
     """The group's name; answered while tracing."""
-    return functional._resolve_group_name(group, tag)
+    return compat.resolve_group_name()(group, tag)
 
 
 def _size(group: Any, tag: str) -> int:
     """The group's number of ranks; answered while tracing."""
-    return torch.distributed.distributed_c10d._get_group_size_by_name(_name(group, tag))
+    return compat.group_size_by_name(_name(group, tag))
 
 
 def all_reduce(self, reduceOp, group, tag=""):
@@ -92,7 +93,7 @@ _POLYFILLS: dict[str, Any] = {
     "reduce_scatter_tensor": reduce_scatter,
     "reduce_scatter_single": reduce_scatter,
 }
-if torch._C._dispatch_has_kernel_for_dispatch_key(_start_all_gather.name(), "Autograd"):
+if not lost(COMPILE) and compat.has_kernel(_start_all_gather.name(), "Autograd"):
     _POLYFILLS |= {
         f"{name}_autograd": fn for name, fn in _POLYFILLS.items() if name not in ("all_reduce", "broadcast")
     }
@@ -100,7 +101,7 @@ if torch._C._dispatch_has_kernel_for_dispatch_key(_start_all_gather.name(), "Aut
 
 @call_finder
 def _find_collective(fn: Any) -> CallRule | None:
-    if not isinstance(fn, types.FunctionType) or fn.__module__ != functional.__name__:
+    if not isinstance(fn, types.FunctionType) or fn.__module__ != "torch.distributed._functional_collectives":
         return None
     if fn.__name__ == "wait_tensor":
         return lambda trace, args, kwargs: args[0]  # what collectives give in compiled code is waited for
@@ -166,7 +167,7 @@ def sink_waits(graph: fx.Graph) -> None:
     """Move each wait down to right before the first use of its result (or before gradients are switched on or
     off). Starts stay in their order."""
     position = {node: i for i, node in enumerate(graph.nodes)}
-    switches = [node for node in graph.nodes if node.target is torch._C._set_grad_enabled]
+    switches = [node for node in graph.nodes if node.target is compat.set_grad_enabled]
     for node in reversed(list(graph.nodes)):
         if node.target is _wait and node.users:
             stops = [*node.users, *(s for s in switches if position[s] > position[node])]

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn.parallel import DistributedDataParallel
 
+from ..base import compat
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import UsageError
 from ..base.events import counters, emit, log
+from ..base.probe import DDP, lost
 from ..graph.module import copy_of
 from ..graph.spec import Backend, Compiled
 from .averager import Averager, averager_of
@@ -53,6 +54,8 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
     callable.
     """
     check_mode(options)
+    if lost(DDP):
+        return backend
 
     def compile_graph(gm: fx.GraphModule, example_inputs: list[torch.Tensor]) -> Compiled:
         if has_collectives(gm.graph):
@@ -73,7 +76,7 @@ def _may_record(gm: fx.GraphModule) -> bool:
     turn them on.
     """
     return torch.is_grad_enabled() or any(
-        node.target is torch._C._set_grad_enabled and node.args[0] for node in gm.graph.nodes
+        node.target is compat.set_grad_enabled and node.args[0] for node in gm.graph.nodes
     )
 
 
@@ -97,7 +100,7 @@ class DdpVariants:
         return self._call
 
     def _call(self, *inputs: torch.Tensor) -> Any:
-        ddp = DistributedDataParallel._active_ddp_module
+        ddp = compat.active_ddp_module.get()
         if ddp is None or not ddp.require_backward_grad_sync:
             return (self.plain or self._plain(inputs))(*inputs)
         averager = self._averager()
@@ -115,7 +118,7 @@ class DdpVariants:
 
     def _averager(self) -> Averager | None:
         """That of the DDP module whose forward runs and whose gradients are to be synchronised."""
-        ddp = DistributedDataParallel._active_ddp_module
+        ddp = compat.active_ddp_module.get()
         if ddp is None or not ddp.require_backward_grad_sync or not is_reducing(ddp):
             return None
         return averager_of(ddp)

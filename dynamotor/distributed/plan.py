@@ -15,11 +15,12 @@ from functools import cached_property
 
 import torch
 
+from ..base import compat
 from ..graph.layout import is_dense
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec, contiguous_stride
 
-_reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+_reinterpret = compat.reinterpret_tensor  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

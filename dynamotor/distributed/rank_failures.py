@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch.autograd import Variable
 
+from ..base import compat
 from ..base.errors import DistributedError, user_line
 from .watch import RankWatch
 from .wrapper import group_timeout
@@ -109,7 +109,7 @@ def told(doing: str) -> Iterator[None]:
         raise better from error.__cause__ or error
 
 
-class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
+class _Engine(type(compat.execution_engine.get())):  # type: ignore[misc]
     """Autograd's engine; failures between ranks come out of it coded, and what a GPU waits for in vain is
     reported.
     """
@@ -125,7 +125,7 @@ class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
 
 def watch_gpu() -> None:
     """What this process has queued so far ends with all-reduces that may never be done."""
-    watch = getattr(Variable._execution_engine, "watch", None)
+    watch = getattr(compat.execution_engine.get(), "watch", None)
     if watch is not None:
         watch.behind_backward(user_line())
 
@@ -135,8 +135,8 @@ def install(group: dist.ProcessGroup) -> None:
 
     Over NCCL the group's timeout also bounds how long a backward may stay unfinished before that is said.
     """
-    if not isinstance(Variable._execution_engine, _Engine):
-        Variable._execution_engine = _Engine()
-    engine: _Engine = Variable._execution_engine
+    if not isinstance(compat.execution_engine.get(), _Engine):
+        compat.execution_engine.set(_Engine())
+    engine: _Engine = compat.execution_engine.get()
     if engine.watch is None and dist.get_backend(group) == "nccl":
         engine.watch = RankWatch(group_timeout(group).total_seconds())

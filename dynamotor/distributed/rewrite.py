@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.spec import Compiled, TensorSpec

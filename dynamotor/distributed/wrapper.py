@@ -19,6 +19,8 @@ from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from ..base import compat
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -43,7 +45,7 @@ def bucket_caps(ddp: DistributedDataParallel) -> tuple[int, ...]:
     if settings is not None:
         first = settings.first_bucket_bytes_cap
     else:
-        first = dist._DEFAULT_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
+        first = compat.first_bucket_bytes if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
     return (first, ddp.bucket_bytes_cap) if first < ddp.bucket_bytes_cap else (ddp.bucket_bytes_cap,)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import compat
 from ..base.events import counters, fall_back
 from . import padding_layers, padding_moves, padding_rules  # noqa: F401  (what ops make of padding)
 from .padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
@@ -22,7 +23,7 @@ from .sizes import Dim, Size
 from .spec import Compiled
 
 TRIED = 3  # buckets of each size, where guards refuse the smallest
-_below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+_below_autograd = compat.BelowViews
 
 
 def bucket_of(n: int, pad: Any) -> int:

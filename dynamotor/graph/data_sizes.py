@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.registry import Registry
 from .sizes import INFINITY, Dim, ShapeEnv, Size, equal, maximum
 from .spec import TensorSpec, aten, numel

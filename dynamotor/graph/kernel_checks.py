@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base import compat
+from ..base.compat import OpOverload
 from .op_facts import facts
 from .shapes import UnsupportedOp, infer_spec
 from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, mapped, numbers
@@ -111,21 +112,20 @@ def tf32() -> bool | None:
     differ.
     """
     try:
-        return torch._C._get_cublas_allow_tf32()
+        return compat.cublas_tf32()
     except RuntimeError:
         return None
 
 
 def kernel_settings() -> tuple[Any, ...]:
     """PyTorch's settings that choose kernels: attention's, oneDNN, cuDNN, threads."""
-    c = torch._C
     return (
-        c._get_flash_sdp_enabled(),
-        c._get_mem_efficient_sdp_enabled(),
-        c._get_math_sdp_enabled(),
-        c._get_cudnn_sdp_enabled(),
-        c._get_mkldnn_enabled(),
-        c._get_cudnn_enabled(),
+        compat.flash_attention_enabled(),
+        compat.mem_efficient_attention_enabled(),
+        compat.math_attention_enabled(),
+        compat.cudnn_attention_enabled(),
+        compat.onednn_enabled(),
+        compat.cudnn_enabled(),
         torch.get_num_threads(),
     )
 

@@ -2,7 +2,7 @@
 that go with a call.
 
 >>> with preserved_modes():
-...     torch._C._set_grad_enabled(False)
+...     compat.set_grad_enabled(False)
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.amp.autocast_mode import _enter_autocast
 
+from ..base import compat
 from .states import enter_inference, leave_to, open_regions
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 # The settings that choose attention's kernels: what sets each, and what reads it.
 ATTENTION_SETTINGS: dict[Any, Any] = {
-    getattr(torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
-    for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
-} | {torch._C._set_sdp_priority_order: torch._C._get_sdp_priority_order}
+    compat.enable_flash_attention: compat.flash_attention_enabled,
+    compat.enable_mem_efficient_attention: compat.mem_efficient_attention_enabled,
+    compat.enable_math_attention: compat.math_attention_enabled,
+    compat.enable_cudnn_attention: compat.cudnn_attention_enabled,
+    compat.enable_overrideable_attention: compat.overrideable_attention_enabled,
+    compat.set_attention_order: compat.attention_order,
+}
 
 
 class UnderSettings:
@@ -61,7 +65,7 @@ class _Modes:
     def restore(self) -> None:
         """Leave the regions that were entered since."""
         leave_to(self.regions)
-        torch._C._set_grad_enabled(self.grad)
+        compat.set_grad_enabled(self.grad)
         torch.set_autocast_cache_enabled(self.cache)
         for _ in range(_nesting() - self.nesting):
             torch.autocast_decrement_nesting()
@@ -84,7 +88,7 @@ def preserved_modes() -> Iterator[None]:
         before.restore()
 
 
-_REGIONS = frozenset((torch._C._set_grad_enabled, _enter_autocast, enter_inference))
+_REGIONS = frozenset((compat.set_grad_enabled, compat.enter_autocast, enter_inference))
 
 
 def left_when_raising(run: Callable[..., Any], gm: fx.GraphModule | None) -> Callable[..., Any]:

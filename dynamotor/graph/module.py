@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from ..base import compat
 
 _RANDOM_FROM = getattr(torch.ops.aten.random, "from")
 
@@ -21,7 +22,7 @@ def random_from(*args: Any, **kwargs: Any) -> Any:
     return _RANDOM_FROM(*args, **kwargs)
 
 
-class _OnDemand(_LazyGraphModule):
+class _OnDemand(compat.LazyGraphModule):
     def real_recompile(self) -> None:
         """Write the code."""
         unwritable = self.graph.find_nodes(op="call_function", target=_RANDOM_FROM)
@@ -48,7 +49,7 @@ def graph_module(
 
 def writes(node: torch.fx.Node) -> bool:
     """Whether a node calls an op that writes an argument."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, compat.OpOverload) and node.target._schema.is_mutable
 
 
 def copied(

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from torch import fx
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.errors import InternalError
 from .spec import TensorSpec
 

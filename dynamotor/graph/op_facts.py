@@ -13,7 +13,8 @@ import operator
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
+
+from ..base.compat import OpOverload
 
 aten = torch.ops.aten
 

@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 from torch import fx
 
+from ..base import compat
 from ..base.errors import RaisedWhen
 from ..base.registry import Registry
 from .module import graph_module, writes
@@ -240,7 +241,7 @@ class Padder:
             self.axes[new] = self._plain_axes(val)
             return
         rule = rules.get(node.target) if node.op == "call_function" else None
-        if rule is None and isinstance(node.target, torch._ops.OpOverload) and _is_pointwise(node.target):
+        if rule is None and isinstance(node.target, compat.OpOverload) and _is_pointwise(node.target):
             rule = rules["pointwise"]
         if rule is None:
             raise CannotPad("the graph writes its inputs" if writes(node) else str(node.target))
@@ -363,7 +364,7 @@ def _symbolic_arguments(node: fx.Node) -> frozenset[int]:
     return frozenset(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and is_size(a))
 
 
-def _is_pointwise(target: torch._ops.OpOverload) -> bool:
+def _is_pointwise(target: compat.OpOverload) -> bool:
     return (
         torch.Tag.pointwise in target.tags
         and torch.Tag.nondeterministic_seeded not in target.tags

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.errors import RaisedWhen, UserLine
 from .module import graph_module
 from .sizes import Atom, Guard, ShapeEnv, Size, Symbol

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from .layout import (
     is_channels_last_contiguous,
     packed_stride,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from .shapes import DataDependent
 
 _NAME = "TESTING_ONLY_GenericWrapper"
@@ -29,7 +30,7 @@ _READ_DATA = (
 
 
 @functools.cache
-def extra_keys() -> torch._C.DispatchKeySet:
+def extra_keys() -> Any:
     """Dispatch keys for a tensor whose sizes are symbols."""
     _libraries.extend(torch.library.Library(of, "IMPL", _NAME) for of in ("_", "aten"))
     _libraries[0].fallback(torch.library.fallthrough_kernel)
@@ -37,7 +38,7 @@ def extra_keys() -> torch._C.DispatchKeySet:
     _libraries[1].impl("grid_sampler", grid_sampler)
     for name in _READ_DATA:
         _libraries[1].impl(name, functools.partial(_needs_data, name))
-    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_NAME))
+    return compat.DispatchKeySet(compat.parse_dispatch_key(_NAME))
 
 
 def _needs_data(name: str, *args: Any) -> Any:
@@ -47,7 +48,7 @@ def _needs_data(name: str, *args: Any) -> Any:
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """`a @ b`, in eager's products: of two matrices where the first operand can be read as one."""
     if a.dim() < 3 > b.dim() or 0 in (a.dim(), b.dim()):
-        with torch._C._ExcludeDispatchKeyGuard(extra_keys()):
+        with compat.ExcludeDispatchKeys(extra_keys()):
             return torch.matmul(a, b)
     if 1 in (a.dim(), b.dim()):
         return matmul(a[None], b).squeeze(-2) if a.dim() == 1 else matmul(a, b[:, None]).squeeze(-1)
@@ -65,5 +66,5 @@ def grid_sampler(x: torch.Tensor, grid: torch.Tensor, *how: Any) -> torch.Tensor
     if x.dim() == grid.dim() and x.dim() in (4, 5) and x.device.type == "cpu":
         op = torch.ops.aten.grid_sampler_2d if x.dim() == 4 else torch.ops.aten.grid_sampler_3d
         return op(x, grid, *how)
-    with torch._C._ExcludeDispatchKeyGuard(extra_keys()):
+    with compat.ExcludeDispatchKeys(extra_keys()):
         return torch.grid_sampler(x, grid, *how)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base import compat
+from ..base.compat import OpOverload
 from ..base.registry import register_all
 from .layout import (
     dense_in_order,
@@ -83,7 +84,7 @@ def _convolution(
     if 0 in out.shape:
         return out
     inputs = x.empty(), weight.empty()  # PyTorch looks at the metadata only
-    backend = torch._C._select_conv_backend(
+    backend = compat.select_conv_backend(
         *inputs,
         None if bias is None else bias.empty(),
         stride,
@@ -95,13 +96,11 @@ def _convolution(
     )
     if len(out.shape) == 3:  # one row of an image; the input is made row-major first, the weight is not
         row_major = inputs[0] if x.is_contiguous else TensorSpec.dense(x.shape, x.dtype, x.device).empty()
-        layout = torch._C._conv_determine_backend_memory_format(
-            row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend
-        )
+        layout = compat.conv_memory_format(row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend)
         shape = (*out.shape[:2], 1, out.shape[2])
         stride4 = (channels_last_stride if layout is torch.channels_last else contiguous_stride)(shape)
         return out.with_stride(stride4[:2] + stride4[3:])
-    layout = torch._C._conv_determine_backend_memory_format(*inputs, backend)
+    layout = compat.conv_memory_format(*inputs, backend)
     if layout in (torch.channels_last, torch.channels_last_3d):
         return out.with_stride(channels_last_stride(out.shape))
     return TensorSpec.dense(out.shape, out.dtype, out.device)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..base import compat
+from ..base.compat import OpOverload, TorchDispatchMode
 from . import kernel_checks, plain_shapes, products, shape_rules  # noqa: F401  (they register their rules)
 from .data_sizes import DataSizes, Unknown, data_rules
 from .op_facts import VIEW_FORMS, facts
@@ -53,14 +53,14 @@ class ShapeTensor(torch.Tensor):
     memory: Memory
     note: Any
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # the stub has no `cls`
+    __torch_function__ = compat.disabled_torch_function  # type: ignore[assignment]  # the stub has no `cls`
 
     @staticmethod
     def make(spec: TensorSpec, requires_grad: bool = False, memory: Memory | None = None) -> ShapeTensor:
         """A new ShapeTensor; `memory` makes it a view of that memory."""
         shape, stride, offset = _in_torch(spec)
         more: Any = {"_extra_dispatch_keys": products.extra_keys()} if spec.is_symbolic else {}
-        tensor = torch.Tensor._make_wrapper_subclass(
+        tensor = compat.make_wrapper_subclass(
             ShapeTensor,
             shape,
             strides=stride,
@@ -272,11 +272,11 @@ def unseen_by_hooks() -> Iterator[None]:
     what is compiled.
     """
     hooks = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+    while (top := compat.top_saved_hooks(True)) is not None:
         hooks.append(top)
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        compat.pop_saved_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(hooks):
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+            compat.push_saved_hooks(pack, unpack)

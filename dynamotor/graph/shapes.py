@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from ..base import compat
+from ..base.compat import OpOverload
 from ..base.errors import DynamotorError
 from ..base.events import counters
 from ..base.registry import Registry
@@ -37,7 +38,7 @@ shape_rules: Registry[OpOverload, ShapeRule] = Registry("shape")
 shape_rule = shape_rules.register
 
 _META = torch.device("meta")
-_onednn_is_on, _function_modes = torch._C._get_mkldnn_enabled, torch._C._len_torch_function_stack
+_onednn_is_on, _function_modes = compat.onednn_enabled, compat.count_function_modes
 _MEMO_LIMIT = 20_000
 _memo: dict[Any, Any] = {}
 
@@ -196,7 +197,7 @@ def run_small(func: OpOverload, size: int, args: tuple, kwargs: dict[str, Any]) 
     without dimensions keep their one element: they promote otherwise).
     """
     try:
-        with torch.no_grad(), torch._C._DisableAutocast():
+        with torch.no_grad(), compat.DisableAutocast():
             args, kwargs = mapped(functools.partial(_small, size), (args, kwargs))
             return func(*args, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:

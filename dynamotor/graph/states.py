@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import compat
+
 
 class _Open(threading.local):
     """The regions of this thread that are open. What entered them must stay alive until they are left."""
@@ -27,7 +29,7 @@ _open = _Open()
 
 def enter_inference(mode: bool) -> None:
     """Begin a region of inference mode, or (False) one outside of it; grad mode goes with it."""
-    region = torch._C._InferenceMode(mode)
+    region = compat.InferenceMode(mode)
     region.__enter__()
     _open.regions.append(region)
 

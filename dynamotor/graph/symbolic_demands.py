@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
 from .sizes import Size, hint
 from .spec import TensorSpec, aten

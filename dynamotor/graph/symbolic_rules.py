@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
 from .layout import dense_in_order, suggests_channels_last, viewed_stride
 from .sizes import Dim, Size, hint, is_symbolic, minimum

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..base.errors import UserLine
 
 
@@ -53,7 +54,7 @@ def call_text(node: torch.fx.Node) -> str:
 
 def target_text(target: Any) -> str:
     """The name by which a program calls an op or a function of torch's."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, compat.OpOverload):
         return str(target)
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or type(target).__name__
     module = (getattr(target, "__module__", "") or "").replace("_operator", "operator")

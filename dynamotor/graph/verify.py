@@ -9,8 +9,8 @@ import operator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from ..base.compat import OpOverload
 from .nodes import wrong
 from .op_facts import facts
 from .size_nodes import is_size

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
 from ..graph.spec import aten, copy_as
 
@@ -80,7 +81,7 @@ _AGNOSTIC = {
 
 def is_layout_agnostic(target: Any) -> bool:
     """Whether the call may see other input strides than eager's."""
-    return isinstance(target, torch._ops.OpOverload) and target.overloadpacket.__name__ in _AGNOSTIC
+    return isinstance(target, compat.OpOverload) and target.overloadpacket.__name__ in _AGNOSTIC
 
 
 class Materialized:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import compat
 from ..graph.module import copied, graph_module
 from ..graph.nodes import needed_for, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
@@ -148,14 +149,14 @@ def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
             continue
         while (
             node.op == "call_function"
-            and isinstance(node.target, torch._ops.OpOverload)
+            and isinstance(node.target, compat.OpOverload)
             and facts(node.target).is_view
         ):
             node = operand(node, 0)
         if (
             node in static
             and node.op == "call_function"
-            and isinstance(node.target, torch._ops.OpOverload)
+            and isinstance(node.target, compat.OpOverload)
             and node.target not in _CHEAP
             and isinstance(node.meta["val"], TensorSpec)
         ):

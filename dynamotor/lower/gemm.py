@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..base import compat
 from ..graph.nodes import arguments, operand, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
@@ -91,7 +92,7 @@ def _is_transposed_copy(node: fx.Node, factor: fx.Node) -> bool:
 
 def is_fused(user: fx.Node, value: fx.Node) -> bool:
     """Whether a user becomes part of a generated kernel, looking through views."""
-    if user.op != "call_function" or not isinstance(user.target, torch._ops.OpOverload):
+    if user.op != "call_function" or not isinstance(user.target, compat.OpOverload):
         return False
     if facts(user.target).is_view or user.target is aten._unsafe_view.default:
         return bool(user.users) and all(is_fused(next_user, user) for next_user in user.users)

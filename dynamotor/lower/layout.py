@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base import compat
 from ..base.errors import DynamotorError
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.op_facts import sees_strides
@@ -164,7 +165,7 @@ def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
     """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps
     what it had.
     """
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, compat.OpOverload):
         return operand(node, 0).meta["val"][arguments(node)[1]] if len(node.args) == 2 else node.meta["val"]
     given = specs_in(node.args), specs_in(node.kwargs)
     try:
@@ -199,7 +200,7 @@ def _is_loose(node: fx.Node, loose: set[fx.Node]) -> bool:
     layout suits it.
     """
     spec = find_spec(node)
-    pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    pointwise = isinstance(node.target, compat.OpOverload) and torch.Tag.pointwise in node.target.tags
     return (
         pointwise
         and spec is not None

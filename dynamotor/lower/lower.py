@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from ..base import checkout
+from ..base import checkout, compat
 from ..base.config import config
 from ..base.events import emit, listening, log
 from ..graph.op_facts import facts, is_collective
@@ -106,7 +106,7 @@ def _needed(schedule: list[LoopNode | ExternNode], wanted: set[str]) -> list[Loo
 
 def _has_effect(entry: ExternNode) -> bool:
     target = getattr(entry.step.target, "target", entry.step.target)
-    if isinstance(target, torch._ops.OpOverload) and facts(target).asserts:
+    if isinstance(target, compat.OpOverload) and facts(target).asserts:
         return True
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_collective(target)
 

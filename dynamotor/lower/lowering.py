@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from ..base.compat import tree_map
 from ..base.config import config
 from ..base.errors import RaisedWhen
 from ..base.events import fall_back
@@ -216,8 +216,8 @@ class LoopBuilder(Realizer):
             return ref
 
         is_value = lambda x: isinstance(x, LoopValue)  # noqa: E731
-        new_args = pytree.tree_map(convert, tuple(args), is_leaf=is_value)
-        new_kwargs = pytree.tree_map(convert, dict(kwargs or {}), is_leaf=is_value)
+        new_args = tree_map(convert, tuple(args), is_leaf=is_value)
+        new_kwargs = tree_map(convert, dict(kwargs or {}), is_leaf=is_value)
         flat = list(specs) if isinstance(specs, (tuple, list)) else [specs]
         out_variant = OUT_VARIANTS.get(target) if len(flat) == 1 and isinstance(flat[0], TensorSpec) else None
         call = target if out_variant is not None else aten_call_target(target)

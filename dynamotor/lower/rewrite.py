@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..base import compat
 from ..graph.nodes import overload
 from ..graph.op_facts import facts
 from ..graph.spec import GraphInfo, aten
@@ -14,7 +15,7 @@ def looks_at_another(node: fx.Node) -> bool:
     """Whether a node's result lies in the memory of its first operand."""
     if node.target in (aten._unsafe_view.default, aten.reshape.default):
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and facts(node.target).is_view
+    return isinstance(node.target, compat.OpOverload) and facts(node.target).is_view
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
@@ -56,7 +57,7 @@ def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:
             and node not in outputs
             and all(n in static for n in node.all_input_nodes)
         ):
-            if not isinstance(node.target, torch._ops.OpOverload) or not _has_effects(node):
+            if not isinstance(node.target, compat.OpOverload) or not _has_effects(node):
                 static.add(node)
     return static
 
@@ -65,7 +66,7 @@ def _is_written(node: fx.Node) -> bool:
     for user in node.users:
         if user.target is aten.native_batch_norm.default and not user.args[5]:
             continue  # it writes its statistics in training only
-        if user.op == "call_function" and isinstance(user.target, torch._ops.OpOverload):
+        if user.op == "call_function" and isinstance(user.target, compat.OpOverload):
             written = facts(user.target).writes
             if any(
                 (user.kwargs.get(w) if isinstance(w, str) else user.args[w] if w < len(user.args) else None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
+from ..base import compat
 from ..base.errors import InternalError
 from ..graph.nodes import arguments, function, operand
 from ..graph.sizes import Size, equal
@@ -95,7 +95,7 @@ def _lower_call(ctx: LoopBuilder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
     kwargs = fx.map_arg(node.kwargs, lambda n: env[n])
     if type(node.meta.get("val")) is Size:
         value = node.meta["val"]  # a size, computed while the graph was recorded
-    elif not isinstance(node.target, torch._ops.OpOverload):
+    elif not isinstance(node.target, compat.OpOverload):
         value = function(node)(*args, **kwargs)  # operator.getitem and arithmetic on numbers
     elif node.target._schema.is_mutable:
         raise InternalError(

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import _C
+from ..base import compat
 from ..base.events import counters, fall_back
 from ..graph.spec import copy_as, write
 from . import device_memory
@@ -32,8 +33,8 @@ ALTERNATES = 3  # recordings of one call that are kept: while the results of one
 RECORDINGS = 8  # recordings of one call before no more are made: its parameters move too often
 SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
 MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
-_use_count = torch._C._storage_Use_Count
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+_use_count = compat.storage_use_count
+_below_autograd = compat.BelowAutograd
 _memory_of_graphs: dict[int, int] = {}  # address of a storage that a recording gave -> how many hold it
 
 Call = Callable[..., tuple[Any, ...]]
@@ -81,18 +82,18 @@ class CudaRecorder:
             collecting = gc.isenabled()
             gc.disable()  # what it frees may belong to another graph, which a capture does not permit
             try:
-                torch._C._cuda_clearCublasWorkspaces()  # this graph's workspace lies in its own pool
+                compat.clear_cublas_workspaces()  # this graph's workspace lies in its own pool
                 with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                     results = call()
             finally:
                 torch.cuda.set_stream(current)  # a recording that fails leaves its own stream the current one
-                torch._C._cuda_clearCublasWorkspaces()
+                compat.clear_cublas_workspaces()
                 if collecting:
                     gc.enable()
             scratch = device_memory.arena_of(self.device).idle(stream.cuda_stream)
 
         def replay() -> None:
-            if torch._C._cuda_getDevice() == self.device.index:
+            if compat.current_gpu() == self.device.index:
                 graph.replay()
                 return
             with torch.cuda.device(self.device):
@@ -102,7 +103,7 @@ class CudaRecorder:
 
     def stream(self) -> int:
         """See CallRecorder."""
-        return torch._C._cuda_getCurrentRawStream(self.device.index)
+        return compat.current_raw_stream(self.device.index)
 
     def is_ours(self, tensor: torch.Tensor) -> bool:
         """See CallRecorder."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from ..base import compat
 from ..base.errors import DynamotorError
 from .memory import ALIGNMENT, Arena, Block
 
@@ -51,7 +52,7 @@ class DeviceArena(Arena):
 
     def stream(self) -> int:
         """The current stream of the device, as a number."""
-        return torch._C._cuda_getCurrentRawStream(self.device.index)
+        return compat.current_raw_stream(self.device.index)
 
     def acquire(self, nbytes: int) -> Block:
         """A block of at least `nbytes` that belongs to the caller until `release`."""

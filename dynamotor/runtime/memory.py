@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..base.errors import InternalError
 from ..graph.sizes import Size, divides, equal, hint, known
 
@@ -36,9 +37,9 @@ _PROBES = 8
 _KINDS = 16  # sizes of results for which storages are kept, where they differ between calls
 GUARD = ALIGNMENT  # bytes behind each planned buffer that nobody may write, in check mode
 
-reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]  # not in the stub
-_use_count = torch._C._storage_Use_Count
-new_tensor = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]  # not in the stub
+reinterpret = compat.reinterpret_tensor  # type: ignore[attr-defined]  # not in the stub
+_use_count = compat.storage_use_count
+new_tensor = compat.empty_strided_cpu  # type: ignore[attr-defined]  # not in the stub
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:

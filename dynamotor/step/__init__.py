@@ -36,11 +36,11 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map_only
 
 from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
 from ..backends import Backend
+from ..base.compat import tree_map_only
 from ..base.config import CompileOptions, config
 from ..base.errors import CaptureError, UsageError
 from ..capture.frontend import make_dispatcher

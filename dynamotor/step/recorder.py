@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from ..autograd.recorder import GraphRecorder
+from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
 from ..graph.op_facts import facts
 from ..graph.shape_tensor import UnsupportedOp, recording

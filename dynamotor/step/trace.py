@@ -21,6 +21,7 @@ from ..autograd.aot import memory_groups
 from ..autograd.calls import no_autocast
 from ..autograd.functional import read
 from ..autograd.joint import OutputPlan, check_inputs, plan_outputs, run_torch_graph
+from ..base import compat
 from ..base.errors import RaisedWhen
 from ..distributed.rewrite import BackwardRewriter
 from ..distributed.wrapper import Reason
@@ -439,7 +440,7 @@ def _gradients(
     """The gradients of the inputs that want one, each in memory of its own, as autograd leaves them."""
     wanted = [i for i, needs in enumerate(graded) if needs]
     one = torch.ones_like(root)
-    found = torch.autograd.Variable._execution_engine.run_backward(
+    found = compat.execution_engine.get().run_backward(
         (root,),
         (one,),
         False,

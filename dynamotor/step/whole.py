@@ -21,6 +21,7 @@ import torch.optim.optimizer
 
 from .. import _C
 from ..autograd.calls import call_without_autocast
+from ..base import compat
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import DynamotorError, is_mistake
@@ -459,7 +460,7 @@ def _flat(kept: Sequence[Any]) -> list[Any]:
     flat: list[Any] = []
     for value in kept:
         if type(value) in (list, tuple, dict):
-            flat += torch.utils._pytree.tree_leaves(value)
+            flat += compat.tree_leaves(value)
         else:
             flat.append(type(value) if type(value) in (int, float) else value)
     return flat

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..api import compile as compile_
+from ..base import probe
 from ..base.config import config
 from ..base.errors import DynamotorError
 from ..runtime.build import find_compiler
@@ -63,7 +64,8 @@ LIBRARIES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The doctor has no options."""
+    """Its options."""
+    parser.add_argument("--names", action="store_true", help="list every private PyTorch name that is used")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -79,7 +81,23 @@ def main(args: argparse.Namespace) -> int:
     print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'}, {_free(config.cache_dir)})")
     for name, purpose, cure in LIBRARIES:
         print(f"{name} ({purpose}): {_library(name, cure) or 'there'}")
+    _print_names(args.names)
     return max(_examine(engine) for engine in ENGINES)
+
+
+def _print_names(every: bool) -> None:
+    """The private names of PyTorch by the capability that needs them; missing ones, or every one."""
+    print(f"private PyTorch names ({'all' if every else 'those found are listed by --names'}):")
+    for off in dict.fromkeys(row.off for row in probe.table):
+        rows = [row for row in probe.table if row.off is off]
+        for row in rows:
+            row.value()  # those that are looked up late, too
+        found = sum(row.found is not None for row in rows)
+        state = "not in this build" if not off.is_built else "off" if any(r.is_lost for r in rows) else "on"
+        print(f"  {off.name}: {state}, {found} of {len(rows)} found")
+        for row in rows:
+            if off.is_built and (every or row.found is None):
+                print(f"    {row.paths[0]}: {row.state()}")
 
 
 def _free(folder: str) -> str:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..api import compile, dispatcher_of
 from ..autograd.aot import aot_compile
 from ..backends import static_inputs
+from ..base.compat import tree_leaves, tree_map_only
 from ..base.errors import UsageError
 from ..capture.dispatch import miss_reason
 from ..capture.guards import DictKeys, TensorMatch
@@ -92,7 +92,7 @@ class Exported:
         twins = {id(t): (_marked(t, dims), dims) for t, dims in _dimensions(named, dynamic_shapes) if dims}
         self.model = model
         self._dims = {id(twin): dims for twin, dims in twins.values()}
-        self.args, self.kwargs = pytree.tree_map_only(
+        self.args, self.kwargs = tree_map_only(
             torch.Tensor, lambda t: twins[id(t)][0] if id(t) in twins else t, (args, kwargs)
         )
         self._graphs: list[fx.GraphModule] = []
@@ -153,7 +153,7 @@ class Exported:
         root = _Root(self._torch_graph, self._entry, self.graph_signature.inputs, self._examples)
         root.forward = _with_signature(root.run, self.model)  # type: ignore[method-assign]
         shapes: Any = torch.export.ShapesCollection()
-        for tensor in filter(self._dims_of, pytree.tree_leaves((self.args, self.kwargs))):
+        for tensor in filter(self._dims_of, tree_leaves((self.args, self.kwargs))):
             shapes[tensor] = {
                 d: torch.export.Dim.AUTO if type(dim) is str else dim
                 for d, dim in self._dims_of(tensor).items()

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ..api import compile as compile_, plain
 from ..autograd.reach import leads_to
+from ..base.compat import tree_leaves
 from ..graph.nodes import reached
 from .record import Record
 

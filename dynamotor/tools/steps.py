@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ..autograd.recipe import Recipe
+from ..base import compat
 from ..base.errors import RaisedWhen
 from ..codegen.externs import Callee
 from ..codegen.folded import as_compiled
@@ -129,7 +130,7 @@ class Steps:
     ) -> None:
         """A call of an op. NotFlat where C++ has no such op, or cannot hand it an argument."""
         NotFlat.when(
-            not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "mkldnn"),
+            not isinstance(op, compat.OpOverload) or op.namespace not in ("aten", "mkldnn"),
             f"a call of {op}, which is written in Python",
         )
         schema = op._schema

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from ..base import compat
+
 aten = torch.ops.aten
 # The enum has no name for it; None is for a name that there is not.
-_KEY = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))  # type: ignore[arg-type]
+_KEY = compat.DispatchKeySet(compat.parse_key_name("AutocastXLA"))  # type: ignore[arg-type]
 
 LOWER = (
     "_convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding "
@@ -68,7 +70,7 @@ def _cast_all(op: Callable, dtype: torch.dtype, args: tuple, kwargs: dict[str, A
     return op(*[_cast(a, dtype) for a in args], **{name: _cast(a, dtype) for name, a in kwargs.items()})
 
 
-def _float32_result(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _float32_result(op: compat.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Ask for float32 by the op's own `dtype` argument, unless the caller gave one."""
     position = [a.name for a in op._schema.arguments].index("dtype")
     dtype = args[position] if len(args) > position else kwargs.get("dtype")
@@ -79,20 +81,20 @@ def _float32_result(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, An
 
 def _widest(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """All inputs in float32 if one of them is, otherwise in the lower type."""
-    tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if _eligible(v)]
+    tensors = [v for v in compat.tree_leaves((args, kwargs)) if _eligible(v)]
     wide = any(v.dtype is torch.float32 for v in tensors)
     return _cast_all(op, torch.float32 if wide else torch.get_autocast_dtype("xla"), args, kwargs)
 
 
-def _kernel(op: torch._ops.OpOverload, policy: Callable) -> Callable:
+def _kernel(op: compat.OpOverload, policy: Callable) -> Callable:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with compat.ExcludeDispatchKeys(_KEY):
             return policy(op, args, kwargs)
 
     return kernel
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
+def _overload(name: str) -> compat.OpOverload:
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
 

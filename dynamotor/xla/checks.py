@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
+from ..base.compat import tree_map
 from ..base.config import config
 from ..base.errors import XlaError
 from ..base.registry import Registry

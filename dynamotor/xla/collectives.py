@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from ..base.compat import tree_map
 from . import metrics, ops_collective, replication, sync  # noqa: F401  (ops_collective defines torch.ops.dynamotor_xla)
 from .errors import require
 from .tensor import is_xla

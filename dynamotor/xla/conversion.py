@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_map_only
 
+from ..base import compat
+from ..base.compat import tree_map_only
 from ..base.events import warn_once
 from .tensor import is_xla
 
@@ -42,7 +43,7 @@ def _is_applied() -> bool:
     """Whether this is done by `Module._apply`: by `module.to`, `cpu`, ..."""
     frame: Any = sys._getframe(2)
     for _ in range(10):
-        if frame is None or frame.f_code is torch.nn.Module._apply.__code__:
+        if frame is None or frame.f_code is compat.module_apply.__code__:
             break
         frame = frame.f_back
     else:

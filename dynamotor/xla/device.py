@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import torch
 
+from ..base import compat, probe
 from ..base.errors import BuildError
 from ..runtime.build import load_library
 from . import replication, rng
@@ -84,11 +85,11 @@ extern "C" void set_current_device(int64_t index) { current = index; }
 _XLA_SLOT, _PRIVATE_SLOT, _SLOTS = 9, 20, 22  # c10::DeviceType values
 
 
-class _PythonGuard(torch._C._acc.DeviceGuard):
+class _PythonGuard(compat.DeviceGuard):
     """PyTorch's Python device guard, said to be XLA's: used where there is no C++ compiler."""
 
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.XLA
+        return compat.DeviceType.XLA
 
 
 def _install_guard() -> Any:
@@ -105,7 +106,7 @@ def _install_guard() -> Any:
         f"-L{folder / 'lib'}",
         "-ltorch_cpu",
         "-lc10",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(compat.cxx11_abi)}",
     )
     try:
         library = load_library(_GUARD, flags)
@@ -123,7 +124,7 @@ def _install_python_guard(folder: Path) -> Any:
     )
     before = list(table)
     guard = _PythonGuard()
-    torch._C._acc.register_python_privateuseone_device_guard(guard)
+    compat.register_device_guard(guard)
     changed = [i for i in range(_SLOTS) if table[i] != before[i]]
     require(
         changed == [_PRIVATE_SLOT],
@@ -299,6 +300,7 @@ def install(**functions: Any) -> None:
     """
     if _installed:
         return
+    probe.require(probe.XLA)
     require(
         not hasattr(torch, "_XLAC") and "_XLAC" not in sys.modules,
         "DM608",
@@ -306,4 +308,4 @@ def install(**functions: Any) -> None:
         cure="use either torch_xla or dynamotor.xla, not both",
     )
     _installed.append(_install_guard())
-    torch._register_device_module("xla", module(**functions))
+    compat.register_device_module("xla", module(**functions))

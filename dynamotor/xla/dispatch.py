@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import get_default_dtype
-from torch._decomp import decomposition_table
 
 from ..autograd.inplace import functional_form, types_of, without_out
+from ..base import compat
 from ..base.registry import Registry
 from ..graph.op_facts import facts
 from ..graph.shapes import UnsupportedOp
@@ -76,7 +76,7 @@ def _convert(arg: Any, args: Any) -> Any:
 
 
 def _lane(args: Any) -> Any:
-    for arg in torch.utils._pytree.tree_leaves(args):
+    for arg in compat.tree_leaves(args):
         if type(arg) is XLATensor:
             return arg._alias.lane
     raise AssertionError("an op reached the xla device without an xla tensor")
@@ -128,7 +128,7 @@ def _plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     if strides is not None or kwargs or strided(args):
         strides = of_result(func, node.instruction, args, kwargs)
     if type(node.meta) is tuple:
-        return torch.utils._pytree.tree_unflatten(results(node, strides), node.instruction.tree)
+        return compat.tree_unflatten(results(node, strides), node.instruction.tree)
     if not kwargs and strides is None and node.inputs and func not in value_checks:
         remember(node.instruction, args)
     return wrap(new_root(node, strides))
@@ -145,7 +145,9 @@ def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
 def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
     """Decompose if somebody knows how, else run on the CPU."""
     decomposition = (
-        decompositions.get(func) or decompositions.get(func.overloadpacket) or decomposition_table.get(func)
+        decompositions.get(func)
+        or decompositions.get(func.overloadpacket)
+        or compat.decomposition_table.get(func)
     )
     if decomposition is not None:
         # Composites are PyTorch's own program, which looks at types itself; asking what draws would move the
@@ -164,30 +166,30 @@ def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, rea
 
 def _check_types(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     nodes, named = to_nodes(args), _keywords(kwargs, args)
-    leaves = torch.utils._pytree.tree_leaves((nodes, named))
+    leaves = compat.tree_leaves((nodes, named))
     check_types(func, nodes, named, [leaf.meta for leaf in leaves if type(leaf) is Node])
 
 
 def _laid_out(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
     """What a decomposition gave, with the strides of the op's own kernel."""
     strides = of_op(func, args, kwargs)
-    flat, tree = torch.utils._pytree.tree_flatten(result)
+    flat, tree = compat.tree_flatten(result)
     strides = strides if type(strides) is list else [strides] * len(flat)
     if UNKNOWN in strides or len(strides) != len(flat):
         return result
     for at, (made, stride) in enumerate(zip(flat, strides)):
         if type(made) is XLATensor and made._alias.stride != stride:
             flat[at] = wrap(new_root(value(made._alias), stride))
-    return torch.utils._pytree.tree_unflatten(flat, tree)
+    return compat.tree_unflatten(flat, tree)
 
 
 def _is_composite(func: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return compat.has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
 def for_each(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """`_foreach_*`: PyTorch's slow kernel, which calls the op for each tensor."""
-    return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **(kwargs or {}))
+    return func._op_dk(compat.composite_explicit, *args, **(kwargs or {}))
 
 
 def lacking(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
@@ -239,7 +241,7 @@ def functional_call(functional: Any, args: tuple, kwargs: dict[str, Any] | None)
 
 def _is_known(func: Any) -> bool:
     return (
-        func in decomposition_table
+        func in compat.decomposition_table
         or func in decompositions
         or func.overloadpacket in decompositions
         or _is_composite(func)
@@ -264,8 +266,8 @@ def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> A
     then the written values."""
     functional = functionals[id(func)]
     returned = functional_call(functional, args, kwargs)
-    flat = torch.utils._pytree.tree_leaves(returned)
-    targets = torch.utils._pytree.tree_leaves(fallback.written(func, args, kwargs or {}))
+    flat = compat.tree_leaves(returned)
+    targets = compat.tree_leaves(fallback.written(func, args, kwargs or {}))
     own = len(flat) - len(targets)
     for target, result in zip(targets, flat[own:]):
         write(target._alias, value(result._alias))
@@ -292,8 +294,8 @@ def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
         made = make(functional, args, kwargs, outs[0]._alias.lane)
     else:
         made = functional(*args, **kwargs)
-    flat = torch.utils._pytree.tree_leaves(made)
-    for out, result in zip(torch.utils._pytree.tree_leaves(outs), flat):
+    flat = compat.tree_leaves(made)
+    for out, result in zip(compat.tree_leaves(outs), flat):
         set_out(out, result)
     return outs[0] if len(outs) == 1 else tuple(outs)
 

@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ..base import compat
+
 _NATIVE: dict[torch.dtype, np.dtype] = {
     torch.float64: jnp.dtype(jnp.float64),
     torch.float32: jnp.dtype(jnp.float32),
@@ -148,8 +150,8 @@ def convolution_precision(dtype: np.dtype) -> jax.lax.Precision | None:
 
 # PyTorch's settings that the lowerings read: part of every key of an executable.
 PRECISION_SETTINGS: tuple[Callable[[], Any], ...] = (
-    torch._C._get_float32_matmul_precision,
-    torch._C._get_cudnn_allow_tf32,
+    compat.matmul_precision,
+    compat.cudnn_tf32,
 )
 
 

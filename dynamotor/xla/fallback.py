@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
+from ..base import compat
+from ..base.compat import tree_leaves, tree_map
 from ..base.config import config
 from ..base.events import counters, emit
 from ..base.registry import MaybeNone
@@ -45,10 +46,10 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
 
     host_args, host_kwargs = tree_map(host, args), tree_map(host, kwargs)
     # Kernels may calculate with lazy conjugates, which nobody would resolve inside of a handler.
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for bit in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+    excluded = compat.excluded_keys()
+    for bit in (compat.conjugate_key, compat.negative_key):
         excluded = excluded.remove(bit)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+    with compat.ForceDispatchKeys(compat.included_keys(), excluded):
         result = func(*host_args, **host_kwargs)
     written = _write_back(func, args, kwargs, host_args, host_kwargs)
     originals = {id(h): d for h, d in written}

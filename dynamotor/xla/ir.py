@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import torch
 from torch import get_default_dtype
-from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
+from ..base import compat
+from ..base.compat import tree_flatten, tree_map, tree_structure
 from ..base.config import config
 from ..base.errors import XlaError
 from ..base.events import warn_once
@@ -265,7 +266,7 @@ _EXACT = 1 << 53  # integers up to this are float64
 
 
 def record(
-    func: torch._ops.OpOverload,
+    func: compat.OpOverload,
     args: tuple,
     kwargs: dict[str, Any] | None = None,
     lane: Lane | MaybeNone = None,
@@ -419,7 +420,7 @@ def is_lifted(arg: Any) -> bool:
     return arg == arg and arg not in _LITERALS and (type(arg) is float or -_EXACT < arg < _EXACT)
 
 
-def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
+def _infer(func: compat.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
     """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be
     lowered is known before any run."""
     rule = find(func)
@@ -493,7 +494,7 @@ def _template(
     return template, tuple(inputs), scalars
 
 
-def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _shapes(func: compat.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Meta, or tuple of Meta | None, of the results, and how they are nested: those that the CPU gives."""
     named = tree_map(_spec_of, kwargs)
     if any(a.name == "device" for a in func._schema.arguments):

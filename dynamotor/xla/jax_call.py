@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..base.compat import tree_flatten, tree_unflatten
 from . import rng
 from .dtypes import jax_dtype, torch_dtype
 from .lowering import op

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..base import compat
 from ..graph.layout import is_dense
 from ..graph.spec import TensorSpec
 from .device import lane_of
@@ -37,7 +38,7 @@ def _restore(storage: Any, location: str) -> Any:
 
 
 torch.serialization.register_package(30, lambda storage: None, _restore)
-_set_metadata = torch._utils.set_tensor_metadata
+_set_metadata = compat.tensor_metadata_setter.get()
 
 
 def _set_lazy_bits(tensor: torch.Tensor, metadata: dict[str, bool]) -> None:
@@ -49,7 +50,7 @@ def _set_lazy_bits(tensor: torch.Tensor, metadata: dict[str, bool]) -> None:
             tensor.data = view(tensor)
 
 
-torch._utils.set_tensor_metadata = _set_lazy_bits
+compat.tensor_metadata_setter.set(_set_lazy_bits)
 
 
 @specials.register(

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ..base import compat
 from ..base.registry import Registry
 from .dtypes import convert, jax_dtype
 
@@ -83,7 +84,7 @@ on_registration: list[Callable[[list[Any]], None]] = []
 def _register(registry: Registry, targets: tuple[Target, ...], rule: Any) -> None:
     for target in targets:
         registry.add(target, rule)
-        packet = isinstance(target, torch._ops.OpOverloadPacket)
+        packet = isinstance(target, compat.OpOverloadPacket)
         overloads = [getattr(target, name) for name in target.overloads()] if packet else [target]
         for changed in on_registration:
             changed(overloads)
@@ -158,7 +159,7 @@ def composite(*targets: Target) -> Callable[[Callable], Callable]:
     return register
 
 
-def find(func: torch._ops.OpOverload) -> Lowering | None:
+def find(func: compat.OpOverload) -> Lowering | None:
     """The rule of an overload: its own, or its packet's."""
     return lowerings.get(func) or lowerings.get(func.overloadpacket)
 
@@ -167,7 +168,7 @@ _NEVER = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 
 
 def apply(
-    func: torch._ops.OpOverload,
+    func: compat.OpOverload,
     rule: Lowering,
     args: tuple,
     kwargs: dict[str, Any],
@@ -195,7 +196,7 @@ def apply(
     return tuple(None if spec is None else _conform(func, value, spec) for value, spec in zip(result, out))
 
 
-def _conform(func: torch._ops.OpOverload, value: Any, spec: Spec) -> jax.Array:
+def _conform(func: compat.OpOverload, value: Any, spec: Spec) -> jax.Array:
     value = jnp.asarray(value)
     if value.shape != tuple(spec.shape):
         raise WrongResult(f"the lowering of {func} gives shape {value.shape}, aten gives {tuple(spec.shape)}")

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import torch
-from torch._decomp import decomposition_table
-from torch.utils._pytree import tree_flatten
 
+from ..base import compat
+from ..base.compat import tree_flatten
 from ..base.errors import XlaError
 from .dtypes import jax_dtype, torch_dtype
 from .ir import Meta
@@ -42,7 +42,7 @@ def parts_of(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         made: list[bool] = []
 
         def traced(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-            decomposed = decompositions.get(func) or decomposition_table[func]
+            decomposed = decompositions.get(func) or compat.decomposition_table[func]
             results = decomposed(*args, **kwargs)
             results = [results] if isinstance(results, torch.Tensor) else results
             made[:] = [result is not None for result in results]

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from ..base.compat import TorchDispatchMode, tree_leaves
 from ..base.errors import XlaError
 from ..base.events import Event, subscribe
 from . import sync as _sync

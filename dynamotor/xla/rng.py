@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ..base import compat
 from .errors import require
 
 # threefry's bits depend on nothing but key and position: not on the platform, nor on how XLA fuses.
@@ -61,10 +62,10 @@ def _follow_manual_seed(seed_others: Callable[[int], None]) -> None:
         seed_others(seed)
         _states.clear()  # the next look takes torch's seed
 
-    torch.random._seed_custom_device = seed_custom_device
+    compat.device_seeder.set(seed_custom_device)
 
 
-_follow_manual_seed(torch.random._seed_custom_device)
+_follow_manual_seed(compat.device_seeder.get())
 
 
 def get_state_tensor(device: Any = None) -> torch.Tensor:

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import jax.export
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
+from ..base.compat import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 from ..base.errors import XlaError
 from .device import current_device, jax_device, lane_of
 from .dtypes import jax_dtype

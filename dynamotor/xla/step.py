@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from ..base.compat import tree_leaves
 from ..base.config import CompileOptions
 from ..base.errors import CaptureError
 from ..base.events import warn_once

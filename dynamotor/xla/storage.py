@@ -12,8 +12,8 @@ import functools
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 
+from ..base import compat
 from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
@@ -167,7 +167,7 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
     resized, like = args[0], args[1] if isinstance(args[1], torch.Tensor) else None
     size, order = list(args[1] if like is None else like.shape), (kwargs or {}).get("memory_format")
     if order is torch.preserve_format and like is not None:
-        order = suggest_memory_format(like)
+        order = compat.suggest_memory_format(like)
     if list(resized.shape) == size and order is None:
         return resized
     require(

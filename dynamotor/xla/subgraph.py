@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
+from ..base.compat import TorchDispatchMode, TreeSpec, tree_flatten, tree_map, tree_unflatten
 from ..base.errors import XlaError
 from ..base.events import Event, subscribe
 from . import metrics

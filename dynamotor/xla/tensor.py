@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from typing_extensions import TypeIs
 
+from ..base import compat
 from ..base.registry import MaybeNone, Registry
 from ..graph.sizes import Dim, Dims, contiguous_stride
 from . import metrics
@@ -28,7 +29,7 @@ from .ir import Lane, Meta, Node, XlaError, lock, overfull, record
 
 aten = torch.ops.aten
 # The stub says that it makes a Tensor.
-_make, _strided = cast(Any, torch.Tensor._make_wrapper_subclass), torch.strided
+_make, _strided = cast(Any, compat.make_wrapper_subclass), torch.strided
 
 
 class Alias:
@@ -200,7 +201,7 @@ class XLATensor(torch.Tensor):
     device="xla")`, `.to("xla")`."""
 
     _alias: Alias
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = compat.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # the stub has an instance method
@@ -263,13 +264,13 @@ class XLATensor(torch.Tensor):
         if isinstance(self, torch.nn.Parameter):
             parts: tuple = (self.data, self.requires_grad, OrderedDict())
             if not state:
-                return torch._utils._rebuild_parameter, parts
-            return torch._utils._rebuild_parameter_with_state, (*parts, state)
-        rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
+                return compat.rebuild_parameter, parts
+            return compat.rebuild_parameter_with_state, (*parts, state)
+        rebuild = compat.rebuild_device_tensor
         parts = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
         if not state:
             return rebuild, parts
-        return torch._tensor._rebuild_from_type_v2, (rebuild, XLATensor, parts, state)
+        return compat.rebuild_tensor_type, (rebuild, XLATensor, parts, state)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.detach().cpu().__dlpack__()
@@ -285,7 +286,7 @@ class XLATensor(torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        torch._C.TensorBase.data.__set__(self, other)  # type: ignore[attr-defined]
+        compat.TensorBase.data.__set__(self, other)  # type: ignore[attr-defined]
         self._alias = other._alias  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> XLATensor:

@@ -8,6 +8,8 @@ import types
 
 import torch
 
+from dynamotor.base import compat
+
 
 class Event:
     """Counts up: each recorded event is a millisecond after the one before."""
@@ -64,7 +66,6 @@ def install(patch):
         "Stream": Stream,
         "CUDAGraph": lambda: graphs,
         "graph": graphs.graph,
-        "_sleep": lambda cycles: None,
         "synchronize": lambda: None,
         "get_device_properties": lambda device: types.SimpleNamespace(L2_cache_size=16),
         "device": lambda device: contextlib.nullcontext(),
@@ -74,10 +75,11 @@ def install(patch):
     for name, fake in fakes.items():
         patch.setattr(torch.cuda, name, fake)
     for name, fake in {
-        "_cuda_clearCublasWorkspaces": lambda: None,
-        "_cuda_getDevice": lambda: 0,
-        "_cuda_getCurrentRawStream": lambda index: current[0].cuda_stream,
+        "clear_cublas_workspaces": lambda: None,
+        "current_gpu": lambda: 0,
+        "current_raw_stream": lambda index: current[0].cuda_stream,
+        "gpu_sleep": lambda cycles: None,
     }.items():
-        patch.setattr(torch._C, name, fake, raising=False)
+        patch.setattr(compat, name, fake)
     graphs.current = current
     return graphs

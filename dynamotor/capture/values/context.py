@@ -11,11 +11,9 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from torch.autograd import forward_ad
 from torch.autograd.profiler import record_function
-from torch.fx import _symbolic_trace
-from torch.utils._device import DeviceContext, _device_constructors
 
+from ...base import compat
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ...graph.spec import device_with_index
 from ..breaks import unsupported, unsupported_if
@@ -24,21 +22,18 @@ from .base import Codegen, Trace, Value, builtin_rule
 from .constant import Constant, is_none
 from .user_object import UserObject
 
-# Whether torch.fx traces: by thread since PyTorch 2.14.
-_fx_traces = getattr(_symbolic_trace, "_get_is_fx_tracing", lambda: _symbolic_trace._is_fx_tracing_flag)
-
 
 def foreign_modes() -> bool:
     """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, forward-mode differentiation, a
     user's mode (`with torch.device(...)` is none)."""
     if (
-        torch._C._len_torch_dispatch_stack()
-        or forward_ad._current_level >= 0
-        or (torch._C._get_tracing_state() is not None or _fx_traces())
+        compat.count_dispatch_modes()
+        or compat.forward_level.get() >= 0
+        or (compat.tracing_state() is not None or compat.fx_is_tracing())
     ):
         return True
-    return bool(torch._C._len_torch_function_stack()) and any(
-        not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack()
+    return bool(compat.count_function_modes()) and any(
+        not isinstance(mode, compat.DeviceContext) for mode in compat.function_mode_stack()
     )
 
 
@@ -90,17 +85,17 @@ class ModeEffect(Standing):
             for name in ("prev_cache_enabled", "prev", "prev_fastdtype"):  # what the real __exit__ puts back
                 cg.statement(f"{cg.emit(value)}.{name} = {cg.constant(getattr(region, name))}")
         for node, _ in reversed(self.regions.values()):
-            graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
+            graph.call_function(compat.exit_autocast, (node,), {})
         for device, (enabled, dtype) in autocast_state().items():
             if (enabled, dtype) != self.autocast[device]:
                 cg.statement(f"{cg.constant(torch.set_autocast_enabled)}({device!r}, {enabled})")
                 cg.statement(f"{cg.constant(torch.set_autocast_dtype)}({device!r}, {cg.constant(dtype)})")
         if torch.is_grad_enabled() != self.grad:
-            graph.call_function(torch._C._set_grad_enabled, (self.grad,), {})
-            cg.statement(f"{cg.constant(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
+            graph.call_function(compat.set_grad_enabled, (self.grad,), {})
+            cg.statement(f"{cg.constant(compat.set_grad_enabled)}({torch.is_grad_enabled()})")
 
 
-@builtin_rule(torch._C._set_grad_enabled)
+@builtin_rule(compat.set_grad_enabled)
 def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     unsupported_if(
         args[0].python_type() is not bool,
@@ -110,8 +105,8 @@ def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value])
     enabled = args[0].as_constant()
     ModeEffect.of(trace)
     if enabled != torch.is_grad_enabled():
-        trace.graph.call_function(torch._C._set_grad_enabled, (enabled,), {})
-        torch._C._set_grad_enabled(enabled)
+        trace.graph.call_function(compat.set_grad_enabled, (enabled,), {})
+        compat.set_grad_enabled(enabled)
     return Constant(None)
 
 
@@ -176,9 +171,7 @@ def _enter_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
     device, dtype, enabled, cache = _settings(trace, value)
     if device not in AUTOCAST_DEVICES:
         raise unsupported("context", f"autocast for device {device!r}")
-    node = trace.graph.call_function(
-        torch.amp.autocast_mode._enter_autocast, (device, dtype, enabled, cache), {}
-    )
+    node = trace.graph.call_function(compat.enter_autocast, (device, dtype, enabled, cache), {})
     region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
     effect = ModeEffect.of(trace)
     region.__enter__()
@@ -194,7 +187,7 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
             "context", "an autocast region that was entered outside the captured region is left in it"
         )
     node, real = region
-    trace.graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
+    trace.graph.call_function(compat.exit_autocast, (node,), {})
     real.__exit__(None, None, None)
     return Constant(False)
 
@@ -248,6 +241,6 @@ def _default_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
 def on_device(trace: Trace, fn: Any, kwargs: dict[str, Value]) -> dict[str, Value]:
     """The keywords of a call with the device of the innermost region, where it makes a tensor and names none."""
     device = _device(trace)
-    if device is None or fn not in _device_constructors() or not is_none(kwargs.get("device")):
+    if device is None or fn not in compat.device_constructors() or not is_none(kwargs.get("device")):
         return kwargs
     return kwargs | {"device": device}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...base import compat
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
 from ..guards import Absent, ConstEquals, IdIs
@@ -517,7 +518,7 @@ def _bind_member(trace: Trace, raw: Any, name: str, instance: Value, cls: type) 
 def _unpacks(obj: Any, name: str) -> bool:
     """Whether a read of an attribute runs the hooks of saved tensors: neither a trace nor a guard may do that."""
     return name.startswith(("saved_", "_saved_")) and isinstance(
-        obj, torch._C._FunctionBase | torch.autograd.graph.Node
+        obj, compat.FunctionBase | torch.autograd.graph.Node
     )
 
 

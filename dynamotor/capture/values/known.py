@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...base import compat
 from ...graph.sizes import Size, is_unbacked
 from ...graph.spec import duplicate
 from ..breaks import unsupported, unsupported_if
@@ -68,7 +69,7 @@ def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
         return True
     if not node.op.startswith("call") or len(env) > _MOST or not _is_pure(node) or _may_be_written(node):
         return False
-    leaves = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+    leaves = compat.tree_leaves((node.args, node.kwargs))
     if node.target is torch.scalar_tensor:  # a size that made a number of a tensor becomes one here
         sizes = [
             n for n in node.all_input_nodes if type(n.meta["val"]) is Size and not is_unbacked(n.meta["val"])

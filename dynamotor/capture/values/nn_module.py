@@ -16,6 +16,7 @@ import torch
 from torch import __future__ as future
 from torch.nn.modules import module as torch_module
 
+from ...base import compat
 from ..breaks import unsupported, unsupported_if
 from ..bytecode import decode
 from ..guards import TensorIs, TypeIs
@@ -198,7 +199,7 @@ def _note_if_repeated(trace: Trace, source: Any, cls: type) -> None:
         trace.repeated.add(source)
 
 
-@builtin_rule(torch.nn.RNNBase._weights_have_changed)
+@builtin_rule(compat.weights_have_changed)
 def _weights_have_changed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Compares weights with weak references: asked for real, and the weights are guarded by identity."""
     module = args[0]
@@ -288,7 +289,7 @@ def _conversion(name: str, args: list[Value], kwargs: dict[str, Value]) -> tuple
     if name != "to" or not all(a.is_constant() for a in (*args, *kwargs.values())):
         return None
     try:
-        device, dtype, _, layout = torch._C._nn._parse_to(  # type: ignore[attr-defined]
+        device, dtype, _, layout = compat.parse_to(  # type: ignore[attr-defined]
             *[a.as_constant() for a in args], **{key: a.as_constant() for key, a in kwargs.items()}
         )
     except Exception:  # eager raises it
@@ -367,4 +368,4 @@ def _find_refused(fn: Any) -> CallRule | None:
     return None if name is None else functools.partial(_refuse, name)
 
 
-builtin_rule(torch._C._log_api_usage_metadata)(lambda trace, args, kwargs: Constant(None))
+builtin_rule(compat.log_api_usage)(lambda trace, args, kwargs: Constant(None))

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload, OpOverloadPacket
 
 from ... import _C
+from ...base import compat
+from ...base.compat import OpOverload, OpOverloadPacket
 from ...base.errors import DynamotorError
 from ...base.registry import Registry
 from ...graph.kernel_checks import tf32
@@ -431,9 +432,8 @@ def _refuses_gradients(tensor: torch.Tensor) -> bool:
     that was made where gradients were off."""
     if not tensor._is_view():
         return False
-    autograd: Any = torch._C._autograd
     of_leaf = tensor._base.requires_grad and tensor._base.is_leaf  # type: ignore[union-attr]
-    return of_leaf or autograd._get_creation_meta(tensor) != autograd.CreationMeta.DEFAULT
+    return of_leaf or compat.creation_meta(tensor) != compat.CreationMeta.DEFAULT
 
 
 def _write_refused(target: Any, why: str) -> Unsupported:
@@ -473,7 +473,7 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         f"a {obj.dtype} tensor with a history: what wants a gradient was written into it",
     )
     unsupported_if(
-        torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj),
+        compat.maybe_functorch_level(obj) not in (None, -1) or compat.is_functional(obj),
         "tensor-subclass",
         "a tensor of a functorch transform (vmap, grad) is read",
     )
@@ -565,7 +565,7 @@ DATA_TYPES = frozenset(
         torch.memory_format,
         torch.finfo,
         torch.iinfo,
-        torch._C._SDPBackend,
+        compat.SDPBackend,
     )
 )
 PURE_TYPES.update(DATA_TYPES)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ...base import compat
 from ...base.registry import register_all
 from ...graph.sizes import is_unbacked
 from ...graph.sym_int import Condition
@@ -336,10 +337,10 @@ def _refusing(name: str, kind: str, cause: str) -> CallRule:
     return refusing(kind, f"{name} is called", cause, "call it outside the compiled function")
 
 
-wrap_held(Builtin, torch._ops.OpOverload, torch._ops.OpOverloadPacket, subclasses=True)
+wrap_held(Builtin, compat.OpOverload, compat.OpOverloadPacket, subclasses=True)
 
 
-wrap_held(Constant, torch._C._SDPBackend)
+wrap_held(Constant, compat.SDPBackend)
 
 
 # Single rules -----------------------------------------------------------------------------------------------
@@ -467,7 +468,7 @@ def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
     if isinstance(tensor, TensorValue) and wanted.python_type() is bool:
         example, real = tensor.example, tensor.real()
         leaf = real is not MISSING and example.requires_grad and example.is_leaf
-        by_base = leaf and trace.reader.ask(tensor.source, real, "being a view", torch.Tensor._is_view)
+        by_base = leaf and trace.reader.ask(tensor.source, real, "being a view", compat.is_view)
         if wanted.as_constant() == example.requires_grad and not by_base:
             return tensor
     raise unsupported(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ...base import compat
 from .. import ops_detection as _detection, replication
 from ..collectives import (
     differentiable_all_gather as all_gather,  # noqa: F401
@@ -16,7 +17,7 @@ from ..collectives import (
 )
 
 
-class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(compat.BatchNorm):
     """Batch normalisation by the mean and variance of all replicas' batches, which are of equal size."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

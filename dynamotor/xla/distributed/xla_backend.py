@@ -20,9 +20,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-# The documented way of making a Work object for a process group written in Python.
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-
+from ...base import compat
 from ...base.errors import XlaError
 from .. import collectives, metrics, replication, sync
 from ..errors import require
@@ -45,7 +43,7 @@ def _refuse(what: str, why: str, cure: str) -> NoReturn:
 def _done(result: Any) -> dist.Work:
     future: torch.futures.Future = torch.futures.Future()
     future.set_result(result)
-    return _create_work_from_future(future)
+    return compat.work_from_future()(future)
 
 
 class XlaProcessGroup(dist.ProcessGroup):

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ...base.compat import tree_flatten, tree_unflatten
 from ..errors import require
 from ..ir import Meta
 from ..jax_call import apply, call_jax, number_of

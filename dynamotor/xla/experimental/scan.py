@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ...base.compat import TreeSpec, tree_flatten, tree_unflatten
 from ..errors import require
 from ..ir import Meta
 from ..jax_call import draw_seeds, run

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from ...base.compat import tree_leaves
 from ..distributed.spmd import Mesh, get_global_mesh, mark_sharding
 from ..errors import require
 from ..tensor import is_xla

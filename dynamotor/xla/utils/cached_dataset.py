@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...base import compat
 from ...base.errors import XlaError
 from ..core import xla_model as xm
 from ..errors import require
@@ -101,9 +102,7 @@ class CachedDataset(torch.utils.data.Dataset):
         buffer = io.BytesIO()
         with with_checksums():  # of a row of a large tensor, without the other rows
             torch.save(
-                torch.utils._pytree.tree_map_only(
-                    torch.Tensor, lambda t: t.clone() if t._is_view() else t, sample
-                ),
+                compat.tree_map_only(torch.Tensor, lambda t: t.clone() if t._is_view() else t, sample),
                 buffer,
             )
         data = buffer.getvalue()

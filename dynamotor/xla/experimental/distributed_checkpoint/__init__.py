@@ -19,8 +19,8 @@ from fsspec.core import url_to_fs
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
-from torch.utils._pytree import tree_map
 
+from ....base.compat import tree_map
 from ...distributed.spmd.xla_sharding import lay_out
 from ...tensor import is_xla
 from ...transfer import data_of, download

@@ -1,0 +1,211 @@
+"""Every private PyTorch name that the package uses, one row each. Other files take them from here.
+
+A private name is a dotted path from `torch` with a part that begins with an underscore. Not in the table:
+operators (`torch.ops`, `torch._neg_view`), which serialised programs keep alive, the documented
+`torch._check*`, `torch._assert*` and `torch._foreach_*`, and attributes of objects that a program hands over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .probe import ADAPTER, DDP, GPU, RULE, XLA, attribute, late, name, tell
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload, OpOverloadPacket as OpOverloadPacket
+    from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._pytree import TreeSpec as TreeSpec
+else:
+    OpOverload = name("torch._ops.OpOverload", instead=type(torch.ops.aten.relu.default))
+    OpOverloadPacket = name("torch._ops.OpOverloadPacket", instead=type(torch.ops.aten.relu))
+    LazyGraphModule = name("torch.fx._lazy_graph_module._LazyGraphModule")
+    TorchDispatchMode = name("torch.utils._python_dispatch.TorchDispatchMode")
+    TreeSpec = name("torch.utils._pytree.TreeSpec")
+
+
+# Trees of containers ----------------------------------------------------------------------------------------
+tree_flatten = name("torch.utils._pytree.tree_flatten")
+tree_unflatten = name("torch.utils._pytree.tree_unflatten")
+tree_leaves = name("torch.utils._pytree.tree_leaves")
+tree_map = name("torch.utils._pytree.tree_map")
+tree_map_only = name("torch.utils._pytree.tree_map_only")
+tree_structure = name("torch.utils._pytree.tree_structure")
+treespec_dumps = name("torch.utils._pytree.treespec_dumps")
+treespec_loads = name("torch.utils._pytree.treespec_loads")
+
+# Modes of the thread ----------------------------------------------------------------------------------------
+set_grad_enabled = name("torch._C._set_grad_enabled")
+enter_autocast = name("torch.amp.autocast_mode._enter_autocast")
+exit_autocast = name("torch.amp.autocast_mode._exit_autocast")
+DisableAutocast = name("torch._C._DisableAutocast")
+InferenceMode = name("torch._C._InferenceMode", instead=torch.inference_mode)
+deterministic_algorithms = name(
+    "torch._C._get_deterministic_algorithms", instead=torch.are_deterministic_algorithms_enabled
+)
+function_mode_stack = name("torch.overrides._get_current_function_mode_stack")
+count_function_modes = name("torch._C._len_torch_function_stack")
+count_dispatch_modes = name("torch._C._len_torch_dispatch_stack")
+torch_function_enabled = name("torch._C._is_torch_function_enabled")
+torch_function_all_disabled = name("torch._C._is_torch_function_all_disabled")
+DisableTorchFunctionSubclass = name("torch._C.DisableTorchFunctionSubclass")
+enter_plain_functions = name("torch._C.DisableTorchFunctionSubclass.__enter__", off=RULE)
+exit_plain_functions = name("torch._C.DisableTorchFunctionSubclass.__exit__", off=RULE)
+disabled_torch_function = name("torch._C._disabled_torch_function_impl")
+DeviceContext = name("torch.utils._device.DeviceContext", instead=type(torch.device("cpu")))
+device_constructors = name("torch.utils._device._device_constructors")
+tracing_state = name("torch._C._get_tracing_state", instead=lambda: torch.jit.is_tracing() or None)
+forward_level = attribute("torch.autograd.forward_ad._current_level")
+maybe_functorch_level = name("torch._C._functorch.maybe_get_level")
+is_functional = name("torch._is_functional_tensor")
+is_batched = name("torch._C._functorch.is_batchedtensor")
+is_legacy_batched = name("torch._C._functorch.is_legacy_batchedtensor")
+
+# Dispatch ---------------------------------------------------------------------------------------------------
+TensorBase = name("torch._C.TensorBase", instead=torch.Tensor.__mro__[1])
+make_wrapper_subclass = name("torch.Tensor._make_wrapper_subclass")
+make_subclass = name("torch.Tensor._make_subclass", off=RULE)
+is_view = name("torch.Tensor._is_view", instead=lambda tensor: tensor._base is not None)
+BelowAutograd = name("torch._C._AutoDispatchBelowAutograd")
+BelowViews = name("torch._C._AutoDispatchBelowADInplaceOrView")
+ExcludeDispatchKeys = name("torch._C._ExcludeDispatchKeyGuard")
+ForceDispatchKeys = name("torch._C._ForceDispatchKeyGuard", off=XLA)
+DispatchKeySet = name("torch._C.DispatchKeySet")
+parse_dispatch_key = name("torch._C._dispatch_key_parse")
+composite_explicit = name("torch._C.DispatchKey.CompositeExplicitAutograd")
+conjugate_key = name("torch._C.DispatchKey.Conjugate", off=XLA)
+negative_key = name("torch._C.DispatchKey.Negative", off=XLA)
+dispatch_keys = name("torch._C._dispatch_keys")
+has_kernel = name("torch._C._dispatch_has_kernel_for_dispatch_key")
+included_keys = name("torch._C._dispatch_tls_local_include_set")
+excluded_keys = name("torch._C._dispatch_tls_local_exclude_set")
+CustomOpDef = name("torch._library.custom_ops.CustomOpDef")
+custom_op_definitions = name("torch._library.custom_ops.OPDEFS")
+registered_kernels = name("torch.library._impls")
+OpNamespace = name("torch._ops._OpNamespace", instead=type(torch.ops.aten))
+Ops = name("torch._ops._Ops", instead=type(torch.ops))
+
+# Functions that a captured program calls --------------------------------------------------------------------
+nn_functions = name("torch._C._nn")
+linalg_functions = name("torch._C._linalg")
+special_functions = name("torch._C._special")
+fft_functions = name("torch._C._fft")
+variable_functions = name("torch._C._VariableFunctions")
+SDPBackend = name("torch._C._SDPBackend")
+parse_to = name("torch._C._nn._parse_to")
+log_api_usage = name("torch._C._log_api_usage_metadata", off=RULE)
+weights_have_changed = name("torch.nn.RNNBase._weights_have_changed", off=RULE)
+_fx_flag = name("torch.fx._symbolic_trace._get_is_fx_tracing", "torch.fx._symbolic_trace._is_fx_tracing_flag")
+torch_compile_file = name("torch._compile.__file__", off=RULE)
+eager_transforms_file = name("torch._functorch.eager_transforms.__file__", off=RULE)
+vmap_file = name("torch._functorch.vmap.__file__", off=RULE)
+while_loop_operator = name("torch._higher_order_ops.while_loop.while_loop", off=RULE)
+scan_operator = name("torch._higher_order_ops.scan.scan", off=RULE)
+map_operator = name("torch._higher_order_ops.map.map", off=RULE)
+vmap_impl = name("torch._functorch.vmap.vmap_impl", off=RULE)
+grad_impl = name("torch._functorch.eager_transforms.grad_impl", off=RULE)
+grad_and_value_impl = name("torch._functorch.eager_transforms.grad_and_value_impl", off=RULE)
+functorch_jvp = name("torch._functorch.eager_transforms.jvp", off=RULE)
+functorch_vjp = name("torch._functorch.eager_transforms.vjp", off=RULE)
+associative_scan = name("torch._higher_order_ops.associative_scan.associative_scan", off=RULE)
+
+# Autograd ---------------------------------------------------------------------------------------------------
+SingleLevelFunction = name("torch.autograd.function._SingleLevelFunction")
+FunctionBase = name("torch._C._FunctionBase")
+execution_engine = attribute("torch.autograd.Variable._execution_engine")
+current_node = name("torch._C._current_autograd_node")
+current_task = name("torch._C._current_graph_task_id")
+engine_will_run = name("torch._C._will_engine_execute_node")
+sequence_number = name("torch._C._autograd._get_sequence_nr")
+set_version_counter = name("torch._C._autograd._unsafe_set_version_counter")
+top_saved_hooks = name("torch._C._autograd._top_saved_tensors_default_hooks")
+push_saved_hooks = name("torch._C._autograd._push_saved_tensors_default_hooks")
+pop_saved_hooks = name("torch._C._autograd._pop_saved_tensors_default_hooks")
+creation_meta = name("torch._C._autograd._get_creation_meta")
+CreationMeta = name("torch._C._autograd.CreationMeta")
+profiler_enabled = name("torch.autograd._profiler_enabled")
+RecordFunction = name("torch._C._profiler._RecordFunctionFast", instead=torch.profiler.record_function)
+
+# Settings of kernels ----------------------------------------------------------------------------------------
+flash_attention_enabled = name(
+    "torch._C._get_flash_sdp_enabled", instead=torch.backends.cuda.flash_sdp_enabled
+)
+mem_efficient_attention_enabled = name(
+    "torch._C._get_mem_efficient_sdp_enabled", instead=torch.backends.cuda.mem_efficient_sdp_enabled
+)
+math_attention_enabled = name("torch._C._get_math_sdp_enabled", instead=torch.backends.cuda.math_sdp_enabled)
+cudnn_attention_enabled = name(
+    "torch._C._get_cudnn_sdp_enabled", instead=torch.backends.cuda.cudnn_sdp_enabled
+)
+enable_flash_attention = name("torch._C._set_sdp_use_flash", off=RULE)
+enable_mem_efficient_attention = name("torch._C._set_sdp_use_mem_efficient", off=RULE)
+enable_math_attention = name("torch._C._set_sdp_use_math", off=RULE)
+enable_cudnn_attention = name("torch._C._set_sdp_use_cudnn", off=RULE)
+enable_overrideable_attention = name("torch._C._set_sdp_use_overrideable", off=RULE)
+overrideable_attention_enabled = name("torch._C._get_overrideable_sdp_enabled", off=RULE)
+attention_order = name("torch._C._get_sdp_priority_order", off=RULE)
+set_attention_order = name("torch._C._set_sdp_priority_order", off=RULE)
+onednn_enabled = name("torch._C._get_mkldnn_enabled", instead=lambda: torch.backends.mkldnn.enabled)
+cudnn_enabled = name("torch._C._get_cudnn_enabled", instead=lambda: torch.backends.cudnn.enabled)
+cublas_tf32 = name("torch._C._get_cublas_allow_tf32", instead=lambda: torch.backends.cuda.matmul.allow_tf32)
+cudnn_tf32 = name("torch._C._get_cudnn_allow_tf32", instead=lambda: torch.backends.cudnn.allow_tf32)
+matmul_precision = name("torch._C._get_float32_matmul_precision", instead=torch.get_float32_matmul_precision)
+select_conv_backend = name("torch._C._select_conv_backend")
+conv_memory_format = name("torch._C._conv_determine_backend_memory_format")
+
+# Memory and GPUs --------------------------------------------------------------------------------------------
+reinterpret_tensor = name("torch._C._dynamo.guards._reinterpret_tensor")
+empty_strided_cpu = name("torch._C._dynamo.guards._empty_strided_cpu", instead=torch.empty_strided)
+storage_use_count = name("torch._C._storage_Use_Count")
+clear_cublas_workspaces = name("torch._C._cuda_clearCublasWorkspaces", off=GPU)
+current_raw_stream = name("torch._C._cuda_getCurrentRawStream", off=GPU)
+current_gpu = name("torch._C._cuda_getDevice", off=GPU)
+gpu_sleep = name("torch.cuda._sleep", off=GPU)
+
+# Processes that train together ------------------------------------------------------------------------------
+resolve_group_name = late("torch.distributed._functional_collectives._resolve_group_name", off=DDP)
+group_size_by_name = name("torch.distributed.distributed_c10d._get_group_size_by_name", off=DDP)
+group_store = name("torch.distributed.distributed_c10d._get_process_group_store", off=DDP)
+first_bucket_bytes = name("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", off=DDP, instead=1 << 20)
+active_ddp_module = attribute("torch.nn.parallel.DistributedDataParallel._active_ddp_module", off=DDP)
+
+# The adapter for torch.compile, and its backends here -------------------------------------------------------
+dynamo_registry = late("torch._dynamo.backends.registry", off=ADAPTER)
+dynamo_trace_rules = late("torch._dynamo.trace_rules", off=ADAPTER)
+dynamo_builder = late("torch._dynamo.variables.builder", off=ADAPTER)
+ConstantSource = late("torch._dynamo.source.ConstantSource", off=ADAPTER)
+inductor_options = late("torch._inductor.list_options", off=ADAPTER)
+TracingContext = late("torch._guards.TracingContext", off=ADAPTER)
+tracing = late("torch._guards.tracing", off=ADAPTER)
+FakeTensorMode = late("torch._subclasses.fake_tensor.FakeTensorMode", off=ADAPTER)
+sympy_interp = late("torch.utils._sympy.interp.sympy_interp", off=ADAPTER)
+PythonReferenceAnalysis = late("torch.utils._sympy.reference.PythonReferenceAnalysis", off=ADAPTER)
+
+# The device xla ---------------------------------------------------------------------------------------------
+DeviceGuard = name("torch._C._acc.DeviceGuard", off=XLA)
+register_device_guard = name("torch._C._acc.register_python_privateuseone_device_guard", off=XLA)
+register_device_module = name("torch._register_device_module", off=XLA)
+DeviceType = name("torch._C._autograd.DeviceType", off=XLA)
+cxx11_abi = name("torch._C._GLIBCXX_USE_CXX11_ABI", off=XLA, instead=True)
+parse_key_name = name("torch._C._parse_dispatch_key", off=XLA)
+decomposition_table = name("torch._decomp.decomposition_table", off=XLA)
+suggest_memory_format = name("torch._prims_common.suggest_memory_format", off=XLA)
+rebuild_tensor_type = name("torch._tensor._rebuild_from_type_v2", off=XLA)
+rebuild_parameter = name("torch._utils._rebuild_parameter", off=XLA)
+rebuild_parameter_with_state = name("torch._utils._rebuild_parameter_with_state", off=XLA)
+rebuild_device_tensor = name("torch._utils._rebuild_device_tensor_from_cpu_tensor", off=XLA)
+tensor_metadata_setter = attribute("torch._utils.set_tensor_metadata", off=XLA)
+device_seeder = attribute("torch.random._seed_custom_device", off=XLA)
+module_apply = name("torch.nn.Module._apply", off=XLA)
+BatchNorm = name("torch.nn.modules.batchnorm._BatchNorm", off=XLA, instead=torch.nn.BatchNorm1d.__mro__[1])
+work_from_future = late("torch._C._distributed_c10d._create_work_from_future", off=XLA)
+
+
+def fx_is_tracing() -> bool:
+    """Whether torch.fx traces: a flag of the thread since PyTorch 2.14, of the process before."""
+    return _fx_flag() if callable(_fx_flag) else torch.fx._symbolic_trace._is_fx_tracing_flag
+
+
+tell()
