@@ -161,7 +161,7 @@ class Exported:
         with torch.no_grad():
             found = torch.export.export(root, self.args, self.kwargs, dynamic_shapes=shapes, strict=False)
         if "strides" in self._entry.info.data.asked:
-            leaves = pytree.tree_leaves((self.args, self.kwargs))
+            leaves = tree_leaves((self.args, self.kwargs))
             _check_strides(
                 found, [t if isinstance(t, torch.Tensor) and not self._dims_of(t) else None for t in leaves]
             )

@@ -35,7 +35,6 @@ from ..autograd.recipe import Recipe
 from ..autograd.runtime import inference_callable
 from ..backends import native, static_inputs
 from ..base import cache
-from ..base.compat import tree_flatten, treespec_dumps
 from ..base.config import config
 from ..base.errors import BuildError, UsageError
 from ..base.events import collect
