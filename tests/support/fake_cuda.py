@@ -66,6 +66,7 @@ def install(patch):
         "Stream": Stream,
         "CUDAGraph": lambda: graphs,
         "graph": graphs.graph,
+        "_sleep": lambda cycles: None,
         "synchronize": lambda: None,
         "get_device_properties": lambda device: types.SimpleNamespace(L2_cache_size=16),
         "device": lambda device: contextlib.nullcontext(),
