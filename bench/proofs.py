@@ -177,6 +177,7 @@ class _Loops:
 
     def statement(self, text: str) -> str:
         """A statement that stores, or gives a position; empty for others."""
+        text = text.removeprefix("if(!*outside)")
         store, add, position = _STORE.fullmatch(text), _ADD.fullmatch(text), _POSITION.fullmatch(text)
         if store:
             gather, pointer, at, step, value = store.groups()

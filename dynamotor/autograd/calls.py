@@ -19,37 +19,39 @@ _set_grad_enabled = compat.set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 
 
-def bump(tensors: list[torch.Tensor]) -> None:
-    """Generated code writes without PyTorch seeing it: tell the version counters (inference tensors have
-    none).
-    """
-    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
-
-
-def call_without_grad(compiled: Compiled, inputs: tuple, mutated: tuple[int, ...]) -> tuple:
-    """Call it with gradients off; `mutated` are the places of inputs that it writes."""
+def call_without_grad(compiled: Compiled, inputs: tuple) -> tuple:
+    """Call it with gradients off."""
     before = _is_grad_enabled()
     _set_grad_enabled(False)
     try:
-        values = compiled(*inputs)
-        if mutated:
-            bump([inputs[i] for i in mutated])
+        return compiled(*inputs)
     finally:
         _set_grad_enabled(before)
-    return values
 
 
-def with_versions(compiled: Compiled, versions: Mapping[int, int]) -> Compiled:
-    """Results that in-place ops made have the version that those give: a result's place -> their number. It
-    is set before a backward keeps the result.
+def with_versions(compiled: Compiled, mutated: Mapping[int, int], versions: Mapping[int, int]) -> Compiled:
+    """Generated code writes without PyTorch seeing it: version counters are set to what eager's in-place ops
+    make them (inference tensors have none), before a backward keeps a tensor.
+
+    mutated: an input's place -> how many ops write it. versions: a result's place -> how many ops made it.
     """
-    if not versions:
+    if not versions and not mutated:
         return compiled
 
     def run(*inputs: Any) -> Any:
-        values = compiled(*inputs)
-        known = {values[k]: n for k, n in versions.items() if not values[k].is_inference()}
-        compat.set_version_counter(tuple(known), tuple(known.values()))
+        targets = [(inputs[i], n) for i, n in mutated.items() if not inputs[i].is_inference()]
+        tensors = [tensor for tensor, _ in targets]
+        numbers = [tensor._version + n for tensor, n in targets]
+        try:
+            values = compiled(*inputs)
+        except BaseException:
+            compat.set_version_counter(tuple(tensors), tuple(numbers))  # some of the writes may be done
+            raise
+        for k, n in versions.items():
+            if not values[k].is_inference():
+                tensors.append(values[k])
+                numbers.append(n)
+        compat.set_version_counter(tuple(tensors), tuple(numbers))
         return values
 
     return run

@@ -7,7 +7,7 @@ plan of how the user's outputs come from the values and the inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class Joint:
     tangents: list[torch.fx.Node]
     plans: list[OutputPlan]
     differentiable: list[bool]  # per value
-    mutated: list[int]  # input indices
+    mutated: dict[int, int]  # input indices, and how many ops write each
     gradient_of: list[int] = field(default_factory=list)  # input indices that want a gradient
     reach: dict[int, int] = field(
         default_factory=dict
@@ -73,7 +73,7 @@ class Joint:
             tuple(self.plans),
             len(values),
             tuple(self.differentiable),
-            tuple(self.mutated),
+            dict(self.mutated),
             tuple(self.gradient_of),
             tuple(grad is not None for grad in grads),
             tuple(node.meta["val"] for node in self.tangents),
@@ -111,7 +111,8 @@ def trace_joint(
     plans, sources = plan_outputs(results, inputs)
     values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
-    mutated = [i for i, tensor in inputs.items() if tensor.note.memory.version > 0]
+    versions = {i: tensor.note.memory.version for i, tensor in inputs.items()}
+    mutated = {i: version for i, version in versions.items() if version > 0}
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
     if any(differentiable):
@@ -237,7 +238,7 @@ def _check_leaves(results: Sequence[Any], inputs: Mapping[int, ShapeTensor]) -> 
         raise UnsupportedOp("DM234", "an output is a leaf that is made inside", cure="make the leaf outside")
 
 
-def _check_gradients(requires_grad: Sequence[bool], mutated: Sequence[int]) -> None:
+def _check_gradients(requires_grad: Sequence[bool], mutated: Iterable[int]) -> None:
     """Gradients flow only to inputs, and only to inputs that stay as they are."""
     UnsupportedOp.when(
         not any(requires_grad),

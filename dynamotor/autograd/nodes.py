@@ -22,7 +22,7 @@ from ..base.events import emit
 from ..graph.spec import Compiled, TensorSpec
 from .again import Again, Given, is_batched
 from .between import is_users, linker, refuse_hooks
-from .calls import bump, call_without_autocast, call_without_grad, unseen
+from .calls import call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
 from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
 
@@ -98,7 +98,7 @@ def _whole_function(
     forward: Compiled, node: AutogradNode, recipe: Recipe, again: Again | None
 ) -> type[torch.autograd.Function]:
     """The function that runs the forward and leads to all inputs."""
-    n, mutated = recipe.n_values, recipe.mutated
+    n = recipe.n_values
     fixed = tuple(k for k, differentiable in enumerate(recipe.differentiable) if not differentiable)
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
     n_inputs, positions = recipe.n_inputs, node.gradients
@@ -112,8 +112,6 @@ def _whole_function(
         def forward(ctx: Any, *inputs: torch.Tensor) -> tuple:
             given = None if again is None else again.given(inputs)
             outs = forward(*inputs)
-            if mutated:
-                bump([inputs[i] for i in mutated])
             save(ctx, inputs, outs, given)
             values = tuple(outs[:n])
             if fixed:
@@ -141,7 +139,7 @@ def through_nodes(
     """Several nodes, each behind the values that lead to it. The forward runs before them, and none of them
     computes.
     """
-    n, mutated = recipe.n_values, recipe.mutated
+    n = recipe.n_values
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
     behind = [tuple(wanted[k] for k in node.tangents) for node in nodes]
     parts = [
@@ -153,7 +151,7 @@ def through_nodes(
 
     def run(*inputs: torch.Tensor) -> tuple:
         given = None if again is None else again.given(inputs)
-        outs = call_without_grad(forward, inputs, mutated)
+        outs = call_without_grad(forward, inputs)
         made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
         contexts = []
         for apply, gradients, values in parts:

@@ -43,12 +43,13 @@ class Recipe:
     """How a compiled program's values become the user's outputs, and what autograd is told of them.
 
     n_inputs: of the caller's, before the constants. n_values: the compiled forward's leading results.
-    differentiable: of each. flows: whether a gradient flows to each of `gradient_of`. tangents: the layouts
-    in which gradients of values arrive. inner: for each user output that others are computed from, their
-    tangents (bits). versions: the results that in-place ops made, and how many ops. For second derivatives
-    (`again.py`): the written inputs whose `old` contents gradients need, the devices of whose generators it
-    `draws`, and whether the graph can run but `once`. frees: whether eager's backward frees something, and
-    so does not run twice.
+    differentiable: of each. mutated: the inputs that are written, and by how many ops. flows: whether a
+    gradient flows to each of `gradient_of`. tangents: the layouts in which gradients of values arrive.
+    inner: for each user output that others are computed from, their tangents (bits). versions: the
+    results that in-place ops made, and how many ops. For second derivatives (`again.py`): the written
+    inputs whose `old` contents gradients need, the devices of whose generators it `draws`, and whether
+    the graph can run but `once`. frees: whether eager's backward frees something, and so does not run
+    twice.
     """
 
     n_inputs: int
@@ -57,7 +58,7 @@ class Recipe:
     plans: tuple[OutputPlan, ...]
     n_values: int
     differentiable: tuple[bool, ...]
-    mutated: tuple[int, ...]
+    mutated: dict[int, int]
     gradient_of: tuple[int, ...] = ()
     flows: tuple[bool, ...] = ()
     tangents: tuple[TensorSpec, ...] = ()

@@ -19,6 +19,7 @@ from ..base import compat
 from ..base.compat import OpOverload
 from ..base.errors import UserLine
 from ..base.registry import Registry
+from ..graph.custom_writes import functional_op, written_counts
 from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
 from ..graph.op_facts import VIEW_FORMS, facts, is_custom, written_names
@@ -318,7 +319,9 @@ class GraphRecorder:
 
     def _record_custom_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A user's op that writes, as one that gives what would be written."""
-        form, given = inplace.functional_op(func), inplace.all_arguments(func, args, kwargs)
+        given = inplace.all_arguments(func, args, kwargs)
+        counts = written_counts(func, given)
+        form = functional_op(func, counts)
         tensors = [self.alias_of(t) for t in leaves_in(list(given.values())) if isinstance(t, ShapeTensor)]
         UnsupportedOp.when(
             len({alias.memory for alias in tensors}) < len(tensors),
@@ -328,10 +331,11 @@ class GraphRecorder:
         )
         made = self.record(form, tuple(given.values()), {})
         results = list(made) if isinstance(made, (tuple, list)) else [made]
-        names = written_names(func)
-        for name, value in zip(names, results[-len(names) :]):
-            self.assign(given[name], value)
-        return inplace.with_written(func, results[: -len(names)], given)
+        written = [t for name in written_names(func) for t in leaves_in([given[name]]) if t is not None]
+        new = results[: len(results) - len(written)]
+        for target, value in zip(written, results[len(new) :], strict=True):
+            self.assign(target, value)
+        return inplace.with_written(func, new, given)
 
     def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if func._schema.name.startswith(

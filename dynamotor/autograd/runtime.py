@@ -32,13 +32,12 @@ def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     """Wrap a compiled graph that takes no part in autograd."""
     compiled = _prepared(compiled, recipe)
     rebuild = rebuilder(recipe)
-    mutated = recipe.mutated
     quiet = torch.is_grad_enabled()
-    if not mutated and not quiet and rebuild is None:
+    if not recipe.mutated and not quiet and rebuild is None:
         return compiled
 
     def run(*inputs: torch.Tensor) -> tuple:
-        values = call_without_grad(compiled, inputs, mutated)
+        values = call_without_grad(compiled, inputs)
         return values if rebuild is None else rebuild(inputs, values)
 
     views = [step for plan in recipe.plans for step in plan.steps]
@@ -92,7 +91,8 @@ def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, recipe: Rec
 
 def _prepared(compiled: Compiled, recipe: Recipe) -> Compiled:
     """The compiled graph as the program calls it."""
-    return with_versions(without_autocast(_with_constants(compiled, recipe.constants)), recipe.versions)
+    called = without_autocast(_with_constants(compiled, recipe.constants))
+    return with_versions(called, recipe.mutated, recipe.versions)
 
 
 def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Compiled:

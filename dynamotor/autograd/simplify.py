@@ -121,6 +121,14 @@ def _unchanged(node: Node) -> Node | None:
     return source if same_layout(source.meta["val"], node.meta["val"]) else None
 
 
+@no_op(aten.select_scatter.default, aten.slice_scatter.default)
+def _written_again(node: Node) -> Node | None:
+    """A part that gets the value that it has just got: `k[0] += 1` writes the sum, then assigns it."""
+    first = operand(node, 0)
+    again = first.target is node.target and (first.args[1:], first.kwargs) == (node.args[1:], node.kwargs)
+    return first if again and first.op == "call_function" else None
+
+
 def _same_order(node: Node) -> bool:
     """Whether a permutation moves no dimension (sizes and strides alone do not tell)."""
     rank = len(node.meta["val"].shape)

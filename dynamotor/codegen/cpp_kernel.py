@@ -30,6 +30,7 @@ from ..lower.ir import (
     Scratch,
     Statement,
     Store,
+    loaded_exprs,
     of_kind,
     roots,
     walk,
@@ -238,23 +239,24 @@ class Emitter:
         bool_mark = "b" if s.memory is BOOL else ""
         kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
         at = f"{pointer}+{self.body.index(s.index, scope)}"
+        computed = any(e.op == "wrap_index" for e in walk(*loaded_exprs(s.index)))
+        guard = "if(!*outside)" if computed else ""  # as eager, which ends at the first such position
         if s.add:
             t = ctype(s.expr.dtype, scope.width if vector is not None else 1)
             place = self.body.fresh()
-            scope.lines.append(
-                f"{{{MEMORY[s.memory]}*const {place}={at};st{kind}({place},ld<{t}>({place})+({t}){value});}}"
-            )
+            stored = f"{guard}st{kind}({place},ld<{t}>({place})+({t}){value});"
+            scope.lines.append(f"{{{MEMORY[s.memory]}*const {place}={at};{stored}}}")
         elif is_one(step):
             width = scope.width if vector is not None else 1
             t = ctype(s.expr.dtype, width)
             scope.lines.append(
-                f"st{bool_mark}{kind}({at},({t}){value});"
+                f"{guard}st{bool_mark}{kind}({at},({t}){value});"
                 if width == 1
-                else f"st{bool_mark}{kind}({at},{value});"
+                else f"{guard}st{bool_mark}{kind}({at},{value});"
             )
         else:
             assert step is not None  # places that are computed are taken lane by lane
-            scope.lines.append(f"st{bool_mark}g{kind}({at},{self.number(step)},{value});")
+            scope.lines.append(f"{guard}st{bool_mark}g{kind}({at},{self.number(step)},{value});")
 
     def decode(self, flat: str, loops: Sequence[Var], names: dict[Var, str]) -> str:
         """Lines that compute loop variables from their flat position."""

@@ -47,7 +47,6 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
 }
-_ALIASING_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 
 
 @plain
@@ -86,14 +85,3 @@ def returns_many(target: Any) -> bool:
         return False
     returns = target._schema.returns
     return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
-
-
-def may_alias(target: Any) -> bool:
-    """Whether a result of the call may share memory with an argument (declared, or possible in a composite
-    op).
-    """
-    if not isinstance(target, compat.OpOverload):
-        return True
-    if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):
-        return True
-    return compat.has_kernel(target.name(), "CompositeImplicitAutograd")

@@ -35,6 +35,7 @@ from ..graph.op_facts import is_custom
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
+from ..lower.extern import may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import build, memory
 from . import checked, cpp, cpp_family, externs
@@ -55,7 +56,7 @@ def shown_by(steps: Iterable[LoopStep | ExternStep]) -> dict[str, set[str]]:
     """For results of view-like calls, the buffers whose memory they may show."""
     holds: dict[str, set[str]] = {}
     for step in steps:
-        if isinstance(step, ExternStep) and step.out_variant is None and externs.may_alias(step.target):
+        if isinstance(step, ExternStep) and step.out_variant is None and may_alias(step.target):
             shown = {ref.name for ref in refs((step.args, step.kwargs))}
             shown = shown.union(*(holds.get(other, ()) for other in shown))
             holds.update((name, shown) for name in step.outs if name)

@@ -68,7 +68,8 @@ def _item(step: Step, program: Program) -> _Item | None:
     loops = (*kernel.outer, *kernel.middle, *kernel.inner)
     if kernel.streams() or numel(v.size for v in loops) > SMALL or is_wide(kernel):
         return None
-    if any(of_kind(s, Store).scatters for s in kernel.statements()) or map_plan(kernel).second is not None:
+    stores = [of_kind(s, Store) for s in kernel.statements()]
+    if any(s.scatters or s.part for s in stores) or map_plan(kernel).second is not None:
         return None
     draft = draft_piece(LaunchPiece(kernel, LaunchPlan("map", Axis.of("x", loops, BLOCK, exact=False)), {}))
     parts = NUMBERS.split(draft.source)

@@ -148,7 +148,7 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
     if product.out.stride != (m * n if batch > 1 else 0, n if m > 1 else 0, 1 if n > 1 else 0):
         return None
     reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
-    if any(s.scatters for s in stores) or len(stores) != len(statements):
+    if any(s.scatters or s.part for s in stores) or len(stores) != len(statements):
         return None
     if len(reads) != 1 or not loops:  # a single number has no tile
         return None

@@ -94,7 +94,7 @@ def stored_plane(product: Product, s: Store) -> Plane | None:
     """
     _, m, n = product.loops
     row, unit = s.index.coefficient(m), _UNIT // s.memory.itemsize
-    if product.size[0] > 1 or min(m.size, n.size) == 1 or s.memory not in _STORED or s.add or s.scatters:
+    if product.size[0] > 1 or min(m.size, n.size) == 1 or s.memory not in _STORED or s.scatters or s.part:
         return None
     if not s.index.is_affine or set(s.index.terms) != {m, n} or s.index.coefficient(n) != 1:
         return None

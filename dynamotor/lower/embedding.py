@@ -14,6 +14,7 @@ from torch import fx
 from ..graph.nodes import arguments, find_spec, operand, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec, aten, contiguous_stride, numel
+from .claim import apart, claim
 from .ir import ExternNode
 from .lowering import LoopBuilder, decline_if, lowering
 from .ops_scatter import index_add
@@ -99,7 +100,10 @@ def _index_add(
         and only_user(base) is node
         and node.args[3] is not base
     )
-    ref = ctx.realize(x, spec.stride) if owned else ctx.copy(x, contiguous_stride(spec.shape))
+    ref = (
+        ctx.realize(x, spec.stride) if owned else claim(ctx, x) or ctx.copy(x, contiguous_stride(spec.shape))
+    )
+    source = apart(ctx, source, None)
     rows, places = ctx.realize(source), ctx.realize(index)
     step = ExternStep(
         aten.index_add_.default, (ref, dim, places, rows), {"alpha": alpha}, (), None, (ref.name,)

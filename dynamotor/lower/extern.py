@@ -130,3 +130,18 @@ def aten_call_target(target: Any) -> Any:
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
         return Materialized(target)
     return target
+
+
+# Views whose schema does not say so.
+_ALIASING_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+
+
+def may_alias(target: Any) -> bool:
+    """Whether a result of the call may share memory with an argument (declared, or possible in a composite
+    op).
+    """
+    if not isinstance(target, compat.OpOverload):
+        return not isinstance(target, Materialized)
+    if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):
+        return True
+    return compat.has_kernel(target.name(), "CompositeImplicitAutograd")

@@ -176,6 +176,11 @@ class Index:
             self._bounds = lo, hi
         return self._bounds
 
+    def meets(self, other: Index) -> bool:
+        """Whether both may give one place, each at some iteration of its loops."""
+        (a, b), (c, d) = self.bounds, other.bounds
+        return not (known(">=", c - b - 1) or known(">=", a - d - 1))
+
     def within(self, n: Dim) -> bool:
         """Whether it provably is one of 0 .. n - 1."""
         lo, hi = self.bounds

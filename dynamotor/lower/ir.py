@@ -429,7 +429,9 @@ class LoopNode:
     in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to what is
     there. in_order: as a loop over the indices in row-major order does it (else in any order, sums by
     atomics). `after`: names of nodes that must run before although this one does not read them (writes into
-    inputs). half: "backward" in the backward of a graph that has both, where values are computed again so
+    inputs). part: the buffer holds values already; those at stride and offset are replaced.
+
+    half: "backward" in the backward of a graph that has both, where values are computed again so
     that they need not be kept.
     """
 
@@ -448,6 +450,7 @@ class LoopNode:
     offset: Dim = 0
     after: frozenset[str] = frozenset()
     origin: str = ""
+    part: bool = False
     half: str = ""
     own: tuple[Var, ...] = ()
     expr: Expr | None = None
@@ -495,7 +498,8 @@ class ExternNode:
 @dataclass(frozen=True, slots=True)
 class Store:
     """`buffer[index] = expr`, converted to the memory type. add: `buffer[index] += expr`, by other programs
-    too. over: the buffer holds values already, and some of them are replaced.
+    too. over: the buffer holds values already, and some of them are replaced. part: so does it,
+    and each of these is replaced once, in any order.
 
     An index with loaded positions in it is a scatter: several elements may go to one place.
     """
@@ -506,6 +510,7 @@ class Store:
     memory: torch.dtype
     add: bool = False
     over: bool = False
+    part: bool = False
 
     @property
     def scatters(self) -> bool:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,6 +29,7 @@ from . import (  # noqa: F401  (rules register themselves)
     ops_views,
 )
 from .fusion import RULES, Group, Rule, fuse
+from .in_place import Sharing, share_memory, verify_in_place
 from .index import is_zero
 from .instance import instances, nodes_at
 from .ir import ExternNode, LoopNode, forget_expressions
@@ -50,12 +51,16 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo, rules: Sequence[Rule] = RUL
     if config.verify:
         for nodes, specs in nodes_at(ctx.env, schedule, ctx.buffers):
             verify_nodes(nodes, specs)
+    returned = {o.name for o in outputs if isinstance(o, BufRef)}
+    schedule, sharing = share_memory(ctx, schedule, returned)
     items = fuse(schedule, ctx.mutated, rules)
+    verify_in_place(items, sharing, returned)
+    outputs = tuple(sharing.renamed(o) for o in outputs)
+    returned, wanted = ({sharing.memory(name) for name in names} for names in (returned, wanted))
     steps = _steps(ctx, items, wanted)
     if not ctx.is_symbolic:
         steps = write_back(steps, ctx.buffers, ctx.mutated, wanted - set(ctx.mutated))
     used = {name for step in steps for name in touches(step)} | set(inputs) | wanted
-    returned = {o.name for o in outputs if isinstance(o, BufRef)}
     buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
     program = Program(
         info.name,
@@ -65,7 +70,11 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo, rules: Sequence[Rule] = RUL
         outputs,
         tuple(dict.fromkeys(ctx.mutated)),
         ctx.env,
-        {name: ref for name, ref in ctx.values.items() if ref.name in buffers},
+        {
+            name: sharing.renamed(ref)
+            for name, ref in ctx.values.items()
+            if _stays(ref.name, sharing, buffers)
+        },
     )
     for instance in instances(program, everywhere=config.verify):
         verify_program(instance)
@@ -85,6 +94,11 @@ def _with_kind(buffer: Buffer, returned: set[str]) -> Buffer:
     if buffer.kind == "temp" and buffer.name in returned:
         return Buffer(buffer.name, buffer.spec, "output", buffer.value)
     return buffer
+
+
+def _stays(name: str, sharing: Sharing, buffers: Collection[str]) -> bool:
+    """Whether a value lies in its buffer at the end."""
+    return sharing.memory(name) in buffers and sharing.lasts(name)
 
 
 def _needed(schedule: list[LoopNode | ExternNode], wanted: set[str]) -> list[LoopNode | ExternNode]:

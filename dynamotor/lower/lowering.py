@@ -20,6 +20,7 @@ from ..base.config import config
 from ..base.errors import RaisedWhen
 from ..base.events import fall_back
 from ..base.registry import Registry
+from ..graph.custom_writes import written_by
 from ..graph.layout import preserved_stride
 from ..graph.nodes import overload
 from ..graph.sizes import Dim, Size, equal, hint, leaves_in
@@ -43,6 +44,7 @@ from .ir import (
 from .program import BufRef, ExternStep
 from .realize import VIEW_OPS, Realizer, same_layout
 from .value import LoopValue, expand, is_dense
+from .writing_calls import aten_in_place, write_in_place
 
 lowerings: Registry[Any, Callable[..., Any]] = Registry("lowering")
 lowering = lowerings.register
@@ -248,8 +250,14 @@ class LoopBuilder(Realizer):
 
     def fallback(self, node: fx.Node, args: Any, kwargs: Any, why: str) -> Any:
         """Leave the op to aten, and say so."""
-        name = str(node.target)
+        custom = written_by(node.target)
+        name = str(node.target if custom is None else custom[0])
         fall_back(name, op=name, why=why, node=str(node))
+        if custom is not None:
+            return write_in_place(self, node, args, *custom)
+        in_place = aten_in_place(self, node, args, kwargs)
+        if in_place is not None:
+            return in_place
         return self.extern(node.target, args, kwargs, fallback=True, agnostic=is_layout_agnostic(node.target))
 
     def call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 
 from ..base.registry import register_all
 from ..graph.spec import HALVES, aten, contiguous_stride, numel
+from .claim import apart, claim
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
 from .lowering import LoopBuilder, Scalar, decline_if, lowering
@@ -39,10 +40,11 @@ def scatter(
     )
     if not numel(source.shape):
         return ctx.pointwise(lambda e: e, base)
-    memory = _summed_in(spec.dtype) if add else spec.dtype
-    stride = spec.stride if is_dense(spec) else contiguous_stride(spec.shape)
-    start = base if base.dtype is memory else ctx.pointwise(lambda e: e, base, dtype=memory)
-    ref = ctx.copy(start, stride)
+    mine = None if add and spec.dtype in HALVES and ctx.on_gpu else claim(ctx, base)
+    memory = _summed_in(spec.dtype) if add and mine is None else spec.dtype
+    ref = mine or _copied(ctx, base, memory)
+    if mine is not None:
+        source = apart(ctx, source, None)
     kind = COMPUTE_TYPE[memory]
 
     def body(index: tuple[Index, ...]) -> Expr:
@@ -56,8 +58,15 @@ def scatter(
     )
     node.in_order, node.after, node.origin = not ctx.on_gpu, frozenset({ref.name}), str(ctx.node)
     ctx.add(node)
-    result = LoopValue(spec.shape, memory, ref=BufRef(ref.name, spec.shape, stride, 0, memory))
+    result = LoopValue(spec.shape, memory, ref=ref)
     return result if memory is spec.dtype else ctx.pointwise(lambda e: e, result)
+
+
+def _copied(ctx: LoopBuilder, base: LoopValue, memory: torch.dtype) -> BufRef:
+    """The operand in new memory."""
+    spec = ctx.spec
+    start = base if base.dtype is memory else ctx.pointwise(lambda e: e, base, dtype=memory)
+    return ctx.copy(start, spec.stride if is_dense(spec) else contiguous_stride(spec.shape))
 
 
 _ATOMIC = (F32, torch.float64, I32, I64)

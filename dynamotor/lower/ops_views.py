@@ -14,9 +14,10 @@ from ..base.registry import register_all
 from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
 from ..graph.kernel_checks import sees_twice
 from ..graph.nodes import operand, spec_of
-from ..graph.sizes import Dim, Size, divides, equal, known, maximum, minimum
+from ..graph.sizes import Dim, Dims, Size, divides, equal, known, maximum, minimum
 from ..graph.spec import TensorSpec, aten, contiguous_stride, numel
 from . import value as views
+from .claim import write_part
 from .extern import OwnStorage
 from .index import ZERO, Index, Var, flatten, is_one, is_zero
 from .ir import (
@@ -35,7 +36,7 @@ from .ir import (
     round_to,
     select,
 )
-from .lowering import LoopBuilder, Scalar, decline_if, lowering
+from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering
 from .ops_pointwise import held
 from .program import BufRef
 from .value import LoopValue
@@ -156,6 +157,10 @@ def _roll(ctx: LoopBuilder, x: LoopValue, shifts: Sequence[int], dims: Sequence[
 
 @lowering(aten.diagonal.default)
 def _diagonal(ctx: LoopBuilder, x: LoopValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> LoopValue:
+    return _diagonal_of(ctx.whole(x), ctx.spec.shape, offset, dim1, dim2)
+
+
+def _diagonal_of(x: LoopValue, shape: Dims, offset: int, dim1: int, dim2: int) -> LoopValue:
     a, b = _dim(x, dim1), _dim(x, dim2)
     down, right = max(-offset, 0), max(offset, 0)
 
@@ -165,7 +170,18 @@ def _diagonal(ctx: LoopBuilder, x: LoopValue, offset: int = 0, dim1: int = 0, di
             k + down if d == a else k + right if d == b else rest.pop(0) for d in range(len(x.shape))
         )
 
-    return LoopValue.view(ctx.whole(x), ctx.spec.shape, index_map)
+    return LoopValue.view(x, shape, index_map)
+
+
+@lowering(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    ctx: LoopBuilder, x: LoopValue, source: LoopValue, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> LoopValue:
+    part = _diagonal_of(ctx.whole(x), source.shape, offset, dim1, dim2)
+    put = write_part(ctx, x, part, _cast(ctx, source))
+    if put is None:
+        raise Decline("a diagonal of a value that is read later")
+    return put
 
 
 @lowering(aten.unfold.default)
@@ -221,6 +237,11 @@ def _as_strided_scatter(
     """
     spec = spec_of(operand(ctx.node, 0))
     start, shape = _own_offset(ctx, storage_offset), tuple(size)
+    if x.ref is not None and x.ref.stride == spec.stride and start >= 0 and numel(shape):
+        there = BufRef(x.ref.name, shape, tuple(stride), x.ref.offset + start, x.ref.dtype)
+        put = write_part(ctx, x, LoopValue(shape, x.dtype, ref=there), _cast(ctx, source))
+        if put is not None:
+            return put
     if (
         not spec.is_contiguous
         or not TensorSpec(shape, tuple(stride), x.dtype).is_contiguous
@@ -351,9 +372,12 @@ def _slice_scatter(
     dim, source = _dim(x, dim), _cast(ctx, source)
     first = _first(start, x.shape[dim])
     length = source.shape[dim]
-    decline_if(step != 1, "a step")
     if 0 in source.shape:
         return ctx.generate(x.at)
+    put = write_part(ctx, x, views.slice_dim(x, dim, first, step, length), source)
+    if put is not None:
+        return put
+    decline_if(step != 1, "a step")
 
     def body(index: tuple[Index, ...]) -> Expr:
         i = index[dim] - first

@@ -11,6 +11,7 @@ from ..graph.kernel_checks import sees_twice
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import equal
 from ..graph.spec import TensorSpec, contiguous_stride
+from .claim import memory_of
 from .index import Index, Var
 from .ir import (
     COMPUTE_TYPE,
@@ -38,7 +39,7 @@ def returned(ctx: LoopBuilder, n: Any, env: dict[fx.Node, Any], overwritten: set
         return value
     spec = n.meta["val"]
     ref = ctx.realize(value, spec.stride)
-    if ref.name in overwritten:
+    if memory_of(ctx.claimed, ref.name) in overwritten:
         return ctx.copy(value, spec.stride if _can_be_laid_out(spec) else contiguous_stride(spec.shape))
     if not same_layout(ref, spec.stride):
         return ctx.copy(value, spec.stride) if _can_be_laid_out(spec) else ref

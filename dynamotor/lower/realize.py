@@ -76,6 +76,11 @@ class Realizer:
         self.node: fx.Node  # that is being lowered, and its spec
         self.spec: Any = None
         self.mutated: list[str] = []
+        self.known: dict[fx.Node, Any] = {}  # values of the nodes so far
+        self.order: dict[fx.Node, int] = {}
+        self.targets: frozenset[str] = frozenset()  # inputs that get new contents
+        self.claimed: dict[str, str] = {}  # copies made to be written, and what they copy: see `in_place.py`
+        self.within: dict[str, list[BufRef]] = {}  # views of such a copy that show all that is written to it
         self.values: dict[str, BufRef] = {}
         self.on_gpu = config.target == "triton"  # or some tensor of the graph lies on one
 

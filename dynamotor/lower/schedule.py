@@ -197,7 +197,7 @@ class _Builder:
             value = self.values[name]
             if value.op == "round_to" and value.args[1] is m.node.memory and not m.node.add:
                 value = value.args[0]  # memory rounds
-            store = Store(name, self.places[name], value, m.node.memory, m.node.add, over)
+            store = Store(name, self.places[name], value, m.node.memory, m.node.add, over, m.node.part)
             where = self.group.result_level(m)
             if where == FULL:
                 inner.setdefault(max(map(self.level, roots(store))), []).append(store)
@@ -413,6 +413,6 @@ def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[Dim, torch.dtype]]) ->
     for s in stores:
         for name, indices in reads.items():
             same_size = name in sizes and equal(sizes[name], sizes[s.buffer])
-            if indices == {s.index} and not s.scatters and same_size and len(stores) == 1:
+            if indices == {s.index} and not (s.scatters or s.part) and same_size and len(stores) == 1:
                 pairs.append((s.buffer, name))
     return tuple(pairs)

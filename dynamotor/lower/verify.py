@@ -196,7 +196,10 @@ def _place(s: Store | LoopNode, index: Index, loops: Collection[Var], spec: Tens
         return
     big = {v for v in loops if v.size > 1}
     steps = [(index.terms.get(v, 0), v.size) for v in big] if set(index.terms) <= big else []
-    if index.const or not _same_places(
+    if s.part:
+        if set(index.terms) - big or not _same_places(steps, steps):
+            wrong(f"{name}[{index}] over {', '.join(map(str, loops))} reaches some element twice", spec)
+    elif index.const or not _same_places(
         steps, [(step, n) for step, n in zip(spec.stride, spec.shape, strict=True) if n > 1]
     ):
         wrong(
@@ -261,7 +264,8 @@ def verify_kernel(
             if isinstance(s, Store):
                 if s.buffer in stored or s.buffer not in specs or s.expr.dtype is not COMPUTE_TYPE[s.memory]:
                     wrong(f"{s} is stored twice, or as a dtype that it has not", kernel)
-                if before.get(s.buffer, set()) - (set() if s.scatters else {s.index}):
+                others = before.get(s.buffer, set()) - (set() if s.scatters else {s.index})
+                if any(not s.part or s.index.meets(place) for place in others):
                     wrong(f"{s.buffer} is read elsewhere than where it is overwritten", kernel)
                 stored[s.buffer] = s
                 _place(s, s.index, loops, specs[s.buffer])
@@ -297,13 +301,12 @@ def verify_nodes(schedule: Iterable[LoopNode | ExternNode], specs: Mapping[str, 
 
 
 def verify_program(program: Program) -> None:
-    """Kernels are right; every step reads what is there by then, inside of buffers; buffers are written once,
-    inputs last.
+    """Kernels are right; every step reads what is there by then, inside of buffers; buffers are written once.
+    `in_place.verify_in_place` says of those that are not that no step reads what was there before.
     """
     specs = {name: b.spec for name, b in program.buffers.items()}
     empty = {name for name, spec in specs.items() if not spec.numel}
     there = empty | {name for name, b in program.buffers.items() if b.kind in ("input", "const")}
-    overwritten: set[str] = set()
     for step in program.steps:
         if isinstance(step, LoopStep):
             places = verify_kernel(step.kernel, specs, step.partial)
@@ -318,28 +321,22 @@ def verify_program(program: Program) -> None:
                     or len(step.kernel.phases) > 1
                 ):
                     wrong(f"{name} takes the memory of {other}, which is still read", step.kernel)
-            again = {name for name, s in stores.items() if s.scatters} | set(program.mutations)
+            again = {name for name, s in stores.items() if s.scatters or s.part} | set(program.mutations)
         else:
             found = list(refs((step.args, step.kwargs)))
             for ref in found:
                 _lies_inside(ref, specs)
             reads, again = {ref.name for ref in found}, set(step.mutates)
             writes = {o for o in step.outs if o} | again
-        if (
-            reads - there
-            or writes & there - again - empty
-            or (writes & again) - there
-            or (reads - again) & overwritten
-        ):
+        if reads - there or writes & there - again - empty or (writes & again) - there:
             wrong(
                 f"a step reads {sorted(reads)} and writes {sorted(writes)}",
                 f"there is {sorted(there)}\n{step}",
             )
         there |= writes
-        overwritten |= writes & set(program.mutations)
     for ref in refs(program.outputs):
         _lies_inside(ref, specs)
-        if ref.name not in there - overwritten:
+        if ref.name not in there - set(program.mutations):
             wrong(f"the output {ref.name} is never written, or overwritten", program)
 
 

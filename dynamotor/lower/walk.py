@@ -28,7 +28,8 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[LoopBuilder, list[
     returned = arguments(output)[0]
     flat_outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
     ctx.outputs = frozenset(n for n in flat_outputs if isinstance(n, fx.Node))
-    env: dict[fx.Node, Any] = {}
+    env = ctx.known
+    ctx.order = {node: n for n, node in enumerate(gm.graph.nodes)}
     inputs: list[str] = []
     copies: list[fx.Node] = []
     for node in gm.graph.nodes:
@@ -37,6 +38,8 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[LoopBuilder, list[
             name = f"arg{len(inputs)}" if type(ctx.spec) is not Size else str(ctx.spec)
             inputs.append(name)
             if isinstance(ctx.spec, TensorSpec):
+                if any(user.target is COPY_ and operand(user, 0) is node for user in node.users):
+                    ctx.targets |= {name}
                 buffer = ctx.new_buffer(ctx.spec, "input", name)
                 env[node] = LoopValue(
                     ctx.spec.shape,

@@ -63,7 +63,7 @@ def _stores(kernel: Kernel) -> list[Store]:
         or kernel.phases[0].row
     ):
         return []
-    found = [s for s in kernel.phases[0].inner if isinstance(s, Store) and not s.scatters]
+    found = [s for s in kernel.phases[0].inner if isinstance(s, Store) and not (s.scatters or s.part)]
     return found if len(found) == len(kernel.phases[0].inner) else []
 
 

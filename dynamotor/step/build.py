@@ -100,7 +100,7 @@ def build_step(
     return StepProgram(
         compiled=compile_verified(main, info, compile_graph),
         n_values=len(ends.values),
-        rebuild=rebuilder(Recipe(len(inputs), (), {}, tuple(traced.plans), len(ends.values), (), ())),
+        rebuild=rebuilder(Recipe(len(inputs), (), {}, tuple(traced.plans), len(ends.values), (), {})),
         parameters=tuple(k for k, _ in traced.parameters),
         tensors=tuple(tensors.values()),
         constants=tuple(t for _, t in traced.recorder.constants),

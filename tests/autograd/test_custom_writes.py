@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 import dynamotor
-from dynamotor.autograd.inplace import functional_op
+from dynamotor.base.events import collect
+from dynamotor.graph.custom_writes import functional_op
 from dynamotor.graph.shapes import UnsupportedOp
 
 
@@ -82,7 +84,7 @@ def test_a_custom_op_that_writes_what_another_argument_shows_is_left_to_eager(op
 
 def test_a_collective_that_goes_on_writing_is_left_to_eager() -> None:
     with pytest.raises(UnsupportedOp, match="DM236"):
-        functional_op(torch.ops.c10d._allgather_base_.default)  # it gives a Work, too
+        functional_op(torch.ops.c10d._allgather_base_.default, (1,))  # it gives a Work, too
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
@@ -101,3 +103,55 @@ def test_an_op_that_writes_a_list_writes_it(backend: str) -> None:
         wanted = fill(torch.ops.writes_lists, theirs)
     torch.testing.assert_close((*found, ours), (*wanted, theirs))
     assert ours._version == theirs._version
+
+
+def _programs_of(fn: Callable[..., Any], *args: Any) -> list[Any]:
+    """The programs of a call, whose arguments and results are eager's."""
+    ours, theirs = ([t.clone() if torch.is_tensor(t) else t for t in args] for _ in range(2))
+    with torch.no_grad(), collect("code") as events:
+        torch.testing.assert_close(dynamotor.compile(fn)(*ours), fn(*theirs))
+    torch.testing.assert_close(ours, theirs)
+    return [e.data["program"] for e in events if e.kind == "code"]
+
+
+@pytest.fixture
+def cache_ops() -> Iterator[Any]:
+    """`rows` writes a row of each cache of a list, and of one that may be absent."""
+    with torch.library._scoped_library("caches", "DEF") as library:
+        library.define("rows(Tensor(a!)[] all, Tensor(b!)? last, Tensor row, int at) -> Tensor")
+
+        def rows(all, last, row, at):  # type: ignore[no-untyped-def]
+            for cache in (*all, *([] if last is None else [last])):
+                cache[at] = row
+            return row + at
+
+        library.impl("rows", rows, "CompositeExplicitAutograd")
+        library.impl("rows", lambda all, last, row, at: torch.empty_like(row), "Meta")
+        yield torch.ops.caches.rows
+
+
+CACHES: dict[str, Callable[..., Any]] = {
+    "inputs": lambda op, a, b, row: op([a, b], None, row, 3) * 2,
+    "with an option": lambda op, a, b, row: (op([a], b, row, 3), b.sum())[1],
+    "through views": lambda op, a, b, row: op([a[:64], b.t()[:, :8].t()], a[64:], row, 5),
+    "twice": lambda op, a, b, row: op([a], None, op([a, b], None, row, 1), 2),
+    "what it made": lambda op, a, b, row: (op([a], None, row, 1), op([b], None, a[1], 2))[1],
+}
+
+
+@pytest.mark.parametrize("program", CACHES)
+def test_a_custom_op_writes_into_the_cache_itself(cache_ops: Any, program: str) -> None:
+    fn = functools.partial(CACHES[program], cache_ops)
+    caches = torch.randn(128, 16), torch.randn(128, 16)
+    programs = _programs_of(lambda a, b, row: fn(a, b, row), *caches, torch.randn(16))
+    copies = [b for p in programs for b in p.buffers.values() if b.kind != "input" and b.spec.numel > 500]
+    assert programs and not copies
+
+
+def test_a_custom_op_leaves_a_cache_whose_old_value_is_read(cache_ops: Any) -> None:
+    def fn(a: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        old = a * 2
+        made = cache_ops([a], None, row, 3)
+        return old + a, made
+
+    assert _programs_of(fn, torch.randn(128, 16), torch.randn(16))
