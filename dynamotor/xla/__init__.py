@@ -59,9 +59,11 @@ from . import (  # noqa: F401
     utils,
 )
 from .debug import analysis
+from .distributed import xla_backend  # noqa: F401  (makes the backend and `xla://` known)
 from .install import install_as_torch_xla, make_callable
 from .persistent_cache import initialize_cache, initialize_from_environment
 from .regions import compile
+from .stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo
 from .step import compile_step
 from .toplevel import device_count, devices, launch, manual_seed, real_devices
 
@@ -77,6 +79,8 @@ __all__ = [
     "manual_seed",
     "real_devices",
     "runtime",
+    "save_as_stablehlo",
+    "save_torch_model_as_stablehlo",
     "step",
     "sync",
 ]

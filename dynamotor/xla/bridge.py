@@ -10,6 +10,7 @@ each call and lets the lazy device find its executable.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,16 +31,17 @@ from . import (
     device as devices,
     execute,
     metrics,
+    placement,
     rng,
     start,  # noqa: F401  (registers the device)
     sync,
     transfer,
 )
 from .checks import raise_failed
-from .dtypes import PRECISION_SETTINGS, precision_settings
 from .ir import Cut, Lane, Meta, Node, lock
 from .layout import Stride, preserved
-from .partition import Piece, Recording, device_of, partition, record_graph
+from .partition import OnHost, Piece, Recording, device_of, partition, record_graph
+from .recent import Recent
 from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
 
 # To the capture an xla tensor is a plain tensor.
@@ -58,6 +60,11 @@ def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor
     its end.
     """
     return _compile(gm, example_inputs, compile_everytime)
+
+
+def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: Sequence[XLATensor]) -> Compiled:
+    """torch_xla's name: an executable for a graph module and arguments like these."""
+    return trace_once(xla_model, xla_args)
 
 
 def trivial(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) -> Compiled:
@@ -132,16 +139,31 @@ class Result:
 
 @dataclass(frozen=True)
 class Input:
-    """A graph's output: the call's index-th argument, or a new tensor with its value."""
+    """A graph's output on the device: the value of the call's index-th argument, which may be a CPU
+    tensor."""
 
     index: int
+    device: torch.device
     stride: Stride = None
 
-    def node(self, results: Sequence[jax.Array], inputs: Sequence[XLATensor]) -> Node:
-        return value(inputs[self.index]._alias)
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor]) -> Node:
+        given = inputs[self.index]
+        if type(given) is XLATensor:
+            return value(given._alias)
+        return transfer.from_cpu(given, devices.lane_of(self.device))
 
     def how(self) -> Any:
         return lambda inputs: wrap(new_root(self.node((), inputs), self.stride))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A graph's output that is the call's index-th argument itself, a CPU tensor."""
+
+    index: int
+
+    def how(self) -> Any:
+        return operator.itemgetter(self.index)
 
 
 @dataclass(frozen=True)
@@ -168,7 +190,7 @@ class Inputs:
         self.arrays = [None if leaf in argument else leaf.data for leaf in lane.leaves]
         if lane.scalars:
             self.arrays.append(
-                jax.device_put(execute.scalar_vector(lane.scalars), devices.jax_device(lane.device))
+                jax.device_put(execute.scalar_vector(lane.scalars), placement.home(lane.device))
             )
         moved = lane.draws or lane.after != lane.before
         self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
@@ -197,7 +219,7 @@ class Program(_C.XlaCall):
 
         def plan(node: Node, stride: Stride = None) -> Any:
             if node in argument:
-                return Input(argument[node], stride)
+                return Input(argument[node], self.device, stride)
             if node.data is not None:
                 return Plain(
                     wrap(new_root(_shared(devices.lane_of(self.device).leaf(node.data, node.meta)), stride))
@@ -205,7 +227,12 @@ class Program(_C.XlaCall):
             return Result(positions.setdefault(node.position, len(positions)), node.meta, stride, self.device)
 
         outputs = [
-            plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results
+            plan(value(r._alias), preserved(r._alias))
+            if type(r) is XLATensor
+            else r
+            if type(r) is Passed
+            else Plain(r)
+            for r in results
         ]
         super().__init__(self.device, tuple([output.how() for output in outputs]))
         self.updates = [(index, plan(node)) for index, node in updates]
@@ -226,7 +253,7 @@ class Program(_C.XlaCall):
         """The array of an argument that holds none: what is pending is flushed, a CPU tensor is copied."""
         if type(tensor) is XLATensor:
             return transfer.data_of(tensor, "bridge")
-        return transfer.upload(tensor, devices.jax_device(self.device))
+        return transfer.upload(tensor, placement.home(self.device))
 
     def complete(self, arrays: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
         """Add the keys of the draws, and copy what would be donated though somebody else holds it, or pending
@@ -234,7 +261,7 @@ class Program(_C.XlaCall):
         """
         if self.draws is not None:
             keys = self.draws.take(self.device)
-            arrays += [jax.device_put(keys, devices.jax_device(self.device))] if len(keys) else []
+            arrays += [jax.device_put(keys, placement.home(self.device))] if len(keys) else []
         epoch = devices.lane_of(self.device).epoch
         for position in self.donated:
             leaf = value(inputs[self.order[position]]._alias)
@@ -243,9 +270,12 @@ class Program(_C.XlaCall):
 
     def compile(self, arrays: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
         """Compile it under PyTorch's present settings."""
-        settings = precision_settings()
-        self.executable = execute.compile_graph(self.graph, arrays)
-        self.set_start(self.executable.start, settings)
+        settings = placement.settings()
+        if placement.spmd() is None:
+            start = execute.compile_graph(self.graph, arrays).start
+        else:
+            start = _Spread(self.graph)
+        self.set_start(start, settings)
         emit("xla.program", program=self, inputs=inputs)
 
     def finish(self, results: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
@@ -259,8 +289,31 @@ class Program(_C.XlaCall):
 
 
 _C.xla_setup(
-    XLATensor, Alias, Node, lock, devices._lanes, devices.lane_of, PRECISION_SETTINGS, metrics.timings
+    XLATensor,
+    Alias,
+    Node,
+    lock,
+    devices._lanes,
+    devices.lane_of,
+    placement.SETTINGS,
+    metrics.timings,
 )
+
+
+class _Spread:
+    """A graph in SPMD mode: an executable for each way in which its inputs are laid out over the mesh."""
+
+    def __init__(self, graph: execute.Graph) -> None:
+        self.graph = graph
+        self._executables = Recent(64)
+
+    def __call__(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        arrays = [placement.settle(array) for array in arrays]
+        layout = placement.signature(arrays)
+        executable = self._executables.get(layout)
+        if executable is None:
+            executable = self._executables[layout] = execute.compile_graph(self.graph, arrays)
+        return executable.start(arrays)
 
 
 def _shared(node: Node) -> Node:
@@ -279,7 +332,8 @@ def program_of(recording: Recording) -> Program:
         for index, tensor in enumerate(recording.leaves)
         if type(tensor) is XLATensor and tensor._alias.version
     ]
-    return Program(recording.lane, recording.first, recording.results, updates)
+    results = [Passed(r.index) if type(r) is OnHost else r for r in recording.results]
+    return Program(recording.lane, recording.first, results, updates)
 
 
 def _chain(gm: torch.fx.GraphModule, pieces: list[Piece], device: torch.device) -> Compiled:

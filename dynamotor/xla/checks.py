@@ -32,6 +32,7 @@ from .tensor import Alias, aten, new_root, value
 # Of types that are the device's own affair, of kernels that are missing, of the strides of our ones.
 _OTHER = re.compile(
     r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|"
+    r'"histogram_cpu" not implemented|'  # other devices count integers
     r"stride\(|is_contiguous"
 )
 

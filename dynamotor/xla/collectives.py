@@ -350,10 +350,23 @@ class _AllReduce(torch.autograd.Function):
             return summed, None, None, None
         value, result = ctx.saved_tensors
         if ctx.reduce_type == REDUCE_MUL:
-            return summed * result / value, None, None, None
+            return summed * _product_of_others(value, result, ctx.groups), None, None, None
         won = value == result
         count = all_reduce(REDUCE_SUM, won.to(gradient.dtype), 1.0, ctx.groups)
         return torch.where(won, summed / count, torch.zeros_like(summed)), None, None, None
+
+
+def _product_of_others(value: torch.Tensor, product: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """The derivative of a product over the replicas by this replica's factor, zeros among the factors or not:
+    with one zero only its own derivative is not zero, and with two all are."""
+    zero = value == 0
+    ones = torch.ones_like(value)
+    rest = all_reduce(
+        REDUCE_MUL, torch.where(zero, ones, value), 1.0, groups
+    )  # the factors that are not zero
+    zeros = all_reduce(REDUCE_SUM, zero.to(value.dtype), 1.0, groups)
+    others = torch.where(zeros == 0, product / torch.where(zero, ones, value), torch.zeros_like(value))
+    return torch.where(zero & (zeros == 1), rest, others)
 
 
 class _AllGather(torch.autograd.Function):

@@ -185,19 +185,6 @@ def jax_device(device: Any) -> jax.Device:
     )
 
 
-_home: list[Any] = []
-
-
-def set_home(sharding: jax.sharding.Sharding) -> None:
-    """Put every new value on all devices of a sharding: `xla:0` then stands for them (SPMD)."""
-    _home[:] = [sharding]
-
-
-def home(device: Any) -> Any:
-    """Where values from the host go: jax's device behind `xla:i`, or in SPMD mode a sharding over several."""
-    return _home[0] if _home else jax_device(device)
-
-
 _current = 0
 
 

@@ -155,11 +155,6 @@ PRECISION_SETTINGS: tuple[Callable[[], Any], ...] = (
 )
 
 
-def precision_settings() -> tuple:
-    """What they are now."""
-    return tuple([setting() for setting in PRECISION_SETTINGS])
-
-
 def contract(multiply: Callable[..., jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
     """A product with float32 accumulation: float16 and bfloat16 give float32 (the caller rounds once), other
     types stay.

@@ -168,20 +168,32 @@ def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
     return executable
 
 
+_custom_options: dict[str, str | bool | int | float] = {}
+
+
+def set_custom_compile_options(options: dict[str, str | bool | int | float]) -> None:
+    """Options of XLA's compiler for what is compiled from now on; they take the place of those set before.
+
+    >>> torch_xla.set_custom_compile_options({"xla_cpu_enable_fast_math": False})
+    """
+    _custom_options.clear()
+    _custom_options.update(options)
+
+
 def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         persistent_cache.watch()
         lowered = jax.jit(function, donate_argnums=graph.donated, keep_unused=True).lower(*inputs)
         if not on_cpu() or any(name in os.environ.get("XLA_FLAGS", "") for name in _cpu_options):
-            return lowered.compile()
+            return lowered.compile(compiler_options=_custom_options or None)
         try:
-            return lowered.compile(compiler_options=_cpu_options)
+            return lowered.compile(compiler_options={**_cpu_options, **_custom_options})
         except jax.errors.JaxRuntimeError as error:
             if not any(name in str(error) for name in _cpu_options):
                 raise
             _cpu_options.clear()  # this jaxlib does not know them
-            return lowered.compile()
+            return lowered.compile(compiler_options=_custom_options or None)
 
 
 # XLA:CPU may hand products and sums to a kernel library. Products gain from it; a sum is slower there, and

@@ -13,6 +13,7 @@ Spec(shape=(2, 2), dtype=torch.float32)
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -35,7 +36,18 @@ from ..graph.sizes import DataDependent
 from ..graph.spec import CPU, TensorSpec
 from . import metrics, rng
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
-from .lowering import Lifted, Lowering, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
+from .lowering import (
+    LITERALS,
+    Lifted,
+    Lowering,
+    Refusal,
+    Spec,
+    Unsupported,
+    WrongResult,
+    apply,
+    find,
+    on_registration,
+)
 
 Constant = Any
 UNKNOWN = object()
@@ -248,11 +260,8 @@ _memo: dict[tuple, Instruction] = {}
 # What has one row-major result and neither draws nor meets other replicas, by the same keys: nothing but a
 # node is to be made.
 simple: dict[tuple, Instruction] = {}
-_lifts: dict[int, tuple[type, ...]] = {}
-_INFINITE = float("inf")
-# Numbers that models write as literals stay constants of the graph: XLA folds them. All others may change
-# from step to step.
-_LITERALS = frozenset((0.0, 1.0, -1.0, 2.0, 0.5, _INFINITE, -_INFINITE))
+_rules: dict[int, Lowering] = {}
+_NO_RULE = Lowering(lambda: None)
 # The largest numbers of dtypes: what a kernel says of one number between two of them it says of all.
 _LARGEST = sorted(
     {
@@ -279,10 +288,10 @@ def record(
     """
     inputs: list[Node] = []
     identity = id(func)  # overloads live for ever, and hashing one is a call of Python code
-    lifts = _lifts.get(identity)
-    if lifts is None:
-        rule = find(func)
-        lifts = _lifts[identity] = rule.lifted if rule is not None else ()
+    rule = _rules.get(identity)
+    if rule is None:
+        rule = _rules[identity] = find(func) or _NO_RULE
+    lifts, literals = rule.lifted, rule.literals
     lifted: list[float] | None = [] if lifts else None
     key: list[Any] = [identity, get_default_dtype()]  # which is that of integers' quotients
     for arg in args:
@@ -292,7 +301,7 @@ def record(
         elif arg is None or type(arg) is int and int not in lifts:
             key.append(arg)
         else:
-            key.append(_describe(arg, inputs, lifted))
+            key.append(_describe(arg, inputs, lifted, literals))
     if kwargs:
         for name, arg in kwargs.items():
             key.append(name)
@@ -300,7 +309,7 @@ def record(
                 inputs.append(arg)
                 key.append(arg.meta)
             else:
-                key.append(_describe(arg, inputs, lifted))
+                key.append(_describe(arg, inputs, lifted, literals))
     full = tuple(key)
     instruction = _memo.get(full)
     if instruction is None:
@@ -394,16 +403,23 @@ def mixed_devices(one: Lane, other: Lane) -> XlaError:
     )
 
 
-def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
+def _describe(
+    arg: Any, inputs: list[Node], lifted: list[float] | None, literals: frozenset[float] = LITERALS
+) -> Any:
     """The part of a key that an argument is; equal keys only for arguments that record the same (1, 1.0 and
     True differ, as do 0.0 and -0.0)."""
     kind = type(arg)
     if kind is Node:
         inputs.append(arg)
         return arg.meta
-    if (kind is float or kind is int) and lifted is not None and is_lifted(arg):
+    if (kind is float or kind is int) and lifted is not None and is_lifted(arg, literals):
         lifted.append(arg)
-        return kind if 0 <= arg <= 127 else (kind, arg < 0, bisect_left(_LARGEST, abs(arg)))
+        negative = arg < 0 or (
+            kind is float and arg == 0.0 and math.copysign(1.0, arg) < 0
+        )  # -0.0 is -rate, too
+        return (
+            kind if not negative and arg <= 127 else (kind, negative, bisect_left(_LARGEST, abs(arg) or 0.5))
+        )
     if kind is float:
         return kind, str(arg) if arg != arg or arg == 0.0 else arg
     if kind is bool or kind is complex:
@@ -415,16 +431,18 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
     return None if kind is torch.Generator else arg
 
 
-def is_lifted(arg: Any) -> bool:
-    """Whether a number becomes an input of the graph."""
-    return arg == arg and arg not in _LITERALS and (type(arg) is float or -_EXACT < arg < _EXACT)
+def is_lifted(arg: int | float, literals: frozenset[float]) -> bool:
+    """Whether a number becomes an input of the graph: a float that is no literal of the op's rule."""
+    if type(arg) is float:
+        return arg == arg and arg not in literals
+    return arg not in LITERALS and -_EXACT < arg < _EXACT
 
 
 def _infer(func: compat.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
     """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be
     lowered is known before any run."""
     rule = find(func)
-    template, inputs, scalars = _template(args, kwargs, rule.lifted if rule is not None else ())
+    template, inputs, scalars = _template(args, kwargs, rule or _NO_RULE)
     if rule is None:
         return Instruction(func, None, template, inputs, None, "no lowering")
     try:
@@ -459,14 +477,14 @@ def forget(functions: Iterable[Any]) -> None:
         for key in [key for key in table if key[0] in known]:
             del table[key]
     for identity in known:
-        _lifts.pop(identity, None)
+        _rules.pop(identity, None)
 
 
 on_registration.append(forget)
 
 
 def _template(
-    args: tuple, kwargs: dict[str, Any], lifts: tuple[type, ...]
+    args: tuple, kwargs: dict[str, Any], rule: Lowering
 ) -> tuple[Any, tuple[Meta, ...], list[Slot]]:
     """The arguments with slots for nodes and lifted scalars, numbered in the order in which `record` meets
     them.
@@ -485,7 +503,7 @@ def _template(
         return None if isinstance(arg, torch.Generator) else arg
 
     def number(arg: Any) -> Any:
-        if not (type(arg) in lifts and is_lifted(arg)):
+        if not (type(arg) in rule.lifted and is_lifted(arg, rule.literals)):
             return visit(arg)
         scalars.append(Slot(len(scalars), type(arg)()))
         return scalars[-1]

@@ -7,6 +7,8 @@ there are.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +39,33 @@ def number_of(key: Any, make: Callable[[], Callable[..., Any]]) -> int:
     return _numbers[key]
 
 
+def same_function(function: Any) -> Any:
+    """A key that is equal for functions that do the same: those made anew by one `def`, `lambda` or `partial`
+    of equal values. Any other callable is known by identity."""
+    if isinstance(function, functools.partial):
+        named = tuple(sorted(function.keywords.items()))
+        key: Any = ("partial", same_function(function.func), function.args, named)
+    elif type(function) is types.FunctionType:
+        cells = [_contents(cell) for cell in function.__closure__ or ()]
+        named = tuple(sorted((function.__kwdefaults__ or {}).items()))
+        inner = tuple([same_function(c) if callable(c) else (type(c), c) for c in cells])
+        key = (function.__code__, id(function.__globals__), function.__defaults__, named, inner)
+    else:
+        return function
+    try:
+        hash(key)
+    except TypeError:
+        return function
+    return key
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty: a function that names itself while it is made
+        return cell
+
+
 def apply(number: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Call a function on xla tensors; gradients flow to what requires them, as often as wished."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
@@ -54,13 +83,13 @@ def call_jax(
     in the result.
 
     jax_func: traced once for each set of shapes and other arguments, which must be hashable; differentiable
-    by jax. Functions are known by identity: pass the same one each time. override_name: accepted.
+    by jax. What it reads from globals is read then. override_name: accepted, for programs that pass it.
     """
     leaves, tree = tree_flatten((args, kwargs or {}))
     is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
     tensors = [leaf for leaf, is_one in zip(leaves, is_tensor) if is_one]
     others = tuple([(type(leaf), leaf) for leaf, is_one in zip(leaves, is_tensor) if not is_one])
-    key = (jax_func, tree, others, tuple(is_tensor))
+    key = (same_function(jax_func), tree, others, tuple(is_tensor))
 
     def flat(*arrays: Any) -> list[Any]:
         given, rest = iter(arrays), iter(others)
@@ -148,7 +177,7 @@ def intern(body: Subgraph) -> int:
     number = _bodies.get(body.key)
     if number is None:
         number = _bodies[body.key] = len(bodies)
-        bodies.append(body)
+        bodies.append(body.without_captured())
     return number
 
 

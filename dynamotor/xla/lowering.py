@@ -62,15 +62,22 @@ class Refusal(Exception):
     """Raised by a rule for what the CPU refuses too; its argument is the error that the user gets."""
 
 
+INFINITE = frozenset((float("inf"), -float("inf")))
+# Numbers that models write as literals stay constants of the graph: XLA folds them. All others may change
+# from step to step.
+LITERALS = INFINITE | {0.0, 1.0, -1.0, 2.0, 0.5}
+
+
 @dataclass(frozen=True)
 class Lowering:
     """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: numbers of these types may arrive
-    as `Lifted`s; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
-    replicas together."""
+    as `Lifted`s, floats but for `literals`; `random`: the first argument is a jax PRNG key; `collective`: the
+    graph must be run by all replicas together."""
 
     fn: Callable[..., Any]
     wants_out: bool = False
     lifted: tuple[type, ...] = ()
+    literals: frozenset[float] = LITERALS
     random: bool = False
     collective: bool = False
 
@@ -95,20 +102,31 @@ _LIFTED: dict[Any, Any] = {True: (int, float), False: ()}
 
 
 def op(
-    *targets: Target, out: bool = False, lift: Numbers = False, collective: bool = False
+    *targets: Target,
+    out: bool = False,
+    lift: Numbers = False,
+    literals: frozenset[float] = LITERALS,
+    collective: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
 
     `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives.
     `lift=True` (or their types): numbers may arrive as `Lifted`s (which `promotion.cast` knows), so that one
-    that changes at every step (a learning rate, a length) does not compile anew.
+    that changes at every step (a learning rate, a length) does not compile anew. `literals`: floats that stay
+    constants of the graph.
     """
 
     def register(fn: Callable) -> Callable:
         _register(
             lowerings,
             targets,
-            Lowering(fn, wants_out=out, lifted=_LIFTED.get(lift, lift), collective=collective),
+            Lowering(
+                fn,
+                wants_out=out,
+                lifted=_LIFTED.get(lift, lift),
+                literals=literals,
+                collective=collective,
+            ),
         )
         return fn
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import torch
 
-from .dtypes import LOW_PRECISION, contract, is_complex, matmul_precision, on_cpu, rounded, wide
+from .dtypes import LOW_PRECISION, contract, is_complex, jax_dtype, matmul_precision, on_cpu, rounded, wide
 from .lowering import aten, op, require, rows
 from .promotion import cast
 
@@ -419,6 +419,25 @@ def _scale(query: jax.Array, scale: float | None) -> float:
 def _check(dropout_p: float, query: jax.Array, key: jax.Array) -> None:
     require(not dropout_p, "aten's CPU attention has no dropout")
     require(query.shape[1] == key.shape[1], "key and value have fewer heads than query")
+
+
+@op(aten._grouped_mm)
+def _grouped_mm(x, weight, offs=None, bias=None, out_dtype=None):
+    """Products by groups, as mixtures of experts need them: `offs` says where each group of the rows of x, of
+    the columns of weight, or of the dimension that is summed, ends."""
+    require(bias is None, "_grouped_mm with a bias")
+    dtype = x.dtype if out_dtype is None else jax_dtype(out_dtype)
+    if x.ndim == weight.ndim == 3:
+        return jnp.matmul(wide(x), wide(weight), precision="highest").astype(dtype)
+    require(offs is not None, "_grouped_mm without offsets")
+    if weight.ndim == 3:
+        sizes = jnp.diff(offs, prepend=0).astype(jnp.int32)
+        return jax.lax.ragged_dot(wide(x), wide(weight), sizes, precision="highest").astype(dtype)
+    places = jnp.arange(weight.shape[1] if x.ndim == 3 else weight.shape[0])
+    mine = (places < offs[:, None]) & (places >= (offs - jnp.diff(offs, prepend=0))[:, None])
+    form = "gmk,kn,gn->mn" if x.ndim == 3 else "mk,kn,gk->gmn"
+    product = jnp.einsum(form, wide(x), wide(weight), mine.astype(wide(x).dtype), precision="highest")
+    return product.astype(dtype)
 
 
 @op(aten._scaled_dot_product_flash_attention_for_cpu)

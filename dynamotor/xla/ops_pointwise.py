@@ -27,7 +27,7 @@ from jax import lax
 from jax.scipy import special
 
 from .dtypes import convert, wide
-from .lowering import Refusal, Spec, aten, op, require, rows
+from .lowering import INFINITE, Lifted, Refusal, Spec, aten, op, require, rows
 from .promotion import (
     cast,
     comparison,
@@ -99,7 +99,7 @@ def _scaled(y: jax.Array, alpha: Any) -> jax.Array:
     return y if not is_array(alpha) and alpha == 1 else y * cast(alpha, y.dtype)
 
 
-@op(aten.div, out=True, lift=True)
+@op(aten.div, out=True, lift=True, literals=INFINITE)
 def _div(x, y, *, rounding_mode=None, out: Spec):
     """Integers divided with a rounding mode stay integers; XLA gives -1 for an integer divided by zero where
     aten raises.
@@ -160,10 +160,17 @@ def _divisor(y: Any) -> Any:
     return jnp.where(y == 0, jnp.ones_like(y), y)
 
 
-@op(aten.pow, out=True)
+_ROOTS = (0.5, -0.5)
+_PRODUCTS = (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+
+
+@op(aten.pow, out=True, lift=(float,), literals=INFINITE.union(_ROOTS, _PRODUCTS))
 def _pow(base, exponent, *, out: Spec):
-    """Small constant exponents become products and roots, as in aten's kernels."""
+    """Small constant exponents become products and roots, as in aten's kernels; others may change from call
+    to call."""
     dtype = compute_dtype(out.dtype)
+    if isinstance(exponent, Lifted):
+        exponent = cast(exponent, dtype)
     number = not is_array(exponent) and (not isinstance(exponent, complex) or exponent == 0)
     if number and dtype != jnp.bool_ and not jnp.issubdtype(dtype, jnp.integer):
         return _power_of_constant(cast(base, dtype), float(exponent.real))
@@ -180,7 +187,7 @@ def _power_of_constant(x: jax.Array, exponent: float) -> jax.Array:
         return square_root(x)
     if exponent == -0.5 and not jnp.iscomplexobj(x):
         return lax.rsqrt(x)
-    if exponent in (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0):
+    if exponent in _PRODUCTS:
         return lax.integer_pow(x, int(exponent))
     power = _complex_power if jnp.iscomplexobj(x) else jnp.power
     return power(x, jnp.asarray(exponent, x.dtype))
@@ -283,11 +290,11 @@ rows(
 )
 
 
-# -- arithmetic whose numbers may change from step to step ---------------------------------------------------
+# -- arithmetic whose numbers may change from step to step: a learning rate may pass 0, 0.5, 1 and 2 ---------
 
 
 rows(
-    partial(elementwise, lift=True, rounds=False),
+    partial(elementwise, lift=True, literals=INFINITE, rounds=False),
     {
         aten.add: lambda x, y, alpha=1: x + _scaled(y, alpha),
         aten.sub: lambda x, y, alpha=1: x - _scaled(y, alpha),
@@ -298,7 +305,7 @@ rows(
 )
 
 
-@elementwise(aten.lerp, lift=True, rounds=False)
+@elementwise(aten.lerp, lift=True, literals=INFINITE, rounds=False)
 def _lerp(start, end, weight):
     """start + weight·(end - start), from the nearer end: both ends are met exactly."""
     near_end = jnp.abs(weight) >= 0.5

@@ -23,7 +23,7 @@ from jax import lax
 from jax.scipy import special
 
 from .dtypes import jax_dtype, wide
-from .lowering import Spec, aten, op, require, rows
+from .lowering import Spec, aten, op, rows
 from .ops_decomposed import parts_of
 from .ops_pointwise import logaddexp, truth
 from .promotion import cast, compute_dtype, promoted, widened_float
@@ -190,8 +190,9 @@ def _histc(x, bins=100, min=0, max=0):
     """Counts in equal bins over [min, max], or over the data's range where both are equal; the rest does not
     count.
     """
+    kept = x.dtype
     x = jnp.ravel(x)
-    require(jnp.issubdtype(x.dtype, jnp.floating), "histc of integers")
+    x = x if jnp.issubdtype(kept, jnp.floating) else x.astype(jnp.float64)
     low, high = (jnp.asarray(v, x.dtype) for v in (min, max))
     if min == max and x.size:
         low, high = jnp.min(x), jnp.max(x)
@@ -199,7 +200,10 @@ def _histc(x, bins=100, min=0, max=0):
     place = jnp.floor((x - low) * bins / (high - low))
     place = jnp.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
-    return jnp.zeros(bins, jnp.int64).at[jnp.where(inside, place, bins).astype(jnp.int64)].add(1, mode="drop")
+    counts = (
+        jnp.zeros(bins, jnp.int64).at[jnp.where(inside, place, bins).astype(jnp.int64)].add(1, mode="drop")
+    )
+    return counts.astype(kept)
 
 
 def _bucket(edges: jax.Array, values: jax.Array, right: bool) -> jax.Array:

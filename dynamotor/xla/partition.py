@@ -32,6 +32,13 @@ class Piece:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class OnHost:
+    """An output of a graph that is its index-th placeholder, a CPU tensor."""
+
+    index: int
+
+
 def device_of(gm: torch.fx.GraphModule) -> torch.device | None:
     """The first xla device of a graph; None when it has no xla tensors."""
     for node in gm.graph.nodes:
@@ -74,6 +81,15 @@ class Recording:
         self.leaves.append(given)
         self.first.append(given._alias.node if is_xla(given) else None)
 
+    def result(self, output: Any) -> Any:
+        """The value of one of the graph's outputs."""
+        if not isinstance(output, torch.fx.Node):
+            return output
+        spec = output.meta.get("val")
+        if output.op == "placeholder" and isinstance(spec, TensorSpec) and spec.device.type == "cpu":
+            return OnHost(list(self.values).index(output))  # placeholders come first
+        return self.values[output]
+
     def run(self, node: torch.fx.Node) -> None:
         """Record one node. Raises `Cut` when it cannot be recorded."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
@@ -88,9 +104,7 @@ def record_graph(gm: torch.fx.GraphModule, device: torch.device) -> Recording:
         if node.op == "placeholder":
             recording.placeholder(node)
         elif node.op == "output":
-            recording.results = [
-                recording.values[a] if isinstance(a, torch.fx.Node) else a for a in node.args[0]
-            ]
+            recording.results = [recording.result(a) for a in node.args[0]]
         elif reason := _record_or_reason(recording, node):
             recording.reasons[node] = reason
     return recording

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from .dtypes import LOW_PRECISION, convert, jax_dtype, torch_dtype
-from .lowering import Lifted, Numbers, Spec, Target, op
+from .lowering import LITERALS, Lifted, Numbers, Spec, Target, op
 
 
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
@@ -92,7 +92,11 @@ def widened_float(x: jax.Array) -> jax.Array:
 
 
 def elementwise(
-    *targets: Target, lift: Numbers = False, rounds: bool = True, jumps: bool = False
+    *targets: Target,
+    lift: Numbers = False,
+    literals: frozenset[float] = LITERALS,
+    rounds: bool = True,
+    jumps: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Register a rule whose positional tensors and numbers all arrive in the type that the result is computed
     in.
@@ -111,7 +115,7 @@ def elementwise(
                 args = tuple(in_type(a, out) for a in args)
             return fn(*(cast(a, dtype) for a in args), **kwargs)
 
-        op(*targets, out=True, lift=lift)(rule)
+        op(*targets, out=True, lift=lift, literals=literals)(rule)
         return fn
 
     return register

@@ -218,7 +218,7 @@ def exported_program_to_stablehlo(
 
     metas = [Meta.of(t.shape, t.dtype) for t in tensors if isinstance(t, torch.Tensor)]
     with torch.no_grad():
-        sub = trace(body, metas, _DEVICE, "the exported model", keeps_arguments=False)
+        sub = trace(body, metas, _DEVICE, "the exported model", writable=len(metas))
     exported = _export(sub, metas)
     places = [place for place, tensor in zip(places, tensors) if isinstance(tensor, torch.Tensor)]
     dtypes = [str(meta.dtype).removeprefix("torch.") for meta in sub.outputs]

@@ -9,7 +9,7 @@ exported models.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..base.compat import TorchDispatchMode, TreeSpec, tree_flatten, tree_map, t
 from ..base.errors import XlaError
 from ..base.events import Event, subscribe
 from . import metrics
-from .device import using_lane
+from .device import lane_of, using_lane
 from .errors import require
 from .execute import Graph, scalar_vector, to_function
 from .fallback import written
@@ -31,6 +31,7 @@ class Subgraph:
     """A traced function. `program(*inputs, *captured, [scalars], [keys])` gives its outputs; `key` is equal
     for equal programs.
 
+    captured: tensors from outside, and the tensor literals that the function made (`literals` counts these).
     scalars: numbers that the trace lifted out of its program (float64), to be passed as one array where there
     are any.
     """
@@ -41,6 +42,11 @@ class Subgraph:
     scalars: list[float]
     outputs: list[Meta]
     key: tuple
+    literals: int = 0
+
+    def without_captured(self) -> Subgraph:
+        """The program alone, for tables that live as long as the process."""
+        return replace(self, captured=[])
 
     def call(self, *arrays: Any) -> list[Any]:
         """The program of these arrays and the trace's own numbers."""
@@ -53,12 +59,14 @@ class _Importing(TorchDispatchMode):
     def __init__(self, lane: Lane, name: str) -> None:
         super().__init__()
         self.lane, self.name = lane, name
-        self.captured: list[torch.Tensor] = []
+        self.outside: dict[Node, torch.Tensor] = {}  # by their leaves in the trace
         self._inside: dict[int, XLATensor] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if _traces[-1] is not self:  # the op belongs to a function that is traced within this one
+            return func(*args, **(kwargs or {}))
         if func._schema.is_mutable:
             self._refuse_writes(func, args, kwargs or {})
         args, kwargs = tree_map(self.bring_in, (args, kwargs or {}))
@@ -75,13 +83,25 @@ class _Importing(TorchDispatchMode):
             inside = self._inside[id(value._alias)] = wrap(
                 Alias(leaf, stride=value._alias.stride, offset=value._alias.offset)
             )
-            self.captured.append(value)
+            self.outside[leaf] = value
         return inside
+
+    def captured(self, first: int) -> list[torch.Tensor]:
+        """The tensors behind the leaves from `first` on. A leaf with data is a literal: the function made
+        it."""
+        around = lane_of(self.lane.device)
+        return [
+            self.outside[leaf] if leaf in self.outside else wrap(Alias(around.leaf(leaf.data, leaf.meta)))
+            for leaf in self.lane.leaves[first:]
+        ]
 
     def _refuse_writes(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         for target in written(func, args, kwargs):
             if is_xla(target) and target._alias.lane is not self.lane:
                 raise _lost_write(self.name, f"a tensor from outside ({func})")
+
+
+_traces: list[_Importing] = []  # under way, the innermost last
 
 
 def _lost_write(name: str, what: str) -> XlaError:
@@ -99,13 +119,14 @@ def trace(
     inputs: Sequence[Meta],
     device: torch.device,
     name: str,
-    keeps_arguments: bool = True,
+    writable: int = 0,
 ) -> Subgraph:
     """Run `function` once on tensors without values and return what it recorded.
 
     function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors.
     `name`: how errors call it. DM669 where it needs a value (`.item()`, an op without lowering), changes
-    tensors from outside in place, or with `keeps_arguments` its arguments.
+    tensors from outside in place, or its arguments but the first `writable`: the change to those is part of
+    the function.
     """
     lane = Lane(device)
     leaves = [lane.leaf(None, meta) for meta in inputs]
@@ -124,14 +145,16 @@ def trace(
             )
 
     unsubscribe = subscribe(no_values)
+    _traces.append(importing)
     try:
         with using_lane(lane), importing:
             given = [wrap(Alias(leaf)) for leaf in leaves]
             results = function(given)
             nodes = [_node(result, importing) for result in results]
     finally:
+        _traces.pop()
         unsubscribe()
-    if keeps_arguments and any(tensor._alias.node is not leaf for tensor, leaf in zip(given, leaves)):
+    if any(tensor._alias.node is not leaf for tensor, leaf in list(zip(given, leaves))[writable:]):
         raise _lost_write(name, "one of its arguments")
     require(
         not lane.collective,
@@ -143,8 +166,15 @@ def trace(
     positions = tuple(node.position if node.epoch == lane.epoch else lane.place(node) for node in nodes)
     graph = Graph.of(lane, positions)
     key = (tuple(lane.key), positions, len(leaves))
+    captured = importing.captured(len(leaves))
     return Subgraph(
-        graph, to_function(graph), importing.captured, list(lane.scalars), [node.meta for node in nodes], key
+        graph,
+        to_function(graph),
+        captured,
+        list(lane.scalars),
+        [node.meta for node in nodes],
+        key,
+        len(captured) - len(importing.outside),
     )
 
 

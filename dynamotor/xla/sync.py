@@ -18,9 +18,8 @@ import jax
 import torch
 
 from ..base.events import emit, listening
-from . import device as devices, execute, metrics, replication, rng, tensor
+from . import device as devices, execute, metrics, placement, replication, rng, tensor
 from .checks import raise_failed
-from .dtypes import precision_settings
 from .execute import Graph, raise_coded
 from .ir import Lane, Node, lock, overfull
 from .recent import Recent
@@ -73,8 +72,6 @@ metrics.sources.append(
     )
 )
 _reasons = Reasons()
-# Added to every key: SPMD puts the shardings of the leaves here.
-key_extras: list[Callable[[list[Node]], Any]] = []
 
 
 def _references_of_a_dead_item() -> int:
@@ -127,14 +124,15 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
     positions = tuple([node.position for node in outputs])
     # Written in place and held by nobody else: the result may take the buffer over.
     donated = _donated(lane) if lane.replaced else ()
-    extras = tuple([extra(leaves) for extra in key_extras])
-    key = (tuple(lane.key), positions, donated, precision_settings(), extras)
-    executable = _executables.get(key)
+    for leaf in leaves:
+        leaf.data = placement.settle(leaf.data)
     inputs = [leaf.data for leaf in leaves]
+    key = (tuple(lane.key), positions, donated, placement.settings(), placement.signature(inputs))
+    executable = _executables.get(key)
     if scalars:
-        inputs.append(jax.device_put(execute.scalar_vector(scalars), devices.home(lane.device)))
+        inputs.append(jax.device_put(execute.scalar_vector(scalars), placement.home(lane.device)))
     if draws:
-        inputs.append(jax.device_put(rng.words(draws), devices.home(lane.device)))
+        inputs.append(jax.device_put(rng.words(draws), placement.home(lane.device)))
     try:
         if executable is None:
             with metrics.timing("LazyTracing"):  # what recording left to do
@@ -175,6 +173,7 @@ def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[N
 _closures: list[tuple[Callable, tuple]] = []
 _async_closures: list[tuple[Callable, tuple]] = []
 _async_worker: threading.Thread | None = None
+_async_errors: list[BaseException] = []  # raised at the next barrier
 
 
 def add_step_closure(closure: Callable, args: Sequence[Any] = (), run_async: bool = False) -> None:
@@ -211,19 +210,32 @@ def run_step_closures() -> None:
         def work() -> None:
             if before is not None:
                 before.join()
-            for closure, args in background:
-                closure(*args)
+            try:
+                for closure, args in background:
+                    closure(*args)
+            except BaseException as error:  # raised in the thread of the program
+                _async_errors.append(error)
 
         _async_worker = threading.Thread(target=work, daemon=False, name="xla step closures")
         _async_worker.start()
     for closure, args in queued:
         closure(*args)
+    _raise_async_error()
+
+
+def _raise_async_error() -> None:
+    """Raise, in the thread of the program, what an asynchronous step closure raised in its own."""
+    if _async_errors:
+        error = _async_errors[0]
+        _async_errors.clear()
+        raise error
 
 
 def wait_device_ops(wanted: Sequence[Any] = ()) -> None:
     """Block until all work that was sent to the devices (all, when none is named) is done."""
     if _async_worker is not None and _async_worker is not threading.current_thread():
         _async_worker.join()
+        _raise_async_error()
     names = {str(torch.device(d)) for d in wanted}
     for lane in devices.lanes(None):
         if not names or str(lane.device) in names:

@@ -27,6 +27,8 @@ from .device import (
 )
 from .distributed import xla_multiprocessing as xmp
 from .errors import require
+from .execute import set_custom_compile_options  # noqa: F401
+from .stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo  # noqa: F401
 from .sync import sync as _sync
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import torch
 
-from . import device as devices, execute, layout, metrics, replication, sync
+from . import device as devices, execute, layout, metrics, placement, replication, sync
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .errors import require
 from .ir import Cut, Lane, Meta, Node, lock
@@ -20,7 +20,7 @@ from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 _AS_INTEGER = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 
 
-def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
+def upload(tensor: torch.Tensor, device: jax.Device | jax.sharding.Sharding) -> jax.Array:
     """A copy of a CPU tensor's data on a device. XlaError DM609 for a dtype or layout that XLA has not."""
     require(
         tensor.dtype in TORCH_TO_JAX,
@@ -64,7 +64,7 @@ def from_cpu(tensor: torch.Tensor, lane: Lane) -> Node:
     """A leaf with a copy of a CPU tensor."""
     metrics.counter("TransferToDevice")
     with metrics.timing("TransferToDeviceTime"):
-        return lane.leaf(upload(tensor, devices.home(lane.device)), Meta.of(tensor.shape, tensor.dtype))
+        return lane.leaf(upload(tensor, placement.home(lane.device)), Meta.of(tensor.shape, tensor.dtype))
 
 
 def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:

@@ -11,7 +11,7 @@ import dynamotor  # noqa: E402
 from dynamotor import xla  # noqa: E402, F401
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.base.events import collect  # noqa: E402
-from dynamotor.xla import dtypes, metrics, rng  # noqa: E402
+from dynamotor.xla import metrics, placement, rng  # noqa: E402
 from dynamotor.xla.sync import sync  # noqa: E402
 
 BACKENDS = ("xla", "xla_trace_everytime")
@@ -63,10 +63,10 @@ def test_a_run_that_fails_is_a_coded_error_and_the_next_call_works():
     def failing(arrays):
         raise ValueError("out of memory")
 
-    program.set_start(failing, dtypes.precision_settings())
+    program.set_start(failing, placement.settings())
     with pytest.raises(XlaError, match="DM603"):
         fast(x)
-    program.set_start(start, dtypes.precision_settings())
+    program.set_start(start, placement.settings())
     free = []
     thread = threading.Thread(target=lambda: free.append(fast(x).tolist()))  # the lock is free
     thread.start()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
+
 import pytest
 import torch
 
 pytest.importorskip("jax")
-import dynamotor.xla.start  # noqa: E402, F401
+import dynamotor.xla  # noqa: E402
 from dynamotor.base.errors import DynamotorError  # noqa: E402
-from dynamotor.xla import metrics  # noqa: E402
+from dynamotor.xla import jax_call, metrics  # noqa: E402
+from dynamotor.xla.experimental.assume_pure import PureModule, assume_pure  # noqa: E402
+from dynamotor.xla.experimental.fori_loop import while_loop  # noqa: E402
 from dynamotor.xla.experimental.gradient_accumulation import gradient_accumulation  # noqa: E402
 from dynamotor.xla.experimental.scan import scan  # noqa: E402
 from dynamotor.xla.experimental.scan_layers import scan_layers  # noqa: E402
+from dynamotor.xla.jax_call import call_jax  # noqa: E402
 
 F64 = torch.float64
 
@@ -119,7 +126,7 @@ def test_what_cannot_be_traced_is_refused():
     with pytest.raises(DynamotorError, match="DM669"):
         scan(lambda c, x: (c, total.add_(x)), init, xs)
     with pytest.raises(DynamotorError, match="DM669"):
-        scan(lambda c, x: (c.add_(x), x), init, xs)
+        scan(lambda c, x: (c, x.add_(1)), init, xs)
     with pytest.raises(DynamotorError, match="DM669"):
         scan(lambda c, x: (c if x.sum().item() else x, x), init, xs)
     with pytest.raises(DynamotorError, match="DM671"):
@@ -147,11 +154,119 @@ def test_gradient_accumulation_equals_separate_backward_passes():
         return loss_fn(model(x), y), n + 10
 
     loss, n = gradient_accumulation(
-        step, (data.to("xla"), target.to("xla")), model, (torch.tensor(10).to("xla"),)
+        step, (data.to("xla"), target.to("xla")), model, torch.tensor(10).to("xla")
     )
     assert n.item() == 50 and loss.item() == pytest.approx(total, abs=1e-6)
     for p, g in zip(model.parameters(), expected):
         torch.testing.assert_close(p.grad.cpu(), g)
-    gradient_accumulation(step, (data.to("xla"), target.to("xla")), model, (torch.tensor(10).to("xla"),))
+    gradient_accumulation(step, (data.to("xla"), target.to("xla")), model, torch.tensor(10).to("xla"))
     for p, g in zip(model.parameters(), expected):
         torch.testing.assert_close(p.grad.cpu(), 2 * g)
+
+
+def test_literals_inside_traced_functions():
+    x, c = torch.ones(3, 2, device="xla"), torch.zeros(2, device="xla")
+    make = lambda: torch.tensor([1.0, 2.0], device="xla")  # noqa: E731
+    assert scan(lambda c, x: (c + x * make(), x), c, x)[0].tolist() == [3, 6]
+    assert scan(lambda c, x: (c + x * torch.tensor(2.0), x), c, x)[0].tolist() == [6, 6]
+    w = torch.ones(2, device="xla", requires_grad=True)
+    scan(lambda c, x: (c + x * w * make(), x), c, x)[0].sum().backward()
+    assert w.grad.tolist() == [3, 6]
+    start = torch.tensor(0, device="xla")
+    assert while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + make()), (start, c))[1].tolist() == [3, 6]
+    assert assume_pure(lambda x: x + make())(c).tolist() == [1, 2]
+
+
+def test_a_carry_may_be_written_in_place():
+    def total(carry, x):
+        carry += x
+        return carry, carry * 2
+
+    init = torch.zeros(1, device="xla", requires_grad=True)
+    xs = torch.tensor([1.0, 2.0, 3.0], device="xla", requires_grad=True)
+    last, rows = scan(lambda c, x: total(c.clone(), x), init, xs)
+    expected = torch.autograd.grad(last.sum() + rows.sum(), xs)[0]
+    with torch.no_grad():
+        assert scan(total, init, xs)[1].flatten().tolist() == [2, 6, 12]
+    last, rows = scan(total, init, xs)
+    assert torch.equal(torch.autograd.grad(last.sum() + rows.sum(), xs)[0], expected)
+
+
+def test_a_y_may_have_no_tensors():
+    x, c = torch.ones(3, 2, device="xla"), torch.zeros(2, device="xla")
+    assert scan(lambda c, x: (c + x, None), c, x)[1] is None
+    _, (rows, nothing) = scan(lambda c, x: (c + x, (c, None)), c, x)
+    assert nothing is None and rows.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert scan(lambda c, x: (c + x, None), c.cpu(), x.cpu())[1] is None
+
+
+def test_captured_tensors_live_no_longer_than_their_owners():
+    w = torch.randn(4, 4, device="xla", requires_grad=True)
+    ref, zeros = weakref.ref(w), torch.zeros(4, device="xla")
+
+    def loops(w):
+        scan(lambda c, x: (c @ w + x, None), zeros, torch.ones(2, 4, device="xla"))[0].sum().backward()
+        start = torch.tensor(0, device="xla")
+        while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x @ w.detach()), (start, w * 1))
+
+    loops(w)
+    dynamotor.xla.sync()
+    del w
+    gc.collect()
+    dynamotor.xla.sync()
+    gc.collect()
+    assert ref() is None
+
+
+def test_a_pure_function_is_traced_once():
+    traced = []
+
+    def step(c, x):
+        traced.append(1)
+        return c + x, c * x
+
+    x, c = torch.ones(3, 2, device="xla"), torch.zeros(2, device="xla")
+    results = [scan(step, c, x, is_fn_pure=True)[0].tolist() for _ in range(3)]
+    assert results == [[3, 3]] * 3 and len(traced) == 1
+
+
+def test_pure_programs_follow_modes_of_pytorch_and_of_the_module():
+    a = torch.randn(4, 4, device="xla")
+    product = assume_pure(lambda a, b: a @ b)
+    with torch.autocast("xla", torch.bfloat16):
+        assert product(a, a).dtype is torch.bfloat16
+    assert product(a, a).dtype is torch.float32
+
+    class Doubles(torch.nn.Module):
+        def forward(self, x):
+            return x * 2 if self.training else x
+
+    module, x = PureModule(Doubles()), torch.ones(1, device="xla")
+    assert module(x).item() == 2
+    module.eval()
+    assert module(x).item() == 1
+    inner = Doubles()
+    pure = assume_pure(inner)
+    assert pure(x).item() == 2 and (inner.eval(), pure(x).item())[1] == 1
+
+
+def test_pure_functions_in_pure_functions_and_seeds():
+    square = assume_pure(lambda x: x * x)
+    outer = assume_pure(lambda x: square(x) + 1)
+    x = torch.tensor([3.0], device="xla", requires_grad=True)
+    y = outer(x)
+    y.backward()
+    assert y.item() == 10 and x.grad.item() == 6
+    noisy = assume_pure(lambda x: x + torch.rand_like(x), add_rng_seed_argument=True)
+    one, same, other = (noisy(x, rng_seed=seed).item() for seed in (1, 1, 2))
+    assert one == same != other and 3 <= one < 4
+
+
+def test_functions_made_anew_are_the_same_jax_function():
+    x = torch.ones(3, device="xla")
+    before = len(jax_call.functions)
+    for _ in range(4):
+        assert call_jax(lambda x: x * 2, (x,)).tolist() == [2, 2, 2]
+    for k in (2, 3):
+        assert call_jax(functools.partial(lambda k, x: x * k, k), (x,)).tolist() == [k] * 3
+    assert len(jax_call.functions) - before == 3

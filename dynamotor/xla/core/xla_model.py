@@ -237,6 +237,33 @@ def unlazy(tensors: Sequence[torch.Tensor]) -> None:
 # ---- data
 
 
+def set_replication(device: Any, devices: Sequence[Any]) -> None:
+    """Programs for torch_xla call this before they train; the replicas of a job are known here from the
+    start. `devices`: those that take part. DM641 where this device is not among them."""
+    wanted = [torch.device(d) for d in devices]
+    if wanted and torch.device(device) not in wanted:
+        raise XlaError("DM641", f"{device} is not among the devices {wanted} of this replica")
+
+
+def _fetch_gradients(optimizer: Any) -> list[torch.Tensor]:
+    """The gradients of an optimizer's parameters that have one."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
+    """Nested containers with CPU copies of the xla tensors in them; without `convert` as they are,
+    computed."""
+    _sync.sync(wait=not convert)
+    return for_each_instance_rewrite(data, is_xla, _detached) if convert else data
+
+
+def xla_rendezvous(
+    payload: bytes, ordinals: Sequence[int] | None = None, tag: str | None = None
+) -> list[bytes]:
+    """Wait for the replicas (or those of `ordinals`); their payloads, in the order of ordinals."""
+    return rendezvous(tag or "xla_rendezvous", payload, list(ordinals or ()))
+
+
 def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
     """Save nested containers with tensors in them as torch.save does; all XLA tensors are copied to the CPU
     first.

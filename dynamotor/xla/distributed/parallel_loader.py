@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import torch
 
-from .. import device as _devices, sync
+from .. import placement, sync
 from ..transfer import upload, wrap_array
 from ..utils.keyd_queue import Queue
 from ..utils.utils import for_each_instance_rewrite
@@ -114,7 +114,7 @@ class ParallelLoader:
         self._host = {device: _Channel(loader_prefetch_size) for device in self.devices}
         self._ready = {device: _Channel(device_prefetch_size) for device in self.devices}
         # jax's devices are asked for here: XLA starts on the thread of the program.
-        targets = [(device, _devices.home(device)) for device in self.devices]
+        targets = [(device, placement.home(device)) for device in self.devices]
         self._start(self._read, "xla loader")
         for device, target in targets:
             workers = max(1, host_to_device_transfer_threads)

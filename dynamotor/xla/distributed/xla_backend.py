@@ -291,4 +291,5 @@ def register() -> None:
         dist.register_rendezvous_handler("xla", _meet)
 
 
+ProcessGroupXla = XlaProcessGroup  # torch_xla's name
 register()

@@ -230,6 +230,28 @@ def _grouped_weights(lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
     return jnp.einsum("km,gm,mn->gkn", lhs, mine.astype(lhs.dtype), rhs, precision="highest")
 
 
+def gmm_backward(
+    grad: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.Tensor, tiling: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `gmm(lhs, rhs, group_sizes)` by lhs and rhs. tiling: accepted."""
+    by_lhs = gmm(grad, rhs, group_sizes, transpose_rhs=True)
+    return by_lhs, call_jax(_grouped_weights, (lhs.t(), grad, group_sizes))
+
+
+def repeat_with_fixed_output_size(
+    input: torch.Tensor,  # noqa: A002 - torch_xla's name
+    repeats: torch.Tensor,
+    total_repeat_length: int,
+) -> torch.Tensor:
+    """Row i of `input` repeats[i] times, in a result of total_repeat_length rows (int repeats [rows]): what
+    is too long is cut, and the last row fills what is missing."""
+    return call_jax(_repeat, (input, repeats, total_repeat_length))
+
+
+def _repeat(x: Any, repeats: Any, length: int) -> jax.Array:
+    return jnp.repeat(x, repeats, axis=0, total_repeat_length=length)
+
+
 def tgmm(
     lhs: torch.Tensor,
     rhs: torch.Tensor,

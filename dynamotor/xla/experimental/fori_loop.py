@@ -44,7 +44,9 @@ def while_loop(
         )
         sizes = (len(carried), len(rest), len(cond.captured))
         key = ("while", cond.key, body.key, tuple(cond.scalars), tuple(body.scalars), sizes)
-        number = jax_call.number_of(key, lambda: _loop(cond, body, *sizes))
+        number = jax_call.number_of(
+            key, lambda: _loop(cond.without_captured(), body.without_captured(), *sizes)
+        )
         return tuple(jax_call.apply(number, [*carried, *rest, *cond.captured, *body.captured]))
 
 

@@ -24,17 +24,19 @@ def gradient_accumulation(
     train_step: Callable[..., Any],
     iterable_tensors: Sequence[torch.Tensor],
     model: torch.nn.Module,
-    carried_tensors: tuple[torch.Tensor, ...] | None = None,
+    carried_tensors: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
+    *more_carried: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """Run `train_step` for each slice along the first dimension and add up the gradients of its mean loss.
 
     train_step: takes one slice of each of `iterable_tensors`, then the carried tensors; returns the loss, or
     with carried tensors (loss, *new carried). Traced once; the backward pass belongs to the loop.
     iterable_tensors: xla tensors with one common first dimension, the number of steps. model: its parameters'
-    `.grad` get the sums (added to what is there). carried_tensors: handed from step to step. Returns (mean
-    loss, *carried). DM671 for arguments that do not fit.
+    `.grad` get the sums (added to what is there). carried_tensors: handed from step to step, as one tuple or
+    one after the other. Returns (mean loss, *carried). DM671 for arguments that do not fit.
     """
-    xs, carried = list(iterable_tensors), list(carried_tensors or ())
+    xs, first = list(iterable_tensors), carried_tensors
+    carried = [] if first is None else [*(first if isinstance(first, tuple) else (first,)), *more_carried]
     steps = common_length("gradient_accumulation got iterable_tensors", xs)
     require(steps, "DM671", "gradient_accumulation got iterable_tensors of length 0")
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -15,9 +15,13 @@ from typing import Any
 import torch
 
 from ...base.compat import TreeSpec, tree_flatten, tree_unflatten
+from ...base.events import warn_once
+from ...capture.guards import Ambient
+from .. import placement
 from ..errors import require
 from ..ir import Meta
-from ..jax_call import draw_seeds, run
+from ..jax_call import draw_seeds, run, same_function
+from ..recent import Recent
 from ..subgraph import Subgraph, trace
 from ..tensor import is_xla
 
@@ -25,16 +29,22 @@ Flat = list[torch.Tensor]
 
 
 def scan(
-    fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partition_fn: Any = None
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    partition_fn: Any = None,
+    is_fn_pure: bool = False,
 ) -> tuple[Any, Any]:
     """Call `carry, y = fn(carry, x)` for each slice x of `xs` along the first dimension: (last carry, all y
     stacked).
 
     fn: traced once, differentiable; carry, x and y are tensors or nested containers of them, and each carry
-    has the shapes and dtypes of `init`. It may use tensors from outside (parameters), not change them.
-    partition_fn: accepted; each iteration's forward is computed again in the backward pass, so nothing but
-    the carries is kept. Random numbers differ from iteration to iteration. On CPU tensors the loop runs in
-    Python. DM671 for arguments that do not fit.
+    has the shapes and dtypes of `init`; y, or parts of it, may be None. It may use tensors from outside
+    (parameters), not change them; it may write the carry that it got in place. partition_fn: accepted without
+    effect, a warning says so: each iteration's forward is computed again in the backward pass, so only the
+    carries are kept. is_fn_pure: the trace of `fn` may be used again by later calls with tensors of the same
+    kinds: the values that it reads do not change, and it uses no tensors from outside. Random numbers differ
+    from iteration to iteration. On CPU tensors the loop runs in Python. DM671 for arguments that do not fit.
     """
     flat_init, carry_spec = tree_flatten(init)
     flat_xs, x_spec = tree_flatten(xs)
@@ -42,12 +52,32 @@ def scan(
     length = common_length("scan got xs", flat_xs)
     if not all(is_xla(t) for t in flat_init + flat_xs):
         return _in_python(fn, init, flat_xs, x_spec, length)
-    loop = _Loop.of(fn, flat_init, flat_xs, carry_spec, x_spec, length)
+    if partition_fn is not None:
+        warn_once(
+            "xla.scan.partition_fn",
+            "partition_fn has no effect: scan computes each iteration again in the backward pass",
+        )
+    loop = _pure_loop if is_fn_pure else _Loop.of
+    loop = loop(fn, flat_init, flat_xs, carry_spec, x_spec, length)
     results = _Scan.apply(loop, *flat_init, *flat_xs, *loop.forward.captured)
     count = len(flat_init)
-    return tree_unflatten(list(results[:count]), carry_spec), tree_unflatten(
-        list(results[count:]), loop.y_spec
-    )
+    return tree_unflatten(list(results[:count]), carry_spec), loop.y.unflatten(list(results[count:]))
+
+
+class _Kind:
+    """How a y is nested: its containers, and where it has None instead of a tensor."""
+
+    def __init__(self, y: Any) -> None:
+        leaves, self.spec = tree_flatten(y)
+        self.present = [leaf is not None for leaf in leaves]
+
+    @staticmethod
+    def tensors(y: Any) -> list[Any]:
+        return [leaf for leaf in tree_flatten(y)[0] if leaf is not None]
+
+    def unflatten(self, tensors: Sequence[Any]) -> Any:
+        found = iter(tensors)
+        return tree_unflatten([next(found) if there else None for there in self.present], self.spec)
 
 
 def common_length(what: str, tensors: Sequence[Any]) -> int:
@@ -77,9 +107,9 @@ def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int
     rows: list[list[Any]] = []
     for i in range(length):
         carry, y = fn(carry, tree_unflatten([x[i] for x in flat_xs], x_spec))
-        flat, spec = tree_flatten(y)
-        rows.append(flat)
-    return carry, tree_unflatten([torch.stack(column) for column in zip(*rows)], spec)
+        kind = _Kind(y)
+        rows.append(kind.tensors(y))
+    return carry, kind.unflatten([torch.stack(column) for column in zip(*rows)])
 
 
 @dataclass
@@ -91,20 +121,19 @@ class _Loop:
     n_carry: int
     n_xs: int
     length: int
-    y_spec: TreeSpec
+    y: _Kind
     device: torch.device
 
     @classmethod
     def of(cls, fn: Any, init: Flat, xs: Flat, carry_spec: TreeSpec, x_spec: TreeSpec, length: int) -> _Loop:
-        specs: list[TreeSpec] = []
+        kinds: list[_Kind] = []
 
         def step(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
             new, y = fn(tree_unflatten(carry, carry_spec), tree_unflatten(x, x_spec))
             flat_new, new_spec = tree_flatten(new)
-            flat_y, y_spec = tree_flatten(y)
-            specs.append(y_spec)
+            kinds.append(_Kind(y))
             _need_same_carry(new_spec == carry_spec, carry_spec, new_spec)
-            return flat_new, flat_y
+            return flat_new, _Kind.tensors(y)
 
         metas = [_meta(t) for t in init] + [
             _meta(x[0]) if length else Meta.of(x.shape[1:], x.dtype) for x in xs
@@ -117,10 +146,10 @@ class _Loop:
 
         device = (init + xs)[0].device
         with torch.no_grad():
-            forward = trace(body, metas, device, "scan's function")
+            forward = trace(body, metas, device, "scan's function", writable=count)
         for before, after in zip(metas, forward.outputs[:count]):
             _need_same_carry(before is after, before, after)
-        return cls(step, forward, count, len(xs), length, specs[0], device)
+        return cls(step, forward, count, len(xs), length, kinds[0], device)
 
     def trace_backward(self, needs: list[bool]) -> Subgraph:
         """One iteration backwards: (gradients of the carry and, summed up so far, of captured tensors; carry,
@@ -143,7 +172,7 @@ class _Loop:
             with torch.enable_grad():
                 inner = [t.detach().requires_grad_(_smooth(m)) for t, m in zip(inner, carry)]
                 x = [t.detach().requires_grad_(i in wanted_x) for i, t in enumerate(x)]
-                new, out = self.step(inner, x)
+                new, out = self.step([t.clone() for t in inner], x)  # it may write its carry
                 pairs = list(zip([t for t, m in zip(new, carry) if _smooth(m)], grad_carry))
                 pairs += zip([t for t, m in zip(out, ys) if _smooth(m)], grad_ys)
                 pairs = [(o, g) for o, g in pairs if o.requires_grad]
@@ -162,6 +191,21 @@ class _Loop:
             return grads[:first] + summed + grads[first + len(wanted) :]
 
         return trace(body, [*state, *carry, *x_metas, *smooth_ys], self.device, "scan's backward pass")
+
+
+_pure_loops = Recent(64)
+
+
+def _pure_loop(fn: Any, init: Flat, xs: Flat, carry_spec: TreeSpec, x_spec: TreeSpec, length: int) -> _Loop:
+    """The loop of a pure function, traced once for tensors of these kinds."""
+    metas = tuple([_meta(t) for t in init + xs])
+    key = (same_function(fn), metas, carry_spec, x_spec, length, Ambient.current(), placement.settings())
+    loop = _pure_loops.get(key)
+    if loop is None:
+        loop = _Loop.of(fn, init, xs, carry_spec, x_spec, length)
+        if not loop.forward.captured:  # else it would keep tensors from outside alive, or use old ones
+            _pure_loops[key] = loop
+    return loop
 
 
 class _Scan(torch.autograd.Function):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +22,8 @@ def scan_layers(
     """What `for layer in layers: x = layer(x)` gives, with gradients for all parameters.
 
     layers: modules of the same structure, each of which returns what it takes (a tensor, or nested containers
-    of tensors). partition_fn, is_layer_pure: accepted. DM674 for layers that differ; DM669 for layers that
+    of tensors). partition_fn: as for `scan`. is_layer_pure: the layers read nothing that changes,
+    so that later calls use the trace again. DM674 for layers that differ; DM669 for layers that
     change their buffers.
     """
     layers = list(layers)
@@ -43,7 +45,13 @@ def scan_layers(
             input_data = layer(input_data)
         return input_data
 
-    def step(carry: Any, tensors: dict[str, torch.Tensor]) -> tuple[Any, tuple]:
-        return functional_call(layers[0], tensors, (carry,)), ()
+    training = tuple([part.training for part in layers[0].modules()])
+    step = functools.partial(_step, layers[0], training)
+    return scan(step, input_data, stacked, partition_fn, is_layer_pure)[0]
 
-    return scan(step, input_data, stacked, partition_fn)[0]
+
+def _step(
+    layer: torch.nn.Module, training: tuple[bool, ...], carry: Any, tensors: dict[str, torch.Tensor]
+) -> tuple[Any, None]:
+    """`training` tells the traces of a pure layer's modes apart."""
+    return functional_call(layer, tensors, (carry,)), None

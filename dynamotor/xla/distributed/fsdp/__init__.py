@@ -8,9 +8,10 @@ gets its part of the averaged gradients. PyTorch's parametrizations do the wirin
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,9 @@ from torch.nn.utils import parametrize
 
 from ... import replication
 from ...collectives import REDUCE_MAX, REDUCE_SUM, all_reduce, differentiable_all_gather
+from ...errors import require
 from ...utils.checkpoint import checkpoint
+from ..spmd.xla_sharding import apply_xla_patch_to_nn_linear  # noqa: F401  (torch_xla's place for it)
 
 _SUFFIX = ".original"
 
@@ -41,6 +44,20 @@ def whole(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return gathered[: math.prod(shape)].reshape(tuple(shape))
 
 
+# fmt: off
+_OPTIONS = frozenset((
+    "optimization_barrier_in_forward", "optimization_barrier_in_backward", "mark_step_on_finalization",
+    "disable_reshard_on_root", "fp32_reduce_scatter", "shard_param_on_dim_0", "pin_layout_in_collective_ops",
+    "coalesce_all_gather_ops", "coalesce_reduce_scatter_ops", "bucket_cap_mb", "auto_wrap_policy",
+    "auto_wrapper_callable", "param_init_fn", "sharding_groups", "sharding_rank", "sharding_world_size",
+    "opt_flatten_overlap", "state_dict_type", "_shard_size_multiple", "_use_xla_patched_linear", "_debug_msg",
+    "_debug_dummy_forward_pass", "_debug_print", "_debug_dummy_all_gather_op",
+    "_debug_dummy_reduce_scatter_op",
+    "_debug_dummy_optimization_barrier_op",
+))
+# fmt: on
+
+
 class _Whole(torch.nn.Module):
     """The parametrization: a part is stored, the parameter is seen."""
 
@@ -54,18 +71,34 @@ class _Whole(torch.nn.Module):
 
 class XlaFullyShardedDataParallel(torch.nn.Module):
     """A module whose parameters are divided over the replicas. Wrapping parts of a model before the whole is
-    allowed, not needed.
+    allowed, not needed. Attributes that it does not have are the wrapped module's.
 
-    module: on the device. compute_dtype: parameters are cast to it before they are gathered. Other options of
-    torch_xla's class (wrapping policies, flattening, resharding) are accepted: XLA decides when a gathered
-    parameter is needed and freed.
+    module: moved to the device if it is not there. compute_dtype: parameters are cast to it before they are
+    gathered. buffer_dtype: floating-point buffers are cast to it. The options after reshard_after_forward
+    that say how torch_xla flattens, wraps, reshards and orders its work are accepted: XLA decides when a
+    gathered parameter is needed and freed.
     """
 
     def __init__(
-        self, module: torch.nn.Module, *, compute_dtype: torch.dtype | None = None, **options: Any
+        self,
+        module: torch.nn.Module,
+        reshard_after_forward: bool = True,
+        flatten_parameters: bool = False,
+        execute_sharding_on_init: bool = True,
+        *,
+        compute_dtype: torch.dtype | None = None,
+        buffer_dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self.module = module
+        unknown = sorted(options.keys() - _OPTIONS)
+        if unknown:
+            raise TypeError(f"XlaFullyShardedDataParallel got unexpected options: {', '.join(unknown)}")
+        self.module = module.to("xla")
+        for owner in module.modules():
+            for name, buffer in owner._buffers.items():
+                if buffer_dtype is not None and buffer is not None and buffer.is_floating_point():
+                    owner._buffers[name] = buffer.to(buffer_dtype)
         shapes: dict[torch.nn.Parameter, torch.Size] = {}
         for owner in [m for m in module.modules() if not isinstance(m, parametrize.ParametrizationList)]:
             for name, parameter in list(owner._parameters.items()):
@@ -106,9 +139,38 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
             "rank": replication.rank(),
         }
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """`torch.nn.utils.clip_grad_norm_` over the parts of all replicas."""
-        return clip_parts([p.grad for p in self.parameters() if p.grad is not None], max_norm, norm_type)
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.module[key]  # type: ignore[index]  # a Sequential, or a list of modules
+
+    def params_with_grad(self) -> list[torch.nn.Parameter]:
+        """The parameters (parts of them) that have a gradient."""
+        return [p for p in self.parameters() if p.grad is not None]
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """For backward passes whose gradients are accumulated. Gradients of parts are sums over the replicas,
+        so that adding them up before or after they are reduced is the same."""
+        yield
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, groups: Sequence[Sequence[int]] | None = None
+    ) -> torch.Tensor:
+        """`torch.nn.utils.clip_grad_norm_` over the parts of all replicas. groups: None or one group of
+        all."""
+        require(
+            groups is None or [sorted(group) for group in groups] == [list(range(replication.size()))],
+            "DM681",
+            "clip_grad_norm_ got groups of some of the replicas",
+            why=f"{groups} of {replication.size()} replicas",
+            cure="leave groups out",
+        )
+        return clip_parts([p.grad for p in self.params_with_grad()], max_norm, norm_type)
 
 
 def clip_parts(grads: Sequence[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

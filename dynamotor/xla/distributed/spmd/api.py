@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from ...errors import require
-from .xla_sharding import Mesh, XLAShardedTensor, mark_sharding, wrap_as_sharded_tensor
+from .xla_sharding import Mesh, mark_sharding
 
 
 def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
@@ -39,24 +40,45 @@ def convert_to_xla_partition_spec(
 
 
 def xla_distribute_tensor(
-    tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None
-) -> XLAShardedTensor:
-    """Lay a tensor out over a mesh; one placement an axis (by default all are `Replicate`)."""
+    tensor: torch.Tensor,
+    device_mesh: DeviceMesh,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = None,
+) -> torch.Tensor:
+    """A tensor of the device, laid out over a mesh; one placement an axis (by default all are `Replicate`).
+
+    It is the whole tensor, as every xla tensor in SPMD mode is: it can become a parameter, and
+    `XLAShardedTensor(t)` tells how it is laid out. src_data_rank: one process has all data.
+    """
     device_tensor = tensor if tensor.device.type == "xla" else tensor.to("xla")
     spec = convert_to_xla_partition_spec(tensor, placements or [Replicate()] * device_mesh.mesh.dim())
-    return wrap_as_sharded_tensor(mark_sharding(device_tensor, convert_to_xla_mesh(device_mesh), spec))
+    return mark_sharding(device_tensor, convert_to_xla_mesh(device_mesh), spec)
 
 
 def xla_distribute_module(
     module: torch.nn.Module,
     device_mesh: DeviceMesh | None = None,
     partition_fn: Callable[[str, torch.nn.Module, Any], None] | None = None,
-    **options: Any,
+    input_fn: Callable[[torch.nn.Module, Any, Any], Any] | None = None,
+    output_fn: Callable[[torch.nn.Module, Any, Any], Any] | None = None,
 ) -> torch.nn.Module:
-    """Call `partition_fn(name, submodule, mesh)` for each submodule, which lays its parameters out; the
-    module is returned.
+    """Call `partition_fn(name, submodule, mesh)` for each submodule, which lays its parameters out, and let
+    `input_fn` and `output_fn` change inputs and outputs of the module; the module is returned.
+
+    The functions of PyTorch's parallel styles (`ColwiseParallel`, ...) turn local parts into DTensors and
+    back; xla tensors are whole in SPMD mode, so those are left out, and XLA moves data as the parameters ask
+    for.
     """
     for name, part in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, part, device_mesh)
+    if input_fn is not None and not _is_of_a_style(input_fn):
+        module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, device_mesh))
+    if output_fn is not None and not _is_of_a_style(output_fn):
+        module.register_forward_hook(lambda m, inputs, outputs: output_fn(m, outputs, device_mesh))
     return module
+
+
+def _is_of_a_style(function: Any) -> bool:
+    return getattr(getattr(function, "func", function), "__module__", "") == ParallelStyle.__module__

@@ -12,7 +12,9 @@ on all devices, or where XLA finds it best.
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,10 +27,11 @@ import torch
 from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ....base.errors import XlaError, user_line
-from ... import device as _devices, replication, sync
+from ....base.errors import user_line
+from ....base.events import warn_once
+from ... import device as _devices, placement, replication
 from ...errors import require
-from ...ir import Node, record
+from ...ir import record
 from ...lowering import op
 from ...tensor import XLATensor, is_xla, node_of, write
 from ...transfer import data_of
@@ -183,45 +186,22 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
 
 
 def _spread(mesh: jax.sharding.Mesh) -> None:
-    """From now on every value lies on the devices of this mesh: XLA programs have one order of devices."""
     _require(
         replication.size() <= 1, "SPMD mode in several processes", "use one process that drives all devices"
     )
-    if not _home or list(_home[0].mesh.devices.flat) != list(mesh.devices.flat):
-        _home[:] = [NamedSharding(mesh, PartitionSpec())]
-        _devices.set_home(_home[0])
-    if _leaf_shardings not in sync.key_extras:
-        sync.key_extras.append(_leaf_shardings)
-
-
-_home: list[NamedSharding] = []
-
-
-def _leaf_shardings(leaves: list[Node]) -> Any:
-    """The part of a program's key that says how its inputs lie; those that are not on all devices are put
-    there, once.
-    """
-    home = _home[0]
-    order = list(home.mesh.devices.flat)
-    for leaf in leaves:
-        sharding = leaf.data.sharding
-        if not isinstance(sharding, NamedSharding):
-            if len(sharding.device_set) == 1:
-                leaf.data = jax.device_put(leaf.data, home)
-        elif list(sharding.mesh.devices.flat) != order:
-            leaf.data = jax.device_put(leaf.data, home)
-    return tuple([leaf.data.sharding for leaf in leaves])
+    placement.spread(mesh)
 
 
 def use_spmd() -> None:
     """Let `xla:0` stand for all devices of the process: unmarked values are on all of them."""
-    if not _home:
+    if placement.spmd() is None:
         _spread(get_1d_mesh().jax_mesh())
+    os.environ["XLA_USE_SPMD"] = "1"  # for the processes that this one starts, as torch_xla does
 
 
 def is_spmd() -> bool:
     """Whether SPMD mode is on: `use_spmd` was called, or something was marked."""
-    return bool(_home)
+    return placement.spmd() is not None
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
@@ -237,8 +217,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Te
         f"partition spec {tuple(partition_spec)} for a tensor of {t.dim()} dimensions",
         "name an axis or None for each",
     )
-    sharding = mesh.sharding(partition_spec)
-    _check_divisible(t, sharding)
+    sharding = _fitting(t, mesh.sharding(partition_spec))
     _spread(mesh.jax_mesh())
     return lay_out(t, sharding)
 
@@ -257,17 +236,29 @@ def lay_out(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
     return t
 
 
-def _check_divisible(t: torch.Tensor, sharding: NamedSharding) -> None:
-    try:
-        sharding.shard_shape(tuple(t.shape))
-    except ValueError as error:
-        what = f"shape {tuple(t.shape)} cannot be laid out as {sharding.spec}: {error}"
-        raise XlaError("DM649", what, where=user_line(), cure="pad it, or leave it whole") from None
+def _fitting(t: torch.Tensor, sharding: NamedSharding) -> NamedSharding:
+    """The sharding, without the axes of those dimensions that the mesh does not divide: jax's arrays have
+    equal parts (GSPMD pads inside of a program). Such a dimension stays whole on each device, which a warning
+    says."""
+    mesh, sizes = sharding.mesh, tuple(t.shape)
+    spec = list(sharding.spec)
+    for dim, axes in enumerate(spec):
+        names = axes if isinstance(axes, tuple) else (axes,) if axes is not None else ()
+        parts = math.prod(mesh.shape[name] for name in names)
+        if sizes[dim] % parts:
+            spec[dim] = None
+            warn_once(
+                f"xla.sharding.{sizes[dim]}.{parts}",
+                f"[DM649] a dimension of {sizes[dim]} is not divisible by {parts} devices: it stays whole on "
+                f"each device. Pad it to a multiple of {parts} to divide it\n  at {user_line()}",
+            )
+    return sharding if spec == list(sharding.spec) else NamedSharding(mesh, PartitionSpec(*spec))
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Put a tensor whole on every device again; it is returned."""
-    return lay_out(t, _home[0]) if _home else t
+    home = placement.spmd()
+    return t if home is None else lay_out(t, home)
 
 
 class _MarkedWithGradients(torch.autograd.Function):
@@ -397,6 +388,16 @@ class XLAShardedTensor:
         ]
 
 
+def _fact(name: str) -> property:
+    return property(lambda t: getattr(XLAShardedTensor(t), name), doc=getattr(XLAShardedTensor, name).__doc__)
+
+
+# Programs for torch_xla ask tensors themselves, whose XLAShardedTensor is a tensor.
+for _name in ("sharding_spec", "sharding_type", "hlo_sharding", "local_shards"):
+    setattr(XLATensor, _name, _fact(_name))
+XLATensor.global_tensor = property(lambda t: t, doc="The tensor itself.")  # type: ignore[attr-defined]
+
+
 def wrap_as_sharded_tensor(
     t: Any, mesh: Mesh | None = None, partition_spec: Spec | None = None
 ) -> XLAShardedTensor:
@@ -415,3 +416,17 @@ def wrap_if_sharded(t: Any) -> Any:
     if isinstance(t, XLATensor) and XLAShardedTensor(t).sharding_type != "REPLICATED":
         return XLAShardedTensor(t)
     return t
+
+
+def apply_xla_patch_to_nn_linear(module: torch.nn.Module) -> torch.nn.Module:
+    """Let each `nn.Linear` of a module multiply without folding its batch dimensions into one, which XLA
+    could not keep divided over a mesh; the module is returned."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.forward = functools.partial(_unfolded_linear, part)  # type: ignore[method-assign]
+    return module
+
+
+def _unfolded_linear(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    product = torch.einsum("...n,mn->...m", x, layer.weight)
+    return product if layer.bias is None else product + layer.bias
