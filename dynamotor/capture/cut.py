@@ -33,7 +33,8 @@ from .resume import (
 )
 from .source import Arg
 from .trace import Trace
-from .values.base import Value
+from .values.base import Iterator, Value
+from .values.constant import BoundBuiltin
 from .values.function import FunctionValue, globals_of
 from .values.traceback import lacks_traceback
 
@@ -133,6 +134,16 @@ def in_flight(error: BaseException) -> None:
             return
 
 
+def _operands(frame: Frame) -> list[Any]:
+    """What the breaking instruction may hand to code that runs natively: no cursor of ours stands for it there."""
+    instr = frame.steps[frame.ip][1]
+    if instr.op in ("FOR_ITER", "SEND", "YIELD_VALUE"):
+        return []
+    taken = instr.arg + 2 if instr.op == "CALL" else 3
+    operands = frame.stack[-taken:]
+    return [*operands, *(v.instance for v in operands if isinstance(v, BoundBuiltin))]
+
+
 def emit_break(
     trace: Trace,
     cg: Codegen,
@@ -165,6 +176,9 @@ def emit_break(
         states.append((frame, at, list(at.flat(slots, stack))))
     for _, at, values in states:  # what has a name is what CPython has there
         for value in values[: len(at.bound_slots)]:
+            cg.emit(value)
+    for value in _operands(trace.stopped[-1]):
+        if isinstance(value, Iterator):
             cg.emit(value)
     cg.for_frame = True
     expression = ""

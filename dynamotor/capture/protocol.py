@@ -19,7 +19,7 @@ import torch
 from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import Absent, IdIs, MroIs
 from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module
-from .values.base import MISSING, Raised, Value, binders, find_rule
+from .values.base import MISSING, NONE_CALLED, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.known import known
 from .values.number import FloatValue
@@ -73,6 +73,14 @@ _LACKS = {
     "__invert__": "bad operand type for unary ~: '{}'",
     "__abs__": "bad operand type for abs(): '{}'",
     "__round__": "type {} doesn't define __round__ method",
+}
+
+# What it says where the class sets the method to None. Other methods are called.
+_IS_NONE = {
+    "__iter__": "'{}' object is not iterable",
+    "__contains__": "'{}' object is not a container",
+    "__reversed__": "'{}' object is not reversible",
+    "__hash__": "unhashable type: '{}'",
 }
 
 # What special methods must give, where CPython looks: another class, or what is out of range, has errors of its own.
@@ -149,15 +157,16 @@ class Protocol:
         raise unsupported("unsupported-value", f"descriptor {type(raw).__name__} of {cls.__name__}.{name}")
 
     def has_special(self, value: Value, name: str) -> bool:
-        """Whether the type of a value has a special method."""
-        raw = self.type_attr(value.python_type(), name)
-        return raw is not MISSING and raw is not None
+        """Whether the type of a value has a special method: one set to None counts, and refuses its calls."""
+        return self.type_attr(value.python_type(), name) is not MISSING
 
     def call_special(self, value: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """`type(value).name(value, *args, **kwargs)`: special methods skip the instance."""
         cls = value.python_type()
         raw = self.type_attr(cls, name)
-        if raw is MISSING or raw is None:
+        if raw is None:
+            raise self.error(TypeError, _IS_NONE.get(name, NONE_CALLED).format(c_name(cls)))
+        if raw is MISSING:
             raise self.error(
                 TypeError, _LACKS.get(name, "'{}' object does not support " + name).format(c_name(cls))
             )
@@ -381,7 +390,10 @@ class Protocol:
     def can_iterate(self, value: Value) -> bool:
         """Whether a value has a way to be iterated."""
         own = type(value).iterate not in (Value.iterate, Constant.iterate)
-        return own or self.has_special(value, "__iter__") or self.has_special(value, "__getitem__")
+        iterates = self.type_attr(value.python_type(), "__iter__")
+        if iterates is MISSING:
+            return own or self.has_special(value, "__getitem__")
+        return own or iterates is not None
 
 
 __all__ = ["Protocol", "find_rule", "is_data_descriptor", "trusted_class"]

@@ -55,9 +55,8 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise _refused(cls, "its arguments are not tensors and constants")
     if cls.value in builtin_rules:  # `allow_in_graph`: it is not looked into
         return torch_call(trace, Apply(cls.value), args, {})
-    for name in ("forward", "setup_context"):
-        trace.type_attr(cls.value, name)  # guarded
-    check_functions(trace, f"{cls.value.__qualname__}.apply", cls.value.forward, cls.value.setup_context)
+    forward = [trace.type_attr(cls.value, name) for name in ("forward", "setup_context")]
+    check_functions(trace, f"{cls.describe()}.apply", *forward)
     if not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
         return _without_gradient(trace, cls, args)
     for arg in args:

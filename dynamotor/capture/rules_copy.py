@@ -35,13 +35,19 @@ _READ_AND_FILLED = {
 }
 
 
+def _defines(trace: Trace, value: UserObject, name: str) -> bool:
+    """Whether the class has such a method; `copy` takes one set to None for none."""
+    raw = trace.type_attr(value.cls, name)
+    return raw is not MISSING and raw is not None
+
+
 @builtin_rule(copy.copy)
 def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     if isinstance(value, Constant | FunctionValue) or value.python_type() in (tuple, frozenset):
         return value
     if isinstance(value, UserObject):
-        if trace.has_special(value, "__copy__"):
+        if _defines(trace, value, "__copy__"):
             return trace.call_special(value, "__copy__", [], {})
         return _copy_object(trace, value, lambda v: v)
     copied = _copy_container(value, lambda v: v)
@@ -126,7 +132,7 @@ def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:
         made.items.extend([_deep(trace, item, memo) for item in value.items])
     elif isinstance(value, DictValue | SetValue):
         copied = _copy_container(value, lambda v: _deep(trace, v, memo))
-    elif isinstance(value, UserObject) and not trace.has_special(value, "__deepcopy__"):
+    elif isinstance(value, UserObject) and not _defines(trace, value, "__deepcopy__"):
         copied = _copy_object(
             trace, value, lambda v: _deep(trace, v, memo), functools.partial(memo.__setitem__, value)
         )

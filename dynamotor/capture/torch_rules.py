@@ -358,6 +358,11 @@ for _cls in (torch.Tensor, compat.TensorBase):
         if isinstance(_member, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
             TENSOR_METHODS.setdefault(_member, _name)
 
+# The special methods of tensors as PyTorch defines them: a program may put others in their place.
+SPECIAL_METHODS: dict[str, Any] = {
+    name: getattr(torch.Tensor, name) for name in dir(torch.Tensor) if name.startswith("__")
+}
+
 
 def is_graph_function(fn: Any) -> bool:
     """Whether a call becomes one node."""

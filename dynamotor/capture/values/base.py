@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # every rule names these in its annotations, and they import 
 else:
     Codegen = Trace = Any
 
+NONE_CALLED = "'NoneType' object is not callable"  # what a special method set to None says
 _OBJECT_ORDER = object.__lt__, object.__le__, object.__gt__, object.__ge__  # type: ignore[operator]
 Args = list["Value"]
 Kwargs = dict[str, "Value"]
@@ -157,8 +158,10 @@ class Value:
         """
         name, cls = special_name(op, reflected), self.python_type()
         raw = trace.type_attr(cls, name)
-        if raw is MISSING or raw is None or raw is object.__eq__ or any(raw is o for o in _OBJECT_ORDER):
+        if raw is MISSING or raw is object.__eq__ or any(raw is o for o in _OBJECT_ORDER):
             return None
+        if raw is None:
+            raise trace.error(TypeError, NONE_CALLED)
         if raw is object.__ne__:
             equal = Value.binary(self, trace, operator.eq, other)
             return None if equal is None else trace.make(not trace.truth(equal))

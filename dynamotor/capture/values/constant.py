@@ -8,8 +8,9 @@ import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ..breaks import unsupported
+from ..breaks import unsupported, unsupported_if
 from ..polyfills import cursors
+from ..source import trusted_module
 from .base import MISSING, Codegen, Iterator, Trace, Value
 from .operators import special_name
 
@@ -100,7 +101,8 @@ class Constant(Value):
                 pair = self, other if type(other) is Constant else Constant(other.as_constant())
                 left, right = reversed(pair) if reflected else pair
                 a_number = type(other) is Constant or isinstance(other, Constant) and other.symbolic
-                if a_number or isinstance(self.value, type(other.as_constant())):
+                a_class = isinstance(other.as_constant(), type) and self._takes(other.as_constant())
+                if a_number or a_class or isinstance(self.value, type(other.as_constant())):
                     return trace.real_binary(op, left, right)
             base = getattr(other, "base", None)
             if isinstance(base, Constant):  # C code looks at what it holds
@@ -114,6 +116,15 @@ class Constant(Value):
                 return trace.make_tuple(self.unpack(trace)).binary(trace, op, other)
             return None
         return super().binary(trace, op, other, reflected)
+
+    def _takes(self, cls: type) -> bool:
+        """Whether C code may look at a class that this is compared with: NumPy makes a dtype of it."""
+        unsupported_if(
+            not trusted_module(cls.__module__) and type(self.value).__module__.startswith("numpy"),
+            "unsupported-call",
+            f"{self.value!r:.80} is compared with the class {cls.__qualname__}",
+        )
+        return True
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
         return trace.real_call(op, self.value) if self.is_plain else super().unary(trace, op)

@@ -590,7 +590,9 @@ class SetValue(Value):
 
     @staticmethod
     def of(trace: Trace, source: Value | list[Value], kind: type = set) -> SetValue:
-        """A new set of the items of an iterable."""
+        """A new set of the items of an iterable; those of a set's subclass as they are, without its `__iter__`."""
+        held = None if isinstance(source, list) else contents_of(source)
+        source = held if isinstance(held, SetValue) else source
         table: dict[Hashable, Value] = {}
         items = source if isinstance(source, list) else items_in_any_order(trace, source)
         for item in items:

@@ -30,11 +30,12 @@ from ...graph.spec import TensorSpec, is_lazy
 from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Absent, Apart, KernelSettings, NoOverlap, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
-from ..torch_rules import ADDRESSING, ANSWERS, METADATA
+from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
 from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .number import FloatValue
+from .operators import UNARY, special_name
 from .size import SizeValue, size_result
 from .slices import SliceValue
 
@@ -202,22 +203,33 @@ class TensorValue(Value):
             cg.statement(f"{cg.emit(self)}.{name} = {cg.emit(value)}")
 
     # Operators ----------------------------------------------------------------------------------------------
+    def _is_replaced(self, trace: Trace, name: str) -> bool:
+        """Whether the program put a method of its own in the place of PyTorch's; guarded."""
+        return trace.type_attr(self.cls, name) is not SPECIAL_METHODS.get(name, MISSING)
+
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         if type(other) is not TensorValue and not _is_number(other):
             if issubclass(other.python_type(), torch.Tensor):
                 return None  # a subclass's own method takes the call
+            if self._is_replaced(trace, special_name(op, reflected)):
+                return super().binary(trace, op, other, reflected)
             if other.is_constant() or isinstance(other, SequenceValue | DictValue):
                 return None  # NotImplemented: a TypeError, or identity for == and !=
             raise unsupported("unsupported-value", f"{op.__name__} of a tensor and {other.describe()}")
-        trace.type_attr(self.cls, f"__{op.__name__.strip('_')}__")
+        if self._is_replaced(trace, special_name(op, reflected)):
+            return super().binary(trace, op, other, reflected)
         return torch_call(trace, op, [other, self] if reflected else [self, other], {})
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        if self._is_replaced(trace, UNARY[op]):
+            return super().unary(trace, op)
         return torch_call(trace, op, [self], {})
 
     def truth(self, trace: Trace) -> bool:
+        if self._is_replaced(trace, "__bool__"):
+            return super().truth(trace)
         raise unsupported(
             "data-dependent",
             "the truth of a tensor decides what the program does",
@@ -226,10 +238,14 @@ class TensorValue(Value):
 
     # Container protocol -------------------------------------------------------------------------------------
     def length(self, trace: Trace) -> Value:
+        if self._is_replaced(trace, "__len__"):
+            return super().length(trace)
         trace.raise_if(not self.example.dim(), TypeError, "len() of a 0-d tensor")
         return constant_result(trace, self.example.shape[0])
 
     def getitem(self, trace: Trace, key: Value) -> Value:
+        if self._is_replaced(trace, "__getitem__"):
+            return super().getitem(trace, key)
         if trace.graph.gathers:
             places = key.items if isinstance(key, SequenceValue) else [key]
             if all(isinstance(place, TensorValue) for place in places):
@@ -243,6 +259,8 @@ class TensorValue(Value):
         return found
 
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        if self._is_replaced(trace, "__setitem__"):
+            return super().setitem(trace, key, value)
         target: Value = self
         if _without_symbols(self.example.dim(), key)[1]:
             target, key = self.getitem(trace, key), Constant(...)
@@ -252,13 +270,19 @@ class TensorValue(Value):
         torch_call(trace, operator.setitem, [target, key, value], {})
 
     def contains(self, trace: Trace, item: Value) -> Value:
+        if self._is_replaced(trace, "__contains__"):
+            return super().contains(trace, item)
         raise unsupported("data-dependent", "`in` looks for a value in a tensor")
 
     def unpack(self, trace: Trace) -> list[Value]:
+        if self._is_replaced(trace, "__iter__"):
+            return super().unpack(trace)
         trace.raise_if(not self.example.dim(), TypeError, "iteration over a 0-d tensor")
         return torch_call(trace, "unbind", [self, Constant(0)], {}).unpack(trace)
 
     def iterate(self, trace: Trace) -> Iterator:
+        if self._is_replaced(trace, "__iter__"):
+            return super().iterate(trace)
         return TupleValue(self.unpack(trace)).iterate(trace)
 
     def reconstruct(self, cg: Codegen) -> str:
