@@ -21,6 +21,7 @@ from ..lower.fusion import elements
 from ..lower.index import Index, Var, determined, flatten, is_one, is_zero, row_major
 from ..lower.ir import (
     BOOL,
+    F32,
     F64,
     I64,
     Expr,
@@ -232,10 +233,13 @@ class Emitter:
         vector = scope.vector
         pointer = self.names[s.buffer]
         step = s.index.coefficient(vector) if vector is not None and scope.width > 1 else 1
+        expr = s.expr
+        if expr.op == "round_to" and expr.args[1] is s.memory and expr.dtype is F32:
+            expr = expr.args[0]  # the store rounds
         if vector is not None and scope.width > 1 and not is_zero(step):
-            value = self.body.operand(s.expr, scope, scope.width)
+            value = self.body.operand(expr, scope, scope.width)
         else:
-            value, step = self.body.value(s.expr, scope), 1
+            value, step = self.body.value(expr, scope), 1
         bool_mark = "b" if s.memory is BOOL else ""
         kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
         at = f"{pointer}+{self.body.index(s.index, scope)}"

@@ -1,6 +1,7 @@
 // The C++ text that every translation unit starts with; cpp_prelude.py takes the sections that a unit needs.
 //
-// No headers. `F16` is 16 floats, `I16` 16 ints (also masks: 0 or -1), `L8` 8 longs, `D8` 8 doubles; each
+// No headers. `F16` is 16 floats, `I16` 16 ints (also masks: 0 or -1), `L8` 8 longs, `D8` 8 doubles; `tr` has
+// for each the integers of its size (I), its element (E) and 32-bit integers, floats and doubles of as many lanes (J, G, W). Each
 // function works on a scalar and on a vector alike, so that one text serves the vector loop and its tail.
 
 // == types: what every file has
@@ -24,10 +25,10 @@ template<> struct tr<i64>{typedef i64 I; typedef i64 E; enum{n=1,wide=1};};
 typedef float F@ __attribute__((vector_size(@*4))); typedef int I@ __attribute__((vector_size(@*4)));
 typedef u32 U@ __attribute__((vector_size(@*4)));
 typedef double D@ __attribute__((vector_size(@*8))); typedef i64 L@ __attribute__((vector_size(@*8)));
-template<> struct tr<F@>{typedef I@ I; typedef float E; enum{n=@,wide=0};};
-template<> struct tr<D@>{typedef L@ I; typedef double E; enum{n=@,wide=1};};
-template<> struct tr<I@>{typedef I@ I; typedef int E; enum{n=@,wide=0};};
-template<> struct tr<L@>{typedef L@ I; typedef i64 E; enum{n=@,wide=1};};
+template<> struct tr<F@>{typedef I@ I; typedef float E; typedef I@ J; typedef F@ G; typedef D@ W; enum{n=@,wide=0};};
+template<> struct tr<D@>{typedef L@ I; typedef double E; typedef I@ J; typedef F@ G; typedef D@ W; enum{n=@,wide=1};};
+template<> struct tr<I@>{typedef I@ I; typedef int E; typedef I@ J; typedef F@ G; typedef D@ W; enum{n=@,wide=0};};
+template<> struct tr<L@>{typedef L@ I; typedef i64 E; typedef I@ J; typedef F@ G; typedef D@ W; enum{n=@,wide=1};};
 INL I@ narrow(L@ m){return __builtin_convertvector(m,I@);} INL I@ narrow(I@ m){return m;}
 INL L@ widen(I@ m){return __builtin_convertvector(m,L@);}
 INL F@ sel(I@ m,F@ a,F@ b){return m?a:b;} INL I@ sel(I@ m,I@ a,I@ b){return m?a:b;}
@@ -41,13 +42,18 @@ template<class T> INL T bc(typename tr<T>::E x){ if constexpr(tr<T>::n==1) retur
 template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x;
  else return __builtin_convertvector(x,T); }
 // A whole number has no -0: GCC (12 does) takes (float)(int)x for a truncation of x where traps do not
-// matter, unless it cannot see both.
+// matter, unless it cannot see both. (Its own barrier takes vectors apart.)
 #if defined(__clang__)
 #define UNSEEN(x) (x)
-#elif __GNUC__>=12
-#define UNSEEN(x) __builtin_assoc_barrier(x)
 #else
-template<class T> INL T UNSEEN(T x){ asm("":"+m"(x)); return x; }
+#if defined(__x86_64__)
+#define ANYWHERE "+v"
+#elif defined(__aarch64__)
+#define ANYWHERE "+w"
+#else
+#define ANYWHERE "+m"
+#endif
+template<class T> INL T UNSEEN(T x){ if constexpr(tr<T>::n==1) asm("":"+r"(x)); else asm("":ANYWHERE(x)); return x; }
 #endif
 // A compiler turns a NaN that it knows into another whole number than the processor does.
 template<class T,class A> INL T whole(A x){
@@ -94,9 +100,52 @@ template<class T> INL int hand(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++
 template<class T,int N> struct mem { typedef T V
  __attribute__((vector_size(N*sizeof(T)),aligned(sizeof(T)),may_alias)); };
 template<class T> struct mem<T,1> { typedef T V __attribute__((may_alias)); };
+// GCC converts vectors of narrow elements one by one: the processor's own instructions take them from memory into
+// 32 bits (`take`), and put the low bits of wider ones there (`put`).
+#if defined(__AVX2__) && defined(__F16C__)
+#define PACKED 1
+#define MOVE(ins) asm(ins " %1,%0":"=v"(r):"m"(*p))
+template<class R,class M,class V> INL R take(const V*p){ R r; if constexpr(__is_same(M,i8)) MOVE("vpmovsxbd");
+ else if constexpr(__is_same(M,u8)) MOVE("vpmovzxbd"); else if constexpr(__is_same(M,i16)) MOVE("vpmovsxwd");
+ else if constexpr(__is_same(M,bf16)) MOVE("vpmovzxwd"); else MOVE("vcvtph2ps"); return r; }
+#undef MOVE
+#ifdef __AVX512VL__
+#define MOVE(ins) asm(ins " %1,%0":"=m"(*p):"v"(x))
+template<class M,class T,class V> INL void put(V*p,T x){ if constexpr(tr<T>::wide){
+ if constexpr(sizeof(M)==1) MOVE("vpmovqb"); else MOVE("vpmovqw"); }
+ else if constexpr(sizeof(M)==1) MOVE("vpmovdb"); else MOVE("vpmovdw"); }
+#undef MOVE
+#else
+typedef char P16 __attribute__((vector_size(16))); typedef char P32 __attribute__((vector_size(32)));
+typedef i64 Q2 __attribute__((vector_size(16))); typedef i64 Q4 __attribute__((vector_size(32)));
+typedef int one_int __attribute__((aligned(1),may_alias)); typedef i64 one_long __attribute__((aligned(1),may_alias));
+template<class M,class T,class V> INL void put(V*p,T x){ if constexpr(tr<T>::wide) put<M>(p,narrow(x));
+ else if constexpr(sizeof(x)==16){ const P16 one={0,4,8,12},two={0,1,4,5,8,9,12,13};
+ const P16 y=__builtin_ia32_pshufb128((P16)x,sizeof(M)==1?one:two);
+ if constexpr(sizeof(M)==1) *(one_int*)p=bits<typename tr<T>::I>(y)[0]; else *(one_long*)p=((Q2)y)[0]; }
+ else { const P32 one={0,4,8,12,0,0,0,0,0,0,0,0,0,0,0,0,0,4,8,12},
+ two={0,1,4,5,8,9,12,13,0,0,0,0,0,0,0,0,0,1,4,5,8,9,12,13};
+ const P32 y=__builtin_ia32_pshufb256((P32)x,sizeof(M)==1?one:two); const Q4 z=(Q4)y;
+ if constexpr(sizeof(M)==1) *(one_long*)p=(z[0]&0xffffffffl)|(z[2]<<32);
+ else { *(one_long*)p=z[0]; ((one_long*)p)[1]=z[2]; } } }
+#endif
+template<class V,class T> INL void put_half(V*p,T x){ asm("vcvtps2ph $0,%1,%0":"=m"(*p):"v"(x)); }
+template<class T> INL T through_half(T x){ typename mem<short,sizeof(T)==64?16:8>::V half; T r;
+ asm("vcvtps2ph $0,%1,%0":"=v"(half):"v"(x)); asm("vcvtph2ps %1,%0":"=v"(r):"v"(half)); return r; }
+#else
+#define PACKED 0
+template<class R,class M,class V> INL R take(const V*p){ return R{}; }
+template<class M,class T,class V> INL void put(V*p,T x){}
+template<class V,class T> INL void put_half(V*p,T x){}
+template<class T> INL T through_half(T x){ return x; }
+#endif
+template<class T,class M> struct packed { enum{ is=PACKED&&tr<T>::n>1&&sizeof(M)<4&&!__is_same(M,f16),
+ half=PACKED&&tr<T>::n>1&&__is_same(M,f16)}; };
 template<class T,class M> INL T ld(const M*p){ typedef typename mem<M,tr<T>::n>::V V;
  if constexpr(__is_same(M,bf16)){ typedef typename tr<T>::I I; return bits<T>(cvt<I>(*(const V*)p)<<16); }
  else if constexpr(__is_same(M,typename tr<T>::E)) return (T)*(const V*)p;
+ else if constexpr(packed<T,M>::half) return cvt<T>(take<typename tr<T>::G,M>((const V*)p));
+ else if constexpr(packed<T,M>::is) return cvt<T>(take<typename tr<T>::J,M>((const V*)p));
  else return cvt<T>(*(const V*)p); }
 template<class T> INL T ldb(const u8*p){ return narrow(ne(ld<T,u8>(p),bc<T>(0))); }
 template<class I,class T> INL I rnbf(T x){ I b=bits<I>(x); I r=(b+0x7fff+((b>>16)&1))>>16;
@@ -104,9 +153,11 @@ template<class I,class T> INL I rnbf(T x){ I b=bits<I>(x); I r=(b+0x7fff+((b>>16
 template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typename mem<M,N>::V V;
  typedef typename tr<T>::I I;
  if constexpr(__is_same(M,bf16)){ if constexpr(N==1) *p=(bf16)rnbf<I,T>(x);
- else *(V*)p=__builtin_convertvector(rnbf<I,T>(x),V); }
+ else if constexpr(PACKED) put<M>((V*)p,rnbf<I,T>(x)); else *(V*)p=__builtin_convertvector(rnbf<I,T>(x),V); }
  else if constexpr(N==1) *(V*)p=(M)x;
  else if constexpr(__is_same(M,typename tr<T>::E)) *(V*)p=(V)x;
+ else if constexpr(packed<T,M>::half&&__is_same(typename tr<T>::E,float)) put_half((V*)p,x);
+ else if constexpr(packed<T,M>::is&&__is_same(T,I)) put<M>((V*)p,x);
  else *(V*)p=__builtin_convertvector(x,V); }
 template<class T> INL void stb(u8*p,T m){ st<u8>(p,m&1); }
 template<class T,class M> INL T ldg(const M*p,i64 s){ T r;
@@ -119,10 +170,15 @@ template<class T> INL void stbg(u8*p,i64 s,T x){ for(int i=0;i<tr<T>::n;i++) p[i
 template<class T> INL T iota(){ T r; if constexpr(tr<T>::n==1) r=0; else for(int i=0;i<tr<T>::n;i++) r[i]=i;
  return r; }
 template<class T> INL T round_bf(T x){ typedef typename tr<T>::I I; return bits<T>(rnbf<I,T>(x)<<16); }
-template<class T> INL T round_h(T x){ if constexpr(tr<T>::n==1) return (T)(f16)x; else { T r;
- for(int i=0;i<tr<T>::n;i++) r[i]=(float)(f16)x[i]; return r; } }
-template<class M,class T> INL T wrap_(T x){ if constexpr(tr<T>::n==1) return (T)(M)x; else { T r;
- for(int i=0;i<tr<T>::n;i++) r[i]=(M)x[i]; return r; } }
+template<class T> INL T round_h(T x){ if constexpr(tr<T>::n==1) return (T)(f16)x;
+ else if constexpr(PACKED&&__is_same(typename tr<T>::E,float)) return through_half(x);
+ else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=(float)(f16)x[i]; return r; } }
+// An integer as M holds it.
+template<class M,class T> INL T wrap_(T x){ typedef typename tr<T>::E E;
+ if constexpr(tr<T>::n==1) return (T)(M)x;
+ else if constexpr(sizeof(M)==sizeof(E)) return x;
+ else if constexpr((M)-1<0) return x<<(sizeof(E)-sizeof(M))*8>>(sizeof(E)-sizeof(M))*8;
+ else return x&(E)(M)-1; }
 // A position in a dimension of n; one outside is told to the caller of this call (`outside`), and 0 is read
 // instead.
 INL i64 at(i64 i,i64 n,bool wrap,i64*outside){ if(wrap&&i<0)i+=n;
@@ -316,12 +372,30 @@ template<class T> INL T remf_(T a,T b){ const T o=bc<T>(0),m=fmod_(a,b);
 template<class T> INL T logaddexp_(T a,T b){ const T m=max_(a,b),d=min_(a,b);
  return sel(ne(d,m)|eq(m-m,bc<T>(0)),m+log1p_(exp_(d-m)),m); }
 
-// == floordivi_ remi_ truncdivi_: division of integers
+// == floordivi_ remi_ truncdivi_: division of integers by a number that is not 0
+// In vectors by the divisor's reciprocal in doubles, to the nearest number, which the sign of the remainder puts
+// right; 64 bits have more digits, so theirs is the remainder of a first quotient, all modulo 2^64.
+template<class T> INL T floored(T a,T b,T&r){ typedef typename tr<T>::W D; const D inverse=1/cvt<D>(b);
+ const double near=6755399441055744.; T q{}; r=a;
+ if constexpr(tr<T>::wide){ q=cvt<T>(cvt<D>(a)*inverse); r=a-q*b; }
+ const T more=cvt<T>((cvt<D>(r)*inverse+near)-near); q+=more; r-=more*b;
+ const auto other=lt(r^b,bc<T>(0))&ne(r,bc<T>(0)); r=sel(other,r+b,r); return sel(other,q-1,q); }
+#ifdef __AVX512DQ__
+#define FLOORED(T) constexpr(tr<T>::n>1)
+#else
+#define FLOORED(T) constexpr(tr<T>::n>1&&!tr<T>::wide)
+#endif
 template<class E> INL E idiv1(E a,E b){ E q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
 template<class E> INL E irem1(E a,E b){ E r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
 template<class E> INL E itrunc1(E a,E b){ return a/b; }
-LANE2(floordivi_,idiv1<int>,idiv1<i64>) LANE2(remi_,irem1<int>,irem1<i64>)
-LANE2(truncdivi_,itrunc1<int>,itrunc1<i64>)
+LANE2(floordivi_lanes,idiv1<int>,idiv1<i64>) LANE2(remi_lanes,irem1<int>,irem1<i64>)
+LANE2(truncdivi_lanes,itrunc1<int>,itrunc1<i64>)
+template<class T> INL T floordivi_(T a,T b){ T r; if FLOORED(T) return floored(a,b,r);
+ else return floordivi_lanes(a,b); }
+template<class T> INL T remi_(T a,T b){ T r; if FLOORED(T){ floored(a,b,r); return r; } else return remi_lanes(a,b); }
+template<class T> INL T truncdivi_(T a,T b){ T r;
+ if FLOORED(T){ const T q=floored(a,b,r); return sel(lt(q,bc<T>(0))&ne(r,bc<T>(0)),q+1,q); }
+ else return truncdivi_lanes(a,b); }
 
 // == keep: long sums in strips
 template<class T> INL void keep(T&total,T&lost,T&strip){ const T y=strip-lost,t=total+y;
