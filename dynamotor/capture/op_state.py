@@ -99,7 +99,9 @@ def _is_namespace(value: Any) -> bool:
 
 
 def access_of(target: OpOverload) -> Access:
-    """What the implementations of an operator may do with Python objects."""
+    """What the implementations of an operator may do with Python objects. Our own read their arguments alone."""
+    if target.namespace.startswith("dynamotor"):
+        return Access.NONE
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
     if definition is not None:

@@ -94,18 +94,19 @@ def compile_step(
     why (DM501 to DM508). A DistributedDataParallel model trains as in its eager loop: buckets are reduced as
     the backward makes them, each is updated when it is reduced (with clip or scaler: when all are), and of
     `accumulate` backwards only the last is synchronised (`no_sync`). Models on the XLA device take the same
-    call without clip, scaler, accumulate and keep_grads. UsageError DM112 for wrong arguments.
+    call. UsageError DM112 for wrong arguments.
     """
     _check(model, optimizer, accumulate)
     if any(p.device.type == "xla" for p in model.parameters()):
-        UsageError.when(
-            clip is not None or scaler is not None or accumulate != 1 or keep_grads,
-            "DM112",
-            "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
-            cure="leave them out, or train on a CPU or a GPU",
-        )
         return importlib.import_module("dynamotor.xla.step").compile_step(
-            model, loss_fn, optimizer, n_inputs=n_inputs
+            model,
+            loss_fn,
+            optimizer,
+            n_inputs=n_inputs,
+            clip=clip,
+            scaler=scaler,
+            accumulate=accumulate,
+            keep_grads=keep_grads,
         )
     clipped = (
         clip

@@ -168,7 +168,7 @@ def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
     return executable
 
 
-_custom_options: dict[str, str | bool | int | float] = {}
+_custom_options: dict[str, Any] = {}
 
 
 def set_custom_compile_options(options: dict[str, str | bool | int | float]) -> None:
@@ -199,9 +199,7 @@ def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
 # XLA:CPU may hand products and sums to a kernel library. Products gain from it; a sum is slower there, and
 # rounded differently according to what comes before it in the same program, so that a forward pass alone
 # would differ from one with its backward.
-_cpu_options: dict[str, str | bool] = {
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-}
+_cpu_options: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], list[jax.Array]]:

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .device import jax_device, local_devices
 from .dtypes import PRECISION_SETTINGS
 
+Grid = jax.sharding.Mesh | jax.sharding.AbstractMesh
 _home: list[NamedSharding] = []
 
 
@@ -50,12 +51,12 @@ def spread(mesh: jax.sharding.Mesh) -> None:
         _home[:] = [NamedSharding(mesh, PartitionSpec())]
 
 
-def _order(mesh: jax.sharding.Mesh) -> list[jax.Device]:
-    return list(mesh.devices.flat)
+def _order(mesh: Grid) -> list[jax.Device]:
+    return list(mesh.devices.flat)  # type: ignore[union-attr]  # arrays have devices
 
 
 @functools.cache
-def _spans(coarse: jax.sharding.Mesh, fine: jax.sharding.Mesh) -> dict[str, tuple[str, ...]] | None:
+def _spans(coarse: Grid, fine: Grid) -> dict[str, tuple[str, ...]] | None:
     """For each axis of one mesh the axes of another that it consists of; None where they do not fit. Both
     have the same devices in the same order."""
     rest = [(name, size) for name, size in fine.shape.items() if size > 1]
@@ -72,7 +73,7 @@ def _spans(coarse: jax.sharding.Mesh, fine: jax.sharding.Mesh) -> dict[str, tupl
     return spans
 
 
-def _renamed(sharding: NamedSharding, mesh: jax.sharding.Mesh) -> NamedSharding | None:
+def _renamed(sharding: NamedSharding, mesh: Grid) -> NamedSharding | None:
     """The same layout in terms of another mesh, or None where that has no axes for it."""
     if _order(sharding.mesh) != _order(mesh):
         return None

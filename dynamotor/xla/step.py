@@ -13,6 +13,7 @@ Hyperparameters are inputs of the executable: a changed learning rate is recorde
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -50,13 +51,19 @@ def compile_step(
     optimizer: torch.optim.Optimizer,
     *,
     n_inputs: int = 1,
+    clip: float | Callable[[list[torch.Tensor]], Any] | None = None,
+    scaler: Any = None,
+    accumulate: int = 1,
+    keep_grads: bool = False,
 ) -> Callable[..., torch.Tensor]:
     """A function `step(*batch) -> loss` that trains `model` for one step.
 
     The first `n_inputs` tensors of the batch go to the model, the rest, after the model's output, to
     `loss_fn`. Gradients are cleared at the end of a step. Optimizers that keep numbers on the CPU (Adam
     without `capturable=True`) are recorded at each step: right, slower; so is a forward pass that cannot be
-    captured as a whole (a warning says why). XlaError DM617 when the model has parameters that are not on the
+    captured as a whole (a warning says why). clip, scaler, accumulate, keep_grads: as
+    `dynamotor.compile_step` has them; a clip that is a function, and the other three, keep the step on the lazy
+    device, which records it at each call: what their Python reads may change. XlaError DM617 when the model has parameters that are not on the
     device, DM618 when the step cannot be recorded as a whole.
     """
     _check_device(model.named_parameters())
@@ -64,10 +71,13 @@ def compile_step(
     def forward(*batch: torch.Tensor) -> torch.Tensor:
         return torch.ops.dynamotor_xla.loss_of_step(loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:]))
 
+    if callable(clip) or scaler is not None or accumulate != 1 or keep_grads:
+        return _LazyStep(forward, optimizer, clip, scaler, accumulate, keep_grads)
+    learn = functools.partial(_learn, optimizer=optimizer, clip=clip)
     options = CompileOptions(True, None, None, types.MappingProxyType({}))
-    captured: Any = make_dispatcher(forward, options, lambda gm, _: _whole_step(gm, optimizer))
+    captured: Any = make_dispatcher(forward, options, lambda gm, _: _whole_step(gm, optimizer, learn))
     as_python = _python_step(
-        forward, [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)], optimizer
+        forward, [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)], optimizer, learn
     )
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
@@ -85,7 +95,7 @@ def compile_step(
             captured = None
             return as_python(*batch)
         if loss.requires_grad:  # more variants than are kept: this one was not captured
-            _learn(loss, optimizer)
+            learn(loss)
             sync.sync()
         return loss.detach()
 
@@ -93,7 +103,10 @@ def compile_step(
 
 
 def _python_step(
-    forward: Callable[..., torch.Tensor], modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer
+    forward: Callable[..., torch.Tensor],
+    modules: Sequence[torch.nn.Module],
+    optimizer: torch.optim.Optimizer,
+    learn: Callable[[torch.Tensor], None],
 ) -> Callable[..., torch.Tensor]:
     """A step that is recorded at each call, since nobody guards what its Python reads; its executables are
     kept.
@@ -106,20 +119,72 @@ def _python_step(
 
     def body(*batch: torch.Tensor) -> list[torch.Tensor]:
         loss = forward(*batch)
-        _learn(loss, optimizer)
+        learn(loss)
         return [loss.detach()]
 
     replayed = _Replayed(state)
     return lambda *batch: replayed(tuple([(t.shape, t.dtype) for t in batch]), None, body, batch, state())[0]
 
 
-def _learn(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+class _LazyStep:
+    """A step on the lazy device: what clip, scaler and accumulation read and write is Python's, at each call."""
+
+    def __init__(
+        self,
+        forward: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        clip: Any,
+        scaler: Any,
+        accumulate: int,
+        keep_grads: bool,
+    ) -> None:
+        self.forward, self.optimizer, self.clip = forward, optimizer, clip
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.accumulate, self.keep_grads, self.calls = accumulate, keep_grads, 0
+
+    def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
+        _check_device((f"batch[{i}]", t) for i, t in enumerate(batch))
+        if self.keep_grads and self.calls % self.accumulate == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        loss = self.forward(*batch)
+        part = loss / self.accumulate if self.accumulate > 1 else loss
+        (part if self.scaler is None else self.scaler.scale(part)).backward()
+        self.calls += 1
+        if self.calls % self.accumulate == 0:
+            self._update()
+        sync.sync()
+        return loss.detach()
+
+    def _update(self) -> None:
+        if self.scaler is not None and self.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+        _clip(self.clip, self.optimizer)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if not self.keep_grads:
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+def _clip(clip: Any, optimizer: torch.optim.Optimizer) -> None:
+    if callable(clip):
+        clip(_parameters_of(optimizer))
+    elif clip is not None:
+        torch.nn.utils.clip_grad_norm_(_parameters_of(optimizer), clip)
+
+
+def _learn(loss: torch.Tensor, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
     loss.backward()
+    _clip(clip, optimizer)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def _whole_step(gm: torch.fx.GraphModule, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+def _whole_step(
+    gm: torch.fx.GraphModule, optimizer: torch.optim.Optimizer, learn: Callable[[torch.Tensor], None]
+) -> Callable[..., Any]:
     """The step around one captured forward pass: takes what the graph takes, gives what it gives, without
     gradients.
     """
@@ -138,7 +203,7 @@ def _whole_step(gm: torch.fx.GraphModule, optimizer: torch.optim.Optimizer) -> C
 
         def body(*arguments: torch.Tensor) -> list[Any]:
             results = gm.forward(*arguments[: len(tensors)])
-            _learn(results[loss_at], optimizer)
+            learn(results[loss_at])
             return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
 
         return replayed(

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("jax", reason="jax is not installed")
 
+import dynamotor  # noqa: E402
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import metrics  # noqa: E402
 from dynamotor.xla.step import compile_optimizer, compile_step  # noqa: E402
@@ -322,3 +323,84 @@ def test_numbers_on_the_cpu_are_read_at_each_step():
         return found
 
     assert train(True) == pytest.approx(train(False), rel=1e-4)
+
+
+class _Overflows:
+    """A scaler whose second step is skipped, as GradScaler skips steps whose gradients overflow."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def scale(self, loss):
+        return loss * 8
+
+    def unscale_(self, optimizer) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad.div_(8)
+
+    def step(self, optimizer) -> None:
+        self.steps += 1
+        if self.steps != 2:
+            optimizer.step()
+
+    def update(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": 0.1},
+        {"clip": lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.01)},
+        {"accumulate": 2},
+        {"accumulate": 2, "clip": 0.1, "keep_grads": True},
+        {"scaler": _Overflows, "clip": 0.1},
+    ],
+    ids=["clip", "clip_function", "accumulate", "keep_grads", "scaler"],
+)
+def test_clip_scaler_and_accumulate_train_as_on_the_cpu(options) -> None:
+    torch.manual_seed(0)
+    start, batches = torch.nn.Linear(4, 3).state_dict(), torch.randn(6, 5, 4)
+    losses, models = [], []
+    for device in ("cpu", "xla"):
+        model = torch.nn.Linear(4, 3)
+        model.load_state_dict(start)
+        model.to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+        given = {k: v() if v is _Overflows else v for k, v in options.items()}
+        loss_fn = lambda y: y.square().mean()  # noqa: E731
+        if device == "xla":
+            step = dynamotor.compile_step(model, loss_fn, optimizer, **given)
+        else:
+            step = _by_hand(model, loss_fn, optimizer, **given)
+        losses.append([step(batch.to(device)).item() for batch in batches])
+        models.append([p.detach().cpu() for p in model.parameters()])
+    torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(models[1], models[0])
+
+
+def _by_hand(model, loss_fn, optimizer, clip=None, scaler=None, accumulate=1, keep_grads=False):
+    calls = 0
+
+    def step(batch):
+        nonlocal calls
+        if calls % accumulate == 0:
+            optimizer.zero_grad()
+        loss = loss_fn(model(batch))
+        part = loss / accumulate
+        (scaler.scale(part) if scaler else part).backward()
+        calls += 1
+        if calls % accumulate == 0:
+            if scaler:
+                scaler.unscale_(optimizer)
+            if callable(clip):
+                clip(list(model.parameters()))
+            elif clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            (scaler or optimizer).step(*([optimizer] if scaler else []))
+        return loss.detach()
+
+    return step

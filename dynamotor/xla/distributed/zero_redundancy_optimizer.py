@@ -60,8 +60,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             for p in group["params"]
         ]
         part = dict(self._pairs)
-        groups = [{**group, "params": [part[p] for p in group["params"]]} for group in self.param_groups]
-        self.base_optimizer = optimizer_class(groups, **defaults)
+        parts = [{**group, "params": [part[p] for p in group["params"]]} for group in self.param_groups]
+        self.base_optimizer = optimizer_class(parts, **defaults)
 
     @property
     def grad_norm(self) -> torch.Tensor | None:

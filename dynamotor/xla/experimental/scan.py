@@ -57,8 +57,7 @@ def scan(
             "xla.scan.partition_fn",
             "partition_fn has no effect: scan computes each iteration again in the backward pass",
         )
-    loop = _pure_loop if is_fn_pure else _Loop.of
-    loop = loop(fn, flat_init, flat_xs, carry_spec, x_spec, length)
+    loop = (_pure_loop if is_fn_pure else _Loop.of)(fn, flat_init, flat_xs, carry_spec, x_spec, length)
     results = _Scan.apply(loop, *flat_init, *flat_xs, *loop.forward.captured)
     count = len(flat_init)
     return tree_unflatten(list(results[:count]), carry_spec), loop.y.unflatten(list(results[count:]))

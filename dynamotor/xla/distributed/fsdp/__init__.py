@@ -170,7 +170,7 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
             why=f"{groups} of {replication.size()} replicas",
             cure="leave groups out",
         )
-        return clip_parts([p.grad for p in self.params_with_grad()], max_norm, norm_type)
+        return clip_parts([p.grad for p in self.parameters() if p.grad is not None], max_norm, norm_type)
 
 
 def clip_parts(grads: Sequence[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
