@@ -62,9 +62,9 @@ def compile_step(
     `loss_fn`. Gradients are cleared at the end of a step. Optimizers that keep numbers on the CPU (Adam
     without `capturable=True`) are recorded at each step: right, slower; so is a forward pass that cannot be
     captured as a whole (a warning says why). clip, scaler, accumulate, keep_grads: as
-    `dynamotor.compile_step` has them; a clip that is a function, and the other three, keep the step on the lazy
-    device, which records it at each call: what their Python reads may change. XlaError DM617 when the model has parameters that are not on the
-    device, DM618 when the step cannot be recorded as a whole.
+    `dynamotor.compile_step` has them; a clip that is a function, and the other three, keep the step on the
+    lazy device, which records it at each call: what their Python reads may change. XlaError DM617 when the
+    model has parameters that are not on the device, DM618 when the step cannot be recorded as a whole.
     """
     _check_device(model.named_parameters())
 
@@ -127,7 +127,8 @@ def _python_step(
 
 
 class _LazyStep:
-    """A step on the lazy device: what clip, scaler and accumulation read and write is Python's, at each call."""
+    """A step on the lazy device: what clip, scaler and accumulation read and write is Python's, at each
+    call."""
 
     def __init__(
         self,
