@@ -117,15 +117,15 @@ template<class M,class T,class V> INL void put(V*p,T x){ if constexpr(tr<T>::wid
 #undef MOVE
 #else
 typedef char P16 __attribute__((vector_size(16))); typedef char P32 __attribute__((vector_size(32)));
-typedef i64 Q2 __attribute__((vector_size(16))); typedef i64 Q4 __attribute__((vector_size(32)));
+typedef i64 P2 __attribute__((vector_size(16))); typedef i64 P4 __attribute__((vector_size(32)));
 typedef int one_int __attribute__((aligned(1),may_alias)); typedef i64 one_long __attribute__((aligned(1),may_alias));
 template<class M,class T,class V> INL void put(V*p,T x){ if constexpr(tr<T>::wide) put<M>(p,narrow(x));
  else if constexpr(sizeof(x)==16){ const P16 one={0,4,8,12},two={0,1,4,5,8,9,12,13};
  const P16 y=__builtin_ia32_pshufb128((P16)x,sizeof(M)==1?one:two);
- if constexpr(sizeof(M)==1) *(one_int*)p=bits<typename tr<T>::I>(y)[0]; else *(one_long*)p=((Q2)y)[0]; }
+ if constexpr(sizeof(M)==1) *(one_int*)p=bits<typename tr<T>::I>(y)[0]; else *(one_long*)p=((P2)y)[0]; }
  else { const P32 one={0,4,8,12,0,0,0,0,0,0,0,0,0,0,0,0,0,4,8,12},
  two={0,1,4,5,8,9,12,13,0,0,0,0,0,0,0,0,0,1,4,5,8,9,12,13};
- const P32 y=__builtin_ia32_pshufb256((P32)x,sizeof(M)==1?one:two); const Q4 z=(Q4)y;
+ const P32 y=__builtin_ia32_pshufb256((P32)x,sizeof(M)==1?one:two); const P4 z=(P4)y;
  if constexpr(sizeof(M)==1) *(one_long*)p=(z[0]&0xffffffffl)|(z[2]<<32);
  else { *(one_long*)p=z[0]; ((one_long*)p)[1]=z[2]; } } }
 #endif
