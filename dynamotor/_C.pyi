@@ -114,6 +114,7 @@ class Dispatcher:
 
 class FrameHook:
     answers: dict[int, tuple[CodeType, Any, Any]]
+    around: Callable[..., Any] | None
     def __init__(
         self,
         callback: Callable[[CodeType, Any], Dispatcher | bool | None],

@@ -9,7 +9,7 @@ from .api import compile, compile_fx, cudagraph_mark_step_begin, disable, reset
 from .backends import list_backends, register_backend
 from .base.artifacts import load_cache_artifacts, save_cache_artifacts
 from .base.config import config
-from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, UsageError
+from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, EagerWarning, UsageError
 from .base.events import counters
 from .capture.marks import (
     allow_in_graph,
@@ -36,6 +36,7 @@ __all__ = [
     "BuildError",
     "CaptureError",
     "DynamotorError",
+    "EagerWarning",
     "UsageError",
     "allow_in_graph",
     "assume_constant_result",

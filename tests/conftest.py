@@ -72,7 +72,7 @@ def _one_thread_and_one_seed() -> None:
     wait for the collector share nothing with them."""
     siblings = sys.modules.get("dynamotor.capture.siblings")
     if siblings is not None:
-        siblings._compilers.clear()
+        siblings.forget()
     torch.set_num_threads(1)
     torch.manual_seed(0)
 

@@ -74,6 +74,10 @@ class RaisedWhen(Exception):
             raise cls(*args, **kwargs)
 
 
+class EagerWarning(UserWarning):
+    """Much of a compiled callable runs in eager PyTorch."""
+
+
 class DynamotorError(RuntimeError, RaisedWhen):
     """Base of all errors raised by the compiler. `code` is stable (docs/errors.md lists them)."""
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from .breaks import Unsupported, unsupported_if
 from .bytecode import localsplus_names
-from .inner_frames import InnerFrames
 from .interpreter import Frame, GeneratorValue, run_frame
 from .ops_control import HandledValue
 from .output import Codegen
@@ -148,13 +147,13 @@ def emit_break(
     trace: Trace,
     cg: Codegen,
     dispatcher_of: Callable[[ResumePoint], Any],
-    inner_frames: InnerFrames | None,
+    natively: Callable[..., Any],
     root: bool,
 ) -> str:
     """The expression that goes on from the stopped frames of a trace: nested calls of break functions.
 
-    inner_frames: captures the functions that the breaking instruction enters; None leaves them alone. root:
-    the expression must give the result; otherwise (a resume function's) it may give a `Continuation`.
+    natively: calls the function that runs the breaking instruction. root: the expression must give the result;
+    otherwise (a resume function's) it may give a `Continuation`.
     """
     handled = trace.handled
     states: list[tuple[Frame, Boundary, list[Value]]] = []
@@ -195,7 +194,7 @@ def emit_break(
             name = f"inner{len(cg.lines)}"
             cg.statement(f"{name} = lambda: {cg.constant(drive)}({expression})")
             words.append(name)
-        if inner_frames is not None and not inner:
-            step = functools.partial(inner_frames.call, step)
+        if not inner:
+            step = functools.partial(natively, step)
         expression = f"{cg.constant(step)}({', '.join(words)})"
     return f"{cg.constant(drive)}({expression})" if root else expression

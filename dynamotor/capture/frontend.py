@@ -15,7 +15,7 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,7 @@ from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
 from .output import Codegen
 from .resume import unwind
+from .share import Share, without_counting
 from .sizes import FloatIs, SizePolicy, TraceSizes
 from .source import Arg, Const, Source
 from .stance import stance
@@ -140,6 +141,7 @@ class Captured:
     asked: frozenset[str] = frozenset()  # facts of tensors that the program looks at: see `Trace`
     for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
     settings: Any = None  # what `config` was
+    missed: int = 0  # runs that no hit of an entry counts
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
@@ -149,6 +151,12 @@ class Captured:
     lines: dict[AnyGuard, UserLine | None] = field(
         default_factory=dict
     )  # the line that made each guard, for who listens
+
+    @property
+    def ops(self) -> int:
+        """Torch calls in the graph."""
+        nodes = () if self.gm is None else self.gm.graph.nodes
+        return sum(node.op in ("call_function", "call_method") for node in nodes)
 
 
 class Compiler:
@@ -163,6 +171,7 @@ class Compiler:
         self.resumes: dict[Any, Any] = {}
         self.policy = policy
         self.inner = InnerFrames(lambda function: InnerCompiler(function, self).dispatcher())
+        self.share = Share("", self.all_entries)
         self.told_full = False
         self.symbols_made = False  # by the last captures
         self.handling = False  # whether who called last is handling an exception
@@ -177,6 +186,8 @@ class Compiler:
         self.breaks_for_all = False  # that was tried, and the graph broke
         self.own_dispatcher: Any = None
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
+        self.share.name = self.name
+        self.why_eager = ""  # once it runs eager as a whole
 
     def dispatcher(self) -> Any:
         """What is called instead of the original."""
@@ -190,6 +201,12 @@ class Compiler:
         dispatcher = self.own_dispatcher()
         return () if dispatcher is None else dispatcher.entries
 
+    def all_entries(self) -> Iterator[Any]:
+        """What is compiled, with the rests of functions after breaks and functions entered in breaks."""
+        yield from self.entries()
+        for each in (*self.resumes.values(), *self.inner.dispatchers()):
+            yield from each.entries
+
     def flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """What sources of this callable's programs are fetched from."""
         return args if self.owner is None else (*args, self.owner)
@@ -202,6 +219,11 @@ class Compiler:
     def miss(self, dispatcher: Any, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """No entry fits this call: compile it, or run it as it is."""
         n_positional = len(args) - len(kwnames)
+        uncounted = without_counting(
+            lambda: dispatcher(*args[:n_positional], **dict(zip(kwnames, args[n_positional:])))
+        )
+        if uncounted is not NotImplemented:
+            return uncounted
         if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
@@ -218,7 +240,8 @@ class Compiler:
             self.handling = sys.exception() is not None
             found = self.entry_for(dispatcher, args, n_positional, kwnames)
         if found is None:
-            return self.eager(args, kwnames)
+            run = self.share.natively(self.why_eager, None)
+            return self.share.ends_calls(functools.partial(run, self.eager))(args, kwnames)
         entry, tensors = found
         failed = None
         try:
@@ -230,7 +253,11 @@ class Compiler:
             failed = error
         if failed is None:
             entry.info.data.eager += eager_texts(events)
-            return entry.finish(outs, args)
+            entry.info.data.missed += 1
+            try:
+                return entry.finish(outs, args)
+            finally:
+                self.share.ran(entry.info.data)
         try:
             return self.raised(entry, failed, args, kwnames)
         finally:
@@ -278,6 +305,13 @@ class Compiler:
         with collector_paused(), unseen_by_hooks():
             self.for_all = not self.breaks_for_all and siblings.is_for_all(self)
             captured, run = self.compiled(args, kwnames)
+            CaptureError.when(
+                captured.left_to_eager and self.strict,
+                "DM255",
+                f"the graph of {self.name} would run op by op in eager PyTorch",
+                why=(captured.left_to_eager or [""])[0],
+                cure="take what the reason names out of the function, or accept it (fullgraph=False, strict=False)",
+            )
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
             entry = self.entry(captured, run, n_positional, kwnames)
             return siblings.bind(entry, self.owner, len(args)) if captured.for_all else entry
@@ -386,6 +420,8 @@ class Compiler:
         """
         row = captured.sizes.row()
         guards = captured.guards if row is None else [*captured.guards, row]
+        if type(self) is Compiler and captured.reason is not None:
+            captured.finish = self.share.ends_calls(captured.finish)
         run = checked(run, captured.check, captured.draws)
         run = left_when_raising(run, captured.gm)
         entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
@@ -420,6 +456,10 @@ class Compiler:
         log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
         if full:
             self.told_full = True
+            self.why_eager = (
+                f"{self.name} was compiled {len(dispatcher.entries)} times, the last time since {reasons[0]}"
+            )
+            self.share.begin_again()
             counters["frames"]["cache_limit"] += 1
             warn_once(
                 f"cache-limit-{id(self)}",
@@ -488,6 +528,7 @@ class Compiler:
             raise error
         counters["frames"]["failed"] += 1
         emit("fallback", what="function", name=self.name, reason=str(error), code=error.code)
+        self.why_eager = str(error).splitlines()[0]
         warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")
         dispatcher.disabled = True
 
@@ -672,7 +713,8 @@ class Compiler:
                         cg = Codegen(trace)
                         trace.effects.guard_aliases()
                         replays = trace.effects.replay(cg)
-                        going_on = emit_break(trace, cg, self.resume_dispatcher, inner, self.is_root)
+                        natively = self.share.natively(stop.reason, inner)
+                        going_on = emit_break(trace, cg, self.resume_dispatcher, natively, self.is_root)
                         return finish_trace(trace, cg, going_on, ambient, replays, stop.reason)
                     except Unsupported:
                         continue
@@ -686,9 +728,9 @@ class Compiler:
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
-        alone = "transform", "frames", "" if stop.frames else "disabled"
-        hooked = stop.reason.kind not in alone  # what it calls is captured
-        run = functools.partial(self.inner.call, self.eager) if hooked else self.eager
+        natively = "transform", "frames", "" if stop.frames else "disabled"
+        hooked = self.inner if stop.reason.kind not in natively else None  # captures what it calls
+        run = functools.partial(self.share.natively(stop.reason, hooked), self.eager)
         return Captured(
             None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason
         )
@@ -719,7 +761,8 @@ class ResumeCompiler(Compiler):
 
     def __init__(self, point: ResumePoint, parent: Compiler) -> None:
         super().__init__(point.native(), parent.options, parent.backend, parent.policy.again())
-        self.point, self.resumes, self.inner = point, parent.resumes, parent.inner
+        self.point, self.share = point, parent.share
+        self.resumes, self.inner = parent.resumes, parent.inner
         self.meets_modules_of(parent)
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
@@ -736,7 +779,7 @@ class InnerCompiler(Compiler):
 
     def __init__(self, fn: types.FunctionType, parent: Compiler) -> None:
         super().__init__(fn, parent.options, parent.backend, parent.policy.again())
-        self.resumes, self.inner = parent.resumes, parent.inner
+        self.resumes, self.inner, self.share = parent.resumes, parent.inner, parent.share
         self.meets_modules_of(parent)
         if fn.__closure__ is not None and self.options.mode in _PLAIN_MODES:
             self.kin, self.shelf = (parent.backend, self.options), parent.inner.shelf

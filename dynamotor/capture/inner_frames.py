@@ -34,11 +34,20 @@ class InnerFrames:
         self._dispatcher_of = dispatcher_of
         self._closures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.shelf = Shelf(lasting=False)
+        self.native: dict[str, str] = {}  # users' functions that are not captured, and why
         self._hook = _C.FrameHook(self._answer, (torch.Tensor, torch.nn.Module))
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call natively, with the functions entered inside captured."""
-        return self._hook.call(function, *args)
+    def call(self, function: Callable[..., Any], *args: Any, around: Callable[..., Any] | None = None) -> Any:
+        """Call natively, with the functions entered inside captured. around: calls their dispatchers:
+        (dispatcher, *args) -> result.
+        """
+        if around is None:
+            return self._hook.call(function, *args)
+        before, self._hook.around = self._hook.around, around
+        try:
+            return self._hook.call(function, *args)
+        finally:
+            self._hook.around = before
 
     def skip(self, function: Callable[..., Any]) -> None:
         """From now on run this function natively (only what it calls is captured)."""
@@ -62,7 +71,10 @@ class InnerFrames:
             return None
         if is_disabled(function) or is_compiled_code(code, function):
             return False  # nothing that it calls is captured either
-        if not worth_capturing(code, function):
+        why = why_native(code, function)
+        if why is not None:
+            if why:
+                self.native[f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"] = why
             return None
         if function.__closure__ is None:
             return self._dispatcher_of(function)  # the hook remembers it
@@ -87,11 +99,14 @@ def is_compiled_code(code: types.CodeType, function: types.FunctionType) -> bool
     )
 
 
-def worth_capturing(code: types.CodeType, function: types.FunctionType) -> bool:
-    """Whether calls of a function entered natively should be captured: users' functions, and the forward of PyTorch's
-    own modules.
+def why_native(code: types.CodeType, function: types.FunctionType) -> str | None:
+    """Why calls of a function entered natively are not captured ("": it is a library's); None if they are: users'
+    functions, and the forward of PyTorch's own modules.
     """
     module = function.__globals__.get("__name__")
     own = code.co_name == "forward" and isinstance(module, str) and module.startswith("torch.nn.modules.")
-    body = code.co_name.startswith("<") and code.co_name != "<lambda>"  # of a comprehension, module or class
-    return not (why_not_resumable(code) or body or trusted_module(module) and not own)
+    if trusted_module(module) and not own:
+        return ""
+    if code.co_name.startswith("<") and code.co_name != "<lambda>":
+        return "the body of a comprehension, a module or a class is no function"
+    return why_not_resumable(code)

@@ -96,6 +96,12 @@ class Shelf:
 lasting = Shelf(True)
 
 
+def forget() -> None:
+    """Callables that are compiled from now on share nothing with those before."""
+    _compilers.clear()
+    lasting.clear()
+
+
 def _holds_objects(entry: Any) -> bool:
     """Whether keeping a program keeps objects alive that its first call had."""
     return entry.info.data.reason is not None or any(

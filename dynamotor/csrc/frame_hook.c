@@ -21,6 +21,7 @@ typedef struct {
     PyObject *callback; /* (code, function) -> Dispatcher, None (native) or False (native with all that it calls) */
     PyObject *answers;  /* address of a code object -> (code, globals, Dispatcher or None) */
     PyObject *classes;  /* only frames with an instance of these among parameters and closure are asked for; NULL: all */
+    PyObject *around;   /* calls dispatchers, (dispatcher, *args) -> result; NULL: they are called */
 } FrameHook;
 
 enum { CO_REBUILT = 1 << 27 }; /* set by capture/assembler.py on the code of break and resume functions */
@@ -127,6 +128,16 @@ static PyObject *pass_on(PyThreadState *tstate, _PyInterpreterFrame *frame, int 
     return result;
 }
 
+static PyObject *call_dispatcher(FrameHook *hook, PyObject *dispatcher, PyObject **args, Py_ssize_t n) {
+    if (hook->around == NULL || hook->around == Py_None) return PyObject_Vectorcall(dispatcher, args, (size_t)n, NULL);
+    PyObject *around = Py_NewRef(hook->around), *all = PyTuple_New(n + 1), *result = NULL;
+    for (Py_ssize_t i = 0; all != NULL && i <= n; i++) PyTuple_SET_ITEM(all, i, Py_NewRef(i == 0 ? dispatcher : args[i - 1]));
+    if (all != NULL) result = PyObject_Call(around, all, NULL);
+    Py_XDECREF(all);
+    Py_DECREF(around);
+    return result;
+}
+
 static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int throwing) {
     FrameHook *hook = active;
     PyObject *function = FRAME_FUNCTION(frame);
@@ -149,7 +160,7 @@ static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int
         return _PyEval_EvalFrameDefault(tstate, frame, 0);
     }
     /* The frame keeps its references while the dispatcher runs: user code may replace none of them, it has not started. */
-    result = PyObject_Vectorcall(dispatcher, frame->localsplus, (size_t)n_bound(frame->f_code), NULL);
+    result = call_dispatcher(hook, dispatcher, frame->localsplus, n_bound(frame->f_code));
     active = hook;
     Py_DECREF(dispatcher);
     return end_frame(tstate, frame, result);
@@ -256,6 +267,7 @@ static int hook_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((FrameHook *)self)->callback);
     Py_VISIT(((FrameHook *)self)->answers);
     Py_VISIT(((FrameHook *)self)->classes);
+    Py_VISIT(((FrameHook *)self)->around);
     return 0;
 }
 
@@ -263,6 +275,7 @@ static int hook_clear(PyObject *self) {
     Py_CLEAR(((FrameHook *)self)->callback);
     Py_CLEAR(((FrameHook *)self)->answers);
     Py_CLEAR(((FrameHook *)self)->classes);
+    Py_CLEAR(((FrameHook *)self)->around);
     return 0;
 }
 
@@ -278,6 +291,7 @@ static PyMethodDef hook_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef hook_members[] = {
+    {"around", T_OBJECT, offsetof(FrameHook, around), 0, "what calls dispatchers, (dispatcher, *args) -> result; None: nothing does"},
     {"answers", T_OBJECT, offsetof(FrameHook, answers), READONLY, "id of a code object -> (code, globals, answer)"},
     {NULL},
 };

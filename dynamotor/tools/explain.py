@@ -16,6 +16,7 @@ import torch
 from ..api import compile as compile_, dispatcher_of, plain
 from ..base.events import Event, collect, counters, phase_seconds
 from ..capture.frontend import eager_texts, served_entries
+from ..capture.share import Counts
 
 
 @dataclass
@@ -36,6 +37,10 @@ class Explanation:
         default_factory=list
     )  # backend="auto": the chosen backend of each graph, and all times
     seconds: dict[str, float] = field(default_factory=dict)
+    counts: Counts = field(
+        default_factory=Counts
+    )  # torch calls of this call: in graphs, and in eager PyTorch by reason
+    native: dict[str, str] = field(default_factory=dict)  # functions that are never captured, and why
     sizes: list[list[str]] = field(
         default_factory=list
     )  # of each capture: symbols, their guards, why others are numbers
@@ -49,6 +54,11 @@ class Explanation:
         return len(self.break_reasons)
 
     @property
+    def share(self) -> float:
+        """The part of the torch calls of this call that ran compiled."""
+        return self.counts.share
+
+    @property
     def op_count(self) -> int:
         """Torch calls captured in all graphs."""
         return sum(n.op in ("call_function", "call_method") for g in self.graphs for n in g.graph.nodes)
@@ -58,6 +68,11 @@ class Explanation:
             f"{self.graph_count} graph(s), {self.op_count} torch calls, {self.graph_break_count} break(s), "
             f"{sum(len(g) for g in self.guards)} guards"
         ]
+        lines.append(str(self.counts))
+        lines += [f"left to eager: {n} torch calls: {why}" for why, n in self.counts.eager.most_common()]
+        if self.counts.eager:
+            lines.append(f"seconds outside of graphs: {self.counts.seconds:.4f}")
+        lines += [f"never captured: {name}: {why}" for name, why in self.native.items()]
         lines += [f"break {i + 1}: {reason}" for i, reason in enumerate(self.break_reasons)]
         lines += [f"sizes of capture {i + 1}: {line}" for i, found in enumerate(self.sizes) for line in found]
         lines += [f"gradients are reduced {text}" for text in self.gradients]
@@ -90,9 +105,13 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
         )
         before, seconds_before = Counter(counters["fallback"]), dict(phase_seconds)
         hits = {} if dispatcher is None else {entry: entry.hits for entry in served_entries(dispatcher)}
-        with collect("capture", "break", "ddp", "fallback", "auto") as events:
+        found, compiler = Explanation(), dispatcher_of(compiled).miss.__self__
+        with (
+            collect("capture", "break", "ddp", "fallback", "auto") as events,
+            compiler.share.watched() as counts,
+        ):
             compiled(*args, **kwargs)
-        found = Explanation()
+        found.counts, found.native = counts, compiler.inner.native
         more = Counter(counters["fallback"]) - before
         for entry, n in hits.items():
             if entry.hits > n:

@@ -4,7 +4,6 @@ no text is not kept.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from bench.triton_interpret import available
 from dynamotor.autograd import kept
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
+from dynamotor.capture import siblings
 from dynamotor.codegen import stored
 from dynamotor.runtime import build
 
@@ -46,6 +46,7 @@ def _no_programs(folder: Path) -> Iterator[None]:
 
 def first_call(fn: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, Any]:
     """What a new callable's first call did ("hit", "miss", ...), and its result."""
+    siblings.forget()
     before = counters["cache"].copy()
     result = dynamotor.compile(fn, **options)(*args)
     new = counters["cache"] - before
@@ -69,7 +70,7 @@ def test_a_hit_computes_what_eager_computes(name: str) -> None:
     missed = counters["cache"]["program.miss"]
     assert missed and not counters["cache"]["program.not_kept"]
     counters["cache"].clear()
-    gc.collect(1)  # where a sibling lives, a module's program is for any module
+    siblings.forget()  # where a sibling lives, a module's program is for any module
     run(dynamotor.compile)
     assert counters["cache"]["program.hit"] == missed and not counters["cache"]["program.miss"]
 

@@ -17,6 +17,7 @@ from dynamotor.autograd.aot import aot_compile
 from dynamotor.autograd.kept import Keeper
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
+from dynamotor.capture import siblings
 from dynamotor.graph.sizes import Size
 
 
@@ -90,6 +91,7 @@ def test_an_entry_that_was_changed_is_compiled_again(tmp_path: Path) -> None:
             assert wrong != data
             entry.write_bytes(wrong)
             found()
+            siblings.forget()
             check(dynamotor.compile(fn, dynamic=True), fn, 6, 9)
             assert found() == (1, 0)
 

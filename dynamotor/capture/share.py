@@ -1,0 +1,217 @@
+"""How much of a compiled callable runs compiled: torch calls in its graphs against those that eager PyTorch runs.
+
+Graphs are counted by their entries (calls served times calls in the graph), which costs nothing. Code that runs
+natively at graph breaks is watched by a torch function mode for the first calls only; a callable without graph breaks
+is never watched.
+
+>>> dynamotor.counters["compiled share"]
+Counter({'Model.forward': 97})                                  # per cent
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from ..base.compat import count_function_modes, function_mode_stack
+from ..base.errors import EagerWarning
+from ..base.events import counters, emit, log
+from .breaks import BreakReason
+from .inner_frames import InnerFrames
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+WATCHED_CALLS = 8  # after these nothing is counted any more
+TOLD_CALLS = 3  # so many calls are enough to tell
+ENOUGH = 0.8  # with less of its torch calls in graphs, a callable gets a warning
+# Reads of a tensor by Python, which compute nothing: graph breaks consist of them.
+_NAMES = """
+    __array__ __bool__ __complex__ __contains__ __deepcopy__ __dir__ __float__ __format__ __get__ __hash__ __index__
+    __int__ __iter__ __len__ __reduce_ex__ __repr__ __set__ __str__ _is_view backward cpu data_ptr dim element_size
+    get_device has_names is_complex is_contiguous is_floating_point is_same_size is_tensor item ndimension nelement
+    numel numpy register_hook requires_grad_ size storage_offset stride tolist type untyped_storage
+"""
+_READS = frozenset(_NAMES.split())
+
+
+@dataclass
+class Counts:
+    """Torch calls that ran in graphs, and those that eager PyTorch ran, by reason; its seconds."""
+
+    compiled: int = 0
+    eager: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The part of all torch calls that ran compiled; 1 where there was none."""
+        total = self.compiled + self.eager.total()
+        return self.compiled / total if total else 1.0
+
+    def __str__(self) -> str:
+        total = self.compiled + self.eager.total()
+        return f"{self.share:.0%} of the torch calls ran compiled ({self.compiled} of {total})"
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(self.compiled - other.compiled, self.eager - other.eager, self.seconds - other.seconds)
+
+
+class Share:
+    """The counts of one compiled callable; the rests behind its breaks and functions called there add to them.
+
+    entries: gives its entries, those of such rests and functions included.
+    """
+
+    def __init__(self, name: str, entries: Callable[[], Iterable[Any]]) -> None:
+        self.name, self.entries = name, entries
+        self.watching, self.told = True, False
+        self.calls = 0
+        self.native: Counter[str] = Counter()
+        self.seconds = 0.0
+        self.before = Counts()
+
+    def counts(self) -> Counts:
+        """What was counted so far."""
+        found = Counts(0, self.native.copy(), self.seconds)
+        for entry in self.entries():
+            data = entry.info.data
+            calls = (entry.hits + data.missed) * data.ops
+            if data.left_to_eager:
+                found.eager[data.left_to_eager[0]] += calls
+            else:
+                found.compiled += calls
+        return found
+
+    def natively(self, why: BreakReason | str, inner: InnerFrames | None) -> Callable[..., Any]:
+        """What runs a function natively: (function, *args) -> its result. inner: captures what it calls."""
+        why = why if isinstance(why, str) else _text(why)
+
+        def run(function: Callable[..., Any], *args: Any) -> Any:
+            if self.watching:
+                return self._watch(why, inner, function, *args)
+            return function(*args) if inner is None else inner.call(function, *args)
+
+        return run
+
+    def _watch(self, why: str, inner: InnerFrames | None, function: Callable[..., Any], *args: Any) -> Any:
+        counting = _Counting(self.native, why)
+        begin = time.perf_counter()
+        try:
+            with counting:
+                return (
+                    function(*args) if inner is None else inner.call(function, *args, around=counting.unseen)
+                )
+        finally:
+            self.seconds += time.perf_counter() - begin - counting.seconds
+
+    def ends_calls(self, finish: Callable[..., Any]) -> Callable[..., Any]:
+        """The same `finish` of an entry, which counts the calls of the callable."""
+
+        def counted(outs: Any, args: tuple[Any, ...]) -> Any:
+            try:
+                return finish(outs, args)
+            finally:
+                if self.watching:
+                    self.called()
+
+        return counted
+
+    def ran(self, captured: Any) -> None:
+        """The first run of an entry has ended."""
+        if captured.left_to_eager:
+            self.tell()
+        elif captured.reason is None and not self.calls:
+            counters["compiled share"][self.name] = int(100 * self.counts().share)
+
+    def called(self) -> None:
+        """A call with something left to eager has ended."""
+        self.calls += 1
+        if self.calls in (TOLD_CALLS, WATCHED_CALLS):
+            self.tell()
+        self.watching = self.calls < WATCHED_CALLS
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Counts]:
+        """The counts of what a `with` block calls, once it has ended."""
+        found, before, watching = Counts(), self.counts(), self.watching
+        self.watching = True
+        try:
+            yield found
+        finally:
+            self.watching = watching and self.calls < WATCHED_CALLS
+            now = self.counts() - before
+            found.compiled, found.eager, found.seconds = now.compiled, now.eager, now.seconds
+
+    def begin_again(self) -> None:
+        """Watch the next calls: from now on they differ from those before."""
+        self.before, self.calls, self.watching, self.told = self.counts(), 0, True, False
+
+    def tell(self, enough: float = ENOUGH) -> None:
+        """State the share; warn once if it is low."""
+        counts = self.counts() - self.before
+        counters["compiled share"][self.name] = int(100 * counts.share)
+        emit("share", name=self.name, counts=counts)
+        if counts.share < 1:
+            log("breaks", lambda: f"{self.name}: {counts}")
+        if counts.share < enough and not self.told:
+            self.told = True
+            why, calls = counts.eager.most_common(1)[0]
+            warnings.warn(
+                f"{self.name} (dynamotor.compile): {counts}; most of the rest, {calls} calls, is left to eager since "
+                f"{why}. dynamotor.explain lists all of it",
+                EagerWarning,
+                stacklevel=_level(),
+            )
+
+
+def _text(reason: BreakReason) -> str:
+    where = reason.where
+    place = "" if where is None else f" at {where.filename}:{where.lineno} in {where.function}"
+    return f"[{reason.code}] {reason.what}{place}"
+
+
+def _level() -> int:
+    """The `stacklevel` of the caller's line that called the compiled function."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<dynamotor")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+class _Counting(TorchFunctionMode):
+    """Counts torch calls; not those in graphs that run meanwhile (`unseen`)."""
+
+    def __init__(self, native: Counter[str], why: str) -> None:
+        super().__init__()
+        self.native, self.why, self.seconds = native, why, 0.0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in _READS:
+            self.native[self.why] += 1
+        return func(*args, **(kwargs or {}))
+
+    def unseen(self, dispatcher: Callable[..., Any], *args: Any) -> Any:
+        """Call it without this mode."""
+        begin = time.perf_counter()
+        self.__exit__(None, None, None)
+        try:
+            return dispatcher(*args)
+        finally:
+            self.__enter__()
+            self.seconds += time.perf_counter() - begin
+
+
+def without_counting(call: Callable[[], Any]) -> Any:
+    """Call it without the counting mode that is innermost; NotImplemented where there is none."""
+    modes = function_mode_stack() if count_function_modes() else ()
+    if not modes or not isinstance(modes[-1], _Counting):
+        return NotImplemented
+    return modes[-1].unseen(call)

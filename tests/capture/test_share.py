@@ -1,0 +1,135 @@
+"""The share of torch calls that ran compiled is stated, what eager ran is listed, and a low share gives one warning."""
+
+import warnings
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.base.events import collect, counters
+
+
+@dynamotor.disable
+def left(x):
+    return x.sin().cos().exp().tanh()
+
+
+def mostly_eager(x):
+    return left(x.relu()) * 2
+
+
+def mostly_compiled(x):
+    for _ in range(8):
+        x = x.relu() * 2
+    return left(x).abs() + 1
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    dynamotor.reset()
+
+
+def told(compiled, *args, calls=12):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            compiled(*args)
+    return [w for w in found if w.category is dynamotor.EagerWarning]
+
+
+def test_a_low_share_gives_one_warning_at_the_users_line():
+    (warning,) = told(dynamotor.compile(mostly_eager), torch.ones(3))
+    assert warning.filename == __file__
+    assert "33% of the torch calls ran compiled" in str(warning.message) and "DM222" in str(warning.message)
+    assert counters["compiled share"]["mostly_eager"] == 33
+
+
+def test_a_high_share_gives_none():
+    assert not told(dynamotor.compile(mostly_compiled), torch.ones(3))
+    assert counters["compiled share"]["mostly_compiled"] == 81
+    assert not told(dynamotor.compile(torch.relu), torch.ones(3))
+
+
+def test_a_whole_graph_is_not_watched():
+    compiled = dynamotor.compile(lambda x: x.relu() * 2)
+    assert not told(compiled, torch.ones(3))
+    assert counters["compiled share"]["test_a_whole_graph_is_not_watched.<locals>.<lambda>"] == 100
+    assert compiled.miss.__self__.share.calls == 0
+
+
+def test_what_an_explanation_says():
+    compiled = dynamotor.compile(mostly_eager)
+    for _ in range(12):  # then it is watched no more
+        compiled(torch.ones(3))
+    found = dynamotor.explain(compiled)(torch.ones(3))
+    assert found.counts.compiled == 2 and list(found.counts.eager.values()) == [4] and found.share == 1 / 3
+    text = str(found)
+    assert "left to eager: 4 torch calls: [DM222]" in text and "seconds outside of graphs" in text
+    assert str(dynamotor.explain(lambda x: x * 2)(torch.ones(3))).splitlines()[1].startswith("100%")
+
+
+def test_compiled_code_inside_of_code_that_runs_natively_is_not_counted():
+    other = dynamotor.compile(lambda x: x.relu().sin().cos())
+
+    @dynamotor.disable
+    def left_too(x):
+        return other(x)
+
+    class Reader:
+        @property
+        def value(self):
+            return inner(left_too(torch.ones(3)))
+
+    def inner(x):
+        return x.relu().exp().sin()
+
+    reader = Reader()
+    compiled = dynamotor.compile(lambda x: x.relu() + reader.value)
+    found = [dynamotor.explain(compiled)(torch.ones(3)) for _ in range(2)]
+    assert all(each.counts.eager.total() <= 1 for each in found), found[0].counts
+    assert counters["frames"]["mode"] == 0
+
+
+def test_a_function_that_is_compiled_no_more():
+    def program(x, n):
+        return x.relu().sin() + len(range(n))
+
+    compiled, lengths = dynamotor.compile(program), iter(range(9))
+    with dynamotor.config.patch(cache_size_limit=2):
+        assert len(told(lambda: compiled(torch.ones(3), next(lengths)), calls=9)) == 1
+    assert counters["compiled share"]["test_a_function_that_is_compiled_no_more.<locals>.program"] == 0
+
+
+def test_a_mode_of_the_users_is_left_alone():
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    compiled = dynamotor.compile(mostly_eager)
+    with Mode():
+        compiled(torch.ones(3))
+    assert len(seen) == 7  # with `ones`
+
+
+def test_graphs_that_would_run_op_by_op_are_refused():
+    def refuse(gm, inputs):
+        from dynamotor.base.events import fall_back
+
+        fall_back("aot.test", what="graph", reason="there is no kernel")
+        return gm.forward
+
+    dynamotor.compile(lambda x: x + 1, backend=refuse)(torch.ones(3))
+    with pytest.raises(dynamotor.CaptureError, match="there is no kernel") as error:
+        dynamotor.compile(lambda x: x + 1, backend=refuse, fullgraph=True)(torch.ones(3))
+    assert error.value.code == "DM255"
+
+
+def test_only_the_first_calls_are_watched():
+    with collect("share") as events:
+        compiled = dynamotor.compile(mostly_eager)
+        for _ in range(9):
+            compiled(torch.ones(3))
+    assert [event.data["name"] for event in events] == ["mostly_eager"] * 2
+    assert not compiled.miss.__self__.share.watching
