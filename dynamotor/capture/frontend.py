@@ -728,8 +728,8 @@ class Compiler:
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
-        natively = "transform", "frames", "" if stop.frames else "disabled"
-        hooked = self.inner if stop.reason.kind not in natively else None  # captures what it calls
+        by_itself = "transform", "frames", "" if stop.frames else "disabled"
+        hooked = self.inner if stop.reason.kind not in by_itself else None  # captures what it calls
         run = functools.partial(self.share.natively(stop.reason, hooked), self.eager)
         return Captured(
             None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason
