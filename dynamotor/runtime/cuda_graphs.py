@@ -1,7 +1,8 @@
 """A compiled call replayed as one CUDA graph: warm-up calls, one recording, then replays that cost the host
 one launch.
 
-Parameters keep their addresses, other inputs are copied to where the recording found them. What a replay
+Parameters keep their addresses, and so do large inputs that the call writes (the caches of a decoder); other
+inputs are copied to where the recording found them, and back where they are written. What a replay
 gives is never overwritten while somebody holds it: small results are copied out, others lie in memory of the
 recording, which is not replayed until they are let go of (another recording of the same call takes its place
 meanwhile, or the plain call). Where a replay would be wrong, the call runs plainly, and the reason is
@@ -23,14 +24,15 @@ import torch
 
 from .. import _C
 from ..base import compat
-from ..base.events import counters, fall_back
+from ..base.events import counters, fall_back, warn_once
 from ..graph.spec import copy_as, write
 from . import device_memory
 from .memory import reinterpret
 
 WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries choose their algorithms
 ALTERNATES = 3  # recordings of one call that are kept: while the results of one are held, another is replayed
-RECORDINGS = 8  # recordings of one call before no more are made: its parameters move too often
+RECORDINGS = 8  # recordings that were hardly replayed before no more are made: parameters move too often
+WORTH = 16  # replays that make up for a recording
 SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
 MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
 _use_count = compat.storage_use_count
@@ -147,22 +149,32 @@ class _Recording:
     """One recorded call: where it reads its inputs, and what it gives."""
 
     def __init__(
-        self, call: Call, inputs: Sequence[Any], static: frozenset[int], n_copied: int, recorder: CallRecorder
+        self,
+        call: Call,
+        inputs: Sequence[Any],
+        static: frozenset[int],
+        mutated: frozenset[int],
+        n_copied: int,
+        recorder: CallRecorder,
     ) -> None:
+        self.replays = 0
         self.stream, self.inference = recorder.stream(), torch.is_inference_mode_enabled()
         self.fixed: list[int] = []  # inputs that must lie where they lay
         self.copied: list[tuple[int, torch.Tensor]] = []
         self.plain: list[tuple[int, Any]] = []  # numbers: part of the recording
-        self.static = static
+        self.static, self.mutated = static, tuple(mutated)
+        self.copied_back: list[tuple[int, torch.Tensor]] = []
         arguments = list(inputs)
         for i, x in enumerate(inputs):
             if not isinstance(x, torch.Tensor):
                 self.plain.append((i, x))
-            elif i in static or in_graph_memory(x):
+            elif i in static or in_graph_memory(x) or is_written_at_its_place(i, x, mutated):
                 self.fixed.append(i)
             else:
                 arguments[i] = copy_as(x, x.stride())
                 self.copied.append((i, arguments[i]))
+                if i in mutated:
+                    self.copied_back.append((i, arguments[i]))
         self.pointers = _C.data_ptrs([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
         self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
@@ -170,6 +182,9 @@ class _Recording:
         made = [
             r for r in results if isinstance(r, torch.Tensor) and r.untyped_storage().data_ptr() not in own
         ]
+        places = {place.untyped_storage().data_ptr() for _, place in self.copied_back}
+        if any(id(r) not in position and r.untyped_storage().data_ptr() in places for r in made):
+            raise RuntimeError("a result shows an input that is written")
         addresses = {r.untyped_storage().data_ptr() for r in made if id(r) not in position}
         self.results: list[Any] = []
         for n, r in enumerate(results):
@@ -205,8 +220,8 @@ class _Recording:
         moved = [
             i for i, address in zip(self.fixed, self.pointers, strict=True) if inputs[i].data_ptr() != address
         ]
-        if any(i in self.static for i in moved):
-            return "a parameter has moved"
+        if any(i in self.static or i in self.mutated for i in moved):
+            return MOVED
         return (
             "an input of another recording"
             if all(in_graph_memory(inputs[i]) for i in moved)
@@ -218,6 +233,12 @@ class _Recording:
         for i, place in self.copied:
             write(place, inputs[i], non_blocking=True)
         self.replay()
+        self.replays += 1
+        for i, place in self.copied_back:
+            write(inputs[i], place, non_blocking=True)
+        if self.mutated:
+            written = [inputs[i] for i in self.mutated if not inputs[i].is_inference()]
+            torch.autograd.graph.increment_version(written)
         return tuple(
             [
                 r.hand_out() if isinstance(r, _Result) else inputs[r.position] if isinstance(r, _Given) else r
@@ -226,7 +247,14 @@ class _Recording:
         )
 
 
+MOVED = "a parameter, or an input that is written, has moved"
 _NOT_REPLAYED = "an input comes from a call that was not replayed"
+
+
+def is_written_at_its_place(position: int, tensor: torch.Tensor, mutated: frozenset[int]) -> bool:
+    """Whether a recording writes an input where the caller has it: to copy it there and back costs too
+    much."""
+    return position in mutated and tensor.nbytes > SMALL
 
 
 def in_graph_memory(tensor: torch.Tensor) -> bool:
@@ -264,9 +292,9 @@ class GraphedSizes:
 class GraphedCall:
     """Calls `call(*inputs)` and, once it is warm, replays a recording of it.
 
-    static: inputs that are the same tensor at each call. mutated: inputs that the call writes; they must be
-    static. n_copied: the first so many results are the user's, and copied when they are small. Threads that
-    call at once: one replays, the others run plainly.
+    static: inputs that are the same tensor at each call. mutated: inputs that the call writes. n_copied: the
+    first so many results are the user's, and copied when they are small. Threads that call at once: one
+    replays, the others run plainly.
     """
 
     def __init__(
@@ -281,7 +309,7 @@ class GraphedCall:
         self.call, self.static, self.mutated, self.n_copied = call, static, mutated, n_copied
         self._recorder = recorder or CudaRecorder(device)
         self._recordings: list[_Recording] = []
-        self._calls = self._made = 0
+        self._calls = self._wasted = 0
         self._refused = ""
         self._lock = threading.Lock()
 
@@ -315,8 +343,9 @@ class GraphedCall:
             why = recording.why_not(inputs, stream)
             if not why:
                 return recording
-            if why == "a parameter has moved":
+            if why == MOVED:
                 self._recordings.remove(recording)
+                self._wasted += recording.replays < WORTH
         if why != _NOT_REPLAYED and len(self._recordings) < ALTERNATES:
             return self._record(inputs)
         counters["cudagraphs"][why] += 1
@@ -330,11 +359,12 @@ class GraphedCall:
             return None
         if not reason:
             try:
-                recording = _Recording(self.call, inputs, self.static, self.n_copied, self._recorder)
+                recording = _Recording(
+                    self.call, inputs, self.static, self.mutated, self.n_copied, self._recorder
+                )
             except RuntimeError as error:  # an op that waits for the device, or memory that is not there
                 reason = f"recording failed: {error}"
             else:
-                self._made += 1
                 counters["cudagraphs"]["recorded"] += 1
                 self._recordings.append(recording)
                 return recording
@@ -343,21 +373,23 @@ class GraphedCall:
             return None
         self._refused = reason
         fall_back("cudagraphs", what="cudagraphs", reason=reason)
+        warn_once(f"cudagraphs.{reason}", f"calls are not replayed as CUDA graphs: {reason}")
         return None
 
     def _bytes_to_copy(self, inputs: Sequence[Any]) -> int:
         return sum(
             x.nbytes
             for i, x in enumerate(inputs)
-            if isinstance(x, torch.Tensor) and i not in self.static and not in_graph_memory(x)
+            if isinstance(x, torch.Tensor)
+            and i not in self.static
+            and not in_graph_memory(x)
+            and not is_written_at_its_place(i, x, self.mutated)
         )
 
     def _unfit(self, inputs: Sequence[Any]) -> str:
         """Why this call cannot be recorded."""
-        if self._made >= RECORDINGS:
-            return "parameters move between calls"
-        if self.mutated - self.static:
-            return "an input that is no parameter or buffer is changed in place"
+        if self._wasted >= RECORDINGS:
+            return "parameters, or inputs that are written, move between calls"
         for x in inputs:
             if isinstance(x, torch.Tensor) and not self._recorder.is_ours(x):
                 return f"an input lies on {x.device}"
