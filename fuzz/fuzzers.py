@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 import dynamotor
+from dynamotor.base.events import counters
 
-from . import fusion, modules, objects, operators, programs, report, shapes, sizes, threads
+from . import fusion, modules, objects, operators, programs, report, shapes, sizes, steps, threads
 from .compare import AROUND
 from .databases import module_infos, operator_infos
 from .program import Program
@@ -376,6 +377,39 @@ def threads_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "threads", "seed": seed, "start": start, "count": 4}
 
 
+def run_steps(job: Job) -> Answer:
+    """Training steps start .. start + count; the tally is of the changes between them."""
+    answer: Answer = {"tally": Counter(), "refused": Counter(), "findings": []}
+    for n in range(job["start"], job["start"] + job["count"]):
+        seed = job["seed"] * 1_000_003 + n
+        backend, before = steps.backend_of(seed), Counter(counters["fallback"])
+        found = steps.problems(seed, backend)
+        answer["refused"] += Counter(counters["fallback"]) - before
+        if not found:
+            answer["tally"][f"{backend} right"] += sum(map(len, steps.changes(seed)))
+        else:
+            answer["tally"][f"{backend} wrong"] += 1
+            between = steps.reduce(seed, backend)
+            text = f"# {steps.describe(seed)}: {found[0]}\n"
+            text += f"assert fuzz.steps.problems({seed}, {backend!r}, {between}) == []\n"
+            answer["findings"].append(
+                {
+                    "signature": f"steps {' '.join(itertools.chain(*between))}",
+                    "name": f"{job['seed']}:{n}",
+                    "problems": found,
+                    "text": text,
+                }
+            )
+        dynamotor.reset()
+    return answer
+
+
+def steps_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks without end."""
+    for start in range(0, count, 20):
+        yield {"fuzzer": "steps", "seed": seed, "start": start, "count": min(20, count - start)}
+
+
 Chunks = Callable[[int, int, list[str]], Iterator[Job]]
 FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "fusion": (run_fusion, fusion_chunks),
@@ -387,6 +421,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "kept": (run_sizes, kept_chunks),
     "threads": (run_threads, threads_chunks),
     "objects": (run_objects, objects_chunks),
+    "steps": (run_steps, steps_chunks),
 }
 
 

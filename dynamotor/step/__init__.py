@@ -21,8 +21,12 @@ which takes and gives what the graph does and does the whole step.
 * Around a DDP module the captured forward runs between DDP's `_pre_forward` and `_post_forward`; contract 6
   averages the gradients in the trace. What the ranks have not settled, the first step's compiled backward
   does.
-* `whole.py` looks at each call at what no guard sees: settings that are no numbers, identity of parameters
-  and state, gradients that are there, hooks.
+* `reads.py` reads the functions of `clip` and `step()` before they run over the stand-ins: each look-up is
+  guarded, or the step runs in pieces (DM510); `harmless.py` lists what needs no more guards,
+  `instructions.py` walks the bytecode. A frame hook refuses functions that were not read.
+* `facts.py` guards what all programs rely on (groups, their parameters and options, state, the scaler), in C.
+  Its structure is the key under which programs are kept; new objects of the same structure are bound anew.
+* `whole.py` looks at each call at gradients that are there and at hooks, and picks the program.
 """
 
 from __future__ import annotations
@@ -89,12 +93,20 @@ def compile_step(
 
     Any `torch.optim.Optimizer` works: its own `step()` is traced; learning rates and other floating
     hyperparameters are inputs, so that schedulers compile nothing. State, `state_dict` and `load_state_dict`
-    are the optimizer's. The first step, in which optimizers make their state, runs in eager PyTorch. What
-    cannot be one program runs as a compiled forward and backward with the eager optimizer, and a warning says
-    why (DM501 to DM508). A DistributedDataParallel model trains as in its eager loop: buckets are reduced as
-    the backward makes them, each is updated when it is reduced (with clip or scaler: when all are), and of
-    `accumulate` backwards only the last is synchronised (`no_sync`). Models on the XLA device take the same
-    call. UsageError DM112 for wrong arguments.
+    are the optimizer's; a state tensor that `step()` replaces is written in place. The first step, in which
+    optimizers make their state, runs in eager PyTorch.
+
+    The Python of the update (`clip`, `step()`, methods of the scaler) runs once for all steps. Constants that
+    functions of yours look up in globals, closures, attributes and defaults are guarded; another value
+    compiles anew, once. What looks up anything else, draws from `random`, appends to a list, sets an
+    attribute, or is a hook or a method in place of PyTorch's runs at every step, behind a compiled forward
+    and backward. So does whatever else cannot be one program; a warning, the log ("fallbacks"),
+    `counters["fallback"]` and `step.explain()` say why (DM501 to DM511).
+
+    A DistributedDataParallel model trains as in its eager loop: buckets are reduced as the backward makes
+    them, each is updated when it is reduced (with clip or scaler: when all are), and of `accumulate`
+    backwards only the last is synchronised (`no_sync`). Models on the XLA device take the same call.
+    UsageError DM112 for wrong arguments.
     """
     _check(model, optimizer, accumulate)
     if any(p.device.type == "xla" for p in model.parameters()):
@@ -113,7 +125,6 @@ def compile_step(
         if clip is None or callable(clip)
         else lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, clip)
     )
-    scaler = scaler if scaler is not None and scaler.is_enabled() else None
     update = Update(optimizer, clipped, scaler, accumulate, keep_grads)
     settings = CompileOptions(True, False, mode, types.MappingProxyType(dict(options or {})))
     return _Step(model, loss_fn, update, n_inputs, backend, settings)

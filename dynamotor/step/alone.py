@@ -114,7 +114,7 @@ class _Alone(GraphStep):
         gm.meta["static_inputs"] = frozenset(range(n))
         update = Update(of.optimizer, None, None, 1, keep_grads=False)
         super().__init__(gm, None, update, of.compile_graph, _no_pieces, of.note, of.settings, None)
-        self.eager = of.original
+        self.eager = self.step = of.original
         self.learning: list[torch.Tensor] = []
         self.lie: Any = None
 

@@ -25,6 +25,7 @@ from ..graph.sym_int import PlainNode
 
 aten = torch.ops.aten
 Operand = fx.Node | float | int
+IS_PYTHON = "a number of Python's"  # in the meta of a node: it follows Python, exceptions included, not aten
 
 
 class NumberRecorder(Protocol):
@@ -134,7 +135,9 @@ class NumberNode(PlainNode):
         return self
 
     def _emit(self, func: Any, *args: Any) -> NumberNode:
-        return NumberNode(self.recorder.emit(func, args, {}), self.recorder)
+        node = self.recorder.emit(func, args, {})
+        node.meta[IS_PYTHON] = True
+        return NumberNode(node, self.recorder)
 
 
 def _known(recorder: NumberRecorder, value: Operand) -> float:
@@ -171,14 +174,25 @@ def _binary(func: Any) -> Any:
     return apply
 
 
-def _quotient(a: NumberNode, b: NumberNode) -> NumberNode:
-    """Python's division, which programs count on to raise."""
-    divisor = a.recorder.hint(b.value)  # type: ignore[arg-type]
-    if divisor is not None and isinstance(b.value, fx.Node):
-        a.recorder.note(Question("eq", b.value, 0), divisor == 0)
-    if divisor == 0:
-        raise ZeroDivisionError("float division by zero")
-    return _binary(aten.div.Tensor)(a, b)  # type: ignore[no-any-return]
+def _raising(record: Any, by_divisor: bool) -> Any:
+    """An operation that raises for some numbers: now, where Python would; later, the program is not for such
+    numbers. `by_divisor`: the second number alone decides whether it does.
+    """
+
+    def apply(a: NumberNode, b: NumberNode) -> NumberNode:
+        found = record(a, b)
+        try:
+            a.recorder.hint(found.value)
+        except ArithmeticError:
+            if not by_divisor:
+                a.guard_float()
+                b.guard_float()
+            elif isinstance(b.value, fx.Node):
+                a.recorder.note(Question("eq", b.value, 0), True)
+            raise
+        return found  # type: ignore[no-any-return]
+
+    return apply
 
 
 def _question(kind: str, swapped: bool = False) -> Any:
@@ -193,12 +207,14 @@ _ARITHMETIC = {
     "add": aten.add.Tensor,
     "sub": aten.sub.Tensor,
     "mul": aten.mul.Tensor,
-    "mod": aten.remainder.Tensor,
     "sym_max": aten.maximum.default,
     "sym_min": aten.minimum.default,
 }
-NumberNode.pow = NumberNode.float_pow = _power  # type: ignore[attr-defined]
-NumberNode.truediv = NumberNode.float_truediv = NumberNode.int_truediv = _quotient  # type: ignore[attr-defined]
+NumberNode.pow = NumberNode.float_pow = _raising(_power, False)  # type: ignore[attr-defined]
+NumberNode.mod = _raising(_binary(aten.remainder.Tensor), True)  # type: ignore[attr-defined]
+_divided = _raising(_binary(aten.div.Tensor), True)
+for _name in ("truediv", "float_truediv", "int_truediv"):
+    setattr(NumberNode, _name, _divided)
 for _name, _func in _ARITHMETIC.items():
     setattr(NumberNode, _name, _binary(_func))
 for _name, _asked in {

@@ -38,6 +38,7 @@ class StepRecorder(GraphRecorder):
     def __init__(self) -> None:
         super().__init__()
         self.updates = False
+        self.raised: Exception | None = None  # of an op of the update, whose Python may have caught it
         self.questions: dict[Question, bool] = {}
         self.known: dict[fx.Node, float | None] = {}  # numbers as they are now
 
@@ -73,6 +74,13 @@ class StepRecorder(GraphRecorder):
     def _record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not self.updates:
             return super()._record(func, args, kwargs)
+        try:
+            return self._update(func, args, kwargs)
+        except Exception as error:
+            self.raised = error
+            raise
+
+    def _update(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and args[0].dtype in _FLOATS:

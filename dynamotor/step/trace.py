@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,7 +192,7 @@ class Shadows:
             if first != second and k not in ("param_groups", "state", "_opt_called"):
                 raise NotWhole("DM505", f"optimizer.step() sets {k!r} of the optimizer")
 
-    def results(self) -> tuple[dict[fx.Node, ShapeTensor], dict[Path, Any]]:
+    def results(self, grads: Iterable[ShapeTensor]) -> tuple[dict[fx.Node, ShapeTensor], dict[Path, Any]]:
         """What the step has put in the place of state: new tensors by placeholder, new numbers by path."""
         StateGrows.when(
             [g.keys() for g in self.groups] != [g.keys() for g in self.kept_groups]
@@ -210,7 +210,27 @@ class Shadows:
         for key, entries in self.state.items():
             path = ("state", places.get(id(key), key))
             self._differences(path, self.kept_state[key], entries, tensors, numbers)
+        self._check_aliases(grads)
         return tensors, numbers
+
+    def _check_aliases(self, grads: Iterable[ShapeTensor]) -> None:
+        """Tensors of the state that were apart still are, and those that were one still are one; none lies in
+        the memory of a parameter or gradient.
+        """
+        then = [*leaves_in([self.kept_groups, list(self.kept_state.values())])]
+        now = [*leaves_in([self.groups, list(self.state.values())])]
+        pairs = {(id(a), id(b)) for a, b in zip(then, now, strict=True) if type(b) is ShapeTensor}
+        others = [*self.parameters, *grads]
+        pairs |= {(id(p), id(p)) for p in others}
+        held = {id(b): b for b in (*now, *others) if type(b) is ShapeTensor}
+        places = [id(tensor.note.memory) for tensor in held.values()]
+        NotWhole.when(
+            len({a for a, _ in pairs}) < len(pairs)
+            or len({b for _, b in pairs}) < len(pairs)
+            or len(set(places)) < len(places),
+            "DM505",
+            "the optimizer keeps one tensor, or its memory, at two places",
+        )
 
     def _differences(self, path: Path, old: Any, new: Any, tensors: dict, numbers: dict) -> None:
         if new is old:
@@ -255,6 +275,8 @@ def trace_step(
     loss_at: int | None,
     optimizer: torch.optim.Optimizer,
     *,
+    step: Callable[[], Any],
+    watch: Callable[[Callable[[], None]], None],
     clip: Callable[[list[Any]], Any] | None,
     scale: torch.Tensor | None,
     accumulate: int,
@@ -264,7 +286,7 @@ def trace_step(
 ) -> Traced:
     """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several
     accumulated backwards). `loss_at`: None for the update alone. `rewriter`: has gradients averaged over
-    ranks, together with what `.grad` holds.
+    ranks, together with what `.grad` holds. `watch`: runs the update's Python (`clip` and `step`).
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """
@@ -274,7 +296,7 @@ def trace_step(
         if loss_at is not None:
             trace.backward(results[loss_at], accumulate)
     trace.reduce(rewriter)
-    trace.update(optimizer, clip)
+    trace.update(optimizer, step, clip, watch)
     NotWhole.when(
         loss_at is None and any(grad.note.memory.version for grad in trace.held.values()),
         "DM505",
@@ -357,7 +379,13 @@ class _StepTrace:
         }
         self.grads = sums | {i: grad for i, grad in self.held.items() if i not in sums}
 
-    def update(self, optimizer: torch.optim.Optimizer, clip: Callable[[list[Any]], Any] | None) -> None:
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[[], Any],
+        clip: Callable[[list[Any]], Any] | None,
+        watch: Callable[[Callable[[], None]], None],
+    ) -> None:
         """What is done to the gradients of the optimizer's parameters, and `optimizer.step()`."""
         feed, shadows = self.feed, self.shadows
         owned = {id(shadow) for shadow in shadows.parameters}
@@ -369,10 +397,16 @@ class _StepTrace:
             self.versions = {id(s): s.note.memory.version for s in shadows.parameters}
             for i, grad in self.mine.items():
                 feed[i].grad = grad
-            with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step):
+
+            def run() -> None:
                 if clip is not None:
                     clip(list(dict.fromkeys(shadows.parameters)))
-                optimizer.step()
+                step()
+
+            with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step):
+                watch(run)
+            if self.recorder.raised is not None:
+                raise self.recorder.raised
             NotWhole.when(
                 any(feed[i].grad is not grad for i, grad in self.mine.items()),
                 "DM505",
@@ -387,7 +421,7 @@ class _StepTrace:
     def finish(self, results: Sequence[Any], keep_grads: bool) -> Traced:
         """The trace, with the new contents of all that was written."""
         recorder, shadows = self.recorder, self.shadows
-        written, numbers = shadows.results()
+        written, numbers = shadows.results(self.mine.values())
         contents, skipped = self._contents(written)
         recorder.updates = False
         with recording(recorder):
@@ -416,9 +450,11 @@ class _StepTrace:
         state = set(shadows.leaves.tensors.values()) | {node for _, node in shadows.made}
         seen = {id(tensor): tensor for tensor in [*self.feed, *shadows.of.values()]}
         with recording(self.recorder), torch.no_grad():
+            # Read before any is written: states may have changed places.
+            fresh = {k: self.recorder.tensor(self.recorder.node_of(new)) for k, new in written.items()}
             for tensor in seen.values():
                 memory = tensor.note.memory
-                place, new = memory.input, written.get(memory.input)
+                place, new = memory.input, fresh.get(memory.input)
                 if new is None and memory.version == 0:
                     continue
                 contents[place] = self.recorder.node_of(tensor if new is None else tensor.copy_(new))

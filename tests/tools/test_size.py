@@ -19,7 +19,7 @@ LIMITS = {
     "graph": 5_200,
     "lower": 5_900,
     "runtime": 1_500,
-    "step": 2_100,
+    "step": 2_300,
     "tools": 2_200,
     "xla": 10_200,
 }

@@ -1,0 +1,57 @@
+"""The fuzzer of training steps: what it has found stays right, and it sees a guard that is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynamotor.step.facts import Facts
+from dynamotor.step.reads import Lookups
+from fuzz import fuzzers, steps
+from fuzz.changes import CHANGES
+from fuzz.training import World
+
+# Worlds by seed, with changes that the programs of an earlier day did not see.
+FOUND: list[tuple[int, list[list[str]]]] = [
+    (245, [[], [], [], [], ["share_a_state"], []]),
+    (477, [[], ["pop_a_parameter"], [], []]),
+    (208, [[], [], ["scaler_off"], []]),
+]
+
+
+@pytest.mark.parametrize(("seed", "between"), FOUND, ids=str)
+def test_what_was_found(seed: int, between: list[list[str]]) -> None:
+    assert steps.problems(seed, "aot_eager", between) == []
+
+
+def test_a_few_programs() -> None:
+    found = fuzzers.run({"fuzzer": "steps", "seed": 7, "start": 1, "count": 6})
+    assert not found["findings"] and found["tally"]["aot_eager right"] > 0
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_a_change_is_seen(name: str) -> None:
+    for seed in (3, 6):
+        assert steps.problems(seed, "aot_eager", [[], [], [name], [], [name], []]) == []
+
+
+def test_a_missing_guard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = {
+        name: [n for n in range(200) if World(n).optimizer_name == name] for name in ("attribute", "Adam")
+    }
+
+    def found(change: str, optimizer: str) -> bool:
+        between = [[], [], [], [], [change], []]
+        return any(steps.problems(seed, "aot_eager", between) for seed in worlds[optimizer])
+
+    def always(self: Any) -> bool:
+        return True
+
+    assert not found("class_factor", "attribute") and not found("pop_a_parameter", "Adam")
+    with monkeypatch.context() as patch:
+        patch.setattr(Lookups, "hold", always)
+        assert found("class_factor", "attribute")
+    with monkeypatch.context() as patch:
+        patch.setattr(Facts, "hold", always)
+        assert found("pop_a_parameter", "Adam")
