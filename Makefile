@@ -1,5 +1,5 @@
-# `make demo` and `make test` do everything on a machine with Python 3.11 or 3.12, g++ and make.
-PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'import sys; print("$(p)" if sys.version_info[:2] in ((3, 11), (3, 12)) else "")' 2>/dev/null)))
+# `make demo` and `make test` do everything on a machine with Python 3.11, 3.12, 3.13 or 3.14, g++ and make.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3.14 python3,$(shell $(p) -c 'import sys; print("$(p)" if (3, 11) <= sys.version_info[:2] <= (3, 14) else "")' 2>/dev/null)))
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -15,7 +15,7 @@ SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 all: test
 
 $(VENV)/.demo: requirements-demo.txt Makefile
-	@test -n "$(PYTHON)" || { echo "dynamotor needs Python 3.11 or 3.12 (set PYTHON=/path/to/python)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "dynamotor needs Python 3.11, 3.12, 3.13 or 3.14 (set PYTHON=/path/to/python)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch==2.13.0
 	$(INSTALL) -r requirements-demo.txt

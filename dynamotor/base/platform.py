@@ -9,7 +9,17 @@ import sys
 
 from .errors import CaptureError
 
-SUPPORTED_PYTHONS = ((3, 11), (3, 12))
+# Rows of capture/opcode_tables.py, and the versions that csrc/python_compat.h knows.
+SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
+
+
+def _known() -> str:
+    *first, last = (f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
+    return f"{', '.join(first)} or {last}"
+
+
+class PlatformError(CaptureError, ImportError):
+    """DM160, DM201, DM202: the package cannot work in this Python, so it is not imported."""
 
 
 def check_platform() -> None:
@@ -17,15 +27,21 @@ def check_platform() -> None:
     version changes.
     """
     if sys.implementation.name != "cpython" or sys.version_info[:2] not in SUPPORTED_PYTHONS:
-        known = " or ".join(f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
-        raise CaptureError(
+        raise PlatformError(
             "DM201",
             f"dynamotor does not support {sys.implementation.name} {sys.version.split()[0]}",
             why="functions are captured from CPython's bytecode, which differs between versions",
-            cure=f"use CPython {known}",
+            cure=f"use CPython {_known()}",
+        )
+    if "t" in getattr(sys, "abiflags", ""):
+        raise PlatformError(
+            "DM160",
+            f"dynamotor does not support the free-threaded build of CPython {sys.version.split()[0]}",
+            why="guards and frames are read without locks, which is only safe with the GIL",
+            cure=f"use CPython {_known()} as built by default",
         )
     if importlib.util.find_spec("dynamotor._C") is None:
-        raise CaptureError(
+        raise PlatformError(
             "DM202",
             "the C extension dynamotor._C is not built",
             why="the package is used from a source tree, or was built for another Python",

@@ -8,24 +8,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from .bytecode import CACHES, IS_311, ExceptionRange, encode_exception_table, parse_exception_table, units
+from .bytecode import ExceptionRange, encode_exception_table, parse_exception_table, units
+from .opcode_tables import CACHES, NEEDS_BEFORE, PAIRS, VERSION
 
 # Room that the prefix and what follows a copied instruction need above the user's stack.
 _EXTRA_STACK = 8
 _STATE_NAME = ".state"
-# A flag that CPython leaves free: the frame hook leaves such code alone (csrc/frame_hook.c).
-CO_REBUILT = 1 << 27
 
 
 class Assembler:
-    """Collects instructions by name; knows the caches, EXTENDED_ARG and calling conventions of 3.11 and
-    3.12.
-    """
+    """Collects instructions by name; knows the caches, EXTENDED_ARG and calling conventions of this Python."""
 
     def __init__(self, code: types.CodeType) -> None:
         # A code object without locals gets one in front, so that the state has a place; all slots move by
@@ -60,11 +59,45 @@ class Assembler:
         """Send exceptions in [start, end) of the prefix to a handler of the user's code."""
         self.ranges.append(ExceptionRange(start, end, handler.target, handler.depth, handler.lasti))
 
+    @contextlib.contextmanager
+    def callee(self) -> Iterator[None]:
+        """Around the instructions that push a callable: the NULL of the call that follows, on its side of it."""
+        if VERSION.null_first:
+            self.emit("PUSH_NULL")
+        yield
+        if not VERSION.null_first:
+            self.emit("PUSH_NULL")
+
     def call(self, n: int) -> None:
-        """Call what lies as NULL, callable, n arguments."""
-        if IS_311:
-            self.emit("PRECALL", n)
-        self.emit("CALL", n)
+        """Call the `callee` with the n arguments above it."""
+        for name in VERSION.call:
+            self.emit(name, n)
+
+    def under_callee(self) -> None:
+        """Move the value below a `callee` above it, as its argument."""
+        self.emit("SWAP", 2)
+        self.emit("SWAP", 3)
+
+    def call_on_top(self, function: Callable[..., Any]) -> None:
+        """Replace the value on top of the stack with `function(value)`."""
+        with self.callee():
+            self.const(function)
+        self.under_callee()
+        self.call(1)
+
+    def call_over_null(self, function: Callable[..., Any]) -> None:
+        """Replace a NULL and the value above it with `function(value)`: only a call takes a NULL off the stack."""
+        self.const(function)
+        if not VERSION.null_first:
+            self.emit("SWAP", 3)
+        self.emit("SWAP", 2)
+        self.call(1)
+
+    def test(self, name: str, arg: int) -> None:
+        """A conditional jump, or UNARY_NOT, on any value."""
+        if name in NEEDS_BEFORE:
+            self.emit(NEEDS_BEFORE[name])
+        self.emit(name, arg)
 
 
 def _varint(value: int) -> bytes:
@@ -93,15 +126,29 @@ def _lines_before(n_units: int, line_delta: int) -> bytes:
     return table + _line_entry(1, 0 if first else -line_delta)
 
 
+_ON_SLOTS = frozenset(dis.haslocal) | frozenset(dis.hasfree)
+
+
+def slot_step(opcode: int) -> int:
+    """By how much an instruction's argument grows when every slot number grows by one."""
+    return (17 if dis.opname[opcode] in PAIRS else 1) if opcode in _ON_SLOTS else 0
+
+
+def can_move_slots(code: types.CodeType) -> bool:
+    """Whether every slot number can grow by one in place."""
+    pairs = (unit.arg for unit in units(code.co_code) if slot_step(unit.opcode) == 17)
+    return len(code.co_cellvars) + len(code.co_freevars) < 255 and not any(
+        15 in (a >> 4, a & 15) for a in pairs
+    )
+
+
 def _moved_slots(code: types.CodeType) -> bytes:
     """The user's bytecode with every slot number raised by one."""
     raw = bytearray(code.co_code)
-    touches_slot = set(dis.haslocal) | set(dis.hasfree)
     for unit in units(code.co_code):
-        if unit.opcode in touches_slot:
-            if unit.arg >= 255:
-                raise ValueError("too many cells to put a local in front of them")
-            raw[unit.offset + 1] = unit.arg + 1
+        step = slot_step(unit.opcode)
+        if step:
+            raw[unit.offset + 1] = unit.arg + step
     return bytes(raw)
 
 
@@ -123,7 +170,8 @@ def put_before(code: types.CodeType, prefix: Assembler, line: int, name: str) ->
         co_kwonlyargcount=0,
         co_nlocals=len(varnames),
         co_varnames=varnames,
-        co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) | CO_REBUILT,
+        co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+        | VERSION.free_flag,  # the frame hook leaves such code alone
         co_code=bytes(prefix.data) + (_moved_slots(code) if prefix.shift else code.co_code),
         co_consts=tuple(prefix.consts),
         co_stacksize=code.co_stacksize + _EXTRA_STACK,

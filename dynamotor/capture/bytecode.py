@@ -1,8 +1,9 @@
-"""Code objects decoded once into normalised instructions, the same for CPython 3.11 and 3.12.
+"""Code objects decoded once into normalised instructions, the same for all supported versions of CPython.
 
-`decode(code).instrs` has no caches, EXTENDED_ARG, PRECALL, KW_NAMES or RESUME; jumps have no direction. See
-NORMALISED for what each differing instruction becomes. Offsets are bytes into `co_code`, where the
-instruction's first unit lies.
+`decode(code).instrs` has no caches, EXTENDED_ARG, PRECALL, KW_NAMES or RESUME; jumps have no direction, and
+instructions that CPython fused are apart. See NORMALISED for the form of each differing instruction, and
+`opcode_tables.py` for the differences. Offsets are bytes into `co_code`, of the instruction's first unit; the
+second half of a fused instruction has the odd offset behind the first half's.
 
 >>> [i.op for i in decode((lambda x: x + 1).__code__).instrs]
 ['LOAD_FAST', 'LOAD_CONST', 'BINARY_OP', 'RETURN_VALUE']
@@ -14,11 +15,24 @@ import builtins
 import dis
 import inspect
 import opcode
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+
+from .opcode_tables import (
+    BINARY_OPERATORS,
+    CACHES,
+    COMMON_CONSTANTS,
+    DROPPED,
+    INTRINSICS,
+    JOINED,
+    PARTS,
+    RENAMED,
+    SPECIAL_METHODS,
+    TAKES_ARGUMENT,
+    VERSION,
+)
 
 Found = TypeVar("Found")
 # What the interpreter may rely on, beside what `dis` says of an opcode:
@@ -27,47 +41,29 @@ NORMALISED = {
     "LOAD_METHOD": "argval: name; pushes (function, self) or (NULL, attribute)",
     "LOAD_ATTR": "argval: name",
     "LOAD_SUPER_ATTR": "argval: name; arg: (True when it loads a method, True for two-argument super)",
-    "CALL": "arg: number of arguments, keywords included; argval: keyword names; stack: NULL/function, self/..., arguments",
+    "CALL": "arg: number of arguments, keywords included; argval: keyword names; stack: NULL and a callable (in the version's "
+    "order) or a function and self, arguments",
+    "CALL_FUNCTION_EX": "arg: 1 when a dict of keywords or NULL is on top",
     "JUMP": "target",
-    "POP_JUMP_IF_FALSE": "target; also _TRUE, _NONE, _NOT_NONE",
+    "POP_JUMP_IF_FALSE": "target; also _TRUE, _NONE, _NOT_NONE; takes any value, as UNARY_NOT does",
     "JUMP_IF_FALSE_OR_POP": "target; also _TRUE_; 3.11 only",
     "FOR_ITER": "pushes the next item; when exhausted pops the iterator and goes to target",
     "SEND": "arg: True when the receiver stays below the result (3.12)",
     "LOAD_FAST": "argval: name; may be unbound (LOAD_FAST_CHECK is folded in)",
     "LOAD_FAST_AND_CLEAR": "pushes the local or NULL, and unbinds it; STORE_FAST of NULL unbinds",
     "BINARY_OP": "argval: the operator's text, such as '+' or '+='",
-    "COMPARE_OP": "argval: the operator's text",
+    "BINARY_SUBSCR": "an opcode of its own in 3.14, too",
+    "COMPARE_OP": "argval: the operator's text; the result is no bool yet",
+    "LOAD_COMMON_CONSTANT": "argval: the constant, such as AssertionError",
+    "LOAD_SPECIAL": "argval: name of the special method; pushes as LOAD_METHOD (3.14, for `with`)",
+    "WITH_EXCEPT_START": "arg: position of __exit__ from the top",
+    "MAKE_FUNCTION": "arg: flags; None since 3.13, where SET_FUNCTION_ATTRIBUTE follows for each",
     "IS_OP": "argval: True when inverted; CONTAINS_OP likewise",
     "RETURN_CONST": "argval: the constant; 3.12 only",
     "UNARY_POSITIVE": "and LIST_TO_TUPLE, IMPORT_STAR, PRINT_EXPR, STOPITERATION_ERROR, PREP_RERAISE_STAR: intrinsics by name",
 }
 
-_INTRINSICS = {
-    "CALL_INTRINSIC_1": {
-        1: "PRINT_EXPR",
-        2: "IMPORT_STAR",
-        3: "STOPITERATION_ERROR",
-        4: "ASYNC_GEN_WRAP",
-        5: "UNARY_POSITIVE",
-        6: "LIST_TO_TUPLE",
-    },
-    "CALL_INTRINSIC_2": {1: "PREP_RERAISE_STAR"},
-}
-_BINARY = tuple(text for _, text in opcode._nb_ops)  # type: ignore[attr-defined]
-_RENAMED = {
-    "JUMP_FORWARD": "JUMP",
-    "JUMP_BACKWARD": "JUMP",
-    "JUMP_BACKWARD_NO_INTERRUPT": "JUMP",
-    "LOAD_FAST_CHECK": "LOAD_FAST",
-    **{
-        f"POP_JUMP_{way}_IF_{test}": f"POP_JUMP_IF_{test}"
-        for way in ("FORWARD", "BACKWARD")
-        for test in ("FALSE", "TRUE", "NONE", "NOT_NONE")
-    },
-}
-_DROPPED = frozenset({"CACHE", "RESUME"})
-CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
-IS_311 = sys.version_info[:2] == (3, 11)
+_NAMES_OF_KEYWORDS = frozenset({"KW_NAMES", "LOAD_CONST"})
 
 
 class Instr(NamedTuple):
@@ -82,9 +78,18 @@ class Instr(NamedTuple):
     end: int
     line: int | None
     target: int | None = None
-    # The raw instruction behind it, for `dis.stack_effect`.
+    # The instructions that do it natively: those before the last one, then that one.
+    before: tuple[tuple[int, int], ...] = ()
     opcode: int = 0
-    raw_arg: int | None = None
+    raw_arg: int = 0
+    last: int = 0  # where that one begins
+
+    def stack_effect(self, jump: bool) -> int:
+        """By how much the stack grows, as CPython's compiler counts it."""
+        return sum(
+            dis.stack_effect(number, arg if TAKES_ARGUMENT[number] else None, jump=jump)
+            for number, arg in (*self.before, (self.opcode, self.raw_arg))
+        )
 
     def __str__(self) -> str:
         shown = (
@@ -231,45 +236,59 @@ Form = Callable[[int, types.CodeType, tuple[str, ...]], tuple[str, Any, Any]]
 
 
 def _form(opcode_: int) -> Form:
-    """What gives (op, arg, argval) of one raw instruction for its argument, code and names of slots."""
+    """A function that gives (op, arg, argval) of one raw instruction for its argument, code and names of slots."""
     name = opcode.opname[opcode_]
-    op = _RENAMED.get(name, name)
+    op = RENAMED.get(name, name)
     if name == "LOAD_GLOBAL":
         return lambda arg, code, slots: (op, bool(arg & 1), code.co_names[arg >> 1])
-    if name == "LOAD_ATTR" and not IS_311:
+    if name == "LOAD_ATTR" and VERSION.method_bit:
         return lambda arg, code, slots: ("LOAD_METHOD" if arg & 1 else op, None, code.co_names[arg >> 1])
     if name == "LOAD_SUPER_ATTR":
         return lambda arg, code, slots: (op, (bool(arg & 1), bool(arg & 2)), code.co_names[arg >> 2])
+    if name == "LOAD_SMALL_INT":
+        return lambda arg, code, slots: (op, arg, arg)
+    if op == "LOAD_COMMON_CONSTANT":
+        return lambda arg, code, slots: (op, arg, COMMON_CONSTANTS[arg])
+    if name == "LOAD_SPECIAL":
+        return lambda arg, code, slots: (op, None, SPECIAL_METHODS[arg])
     if opcode_ in dis.hasconst and name != "KW_NAMES":
         return lambda arg, code, slots: (op, arg, code.co_consts[arg])
     if opcode_ in dis.hasname:
         return lambda arg, code, slots: (op, arg, code.co_names[arg])
-    if opcode_ in dis.haslocal or opcode_ in dis.hasfree:
+    if (opcode_ in dis.haslocal or opcode_ in dis.hasfree) and name not in PARTS:
         return lambda arg, code, slots: (op, arg, slots[arg])
     if name == "COMPARE_OP":
-        return lambda arg, code, slots: (op, arg, dis.cmp_op[arg if IS_311 else arg >> 4])
+        return lambda arg, code, slots: (op, arg, dis.cmp_op[arg >> VERSION.compare_shift])
     if name == "BINARY_OP":
-        return lambda arg, code, slots: (op, arg, _BINARY[arg])
+        return lambda arg, code, slots: (
+            "BINARY_SUBSCR" if BINARY_OPERATORS[arg] == "[]" else op,
+            arg,
+            BINARY_OPERATORS[arg],
+        )
     if name in ("IS_OP", "CONTAINS_OP"):
         return lambda arg, code, slots: (op, arg, bool(arg))
-    if name in _INTRINSICS:
-        return lambda arg, code, slots: (_INTRINSICS[name].get(arg, name), arg, None)
+    if name in INTRINSICS:
+        return lambda arg, code, slots: (INTRINSICS[name].get(arg, name), arg, None)
     if name == "SEND":
-        return lambda arg, code, slots: (op, not IS_311, None)
-    if opcode_ >= dis.HAVE_ARGUMENT:
+        return lambda arg, code, slots: (op, VERSION.send_keeps, None)
+    if name == "WITH_EXCEPT_START":
+        return lambda arg, code, slots: (op, VERSION.exit_depth, None)
+    if name == "CALL_FUNCTION_EX" and not TAKES_ARGUMENT[opcode_]:
+        return lambda arg, code, slots: (op, 1, None)
+    if TAKES_ARGUMENT[opcode_]:
         return lambda arg, code, slots: (op, arg, None)
     return lambda arg, code, slots: (op, None, None)
 
 
 def _reach(opcode_: int) -> Callable[[int, int], int] | None:
-    """What gives the offset that a raw instruction may jump to, of its end and argument; None where it does
-    not jump. All jumps of 3.11 and 3.12 are relative.
+    """A function that gives the offset that a raw instruction may jump to, of its end and argument; None where it
+    does not jump. All jumps are relative.
     """
-    if opcode_ not in dis.hasjrel:
-        return None
     name = opcode.opname[opcode_]
-    if name == "FOR_ITER" and not IS_311:  # leaves the loop past END_FOR: it pops the iterator itself
-        return lambda end, arg: end + 2 * arg + 2
+    if opcode_ not in dis.hasjrel or name == "END_ASYNC_FOR":
+        return None
+    if name == "FOR_ITER":  # leaves the loop past its end: it pops the iterator itself
+        return lambda end, arg: end + 2 * arg + 2 * len(VERSION.loop_end)
     if "BACKWARD" in name:
         return lambda end, arg: end - 2 * arg
     return lambda end, arg: end + 2 * arg
@@ -278,41 +297,61 @@ def _reach(opcode_: int) -> Callable[[int, int], int] | None:
 # Asked once for each opcode: a first call decodes some thousand instructions.
 _FORMS = tuple(map(_form, range(256)))
 _REACHES = tuple(map(_reach, range(256)))
+_DROPPED = frozenset(dis.opmap[name] for name in DROPPED if name in dis.opmap)
+_PARTS = {dis.opmap[name]: parts for name, parts in PARTS.items() if name in dis.opmap}
+_JOINED = {
+    dis.opmap[name]: frozenset(dis.opmap[n] for n in others if n in dis.opmap)
+    for name, others in JOINED.items()
+    if name in dis.opmap
+}
 
 
 def _line_lookup(code: types.CodeType) -> dict[int, int | None]:
     return {offset: line for start, end, line in code.co_lines() for offset in range(start, end, 2)}
 
 
+def _apart(raw: Iterable[Unit]) -> Iterator[Unit]:
+    """The raw instructions, with those that are several in one taken apart."""
+    for unit in raw:
+        parts = _PARTS.get(unit.opcode)
+        if parts is None:
+            yield unit
+            continue
+        start, offset = unit.start, unit.offset
+        *first, (name, arg) = parts(unit.arg)
+        for other, its_arg in first:
+            yield Unit(start, offset, dis.opmap[other], its_arg, unit.offset + 1)
+            start = offset = unit.offset + 1
+        yield Unit(start, offset, dis.opmap[name], arg, unit.end)
+
+
 @by_code
 def decode(code: types.CodeType) -> CodeInfo:
     """The decoded code object."""
     slots, lines = localsplus_names(code), _line_lookup(code)
-    raw = list(units(code.co_code))
+    fused = list(units(code.co_code))
+    raw = [unit for unit in _apart(fused) if unit.opcode not in _DROPPED]
+    targets = [reach(unit.end, unit.arg) if (reach := _REACHES[unit.opcode]) else None for unit in raw]
+    aims = set(targets)
     instrs: list[Instr] = []
-    kwnames: tuple[str, ...] = ()
-    # Offset of a KW_NAMES or PRECALL whose CALL has not come yet: the CALL begins there.
-    begin: int | None = None
-    for start, offset, number, raw_arg, end in raw:
+    before: tuple[tuple[int, int], ...] = ()
+    begin = 0  # of the instruction, with those before it that are one with it
+    for i, (start, offset, number, raw_arg, end) in enumerate(raw):
+        begin = begin if before else start
+        joined = _JOINED.get(number)
+        if joined and i + 1 < len(raw) and raw[i + 1].opcode in joined and raw[i + 1].start not in aims:
+            before = (*before, (number, raw_arg))
+            continue
         op, arg, argval = _FORMS[number](raw_arg, code, slots)
-        if op in _DROPPED:
-            continue
-        if op == "KW_NAMES":
-            kwnames, begin = code.co_consts[raw_arg], start
-            continue
-        if op == "PRECALL":
-            begin = start if begin is None else begin
-            continue
         if op == "CALL":
-            start, argval = (start if begin is None else begin), kwnames
-            kwnames, begin = (), None
-        reach = _REACHES[number]
-        target = reach and reach(end, raw_arg)
-        effect = raw_arg if number >= dis.HAVE_ARGUMENT else None
-        instrs.append(Instr(op, arg, argval, start, end, lines.get(offset), target, number, effect))
+            names = [a for n, a in before if opcode.opname[n] in _NAMES_OF_KEYWORDS]
+            argval = code.co_consts[names[0]] if names else ()
+        line = lines.get(offset & ~1)
+        instrs.append(Instr(op, arg, argval, begin, end, line, targets[i], before, number, raw_arg, start))
+        before = ()
     # A jump may aim at a dropped RESUME or cache: it means the next instruction kept.
     index = {instr.offset: i for i, instr in enumerate(instrs)}
     following = len(instrs) - 1
-    for unit in reversed(raw):
+    for unit in reversed(fused):
         following = index.setdefault(unit.start, following)
     return CodeInfo(code, tuple(instrs), index, tuple(parse_exception_table(code)), slots)

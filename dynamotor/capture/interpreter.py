@@ -17,6 +17,7 @@ from ..base.events import enabled, log
 from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported, unsupported_if
 from .bytecode import CodeInfo, Instr, by_code, decode
+from .opcode_tables import VERSION
 from .polyfills import cursors
 from .values.base import MISSING, Iterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
@@ -105,6 +106,10 @@ class Frame:
         self.step_at = 0
         self.started = False
         self.generator = False
+
+    def push_callee(self, value: Value) -> None:
+        """Push a callable and the NULL of its call, as LOAD_GLOBAL and LOAD_METHOD leave them."""
+        self.stack += (None, value) if VERSION.null_first else (value, None)
 
     @property
     def instr(self) -> Instr:

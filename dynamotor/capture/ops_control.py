@@ -15,7 +15,6 @@ from .values.base import MISSING, Iterator, ObjectIterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
-from .values.operators import c_name
 
 SYMBOLS = {
     "+": operator.add,
@@ -115,11 +114,11 @@ def call(frame: Frame, instr: Instr, target: int) -> None:
     trace, stack, n, names = frame.trace, frame.stack, instr.arg, instr.argval
     base = len(stack) - n - 2
     args = stack[base + 2 :]
-    below, fn = stack[base], stack[base + 1]
+    fn, *bound = (
+        v for v in stack[base : base + 2] if v is not None
+    )  # a callable and NULL, or a method and self
+    args = bound + args
     del stack[base:]
-    if below is not None:
-        args.insert(0, fn)
-        fn = below
     kwargs = {}
     if names:
         first = len(args) - len(names)
@@ -141,8 +140,7 @@ def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
         "a call with * of what cannot be iterated",
     )
     args = stack.pop().listed(trace)
-    fn = stack.pop()
-    stack.pop()
+    (fn,) = (v for v in (stack.pop(), stack.pop()) if v is not None)
     kwargs: dict[str, Value] = {}
     if named is not None:
         table = DictValue([])
@@ -290,20 +288,38 @@ def before_with(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.append(result)
 
 
+@opcode("LOAD_SPECIAL")
+def load_special(frame: Frame, instr: Instr, target: int) -> None:
+    value = special(frame, frame.stack[-1], instr.argval)
+    frame.stack.pop()
+    frame.push_callee(value)
+
+
 def special(frame: Frame, value: Value, name: str) -> Value:
     """A special method bound to its instance."""
     cls = value.python_type()
     raw = frame.trace.type_attr(cls, name)
-    frame.trace.raise_if(
-        raw is MISSING, TypeError, f"'{c_name(cls)}' object does not support the context manager protocol"
-    )
+    if raw is MISSING:
+        raise frame.trace.error(TypeError, _refusal(cls))
     return frame.trace.bind(raw, name, value, cls)
+
+
+def _refusal(cls: type) -> str:
+    """The text with which this version of CPython refuses instances of a class in `with`: that of a class of the same
+    name with as many of the methods."""
+    like = {name: None for name in ("__enter__", "__exit__", "__aenter__", "__aexit__") if hasattr(cls, name)}
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    try:
+        with type(cls.__name__, (), names | like)():
+            raise AssertionError(f"{cls} is a context manager")
+    except TypeError as error:
+        return str(error)
 
 
 @opcode("WITH_EXCEPT_START")
 def with_except_start(frame: Frame, instr: Instr, target: int) -> None:
     trace, error = frame.trace, frame.stack[-1]
-    leave = frame.stack[-4]
+    leave = frame.stack[-instr.arg]
     frame.stack.append(
         trace.call(leave, [trace.make(error.python_type()), error, error.getattr(trace, "__traceback__")])
     )
@@ -346,6 +362,7 @@ for _names, _n, _compute in (
     (("UNARY_NEGATIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.neg)),
     (("UNARY_POSITIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.pos)),
     (("UNARY_INVERT",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.invert)),
+    (("TO_BOOL",), 1, lambda frame, instr, x: Constant(frame.trace.truth(x))),
     (("UNARY_NOT",), 1, lambda frame, instr, x: Constant(not frame.trace.truth(x))),
     (("IS_OP",), 2, lambda frame, instr, a, b: Constant(frame.trace.same(a, b) != instr.argval)),
     (

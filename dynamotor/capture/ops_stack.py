@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from .breaks import unsupported, unsupported_if
@@ -111,9 +112,11 @@ def delete_deref(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("LOAD_GLOBAL")
 def load_global(frame: Frame, instr: Instr, target: int) -> None:
+    value = global_value(frame, instr.argval)
     if instr.arg:
-        frame.stack.append(None)
-    frame.stack.append(global_value(frame, instr.argval))
+        frame.push_callee(value)
+    else:
+        frame.stack.append(value)
 
 
 def global_value(frame: Frame, name: str) -> Value:
@@ -144,8 +147,8 @@ def delete_global(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("LOAD_METHOD")
 def load_method(frame: Frame, instr: Instr, target: int) -> None:
     value = frame.stack[-1].getattr(frame.trace, instr.argval)
-    frame.stack[-1] = None
-    frame.stack.append(value)
+    frame.stack.pop()
+    frame.push_callee(value)
 
 
 @opcode("LOAD_SUPER_ATTR")
@@ -159,8 +162,9 @@ def load_super_attr(frame: Frame, instr: Instr, target: int) -> None:
     value = proxy.getattr(frame.trace, instr.argval)
     del stack[-3:]
     if instr.arg[0]:
-        stack.append(None)
-    stack.append(value)
+        frame.push_callee(value)
+    else:
+        stack.append(value)
 
 
 # Containers -------------------------------------------------------------------------------------------------
@@ -247,20 +251,27 @@ def unpack_ex(frame: Frame, instr: Instr, target: int) -> None:
 
 
 # Strings, functions, imports --------------------------------------------------------------------------------
-@opcode("FORMAT_VALUE")
+_CONVERSIONS = (None, str, repr, ascii)
+
+
+@opcode("FORMAT_VALUE")  # until 3.12; then it is CONVERT_VALUE and FORMAT_SIMPLE or FORMAT_WITH_SPEC
 def format_value(frame: Frame, instr: Instr, target: int) -> None:
     trace = frame.trace
     spec = frame.stack.pop() if instr.arg & 4 else Constant("")
     value = frame.stack.pop()
-    convert = (None, str, repr, ascii)[instr.arg & 3]
+    convert = _CONVERSIONS[instr.arg & 3]
     if convert is not None:
         value = trace.call(trace.make(convert), [value])
-    frame.stack.append(trace.call(trace.make(format), [value, spec]))
+    frame.stack.append(_formatted(frame, value, spec))
+
+
+def _formatted(frame: Frame, value: Value, spec: Value) -> Value:
+    return frame.trace.call(frame.trace.make(format), [value, spec])
 
 
 @opcode("MAKE_FUNCTION")
 def make_function(frame: Frame, instr: Instr, target: int) -> None:
-    flags, stack = instr.arg, frame.stack
+    flags, stack = instr.arg or 0, frame.stack
     code: types.CodeType = stack.pop().as_constant()
     closure = stack.pop().items if flags & 8 else []
     annotations = stack.pop() if flags & 4 else None
@@ -270,12 +281,37 @@ def make_function(frame: Frame, instr: Instr, target: int) -> None:
     func = FunctionValue(
         frame.trace, code, globals_=frame.func.globals, defaults=defaults, kwdefaults=named, closure=closure
     )
-    if annotations is not None and isinstance(annotations, TupleValue):
+    if annotations is not None:
+        _annotate(func, annotations)
+    stack.append(func)
+
+
+def _annotate(func: FunctionValue, annotations: Value) -> None:
+    """Give a function its annotations, a tuple of names and values."""
+    if isinstance(annotations, TupleValue):
         items = annotations.items
         func.special["__annotations__"] = DictValue(
             [(k.as_constant(), k, v) for k, v in zip(items[::2], items[1::2])]
         )
-    stack.append(func)
+
+
+# Flag of SET_FUNCTION_ATTRIBUTE -> a function of the frame, the function made and the attribute.
+_FUNCTION_ATTRIBUTES: dict[int, Callable[[Frame, FunctionValue, Any], None]] = {
+    1: lambda frame, func, value: setattr(func, "_defaults", value.unpack(frame.trace)),
+    2: lambda frame, func, value: setattr(
+        func, "_kwdefaults", {k.as_constant(): v for k, v in value.load().values()}
+    ),
+    4: lambda frame, func, value: _annotate(func, value),
+    8: lambda frame, func, value: setattr(func, "_closure", value.items),
+    16: lambda frame, func, value: func.special.update(__annotate__=value),
+}
+
+
+@opcode("SET_FUNCTION_ATTRIBUTE")
+def set_function_attribute(frame: Frame, instr: Instr, target: int) -> None:
+    func, value = frame.stack.pop(), frame.stack.pop()
+    _FUNCTION_ATTRIBUTES[instr.arg](frame, func, value)
+    frame.stack.append(func)
 
 
 @opcode("IMPORT_NAME")
@@ -313,7 +349,7 @@ for _name, _n, _compute in (
     ("COPY", 0, lambda frame, instr: frame.stack[-instr.arg]),
     ("LOAD_CLOSURE", 0, lambda frame, instr: frame.fast[instr.arg]),
     ("LOAD_DEREF", 0, lambda frame, instr: _contents(frame, instr)),
-    ("LOAD_ASSERTION_ERROR", 0, lambda frame, instr: frame.trace.make(AssertionError)),
+    ("LOAD_COMMON_CONSTANT", 0, lambda frame, instr: frame.trace.make(instr.argval)),
     ("STORE_DEREF", 1, lambda frame, instr, x: frame.fast[instr.arg].store(frame.trace, x)),
     (
         "STORE_GLOBAL",
@@ -338,6 +374,13 @@ for _name, _n, _compute in (
     ("SET_UPDATE", 1, lambda frame, instr, x: frame.stack[-1 - instr.arg].change(frame.trace, "update", x)),
     ("MAP_ADD", 2, lambda frame, instr, key, x: frame.stack[-2 - instr.arg].setitem(frame.trace, key, x)),
     ("BUILD_SET", None, lambda frame, instr, *items: SetValue.of(frame.trace, list(items))),
+    (
+        "CONVERT_VALUE",
+        1,
+        lambda frame, instr, x: frame.trace.call(frame.trace.make(_CONVERSIONS[instr.arg]), [x]),
+    ),
+    ("FORMAT_SIMPLE", 1, lambda frame, instr, x: _formatted(frame, x, Constant(""))),
+    ("FORMAT_WITH_SPEC", 2, lambda frame, instr, x, spec: _formatted(frame, x, spec)),
     ("LIST_TO_TUPLE", 1, lambda frame, instr, x: TupleValue(x.items)),
     ("BUILD_STRING", None, lambda frame, instr, *parts: Constant("".join(v.as_constant() for v in parts))),
 ):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 import sys
 import types
@@ -22,8 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .assembler import Assembler, put_before
-from .bytecode import IS_311, Instr, by_code, decode
+from .assembler import Assembler, can_move_slots, put_before
+from .bytecode import Instr, by_code, decode
+from .opcode_tables import NEEDS_BEFORE, VERSION
 
 
 class _Sentinel:
@@ -114,6 +116,8 @@ def why_not_resumable(code: types.CodeType) -> str | None:
         return "a generator or coroutine cannot be resumed"
     if not code.co_flags & inspect.CO_OPTIMIZED:
         return "a module or class body cannot be resumed"
+    if not code.co_nlocals and not can_move_slots(code):
+        return "it has too many cells to put a local in front of them"
     loads = [i.op for i in decode(code).instrs if i.op == "LOAD_GLOBAL" and i.argval in _LOCALS_AS_DICT]
     if len(loads) > 1:
         return (
@@ -140,12 +144,11 @@ _JUMPS_WITH_TEST = frozenset(
 
 def _depth_after(instr: Instr, depth: int, jump: bool) -> int:
     """Stack depth after an instruction, taken as CPython's compiler counts it."""
-    if instr.op == "CALL":
-        return depth - instr.arg - 1
-    if instr.op == "FOR_ITER":
-        # 3.12 counts what END_FOR pops; here the iterator is gone when the loop is left.
+    if (
+        instr.op == "FOR_ITER"
+    ):  # CPython counts what the end of the loop pops; here the iterator is gone by then
         return depth - 1 if jump else depth + 1
-    return depth + dis.stack_effect(instr.opcode, instr.raw_arg, jump=jump)
+    return depth + instr.stack_effect(jump)
 
 
 @by_code
@@ -163,7 +166,7 @@ def exception_slots(code: types.CodeType) -> dict[int, tuple[int, ...]]:
             continue
         known[offset] = slots
         instr = info.at(offset)
-        handler = info.handler(instr.end - 2)
+        handler = info.handler(instr.offset)
         if handler is not None:
             outer = tuple(s for s in slots if s < handler.depth)
             todo.append((handler.target, handler.depth + handler.lasti + 1, outer))
@@ -184,12 +187,14 @@ def exception_slots(code: types.CodeType) -> dict[int, tuple[int, ...]]:
 
 
 def _nulls_after(at: Boundary, instr: Instr, depth: int) -> frozenset[int]:
-    """Which positions hold NULL after an instruction; break copies of LOAD_METHOD push (NULL, bound
-    attribute).
+    """Which positions hold NULL after an instruction; break copies of LOAD_METHOD push NULL and the bound
+    attribute.
     """
     n, nulls = at.n_stack, set(at.nulls)
-    if instr.op == "PUSH_NULL" or instr.op == "LOAD_GLOBAL" and instr.arg or _loads_method(instr):
-        nulls.add(n if instr.op != "LOAD_SUPER_ATTR" and instr.op != "LOAD_METHOD" else depth - 2)
+    if instr.op == "PUSH_NULL":
+        nulls.add(n)
+    elif instr.op == "LOAD_GLOBAL" and instr.arg or _loads_method(instr):
+        nulls.add(depth - 2 if VERSION.null_first else depth - 1)
     elif instr.op in ("CALL", "CALL_FUNCTION_EX"):
         nulls = {i for i in nulls if i < depth - 1}
     elif instr.op == "SWAP":
@@ -207,7 +212,7 @@ def _nulls_after(at: Boundary, instr: Instr, depth: int) -> frozenset[int]:
 
 
 def _loads_method(instr: Instr) -> bool:
-    return instr.op == "LOAD_METHOD" or instr.op == "LOAD_SUPER_ATTR" and instr.arg[0]
+    return instr.op in ("LOAD_METHOD", "LOAD_SPECIAL") or instr.op == "LOAD_SUPER_ATTR" and instr.arg[0]
 
 
 def _unbound_after(at: Boundary, instr: Instr) -> frozenset[int]:
@@ -233,9 +238,10 @@ def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
     unbound = _unbound_after(at, instr)
 
     def after(offset: int, jump: bool) -> Boundary:
-        depth = _depth_after(instr, at.n_stack, jump) - (dropped is not None)
+        depth = _depth_after(instr, at.n_stack, jump)
+        nulls = _nulls_after(at, instr, depth)
         return Boundary(
-            at.code, decode(at.code).at(offset).offset, depth, _nulls_after(at, instr, depth), unbound
+            at.code, decode(at.code).at(offset).offset, depth - (dropped is not None), nulls, unbound
         )
 
     if instr.op == "JUMP":
@@ -282,7 +288,7 @@ def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
     def push(key: tuple[str, int] | int) -> None:
         out.emit("LOAD_FAST", state)
         out.const(place[key] if isinstance(key, tuple) else key)
-        out.emit("BINARY_SUBSCR")
+        out.emit(*VERSION.subscript)
 
     # Frames count as complete (for tracebacks and sys._getframe) from the first RESUME on.
     out.emit("RESUME", 0)
@@ -296,8 +302,8 @@ def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
             out.emit("PUSH_EXC_INFO")
             out.emit("POP_TOP")
     if thunk:
-        out.emit("PUSH_NULL")
-        push(len(place))
+        with out.callee():
+            push(len(place))
     slots = [i for i in at.bound_slots if i + out.shift != state] + [
         i for i in at.bound_slots if i + out.shift == state
     ]
@@ -328,14 +334,11 @@ def _leave(
     out.emit("BUILD_LIST", 0)
     for i in reversed(range(after.n_stack)):
         if i in after.nulls:
-            # Only a call takes a NULL off the stack: list(collected) gives the same list again.
-            out.const(list)
-            out.emit("SWAP", 2)
-            out.call(1)
+            out.call_over_null(list)  # gives the same list again
             continue
         if i in levels:
-            out.emit("PUSH_NULL")
-            out.const(sys.exception)
+            with out.callee():
+                out.const(sys.exception)
             out.call(0)
             out.emit("LIST_APPEND", 1)
         out.emit("SWAP", 2)
@@ -344,41 +347,63 @@ def _leave(
         else:
             out.emit("LIST_APPEND", 1)
     out.const(slice(None, None, -1))
-    out.emit("BINARY_SUBSCR")
+    out.emit(*VERSION.subscript)
     for i in after.bound_slots:
-        out.slot("LOAD_CLOSURE", i)  # loads any slot as it is
+        out.slot(VERSION.load_slot, i)
     out.emit("BUILD_LIST", len(after.bound_slots))
     out.emit("SWAP", 2)
     out.emit("LIST_EXTEND", 1)
-    out.emit("PUSH_NULL")
-    out.emit("SWAP", 2)
     # The collector does not look into code objects, so a cycle through one would never be freed: it holds a
     # weak reference, and the function holds the callable.
-    out.emit("PUSH_NULL")
-    out.const(weakref.ref(resume))
-    out.call(0)
-    out.emit("SWAP", 2)
-    out.emit("CALL_FUNCTION_EX", 0)
+    with out.callee():
+        with out.callee():
+            out.const(weakref.ref(resume))
+        out.call(0)
+    out.under_callee()
+    for name in VERSION.call_star:
+        out.emit(name)
     out.emit("RETURN_VALUE")
     return out.data
 
 
 def _copy(out: Assembler, at: Boundary, instr: Instr) -> None:
-    """The instruction as it stands in the user's code (jumps apart), with its prefixes and companions."""
-    if _loads_method(instr):
-        raw = instr.raw_arg or 0
-        # Which of the two forms it would push is known only when it runs: always push (NULL, bound
-        # attribute).
+    """The instruction as it stands in the user's code (jumps apart), with its companions."""
+    raw = instr.raw_arg
+    if instr.op == "LOAD_SPECIAL":
+        out.call_on_top(functools.partial(_special, instr.argval))
+        _push_null(out)
+    elif _loads_method(instr):
+        # Which of the two forms it would push is known only when it runs: always NULL and the bound attribute.
         if instr.op == "LOAD_METHOD":
-            out.emit("LOAD_ATTR", raw if IS_311 else raw & ~1)
+            out.emit("LOAD_ATTR", raw & ~1 if VERSION.method_bit else raw)
         else:
             out.emit("LOAD_SUPER_ATTR", raw & ~1)
-        out.emit("PUSH_NULL")
-        out.emit("SWAP", 2)
+        _push_null(out)
     elif instr.op in ("LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "MAKE_CELL", *_SLOT_OPS):
         out.slot(dis.opname[instr.opcode], instr.arg)
+    elif dis.opname[instr.opcode] in NEEDS_BEFORE:
+        out.test(dis.opname[instr.opcode], raw)
     elif instr.op != "JUMP":
-        out.data += at.code.co_code[instr.offset : instr.end]
+        for number, arg in (*instr.before, (instr.opcode, raw)):
+            out.emit(dis.opname[number], arg)
+
+
+def _push_null(out: Assembler) -> None:
+    """The NULL that a call expects beside the callable on top."""
+    out.emit("PUSH_NULL")
+    if VERSION.null_first:
+        out.emit("SWAP", 2)
+
+
+def _special(name: str, value: Any) -> Any:
+    """A special method as LOAD_SPECIAL finds it, bound."""
+    cls = type(value)
+    found = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
+    if not found:
+        with value:  # raises what LOAD_SPECIAL raises
+            raise AssertionError(f"{cls} has no {name}")
+    bind = getattr(type(found[0]), "__get__", None)
+    return found[0] if bind is None else bind(found[0], value, cls)
 
 
 _SLOT_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
@@ -400,6 +425,21 @@ def _function(
     return function
 
 
+def _enter(out: Assembler, at: Boundary) -> int:
+    """The offset in the user's code where CPython goes on at a boundary. The instruction there may be the second
+    half of a fused one, or take any value where CPython's takes a bool: then it runs in front of the jump.
+    """
+    instr = at.instr
+    if instr.offset % 2 and instr.target is None:
+        _copy(out, at, instr)
+        return instr.end
+    name = dis.opname[instr.opcode]
+    if name not in NEEDS_BEFORE or instr.before and not instr.offset % 2:
+        return instr.offset
+    out.emit(NEEDS_BEFORE[name])
+    return instr.last
+
+
 def _check(at: Boundary) -> None:
     reason = why_not_resumable(at.code)
     if reason is not None:
@@ -411,7 +451,7 @@ def resume_function(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any
     _check(at)
     out = Assembler(at.code)
     _rebuild(out, at, thunk=False)
-    out.emit("JUMP_FORWARD", at.instr.offset // 2)
+    out.emit("JUMP_FORWARD", _enter(out, at) // 2)
     return _function(at, out, globals_, "resume", ())
 
 
@@ -438,11 +478,13 @@ def break_function(
     leaves = [_leave(at.code, out, boundary, resume) for boundary, resume in zip(after, resumes)]
     _rebuild(out, at, thunk=inner)
     start = out.offset
+    # Since 3.13 an exception that leaves a called frame is looked up one unit before the call.
+    out.emit("NOP")
     if inner:
         out.call(0)
     elif instr.op in _JUMPS_WITH_TEST:
         name = dis.opname[instr.opcode].replace("BACKWARD", "FORWARD")
-        out.emit(name, len(leaves[0]) // 2)
+        out.test(name, len(leaves[0]) // 2)
     else:
         _copy(out, at, instr)
     if _dropped(at):
@@ -451,11 +493,11 @@ def break_function(
     for leave in leaves[:1]:
         out.data += leave
     if len(leaves) == 2:
-        if instr.op == "FOR_ITER" and not IS_311:
-            out.emit("END_FOR")
+        for name in VERSION.loop_end if instr.op == "FOR_ITER" else ():
+            out.emit(name)
         out.data += leaves[1]
     out.emit("NOP")
-    handler = decode(at.code).handler(instr.end - 2)
+    handler = decode(at.code).handler(instr.offset)
     if handled and handler is not None and end > start:
         out.cover(start, end, handler)
     return _function(at, out, globals_, "break", tuple(resumes))
@@ -523,7 +565,7 @@ def _live(code: types.CodeType) -> list[frozenset[int]]:
                 after -= {instr.arg}
             elif instr.op in _READS:
                 after |= {instr.arg}
-            handler = info.handler(instr.end - 2)
+            handler = info.handler(instr.offset)
             if handler is not None:
                 after |= live[info.index[handler.target]]
             if after != live[i]:

@@ -8,22 +8,13 @@
  *   dispatch.c    guards -> gather -> compiled callable
  *   frame_hook.c  PEP 523, on only while a graph break runs user code
  *   timing.c      samples of durations
+ *   python_compat.h, python_compat.c  CPython's structures, whose layout differs between versions
  *   xla_call.c    calls of XLA executables on xla tensors
  */
 #ifndef DYNAMOTOR_H
 #define DYNAMOTOR_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdbool.h>
-#include <stdint.h>
-
-#define IS_311 (PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000)
-#define IS_312 (PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000)
-
-#if !IS_311 && !IS_312
-#error "DM201: dynamotor's C extension is written for CPython 3.11 and 3.12"
-#endif
+#include "python_compat.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)

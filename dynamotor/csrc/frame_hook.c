@@ -5,15 +5,7 @@
  * CPython's evaluator runs `RETURN_VALUE` on it, so that the frame is unlinked and cleared by CPython itself. */
 #define Py_BUILD_CORE
 #include "dynamotor.h"
-#include "internal/pycore_frame.h"
-#undef Py_BUILD_CORE
 #include <structmember.h>
-
-#if IS_311
-#define FRAME_FUNCTION(frame) ((PyObject *)(frame)->f_func)
-#else
-#define FRAME_FUNCTION(frame) ((frame)->f_funcobj)
-#endif
 
 /* _C.FrameHook: a callback and its answers. */
 typedef struct {
@@ -24,8 +16,6 @@ typedef struct {
     PyObject *around;   /* calls dispatchers, (dispatcher, *args) -> result; NULL: they are called */
 } FrameHook;
 
-enum { CO_REBUILT = 1 << 27 }; /* set by capture/assembler.py on the code of break and resume functions */
-
 static PyTypeObject FrameHook_Type;
 static __thread FrameHook *active; /* owned by this thread */
 static int n_threads;              /* threads with an active hook; under the GIL */
@@ -35,7 +25,7 @@ static PyCodeObject *return_code;  /* RESUME, RETURN_VALUE */
 
 static bool is_hookable(const PyCodeObject *code) {
     int body = CO_OPTIMIZED | CO_NEWLOCALS, generator = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
-    return (code->co_flags & body) == body && (code->co_flags & (generator | CO_REBUILT)) == 0 && code->co_stacksize > 0;
+    return (code->co_flags & body) == body && (code->co_flags & (generator | FREE_CODE_FLAG)) == 0 && code->co_stacksize > 0;
 }
 
 static Py_ssize_t n_bound(const PyCodeObject *code) {
@@ -70,11 +60,11 @@ static bool concerns(PyObject *value, PyObject *classes) {
     return false;
 }
 
-static bool frame_concerns(const FrameHook *hook, const _PyInterpreterFrame *frame) {
+static bool any_concerns(const FrameHook *hook, PyFunctionObject *function, PyObject *const *values, Py_ssize_t n) {
     if (hook->classes == NULL) return true;
-    for (Py_ssize_t i = 0; i < n_bound(frame->f_code); i++)
-        if (concerns(frame->localsplus[i], hook->classes)) return true;
-    PyObject *closure = ((PyFunctionObject *)FRAME_FUNCTION(frame))->func_closure;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (concerns(values[i], hook->classes)) return true;
+    PyObject *closure = function->func_closure;
     for (Py_ssize_t i = 0; closure != NULL && i < PyTuple_GET_SIZE(closure); i++)
         if (concerns(PyCell_GET(PyTuple_GET_ITEM(closure, i)), hook->classes)) return true;
     return false;
@@ -111,9 +101,7 @@ static PyObject *ask(FrameHook *hook, PyFunctionObject *function) {
 static PyObject *end_frame(PyThreadState *tstate, _PyInterpreterFrame *frame, PyObject *result) {
     /* Thrown into before its first instruction, where no handler is: it unwinds. */
     if (result == NULL) return _PyEval_EvalFrameDefault(tstate, frame, 1);
-    Py_SETREF(frame->f_code, (PyCodeObject *)Py_NewRef(return_code));
-    frame->prev_instr = _PyCode_CODE(return_code) - 1;
-    frame->localsplus[frame->stacktop++] = result;
+    frame_become(frame, return_code, result);
     return _PyEval_EvalFrameDefault(tstate, frame, 0);
 }
 
@@ -128,7 +116,7 @@ static PyObject *pass_on(PyThreadState *tstate, _PyInterpreterFrame *frame, int 
     return result;
 }
 
-static PyObject *call_dispatcher(FrameHook *hook, PyObject *dispatcher, PyObject **args, Py_ssize_t n) {
+static PyObject *call_dispatcher(FrameHook *hook, PyObject *dispatcher, PyObject *const *args, Py_ssize_t n) {
     if (hook->around == NULL || hook->around == Py_None) return PyObject_Vectorcall(dispatcher, args, (size_t)n, NULL);
     PyObject *around = Py_NewRef(hook->around), *all = PyTuple_New(n + 1), *result = NULL;
     for (Py_ssize_t i = 0; all != NULL && i <= n; i++) PyTuple_SET_ITEM(all, i, Py_NewRef(i == 0 ? dispatcher : args[i - 1]));
@@ -140,11 +128,15 @@ static PyObject *call_dispatcher(FrameHook *hook, PyObject *dispatcher, PyObject
 
 static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int throwing) {
     FrameHook *hook = active;
-    PyObject *function = FRAME_FUNCTION(frame);
     if (hook == NULL) return pass_on(tstate, frame, throwing);
-    if (throwing || !is_hookable(frame->f_code) || !PyFunction_Check(function) ||
-        ((PyFunctionObject *)function)->func_code != (PyObject *)frame->f_code || !frame_concerns(hook, frame))
+    PyObject *function = frame_function(frame);
+    PyCodeObject *code = frame_code(frame);
+    if (throwing || !is_hookable(code) || !PyFunction_Check(function) || ((PyFunctionObject *)function)->func_code != (PyObject *)code)
         return _PyEval_EvalFrameDefault(tstate, frame, throwing);
+    Py_ssize_t n = n_bound(code);
+    PyObject *room[n + 1];
+    PyObject *const *arguments = frame_slots(frame, n, room);
+    if (!any_concerns(hook, (PyFunctionObject *)function, arguments, n)) return _PyEval_EvalFrameDefault(tstate, frame, throwing);
     active = NULL; /* what the callback and the dispatcher run is ours */
     PyObject *dispatcher = ask(hook, (PyFunctionObject *)function), *result = NULL;
     if (dispatcher == Py_False) { /* natively, and so is everything that it calls */
@@ -160,7 +152,7 @@ static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int
         return _PyEval_EvalFrameDefault(tstate, frame, 0);
     }
     /* The frame keeps its references while the dispatcher runs: user code may replace none of them, it has not started. */
-    result = call_dispatcher(hook, dispatcher, frame->localsplus, n_bound(frame->f_code));
+    result = call_dispatcher(hook, dispatcher, arguments, n);
     active = hook;
     Py_DECREF(dispatcher);
     return end_frame(tstate, frame, result);

@@ -116,13 +116,6 @@ static inline PyObject *node_value(const Node *node, PyObject *const *slots) {
     return node->slot >= 0 ? slots[node->slot] : node->value;
 }
 
-static inline uint64_t dict_version(PyObject *dict) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    return ((PyDictObject *)dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-}
-
 /* Whether iterating a dict subclass gives the raw order (an OrderedDict keeps another). */
 static inline bool has_raw_order(PyObject *dict) {
     return Py_TYPE(dict)->tp_iter == PyDict_Type.tp_iter || PyDict_GET_SIZE(dict) < 2;

@@ -37,18 +37,9 @@ static inline int operand_pointer(PyObject *operand, void **pointer) {
     return LIKELY(*pointer != NULL) ? 0 : refuse_elements(operand);
 }
 
-/* Numbers below 2^30 are one digit of CPython's. */
-#if IS_311
-#define IS_COMPACT(number) (Py_SIZE(number) == 1)
-#define COMPACT_VALUE(number) ((number)->ob_digit[0])
-#else
-#define IS_COMPACT(number) PyUnstable_Long_IsCompact(number)
-#define COMPACT_VALUE(number) PyUnstable_Long_CompactValue(number)
-#endif
-
 static inline int number_from(PyObject *size, int64_t *number) {
-    if (LIKELY(PyLong_CheckExact(size) && IS_COMPACT((PyLongObject *)size))) {
-        *number = COMPACT_VALUE((PyLongObject *)size);
+    if (LIKELY(PyLong_CheckExact(size) && LONG_IS_COMPACT((PyLongObject *)size))) {
+        *number = LONG_COMPACT_VALUE((PyLongObject *)size);
         return 0;
     }
     *number = PyLong_AsLongLong(size);

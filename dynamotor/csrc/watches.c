@@ -31,20 +31,8 @@ static void watch_class(GuardProgram *program, int node, PyObject *value) {
 }
 
 static void watch_dict(GuardProgram *program, int node, PyObject *dict, Watched *watched) {
-    if (!watched->dict) add(program, WATCH_DICT, node, dict, dict_version(dict));
+    if (!watched->dict && dict_watch(dict) == 0) add(program, WATCH_DICT, node, dict, dict_version(dict));
     watched->dict = true;
-}
-
-/* 0 when the type has no version, so that a change of it would leave no trace. */
-static uint64_t type_version(PyTypeObject *type) {
-    return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
-}
-
-static uint64_t assigned_type_version(PyTypeObject *type) {
-    static PyObject *any_name;
-    if (any_name == NULL) any_name = PyUnicode_InternFromString("__class__");
-    if (any_name != NULL) _PyType_Lookup(type, any_name); /* a lookup gives the type a version */
-    return type_version(type);
 }
 
 static void watch_type(GuardProgram *program, int node, PyObject *type, Watched *watched) {
@@ -112,7 +100,7 @@ int watches_build(GuardProgram *program) {
         for (int c = node->first_child; c >= 0; c = program->nodes[c].next_sibling)
             if (program->nodes[c].life == BOUND) watch_step(program, i, node->value, &program->nodes[c], &watched);
     }
-    return 0;
+    return PyErr_Occurred() ? -1 : 0; /* of a dict that could not be watched */
 }
 
 /* ---- running ---- */

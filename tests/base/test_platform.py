@@ -10,13 +10,22 @@ from dynamotor.base.errors import CaptureError
 
 
 def test_another_python_is_refused(monkeypatch):
-    for name, version in (("cpython", (3, 13, 0)), ("cpython", (3, 10, 2)), ("pypy", (3, 11, 0))):
+    for name, version in (("cpython", (3, 15, 0)), ("cpython", (3, 10, 2)), ("pypy", (3, 11, 0))):
         text = f"{version[0]}.{version[1]} x"
         fake = SimpleNamespace(implementation=SimpleNamespace(name=name), version_info=version, version=text)
         monkeypatch.setattr(platform, "sys", fake)
         with pytest.raises(CaptureError, match="DM201.*3.1") as caught:
             platform.check_platform()
-        assert "CPython 3.11 or 3.12" in str(caught.value)
+        assert "CPython 3.11, 3.12, 3.13 or 3.14" in str(caught.value)
+
+
+def test_a_free_threaded_build_is_refused(monkeypatch):
+    fake = SimpleNamespace(
+        implementation=sys.implementation, version_info=(3, 14, 0), version="3.14.0 x", abiflags="t"
+    )
+    monkeypatch.setattr(platform, "sys", fake)
+    with pytest.raises(ImportError, match="DM160.*free-threaded"):
+        platform.check_platform()
 
 
 def test_a_missing_extension_is_refused(monkeypatch):

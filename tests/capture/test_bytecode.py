@@ -1,4 +1,4 @@
-"""Decoding: one set of instructions for 3.11 and 3.12, jumps that land, exception tables that survive a round
+"""Decoding: one set of instructions for all versions, jumps that land, exception tables that survive a round
 trip.
 """
 
@@ -9,6 +9,7 @@ import types
 import pytest
 
 from dynamotor.capture.bytecode import decode, encode_exception_table, parse_exception_table
+from dynamotor.capture.opcode_tables import VERSION
 
 
 def functions_of_loaded_modules(limit=4000):
@@ -41,11 +42,11 @@ def test_jump_targets_are_those_of_dis(codes):
     for code in codes:
         info, known = decode(code), {i.offset: i for i in dis.get_instructions(code)}
         for instr in info.instrs:
-            last = known.get(instr.offset)
+            last = known.get(instr.last)
             if instr.target is None or last is None or last.opname == "EXTENDED_ARG":
                 continue
-            past_end_for = 2 if instr.op == "FOR_ITER" and sys.version_info >= (3, 12) else 0
-            assert instr.target == last.argval + past_end_for, (code, instr)
+            past_the_end = 2 * len(VERSION.loop_end) if instr.op == "FOR_ITER" else 0
+            assert instr.target == last.argval + past_the_end, (code, instr)
 
 
 def test_exception_tables_encode_back(codes):
@@ -102,6 +103,25 @@ def test_operators_and_names_are_text():
         ("LOAD_FAST", "a"),
     ]:
         assert expected in seen
+
+
+def test_fused_instructions_are_apart():
+    """Pairs of loads and stores, and a comparison that gives a bool, are one instruction in some versions."""
+
+    def f(a, b):
+        c, d = b, a
+        while c < d:
+            c = d
+        return c
+
+    info = decode(f.__code__)
+    seen = [(i.op, i.argval) for i in info.instrs]
+    loads = [argval for op, argval in seen if op == "LOAD_FAST"]
+    assert loads[:4] == ["b", "a", "c", "d"]
+    assert seen.index(("STORE_FAST", "d")) + 1 == seen.index(("STORE_FAST", "c"))
+    compared = seen.index(("COMPARE_OP", "<"))
+    assert info.instrs[compared + 1].op in ("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE")
+    assert all(info.at(i.offset) is i for i in info.instrs)
 
 
 def test_method_loads_and_pushed_nulls():

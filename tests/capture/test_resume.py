@@ -315,7 +315,7 @@ def step(function, at, flat):
         broken = stepping(function, at)
         result = next(contained(lambda: broken(*flat)))
     except Exception as error:
-        handler = decode(at.code).handler(at.instr.end - 2)
+        handler = decode(at.code).handler(at.instr.offset)
         if handler is None:
             raise
         slots, stack = at.unflat(flat)
@@ -392,7 +392,7 @@ def test_a_break_replaced_by_an_inner_call():
 
     code = calls_say.__code__
     call = next(i for i in decode(code).instrs if i.op == "CALL")
-    at = Boundary(code, call.offset, 1)
+    at = Boundary(code, call.offset, 1)  # the operands of the call are gone
     (after,) = successors(at, inner=True)
     broken = break_function(at, [resume_function(after, globals())], globals(), inner=True)
     assert broken(1, 10, lambda: 5) == 15
@@ -401,6 +401,32 @@ def test_a_break_replaced_by_an_inner_call():
         raise ValueError
 
     assert broken(1, 10, fails) == "caught"
+
+
+def raises():
+    raise ValueError("of the called frame")
+
+
+def test_an_exception_of_a_called_frame_meets_the_handler():
+    def calls():
+        try:
+            raises()
+        except ValueError as error:
+            return str(error)
+
+    assert check_every_offset(calls, ()) > 3
+
+
+def test_many_cells_and_no_locals():
+    """Where no local can be put in front of the cells, the frame is not cut."""
+    names = [f"c{i}" for i in range(20)]
+    source = f"def outer({', '.join(names)}):\n def f():\n  return lambda: ({', '.join(names)},)\n return f\n"
+    namespace = {}
+    exec(source, namespace)
+    inner = namespace["outer"](*range(20))
+    if why_not_resumable(inner.__code__) is None:
+        at, flat = start(inner, ())
+        assert resume_function(at, globals())(*flat)() == tuple(range(20))
 
 
 def test_tracebacks_show_the_users_line():

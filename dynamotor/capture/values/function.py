@@ -23,10 +23,18 @@ from ..source import (
 )
 from .arguments import fitted
 from .base import MISSING, Codegen, Epoch, Raised, Trace, Value, find_rule, wrap_rule, wrap_typed
-from .constant import Constant
+from .constant import Constant, is_none
 from .containers import DictValue, TupleValue
 
-_NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__type_params__")
+_NAMES = (
+    "__name__",
+    "__qualname__",
+    "__module__",
+    "__doc__",
+    "__annotations__",
+    "__annotate__",
+    "__type_params__",
+)
 
 
 class CellValue(Value):
@@ -238,9 +246,11 @@ class FunctionValue(Value):
             if name == "__module__":
                 return self.globals.lookup("__name__") or Constant(None)
             if name == "__doc__":
-                doc = self.code.co_consts[:1]
-                return Constant(doc[0] if doc and isinstance(doc[0], str) else None)
-            return TupleValue([]) if name == "__type_params__" else DictValue([])
+                cells = tuple(types.CellType() for _ in self.code.co_freevars)
+                return Constant(types.FunctionType(self.code, {}, closure=cells).__doc__)
+            if name == "__annotations__":
+                return self._annotations(trace)
+            return TupleValue([]) if name == "__type_params__" else Constant(None)
         if name == "__dict__":
             return self.dict
         if name == "__code__":
@@ -261,12 +271,27 @@ class FunctionValue(Value):
             return TupleValue(self.closure) if self.closure else Constant(None)
         return self.dict.lookup(name) or super().getattr(trace, name)
 
+    def _annotations(self, trace: Trace) -> Value:
+        """Those of a function made here, which 3.14 computes when they are asked for (format 1: as values)."""
+        found = self.special["__annotations__"] = (
+            trace.call(self.special["__annotate__"], [Constant(1)]) if self._is_lazy else DictValue([])
+        )
+        return found
+
+    @property
+    def _is_lazy(self) -> bool:
+        return "__annotate__" in self.special and not is_none(self.special["__annotate__"])
+
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         return self.dict.lookup(name)
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
         if name in _NAMES and self.fn is MISSING:
             self.special[name] = value
+            if name == "__annotate__":
+                self.special.pop("__annotations__", None)
+            elif name == "__annotations__" and "__annotate__" in self.special:
+                self.special["__annotate__"] = Constant(None)
         elif name.startswith("__") and hasattr(types.FunctionType, name):
             raise unsupported("unsupported-mutation", f"{name} of {self.describe()} is set")
         else:
@@ -304,7 +329,7 @@ class FunctionValue(Value):
                 f"{name}.__kwdefaults__ = {{{', '.join([f'{k!r}: {cg.emit(v)}' for k, v in self.kwdefaults.items()])}}}"
             )
         for attr, value in self.special.items():
-            if attr != "__name__":
+            if attr != "__name__" and not (attr == "__annotations__" and self._is_lazy):
                 cg.statement(f"{name}.{attr} = {cg.emit(value)}")
         for _, (key, value) in self.dict.load().items():
             cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")

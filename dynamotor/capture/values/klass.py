@@ -290,6 +290,7 @@ class Builtin(Constant):
         return f"builtin {getattr(self.value, '__qualname__', self.value)}"
 
 
+_UNIONS: set[Any] = {types.UnionType, type(typing.Optional[int])}  # noqa: UP045  # one class since 3.14
 wrap_held(
     Builtin,
     property,
@@ -306,10 +307,9 @@ wrap_held(
     torch.iinfo,
     slice,
     types.GenericAlias,
-    types.UnionType,
     type(typing.List),  # noqa: UP006
     type(typing.List[int]),  # noqa: UP006
-    type(typing.Optional[int]),  # noqa: UP045
+    *_UNIONS,
     type(typing.Any),
     type(typing.Optional),
     typing.TypeVar,
