@@ -87,6 +87,7 @@ def compile_module(
     members = {
         **_entry(module, dispatcher),
         **({} if isinstance(module, DistributedDataParallel) else {"forward": _Forward(module, again)}),
+        **(_writes_code(module) if isinstance(module, torch.fx.GraphModule) else {}),
         "__deepcopy__": lambda self, memo: again(copy.deepcopy(module, memo)),
         "__copy__": lambda self: again(copy.copy(module)),
         "__reduce_ex__": lambda self, protocol: (_itself, (module,)),
@@ -108,6 +109,12 @@ def compile_module(
     )  # a `__new__` is for new modules, and this is not one
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin
+
+
+def _writes_code(module: Any) -> dict[str, Any]:
+    """The methods by which a graph module writes its `forward`: into its own class, not into the twin's."""
+    names = [name for name in ("recompile", "_real_recompile") if hasattr(module, name)]
+    return {name: lambda self, name=name: getattr(module, name)() for name in names}
 
 
 def _twin_class(cls: type, module: torch.nn.Module, members: dict[str, Any]) -> type:

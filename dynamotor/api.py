@@ -12,7 +12,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,13 +22,15 @@ from ._module import compile_module
 from .backends import Backend, resolve, takes_states, takes_symbols
 from .base import failures
 from .base.config import CompileOptions, config
-from .base.errors import BackendError, DynamotorError, InternalError, UsageError
+from .base.errors import BackendError, BuildError, DynamotorError, InternalError, UsageError
 from .base.events import counters, emit, forget_warnings, phase_seconds, timed
 from .capture import siblings
 from .capture.frontend import make_dispatcher
 from .capture.marks import disable, instances_are_called, plain_function
+from .capture.source import trusted_module
 from .distributed.data_parallel import data_parallel
 from .runtime import device_memory, memory
+from .runtime.build import find_compiler
 from .torch_compile_adapter import own_options
 
 __all__ = ["compile", "compile_fx", "disable", "reset"]
@@ -41,15 +43,80 @@ _dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
 SPECIAL: list[Callable[[Any, Any, CompileOptions], Any]] = []
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+class _Decorator(Protocol):
+    """`compile(fullgraph=True)`: what is compiled keeps its type."""
+
+    @overload
+    def __call__(self, model: M, /) -> M: ...
+    @overload
+    def __call__(self, model: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
 def compile(
-    model: Callable[..., Any] | None = None,
+    model: M,
     *,
-    backend: str | Backend = "native",
+    backend: str | Backend | None = "native",
     fullgraph: bool = False,
     dynamic: bool | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
+    name: str | None = None,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
+) -> M: ...
+@overload
+def compile(
+    model: Callable[P, R],
+    *,
+    backend: str | Backend | None = "native",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+    name: str | None = None,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
+) -> Callable[P, R]: ...
+@overload
+def compile(
+    model: None = None,
+    *,
+    backend: str | Backend | None = "native",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+    name: str | None = None,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
+) -> _Decorator: ...
+
+
+def compile(
+    model: Any = None,
+    *,
+    backend: str | Backend | None = "native",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+    name: str | None = None,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
 ) -> Any:
     """Compile a function or module; also a decorator, with and without arguments.
 
@@ -70,15 +137,22 @@ def compile(
     accepted: the few
       that mean the same set ours, others change nothing and say so once.
     disable: return `model` unchanged.
+    recompile_limit: `config.cache_size_limit` for this callable. name, isolate_recompiles: of torch.compile;
+      they change nothing, since each callable has programs and limits of its own. shapes_spec is refused:
+      mark dimensions with `mark_dynamic`.
 
     Raises UsageError for a bad argument; compilation itself happens at the first call, or in
     `compiled.warm_up(*args, **kwargs)`, which takes a call's arguments and builds, for the grad mode that
     holds, what the call and its backward need, without running any of it. It gives a list of what has to be
     built later and why: what follows a graph break depends on what ran before.
     """
-    if backend == "native" and (mode or "").startswith("max-autotune"):
+    backend = "native" if backend is None else backend
+    if backend == "native" and isinstance(mode, str) and mode.startswith("max-autotune"):
         backend = "auto"
+    _check_arguments(options, recompile_limit, shapes_spec)
     options = own_options(options or {})
+    if recompile_limit is not None:
+        options = {"cache_size_limit": recompile_limit, **options}
     settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(options))
     again = functools.partial(
         compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
@@ -94,6 +168,12 @@ def compile(
     if disable:
         return model
     if isinstance(model, type) and instances_are_called(model):  # a decorator of a class
+        UsageError.when(
+            trusted_module(model.__module__),
+            "DM145",
+            f"compile({model.__qualname__}) would change the calls of all its instances in this process",
+            cure="compile an instance, or a subclass of your own",
+        )
         model.__call__ = again(plain_function(model.__call__))  # type: ignore[method-assign]
         return model
     for rule in SPECIAL:
@@ -122,6 +202,28 @@ def compile(
     dispatcher.warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)
     dispatcher.compiled_again = again
     return dispatcher
+
+
+def _check_arguments(options: Any, recompile_limit: Any, shapes_spec: Any) -> None:
+    UsageError.when(
+        options is not None and not isinstance(options, Mapping),
+        "DM146",
+        f"options are a dict, not a {type(options).__name__}",
+        cure="pass options={'threads': 2}",
+    )
+    UsageError.when(
+        recompile_limit is not None and (type(recompile_limit) is not int or recompile_limit < 1),
+        "DM146",
+        f"recompile_limit cannot be {recompile_limit!r}",
+        cure="pass a whole number of at least 1",
+    )
+    UsageError.when(
+        shapes_spec is not None,
+        "DM146",
+        "shapes_spec is not taken",
+        why="marks and calls say which sizes may differ",
+        cure="mark_dynamic(tensor, dim, min=..., max=...), or dynamic=True",
+    )
 
 
 def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:
@@ -162,7 +264,7 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
     label = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
 
     def call(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        implied = {"strict": True} if settings.fullgraph else {}
+        implied = {"strict": True} if settings.fullgraph and _has_compiler() else {}
         with config.patch(**{**implied, **settings.settings}), timed("backend"):
             try:
                 compiled = function(gm, example_inputs)
@@ -193,6 +295,15 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
         return compiled
 
     return call
+
+
+def _has_compiler() -> bool:
+    """Whether this machine has a C++ compiler: without one, `fullgraph` runs on aten kernels, too."""
+    try:
+        find_compiler()
+    except BuildError:
+        return False
+    return True
 
 
 def _first_line(gm: torch.fx.GraphModule) -> Any:

@@ -49,6 +49,12 @@ def register_backend(fn: Backend | None = None, name: str | None = None) -> Any:
     """
     if fn is None:
         return lambda f: register_backend(f, name)
+    UsageError.when(
+        not callable(fn),
+        "DM107",
+        f"a backend is a callable, not {fn!r}",
+        cure="register_backend(function, name='...')",
+    )
     backends.add(name or fn.__name__, fn)
     return fn
 

@@ -41,6 +41,9 @@ def backend_for_torch_compile(
     ) -> Callable[..., Any]:
         if lost(COMPILE):
             return gm.forward
+        outputs = gm.graph.output_node().args[0]
+        if type(outputs) is not tuple or not all(isinstance(out, torch.fx.Node) for out in outputs):
+            return _with_structure(gm, list(example_inputs), compile_graph)
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
             own = _in_own_sizes(gm) if symbols else None
             if own is not None:
@@ -50,6 +53,37 @@ def backend_for_torch_compile(
         return backend(gm, list(example_inputs))
 
     return compile_graph
+
+
+def _with_structure(
+    gm: torch.fx.GraphModule, inputs: list[Any], compile_graph: Callable[..., Callable[..., Any]]
+) -> Callable[..., Any]:
+    """A graph that returns anything else than a flat tuple: compiled with one, its own result rebuilt."""
+    flat = copy_of(gm)
+    output = flat.graph.output_node()
+    leaves, spec = compat.tree_flatten(_mutable(output.args[0]))
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
+    if not places:
+        return gm.forward
+    output.args = (tuple(leaves[k] for k in places),)
+    flat.recompile()
+    run = compile_graph(flat, inputs)
+
+    def call(*args: Any) -> Any:
+        found = list(leaves)
+        for k, out in zip(places, run(*args), strict=True):
+            found[k] = out
+        return compat.tree_unflatten(found, spec)
+
+    return call
+
+
+def _mutable(value: Any) -> Any:
+    """A graph's result with lists and dicts in the place of those that torch.fx lets nobody change."""
+    if isinstance(value, list | tuple):
+        items = [_mutable(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return {key: _mutable(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 dynamotor_backend = backend_for_torch_compile(

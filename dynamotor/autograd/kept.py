@@ -28,6 +28,7 @@ from torch import fx
 
 from ..base import cache, compat
 from ..base.config import config
+from ..base.errors import BuildError
 from ..base.events import collect, counters, emit, listening, timed
 from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
@@ -200,7 +201,7 @@ class Kept:
                     **more(),
                 }
                 cache.store("program", self._name(part), _text(data).encode())
-        except NotPlain as why:
+        except (NotPlain, BuildError) as why:  # without a C++ compiler its kernels have no keys
             _not_kept(str(why))
 
 

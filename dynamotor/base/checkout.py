@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +25,14 @@ def bench(name: str, root: Path = ROOT) -> ModuleType:
             why=f"they are the folder `bench` of the repository, which no wheel holds; {root} has none",
             cure="clone the repository, `pip install -e .` there, and give the command again",
         )
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
+    if "bench" not in sys.modules:  # by its path: a program's own `bench` may come first on sys.path
+        place = root / "bench" / "__init__.py"
+        spec = importlib.util.spec_from_file_location(
+            "bench", place, submodule_search_locations=[str(place.parent)]
+        )
+        assert spec is not None and spec.loader is not None
+        sys.modules["bench"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["bench"])
     return importlib.import_module(f"bench.{name}")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -20,6 +21,9 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import UsageError
+
+# Channels of the log: base/events.py says at which level each is shown.
+CHANNELS = ("breaks", "recompiles", "fallbacks", "timings", "guards", "code", "graphs", "passes", "bytecode")
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -138,23 +142,33 @@ class Config:
 
 
 def _from_environment() -> Config:
+    """The settings of the environment; a value that a field does not take is named on stderr and left out."""
     debug = os.environ.get("DYNAMOTOR_DEBUG", "0")
+    asked = {
+        "debug": int(debug) if debug.isdigit() else debug,
+        "log": os.environ.get("DYNAMOTOR_LOG", ""),
+        "run_while_building": os.environ.get("DYNAMOTOR_RUN_WHILE_BUILDING", "general"),
+    }
+    for name in list(asked):
+        try:
+            check_values({name: asked[name]})
+        except UsageError as error:
+            print(f"dynamotor: DYNAMOTOR_{name.upper()} is left out: {error}", file=sys.stderr)
+            del asked[name]
     return Config(
         strict=_flag("DYNAMOTOR_STRICT", False),
         xla_strict=_flag("DYNAMOTOR_XLA_STRICT", False),
         xla_debug=_flag("DYNAMOTOR_XLA_DEBUG", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
-        run_while_building=os.environ.get("DYNAMOTOR_RUN_WHILE_BUILDING", "general"),
         program_cache=_flag("DYNAMOTOR_PROGRAM_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
         sanitize=_flag("DYNAMOTOR_SANITIZE", False),
         check=_flag("DYNAMOTOR_CHECK", False),
         isa=os.environ.get("DYNAMOTOR_ISA", ""),
         cache_dir=_default_cache_dir(),
-        debug=int(debug) if debug.isdigit() else 0,
-        log=os.environ.get("DYNAMOTOR_LOG", ""),
         trace=os.environ.get("DYNAMOTOR_TRACE", ""),
         report=os.environ.get("DYNAMOTOR_REPORT", ""),
+        **asked,  # type: ignore[arg-type]
     )
 
 
@@ -172,9 +186,28 @@ _HOLDS: dict[type, tuple[type, ...]] = {
 _TYPES = {f.name: _HOLDS[type(f.default)] for f in fields(Config)} | {"pad": (int, str, tuple)}
 
 
+# The words that a field takes, and the least number.
+_WORDS: dict[str, tuple[str, ...]] = {
+    "run_while_building": ("general", "all", "none"),
+    "ddp": ("auto", "ingraph", "split", "off"),
+    "target": ("", "cpp", "triton"),
+}
+_AT_LEAST: dict[str, float] = {
+    "cache_size_limit": 0,
+    "cache_megabytes": 0,
+    "build_seconds": 0,
+    "cuda_graph_sizes": 0,
+    "auto_seconds": 0,
+    "threads": 0,
+    "pad_products_from": 0,
+    "xla_trace_limit": 1,
+    "debug": 0,
+}
+
+
 def check_values(values: Mapping[str, Any]) -> None:
-    """DM123 for a setting of a type that its field does not hold: it would be taken for true, or fail
-    later.
+    """Refuse a setting of a type that its field does not hold (DM123), and a word or number that means
+    nothing there (DM141).
     """
     for name, value in values.items():
         if not isinstance(value, _TYPES[name]):
@@ -184,6 +217,21 @@ def check_values(values: Mapping[str, Any]) -> None:
                 why=f"its default is {getattr(Config, name)!r}",
                 cure="pass " + " or ".join(kind.__name__ for kind in _TYPES[name]),
             )
+        if problem := _problem(name, value):
+            raise UsageError("DM141", f"dynamotor.config.{name} cannot be {value!r}", cure=problem)
+
+
+def _problem(name: str, value: Any) -> str:
+    """What a field takes, where this value of the right type means nothing."""
+    words = _WORDS.get(name)
+    if words is not None and value not in words:
+        return "use one of " + ", ".join(map(repr, words))
+    if name in _AT_LEAST and not value >= _AT_LEAST[name]:
+        return f"use a number of at least {_AT_LEAST[name]}"
+    unknown = (
+        [part for part in str(value).split(",") if part and part not in CHANNELS] if name == "log" else []
+    )
+    return f"{unknown[0]!r} is no channel; use some of {', '.join(CHANNELS)}" if unknown else ""
 
 
 class ConfigHandle:

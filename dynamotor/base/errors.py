@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import linecache
 import os
 import sys
@@ -90,6 +91,9 @@ class DynamotorError(RuntimeError, RaisedWhen):
         lines += [f"  cause: {why}"] if why else []
         lines += [f"  what to do: {cure}"] if cure else []
         super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def add(self, line: str) -> None:
         """One more line of its text."""

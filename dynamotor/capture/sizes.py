@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..base.errors import UserLine
+from ..base.errors import UsageError, UserLine
 from ..graph.data_sizes import DataSizes
 from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import (
@@ -689,6 +689,12 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, *, min: int | None = None, max:
     not.
     """
     dim = _checked(tensor, dim)
+    UsageError.when(
+        min is not None and max is not None and min > max,
+        "DM144",
+        f"mark_dynamic(min={min}, max={max}) admits no size",
+        cure="pass a min that is at most max",
+    )
     tensor.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(dim)
     tensor.__dict__.setdefault("_dynamo_dynamic_range", set()).add(DimRange(dim, min, max))
 
@@ -702,6 +708,12 @@ def mark_static(tensor: torch.Tensor, dim: int | None = None) -> None:
 
 
 def _checked(tensor: torch.Tensor, dim: int) -> int:
+    UsageError.when(
+        not isinstance(tensor, torch.Tensor) or type(dim) is not int,
+        "DM144",
+        f"a mark of dimension {dim!r} of a {type(tensor).__name__}",
+        cure="pass a tensor and one dimension; mark several one by one",
+    )
     if not -tensor.dim() <= dim < tensor.dim():
         raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
     return dim % tensor.dim()

@@ -13,6 +13,7 @@ import time
 
 from ..base import cache
 from ..base.config import config
+from ..base.errors import UsageError
 from .tables import render
 
 
@@ -28,6 +29,8 @@ def main(args: argparse.Namespace) -> int:
     """Do what was asked; 1 when verify found an entry that is not whole."""
     if args.action == "prune":
         bound = config.cache_megabytes if args.megabytes is None else args.megabytes
+        if bound < 0:
+            raise UsageError("DM143", f"--megabytes {bound} is below zero", cure="0 removes everything")
         print(f"{cache.prune(bound << 20)} entries removed")
     wrong = [entry for entry in cache.entries() if not entry.is_whole()] if args.action == "verify" else []
     for entry in wrong:

@@ -207,7 +207,7 @@ class Exported:
         return self._dims.get(id(value), {})
 
     def _compiled(self, backend: Any) -> Any:
-        compiled = compile(self.model, backend=backend, fullgraph=True)
+        compiled: Any = compile(self.model, backend=backend, fullgraph=True)
         with torch.no_grad():
             compiled.warm_up(*self.args, **self.kwargs)
         return compiled

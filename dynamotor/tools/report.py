@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..api import compile as compile_, plain
-from ..base.errors import UserLine
+from ..base.errors import UsageError, UserLine
 from .lower import call_both_ways
 from .record import GraphText, Record
 
@@ -49,6 +49,7 @@ def report(
     The function is called six times, for real: its side effects happen; gradients are as before. Times are of
     the last three calls, under torch.profiler.
     """
+    _check_writable(path)
     record = Record()
     compiled = compile_(plain(fn), **(compile_options or {}))
     with record.listening():
@@ -56,6 +57,16 @@ def report(
             call_both_ways(compiled, args, kwargs)
     _measure(record, lambda: call_both_ways(compiled, args, kwargs))
     return write(record, path, getattr(fn, "__qualname__", type(fn).__name__), _peaks(_device(record)))
+
+
+def _check_writable(path: str | os.PathLike[str]) -> None:
+    """UsageError (DM142) before any work where no file can be written at the path."""
+    target = Path(path)
+    wrong = target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK)
+    if wrong or target.exists() and not os.access(target, os.W_OK):
+        raise UsageError(
+            "DM142", f"the report cannot be written to {target}", cure="give a path that can be written"
+        )
 
 
 def _device(record: Record) -> str:

@@ -68,14 +68,23 @@ def install(terminal: IO[str] = sys.stderr) -> None:
     them.
     """
     failures.writer = write_script
-    if config.trace:
-        subscribe(Stream(_own(config.trace)), *KINDS)
+    if config.trace and (stream := _stream(_own(config.trace))) is not None:
+        subscribe(stream, *KINDS)
     if config.report:
         record = Record()
         record.subscribe()
         atexit.register(_write_report, record, _own(config.report))
     if terminal is not None and terminal.isatty():
         subscribe(Progress(terminal), "begin", "phase")
+
+
+def _stream(path: str) -> Stream | None:
+    """The stream into a file; None, with a message, if it cannot be written."""
+    try:
+        return Stream(path)
+    except OSError as error:
+        print(f"dynamotor: DYNAMOTOR_TRACE is left out: {error}", file=sys.stderr)
+        return None
 
 
 def _own(path: str) -> str:
@@ -87,11 +96,13 @@ def _own(path: str) -> str:
 
 
 def _write_report(record: Record, path: str) -> None:
-    if record.captures or record.xla:  # not of a worker process that compiled nothing
-        print(
-            f"dynamotor: the report is {write(record, path, os.path.basename(sys.argv[0]) or 'a program')}",
-            file=sys.stderr,
-        )
+    if not (record.captures or record.xla):  # a worker process that compiled nothing
+        return
+    try:
+        told = f"the report is {write(record, path, os.path.basename(sys.argv[0]) or 'a program')}"
+    except OSError as error:
+        told = f"the report was not written: {error}"
+    print(f"dynamotor: {told}", file=sys.stderr)
 
 
 class Stream:

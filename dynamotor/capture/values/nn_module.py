@@ -180,6 +180,8 @@ def _global_hooks(trace: Trace) -> bool:
 
 @wrap_rule(Module, subclasses=True)
 def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
+    if isinstance(obj, compat.LazyGraphModule):
+        obj.real_recompile()  # else its `forward` writes its code at the first call
     cls = type(obj)
     trace.reader.guard(TypeIs(source, cls))
     unsupported_if(
