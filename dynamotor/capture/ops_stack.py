@@ -19,6 +19,7 @@ from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import CellValue, FunctionValue
 from .values.klass import SuperValue
+from .values.late_text import joined
 from .values.operators import c_name
 from .values.slices import make_slice
 
@@ -382,6 +383,6 @@ for _name, _n, _compute in (
     ("FORMAT_SIMPLE", 1, lambda frame, instr, x: _formatted(frame, x, Constant(""))),
     ("FORMAT_WITH_SPEC", 2, lambda frame, instr, x, spec: _formatted(frame, x, spec)),
     ("LIST_TO_TUPLE", 1, lambda frame, instr, x: TupleValue(x.items)),
-    ("BUILD_STRING", None, lambda frame, instr, *parts: Constant("".join(v.as_constant() for v in parts))),
+    ("BUILD_STRING", None, lambda frame, instr, *parts: joined(parts)),
 ):
     opcodes.add(_name, replace(_n, _compute))

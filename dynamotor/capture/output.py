@@ -20,8 +20,9 @@ from .breaks import unsupported_if
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Trace, Value
 from .values.constant import Constant
+from .values.late_text import LateText
 from .values.number import FloatValue
-from .values.size import ConditionValue, SizeValue
+from .values.size import ConditionValue, QuotientValue, SizeValue
 from .values.torch_function import HeldNumber
 
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
@@ -50,11 +51,11 @@ class Codegen:
     # For `Value.reconstruct` --------------------------------------------------------------------------------
     def emit(self, value: Value) -> str:
         """An expression of the object that a value stands for; one object for one value."""
-        if isinstance(value, SizeValue | ConditionValue):
+        if isinstance(value, SizeValue | ConditionValue | QuotientValue):
             return value.reconstruct(self)
         if isinstance(value, FloatValue):
             return self.fetched_name(value.guarded())
-        if isinstance(value, Constant) and type(value) is not HeldNumber:
+        if isinstance(value, Constant) and type(value) not in (HeldNumber, LateText):
             return self.constant(value.value)
         known = self.names.get(id(value))
         if known is not None:

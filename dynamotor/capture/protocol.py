@@ -295,6 +295,10 @@ class Protocol:
         """`left op right` for arithmetic, in-place and comparison operators."""
         if type(left) is Constant and type(right) is Constant and left.is_plain and right.is_plain:
             return self.real_binary(op, left, right)
+        if op in (operator.mod, operator.imod) and type(left) is Constant and left.python_type() is str:
+            waiting = self.late_percent(left, right)
+            if waiting is not None:
+                return waiting
         if left.symbolic or right.symbolic:
             result = symbolic_binary(self, op, left, right)
             if result is not None:

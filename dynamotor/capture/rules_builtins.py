@@ -57,6 +57,7 @@ from .values.iterators import (
     ZipIterator,
 )
 from .values.klass import ClassValue, SuperValue
+from .values.late_text import late_format, late_str_format
 from .values.operators import c_name
 from .values.slices import make_slice
 from .values.tensor import TensorValue
@@ -400,6 +401,9 @@ def _str(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     spec = args[1].as_constant() if len(args) > 1 else ""
     value = args[0]
+    waiting = late_format(trace, value, spec) if isinstance(spec, str) else None
+    if waiting is not None:
+        return waiting
     if isinstance(value, Constant) and value.is_plain:
         return trace.real_call(format, value.value, spec)
     raw = trace.type_attr(value.python_type(), "__format__")
@@ -419,6 +423,9 @@ def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     text = (getattr(args[0], "base", None) or args[0]).as_constant()
     if "{" not in text and "}" not in text:
         return args[0]
+    waiting = late_str_format(trace, text, args[1:], kwargs)
+    if waiting is not None:
+        return waiting
     if all_constant(args, kwargs):
         return trace.real_call(
             text.format, *constants(args[1:]), **{k: v.as_constant() for k, v in kwargs.items()}

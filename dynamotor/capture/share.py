@@ -92,10 +92,13 @@ class Share:
 
     def natively(self, why: BreakReason | str, inner: InnerFrames | None) -> Callable[..., Any]:
         """What runs a function natively: (function, *args) -> its result. inner: captures what it calls."""
+        unseen = not isinstance(why, str) and why.kind == "transform"  # PyTorch's own compilers see modes
         why = why if isinstance(why, str) else _text(why)
 
         def run(function: Callable[..., Any], *args: Any) -> Any:
-            if self.watching:
+            if self.watching and unseen:
+                self.native[why] += 1
+            elif self.watching:
                 return self._watch(why, inner, function, *args)
             return function(*args) if inner is None else inner.call(function, *args)
 
@@ -201,6 +204,9 @@ class _Counting(TorchFunctionMode):
     def unseen(self, dispatcher: Callable[..., Any], *args: Any) -> Any:
         """Call it without this mode."""
         begin = time.perf_counter()
+        modes = function_mode_stack() if count_function_modes() else ()
+        if not modes or modes[-1] is not self:  # within a call that it has counted
+            return dispatcher(*args)
         self.__exit__(None, None, None)
         try:
             return dispatcher(*args)

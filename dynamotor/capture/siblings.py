@@ -44,6 +44,16 @@ class Program:
     general: bool
 
 
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """One compilation: by which compiler, of what (weak references), and its program if others may take it."""
+
+    kin: Any
+    compiler: Any
+    owner: Any
+    program: Program | None
+
+
 class Shelf:
     """Programs for functions and modules that are compiled anew again and again (a closure, `compile(f)` inside a
     loop): they outlive the dispatchers that they were made for.
@@ -53,10 +63,9 @@ class Shelf:
 
     def __init__(self, lasting: bool) -> None:
         self.lasting = lasting
-        # By code or class: (kin, a weak reference to the owner, its program if others may take it).
-        self._rows: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Program | None]]] = (
+        self._rows: weakref.WeakKeyDictionary[Any, list[_Row]] = (
             weakref.WeakKeyDictionary()
-        )
+        )  # by code or class
 
     def add(self, compiler: Compiler, entry: Any) -> None:
         """Note that such a function or module was compiled, and keep its program if others may take it."""
@@ -69,24 +78,29 @@ class Shelf:
         )
         key = _key(compiler)
         others = [
-            row for row in self._rows.get(key, ()) if row[2] is not None or row[1]() is not compiler.owner
+            row
+            for row in self._rows.get(key, ())
+            if row.program is not None or row.owner() is not compiler.owner
         ]
-        row = (compiler.kin, weakref.ref(compiler.owner), program)
+        row = _Row(compiler.kin, weakref.ref(compiler), weakref.ref(compiler.owner), program)
         self._rows[key] = [row, *others][: config.cache_size_limit]
 
-    def _of(self, compiler: Compiler) -> list[tuple[Any, Any, Program | None]]:
+    def _of(self, compiler: Compiler) -> list[_Row]:
         if compiler.kin is None or compiler.owner is None:
             return []
-        return [row for row in self._rows.get(_key(compiler), ()) if row[0] == compiler.kin]
+        return [row for row in self._rows.get(_key(compiler), ()) if row.kin == compiler.kin]
 
     def programs(self, compiler: Compiler) -> list[Program]:
         """What is kept for functions of the compiler's code, or modules of its class."""
-        return [program for _, _, program in self._of(compiler) if program is not None]
+        return [row.program for row in self._of(compiler) if row.program is not None]
 
     def is_again(self, compiler: Compiler) -> bool:
-        """Whether this function or module was compiled before, or a function of its code."""
+        """Whether another dispatcher was made for this function or module, or for a function of its code."""
         function = isinstance(compiler.owner, types.FunctionType)
-        return any(function or owner() is compiler.owner for _, owner, _ in self._of(compiler))
+        return any(
+            row.compiler() is not compiler and (function or row.owner() is compiler.owner)
+            for row in self._of(compiler)
+        )
 
     def clear(self) -> None:
         """Drop all of them."""

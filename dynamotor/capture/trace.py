@@ -26,7 +26,7 @@ from .protocol import Protocol
 from .reader import Reader
 from .sizes import SizePolicy, TraceSizes
 from .source import Called, Const, DictItem, Source
-from .values import instances, text
+from .values import instances, late_text, text
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
 from .values.tensor import TensorValue
@@ -50,6 +50,7 @@ class Trace(Protocol):
 
     # What other files do with a trace, for those that they are made of.
     inline, format_percent, text_of = inline, text.format_percent, text.text_of
+    late_percent = late_text.late_percent
     instantiate, new_exception, link_context = (
         instances.instantiate,
         instances.new_exception,

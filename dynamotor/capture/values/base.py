@@ -73,6 +73,7 @@ class Value:
     obj: Any = MISSING  # the outside object itself, where there is one
     takes_over = False  # calls of PyTorch go to its class (rules_overrides.py), or to that of an item
     held = False  # a number that data decides: it is handed on, and looked at by nobody
+    late = False  # a text that is written behind the graph
     symbolic = False  # a size that is an expression, or a sequence that holds one (values/size.py)
 
     def __init__(self, source: Source | None = None) -> None:

@@ -95,7 +95,13 @@ class Constant(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         if self.is_plain:
-            if other.held:  # its own rule knows what may be done, also where Python asks one of two ints only
+            if op is operator.mod and isinstance(self.value, str) and not reflected:
+                waiting = trace.late_percent(self, other)
+                if waiting is not None:
+                    return waiting
+            if (
+                other.held or other.late
+            ):  # its own rule knows what may be done, also where Python asks one of two ints only
                 return other.binary(trace, op, self, not reflected)
             if other.is_constant():
                 pair = self, other if type(other) is Constant else Constant(other.as_constant())

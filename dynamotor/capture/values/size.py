@@ -131,6 +131,9 @@ class QuotientValue(Number):
             return size_value(trace, -((-self.over) // self.by))
         return size_value(trace, self.over // self.by) if fn is math.floor or self.over >= 0 else None
 
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"({cg.size(self.over)} / {self.by})"
+
     def describe(self) -> str:
         return f"the float {self.over} / {self.by}"
 

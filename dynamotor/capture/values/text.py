@@ -16,11 +16,17 @@ from .base import StandIn, Trace, Value
 from .constant import Constant
 from .containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue
 from .klass import ClassValue
+from .late_text import LateText, late
 from .user_object import UserObject
 
 
 def text_of(trace: Trace, value: Value, how: Any) -> Value:
     """`str(value)` or `repr(value)`."""
+    if isinstance(value, LateText) and how is str:
+        return value
+    waiting = late(trace, how, [value])
+    if waiting is not None:
+        return waiting
     if isinstance(value, Constant) and value.is_plain:
         return trace.real_call(how, value.value)
     cls = value.python_type()
