@@ -158,8 +158,9 @@ def _frees(nodes: list[Any]) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        names = [name for name in dir(node) if name.startswith(("_saved_", "saved_tensors"))]
-        if any(torch.is_tensor(t) for name in names for t in tree_leaves(getattr(node, name))):
+        names = [name for name in dir(node) if name.startswith("_raw_saved_")]
+        # not unpacked: that of a result of a tensor subclass imports torch.distributed.tensor, and sympy
+        if any(torch.is_tensor(saved.data) for name in names for saved in tree_leaves(getattr(node, name))):
             return True
         nodes += [following for following, _ in node.next_functions]
     return False

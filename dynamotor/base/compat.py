@@ -98,6 +98,7 @@ SDPBackend = name("torch._C._SDPBackend")
 parse_to = name("torch._C._nn._parse_to")
 log_api_usage = name("torch._C._log_api_usage_metadata", off=RULE)
 weights_have_changed = name("torch.nn.RNNBase._weights_have_changed", off=RULE)
+_fx_module = name("torch.fx._symbolic_trace")
 _fx_flag = name("torch.fx._symbolic_trace._get_is_fx_tracing", "torch.fx._symbolic_trace._is_fx_tracing_flag")
 torch_compile_file = name("torch._compile.__file__", off=RULE)
 eager_transforms_file = name("torch._functorch.eager_transforms.__file__", off=RULE)
@@ -206,7 +207,7 @@ work_from_future = late("torch._C._distributed_c10d._create_work_from_future", o
 
 def fx_is_tracing() -> bool:
     """Whether torch.fx traces: a flag of the thread since PyTorch 2.14, of the process before."""
-    return _fx_flag() if callable(_fx_flag) else torch.fx._symbolic_trace._is_fx_tracing_flag
+    return _fx_flag() if callable(_fx_flag) else _fx_module._is_fx_tracing_flag
 
 
 tell()

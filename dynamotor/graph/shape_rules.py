@@ -210,6 +210,7 @@ for _func in (
     aten._fft_c2c.default,
     aten._linalg_svd.default,
     aten.linalg_eig.default,
+    aten.linalg_inv_ex.default,
     aten.geqrf.default,
     aten.ldexp.Tensor,
 ):

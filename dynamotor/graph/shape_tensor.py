@@ -15,7 +15,7 @@ import torch
 
 from ..base import compat
 from ..base.compat import OpOverload, TorchDispatchMode
-from . import kernel_checks, plain_shapes, products, shape_rules  # noqa: F401  (they register their rules)
+from . import contiguous_shapes, kernel_checks, plain_shapes, products, shape_rules  # noqa: F401  (they register their rules)
 from .data_sizes import DataSizes, Unknown, data_rules
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec

@@ -36,6 +36,7 @@ PASS = object()
 ShapeRule = Callable[..., Any]
 shape_rules: Registry[OpOverload, ShapeRule] = Registry("shape")
 shape_rule = shape_rules.register
+contiguous_rules: Registry[OpOverload, ShapeRule] = Registry("contiguous shape")  # asked before `shape_rules`
 
 _META = torch.device("meta")
 _onednn_is_on, _function_modes = compat.onednn_enabled, compat.count_function_modes
@@ -120,7 +121,10 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     except Unknown:
         pass
     try:
-        result = PASS if rule is None else rule(*args, **kwargs)
+        quick = contiguous_rules.get(func)
+        result = PASS if quick is None else quick(*args, **kwargs)
+        if result is PASS and rule is not None:
+            result = rule(*args, **kwargs)
     except Unknown:  # the meta kernel says what is wrong with the arguments
         result = PASS
     return infer_by_meta_kernel(func, args, kwargs) if result is PASS else result

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -320,7 +320,7 @@ SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 
 def to_torch(value: Any) -> Any:
     """Sizes as PyTorch takes them: a SymInt for a Size, lists and tuples by element."""
-    return mapped(lambda v: torch.SymInt(SizeNode(v, v.env)) if type(v) is Size else v, value)
+    return mapped(lambda v: torch.SymInt(cast(Any, SizeNode(v, v.env))) if type(v) is Size else v, value)
 
 
 def from_torch(value: Any) -> Any:

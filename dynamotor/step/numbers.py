@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import fx
@@ -230,7 +230,7 @@ for _name, _asked in {
 
 def traced(node: fx.Node, recorder: NumberRecorder) -> torch.SymFloat:
     """The number that a node gives."""
-    return torch.SymFloat(NumberNode(node, recorder))
+    return torch.SymFloat(cast(Any, NumberNode(node, recorder)))
 
 
 def node_behind(value: Any) -> Any:

@@ -82,8 +82,20 @@ def in_type(value: Any, out: Spec) -> Any:
 
 def promoted(*values: Any) -> list[Any]:
     """The values cast to their common type, in which aten compares and chooses them; None stays None."""
-    dtype = jax_dtype(result_type(*(v for v in values if v is not None)))
-    return [cast(v, dtype) for v in values]
+    common = result_type(*(v for v in values if v is not None))
+    if common in _PARTS:
+        return [None if v is None else _rounded_parts(cast(v, jnp.complex64), _PARTS[common]) for v in values]
+    return [cast(v, jax_dtype(common)) for v in values]
+
+
+# Complex types that XLA lacks, and the type of their parts. PyTorch 2.14 made the second one.
+_PARTS = {torch.complex32: jnp.float16}
+if hasattr(torch, "bcomplex32"):
+    _PARTS[torch.bcomplex32] = jnp.bfloat16
+
+
+def _rounded_parts(x: jax.Array, part: Any) -> jax.Array:
+    return jax.lax.complex(*(p.astype(part).astype(jnp.float32) for p in (jnp.real(x), jnp.imag(x))))
 
 
 def widened_float(x: jax.Array) -> jax.Array:

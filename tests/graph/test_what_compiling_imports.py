@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import sys
+from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -57,3 +59,27 @@ print([name for name in ("sympy", "torch._dynamo", "torch.fx.experimental.symbol
 def test_compiling_imports_no_symbolic_algebra() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_no_common_op_s_first_compilation_imports_symbolic_algebra_or_triton() -> None:
+    driver = Path(__file__).with_name("imports_of_ops.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", driver], capture_output=True, text=True, check=True
+    )
+    assert not done.stdout, done.stdout
+
+
+def test_importing_the_package_imports_no_heavy_module() -> None:
+    heavy = (
+        "sympy",
+        "triton",
+        "torch._dynamo",
+        "torch._inductor",
+        "jax",
+        "pandas",
+        "matplotlib",
+        "transformers",
+    )
+    program = f"import sys, torch, dynamotor; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -265,3 +265,9 @@ def test_a_float_scalar_that_arrives_as_an_array_gives_the_same() -> None:
         rule, out = find(op), Spec((4,), torch.float32)
         assert rule.lifted
         assert (apply(op, rule, (x, jnp.float32(2.5)), {}, out) == apply(op, rule, (x, 2.5), {}, out)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_compared_with_complex_numbers_in_a_type_that_xla_lacks(dtype) -> None:
+    x = torch.tensor([2.0, 3.0], dtype=dtype)
+    check(lambda: [x == complex(2.0001, 0), x != complex(2.0001, 0), x == 3 + 1j])
