@@ -446,6 +446,14 @@ def _arange(*args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any
     return TensorSpec.dense((-((start - end) // step),), torch.int64, device_of_result((), options))
 
 
+@shape_rule(aten.eye.default, aten.eye.m)
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    shape = (n, n if m is None else m)
+    if any(type(size) is not int or size < 0 for size in shape) or options.get("layout"):
+        return PASS
+    return TensorSpec.dense(shape, dtype or torch.get_default_dtype(), device_of_result((), options))
+
+
 @shape_rule(aten.masked_fill_.Scalar)
 def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> Any:
     fits = len(mask.shape) <= len(x.shape) and all(
