@@ -1,8 +1,8 @@
 """Shape rules for the first capture of an op in a process: contiguous arguments, contiguous results.
 
-PyTorch's meta kernels of these ops are Python, and their first call imports sympy, torch._dynamo and Triton:
-seconds. These rules answer for contiguous tensors with elements, on one device, whose sizes are numbers; where
-anything else holds, or may be wrong, they pass, and `shape_rules` and the meta kernel answer as before.
+PyTorch's meta kernels of these ops are Python, and their first call imports sympy, torch._dynamo and
+Triton: seconds. These rules answer for contiguous tensors with elements, on one device, whose sizes are
+numbers; where anything else holds, or may be wrong, they pass, and `shape_rules` and the meta kernel answer.
 """
 
 from __future__ import annotations
