@@ -29,9 +29,10 @@ from ..lower.ir import (
     walk,
 )
 from .cpp_cols import ColsEmitter
-from .cpp_kernel import Emitter, RowsEmitter, isa, native_width
+from .cpp_kernel import Emitter, isa, native_width
 from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
+from .cpp_tiles import TilesEmitter
 from .scopes import title
 from .verify import verify_cpp, verify_places
 
@@ -81,7 +82,7 @@ class CFunction:
     sizes: bool = False
 
 
-EMITTERS: dict[Template, type[Emitter]] = {ROWS: RowsEmitter, COLS: ColsEmitter, SCAN: ScanEmitter}
+EMITTERS: dict[Template, type[Emitter]] = {ROWS: TilesEmitter, COLS: ColsEmitter, SCAN: ScanEmitter}
 _memo: dict[str, CFunction] = {}
 
 

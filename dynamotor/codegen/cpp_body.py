@@ -132,7 +132,7 @@ class CppBody:
             return self._masked(e, scope, width)
         result = ctype(e.dtype, width)
         if e.op == "load":
-            text = self._load(e, scope, width, result)
+            text = self.load(e, scope, width, result)
         elif e.op == "index":
             text = self._index_value(e, scope, width, result)
         elif e.op == "rand":
@@ -149,7 +149,8 @@ class CppBody:
         scope.lines.append(f"const {result} {name}={text};")
         return name
 
-    def _load(self, e: Expr, scope: CppScope, width: int, result: str) -> str:
+    def load(self, e: Expr, scope: CppScope, width: int, result: str) -> str:
+        """A load as C++ text, in vectors along the scope's loop."""
         buffer, index, _ = e.args
         at = f"{self.params[buffer]}+{self.index(index, scope)}"
         step = index.coefficient(scope.vector) if width > 1 else 1

@@ -397,6 +397,23 @@ template<class T> INL T truncdivi_(T a,T b){ T r;
  if FLOORED(T){ const T q=floored(a,b,r); return sel(lt(q,bc<T>(0))&ne(r,bc<T>(0)),q+1,q); }
  else return truncdivi_lanes(a,b); }
 
+// == transpose_: a square of vectors in registers
+#ifdef __clang__
+template<class T,T...> struct numbers {};
+#define COUNT(T,N) __make_integer_seq<numbers,int,N>()
+#else
+template<class T,int...> struct numbers {};
+#define COUNT(T,N) numbers<int,__integer_pack(N)...>()
+#endif
+template<int H,class T,int...i> INL void swap_blocks(T&a,T&b,numbers<int,i...>){ enum{N=tr<T>::n};
+ const T x=__builtin_shufflevector(a,b,((i&H)?N+(i-H):i)...),y=__builtin_shufflevector(a,b,((i&H)?N+i:i+H)...);
+ a=x; b=y; }
+template<int H,class T> INL void transpose_blocks(T*t){
+#pragma GCC unroll 16
+ for(int i=0;i<tr<T>::n;i++) if(!(i&H)) swap_blocks<H>(t[i],t[i+H],COUNT(int,tr<T>::n)); }
+template<class T> INL void transpose_(T*t){ if constexpr(tr<T>::n==16) transpose_blocks<8>(t);
+ if constexpr(tr<T>::n>=8) transpose_blocks<4>(t); transpose_blocks<2>(t); transpose_blocks<1>(t); }
+
 // == keep: long sums in strips
 template<class T> INL void keep(T&total,T&lost,T&strip){ const T y=strip-lost,t=total+y;
  lost=sel(eq(t-t,T{}),(t-total)-y,T{}); total=t; strip=T{}; }

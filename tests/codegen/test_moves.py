@@ -1,0 +1,32 @@
+"""Copies in another order: transposed tiles, rows turned round, rolled and repeated, positions of maxima."""
+
+import pytest
+import torch
+
+import dynamotor
+
+X = torch.randn
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (70, 33), (16, 1000), (1000, 19)])
+def test_transposed(rows, columns, dtype):
+    x = (X(rows, columns) * 9).to(dtype)
+
+    def function(x):
+        y = x.unsqueeze(0).expand(3, -1, -1)
+        return x.t().contiguous(), x.t() * 2, y.permute(2, 0, 1).contiguous()
+
+    for got, eager in zip(dynamotor.compile(function)(x), function(x), strict=True):
+        assert torch.equal(got, eager)
+
+
+def test_several_transposed_operands_share_a_tile():
+    x, y, z = X(4, 50, 70), X(4, 50, 70), X(70)
+
+    def function(x, y, z):
+        return (x.transpose(1, 2) * y.mT + z[:, None]).contiguous(), x.mT + y.mT.contiguous()
+
+    for got, eager in zip(dynamotor.compile(function)(x, y, z), function(x, y, z), strict=True):
+        torch.testing.assert_close(got, eager)
