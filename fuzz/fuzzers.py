@@ -15,7 +15,7 @@ import torch
 import dynamotor
 from dynamotor.base.events import counters
 
-from . import fusion, modules, objects, operators, programs, report, shapes, sizes, steps, threads
+from . import fusion, modules, objects, operators, programs, report, shapes, sizes, steps, threads, writes
 from .compare import AROUND
 from .databases import module_infos, operator_infos
 from .program import Program
@@ -37,9 +37,8 @@ def run(job: Job) -> Answer:
 def run_fusion(job: Job) -> Answer:
     """Programs start .. start + count for one target."""
     target, until = job["target"], time.monotonic() + _spare(job)
-    programs = [
-        fusion.generated(job["seed"], n, target) for n in range(job["start"], job["start"] + job["count"])
-    ]
+    generated = GENERATORS[job["fuzzer"]]
+    programs = [generated(job["seed"], n, target) for n in range(job["start"], job["start"] + job["count"])]
     verdicts = fusion.judged(programs, target)
     answer = counted(verdicts, target)
     kinds: set[str] = set()
@@ -90,8 +89,8 @@ def crash_finding(job: Job, how: str, tail: str) -> dict[str, Any]:
     name = f"{job['seed']}:{job['start']}"
     what = " ".join(str(job[key]) for key in ("dtype", "training", "target") if key in job)
     text = "\n# ".join([f"# {job['fuzzer']} {name} {what}: {how}", *tail[-600:].splitlines()])
-    if job["fuzzer"] == "fusion":
-        program = fusion.generated(job["seed"], job["start"], job["target"])
+    if job["fuzzer"] in GENERATORS:
+        program = GENERATORS[job["fuzzer"]](job["seed"], job["start"], job["target"])
         text += "\n" + report.test_of(program, [how])
     return {"signature": f"{job['fuzzer']} {how} {name}", "name": name, "problems": [how], "text": text}
 
@@ -105,6 +104,15 @@ def fusion_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         size = min(count - start, fusion.SLOW.get(name, fusion.BATCH))
         yield {"fuzzer": "fusion", "seed": seed, "start": start, "count": size, "target": name}
         start += size
+
+
+def writes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """As those of fusion; each third one calls its programs at many sizes."""
+    for n, job in enumerate(fusion_chunks(seed, count, names)):
+        changing = n % 3 == 2 and job["target"] not in UNBATCHED
+        yield {**job, "fuzzer": "writes at sizes" if changing else "writes"} | (
+            {"count": min(job["count"], FAMILIES)} if changing else {}
+        )
 
 
 def run_operators(job: Job) -> Answer:
@@ -232,8 +240,8 @@ def run_sizes(job: Job) -> Answer:
     """Tensor programs start .. start + count for one target, each at many sizes."""
     target, until = job["target"], time.monotonic() + min(job.get("seconds", 60.0), 100.0)
     numbers = range(job["start"], job["start"] + job["count"])
-    kept = job["fuzzer"] == "kept"
-    programs = [fusion.generated(job["seed"], n, target) for n in numbers]
+    kept, generated = job["fuzzer"] == "kept", GENERATORS.get(job["fuzzer"], fusion.generated)
+    programs = [generated(job["seed"], n, target) for n in numbers]
     families, seen = sizes.judged(programs, target, kept)
     answer: Answer = {"tally": Counter(), "refused": seen, "findings": []}
     told: set[str] = set()
@@ -242,7 +250,7 @@ def run_sizes(job: Job) -> Answer:
         way = kind(family.problems[0]) if family.problems else ""
         if way and way not in told and len(told) < MOST_REDUCED:
             told.add(way)
-            program = fusion.generated(job["seed"], n, target)
+            program = generated(job["seed"], n, target)
             seconds = max(5.0, (until - time.monotonic()) / MOST_REDUCED)
             small = reduce(program, lambda some: sizes.problems(some, target, kept), seconds)
             found = sizes.problems([small], target, kept)[0] or family.problems
@@ -411,8 +419,16 @@ def steps_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
 
 
 Chunks = Callable[[int, int, list[str]], Iterator[Job]]
+# Fuzzers of tensor programs: the n-th program of a seed.
+GENERATORS = {
+    "fusion": fusion.generated,
+    "writes": writes.generated,
+    "writes at sizes": writes.generated,
+}
 FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "fusion": (run_fusion, fusion_chunks),
+    "writes": (run_fusion, writes_chunks),
+    "writes at sizes": (run_sizes, writes_chunks),
     "operators": (run_operators, operators_chunks),
     "modules": (run_modules, modules_chunks),
     "programs": (run_programs, programs_chunks),

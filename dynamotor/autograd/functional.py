@@ -169,6 +169,14 @@ def write(alias: TracedAlias, value: torch.fx.Node, emit: Emit) -> None:
         alias.node, alias.seen = value, memory.version
 
 
+def touch(alias: TracedAlias) -> None:
+    """Count a write that leaves everything as it is: of the alias's own value."""
+    memory = alias.memory
+    memory.version += 1
+    for current in (alias, memory.base):
+        current.seen = memory.version
+
+
 def like(
     value: torch.fx.Node, spec: TensorSpec, old: Callable[[], torch.fx.Node], emit: Emit
 ) -> torch.fx.Node:

@@ -30,7 +30,18 @@ from ..graph.sizes import ShapeEnv, Size, equal, leaves_in
 from ..graph.spec import TensorSpec, aten
 from ..graph.sym_int import from_torch, to_torch
 from . import inplace
-from .functional import LAZY_FLAGS, TracedAlias, TracedMemory, base, like, read, slices_of, source_of, write
+from .functional import (
+    LAZY_FLAGS,
+    TracedAlias,
+    TracedMemory,
+    base,
+    like,
+    read,
+    slices_of,
+    source_of,
+    touch,
+    write,
+)
 from .inplace import functional_form, refuse_overlap
 
 # One row an op: (recorder, func, *args, **kwargs) -> result. `NotImplemented` leaves the case to the general
@@ -392,8 +403,11 @@ class GraphRecorder:
                 "a write into memory that an input sees more than once",
                 cure="clone() the tensor first",
             )
-        node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
-        write(alias, node, self.emit)
+        source = self.node_of(value)
+        if source is read(alias, self.emit):
+            touch(alias)
+        else:
+            write(alias, like(source, alias.spec, lambda: read(alias, self.emit), self.emit), self.emit)
         self._check_views(alias.memory, written=True)
 
 

@@ -123,10 +123,15 @@ def _unchanged(node: Node) -> Node | None:
 
 @no_op(aten.select_scatter.default, aten.slice_scatter.default)
 def _written_again(node: Node) -> Node | None:
-    """A part that gets the value that it has just got: `k[0] += 1` writes the sum, then assigns it."""
-    first = operand(node, 0)
-    again = first.target is node.target and (first.args[1:], first.kwargs) == (node.args[1:], node.kwargs)
-    return first if again and first.op == "call_function" else None
+    """A part that gets the value that it has: `k[0] += 1` writes the sum, then assigns it."""
+    first, value = operand(node, 0), node.args[1]
+    if first.op == "call_function" and first.target is node.target:
+        if (first.args[1:], first.kwargs) == (node.args[1:], node.kwargs):
+            return first
+    view = aten.select.int if node.target is aten.select_scatter.default else aten.slice.Tensor
+    shown = isinstance(value, Node) and value.op == "call_function" and value.target is view
+    same = shown and (value.args, value.kwargs) == ((first, *node.args[2:]), node.kwargs)
+    return first if same else None
 
 
 def _same_order(node: Node) -> bool:

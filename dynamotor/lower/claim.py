@@ -76,7 +76,7 @@ def claim(ctx: Realizer, x: LoopValue) -> BufRef | None:
             ctx.realize(value)
     whole = LoopValue(old.spec.shape, old.spec.dtype, ref=BufRef.whole(old))
     new = ctx.copy(whole, old.spec.stride)
-    ctx.claimed[new.name] = ref.name
+    ctx.claimed[new.name], ctx.copies[new.name] = ref.name, ctx.schedule[-1]
     mine = replace(ref, name=new.name)
     ctx.within[new.name] = [mine]
     return mine
@@ -117,6 +117,14 @@ def apart(ctx: Realizer, source: LoopValue, place: BufRef | None) -> LoopValue:
     if any(own is None or own.args[0] != e.args[0] or own.args[1].meets(e.args[1]) for e in loads):
         return LoopValue(source.shape, source.dtype, ref=ctx.copy(source, contiguous_stride(source.shape)))
     return source
+
+
+def keep_apart(ctx: Realizer, index: LoopValue, x: LoopValue) -> LoopValue:
+    """Positions at which x is written, computed before where they read the memory of x."""
+    ctx.keep(index)
+    if x.ref is None or not _reads(ctx, index, x.ref.name):
+        return index
+    return LoopValue(index.shape, index.dtype, ref=ctx.copy(index, contiguous_stride(index.shape)))
 
 
 def _is_written(ctx: Realizer, x: BufRef, part: BufRef, source: LoopValue) -> bool:

@@ -81,10 +81,9 @@ def share_memory(
         {id(entry): _access(entry, mutated) for entry in schedule},
         tuple(schedule),
     )
-    makers = {name: entry for entry in reversed(schedule) for name in sharing.accesses[id(entry)].writes}
     for new, old in ctx.claimed.items():
-        copy = makers.get(new)
-        if copy is None:
+        copy = ctx.copies[new]
+        if id(copy) not in sharing.accesses:  # nothing reads it, or it is empty
             continue
         rest = [entry for entry in left if entry is not copy]
         trial = replace(sharing, home=sharing.home | {new: sharing.memory(old)})
@@ -234,11 +233,13 @@ def verify_in_place(items: Sequence[Group | ExternNode], sharing: Sharing, retur
         for name in reads.difference(writes):
             memory = sharing.memory(name)
             if holds.get(memory, memory) != name:
-                wrong(f"{name} is read when its memory holds {holds[memory]}", [_origin(e) for e in entries])
+                found = holds.get(memory, memory)
+                wrong(f"{name} is read when its memory holds {found}", [_origin(e) for e in entries])
         homes = [sharing.memory(name) for name in writes]
         if len(set(homes)) < len(homes):
             wrong(f"one kernel writes {writes}, which share memory", [_origin(e) for e in entries])
         holds |= dict(zip(homes, writes, strict=True))
     for name in shared.intersection(returned):
-        if holds.get(sharing.memory(name), sharing.memory(name)) != name:
-            wrong(f"{name} is returned when its memory holds {holds[sharing.memory(name)]}", sorted(shared))
+        found = holds.get(sharing.memory(name), sharing.memory(name))
+        if found != name:
+            wrong(f"{name} is returned when its memory holds {found}", sorted(shared))

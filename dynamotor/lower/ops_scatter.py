@@ -15,7 +15,7 @@ import torch
 
 from ..base.registry import register_all
 from ..graph.spec import HALVES, aten, contiguous_stride, numel
-from .claim import apart, claim
+from .claim import apart, claim, keep_apart
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
 from .lowering import LoopBuilder, Scalar, decline_if, lowering
@@ -92,7 +92,7 @@ def _along(
         "0-d or empty operand",
     )
     dim %= len(x.shape)
-    ctx.keep(index)
+    index = keep_apart(ctx, index, x)
     ctx.keep_if_heavy(source)
     part = LoopValue(index.shape, source.dtype, source.at)  # an index may be smaller than its source
     size = x.shape[dim]
@@ -146,7 +146,7 @@ def _slices(ctx: LoopBuilder, x: LoopValue, dim: int, index: LoopValue, wrap: bo
         "0-d or empty operand",
     )
     dim %= len(x.shape)
-    ctx.keep(index)
+    index = keep_apart(ctx, index, x)
     size = x.shape[dim]
 
     def places(i: tuple[Index, ...]) -> tuple[Index, ...]:
@@ -193,6 +193,7 @@ def index_add(
 def _index_put(
     ctx: LoopBuilder, x: LoopValue, indices: Sequence[Any], values: LoopValue, accumulate: bool = False
 ) -> LoopValue:
+    indices = [keep_apart(ctx, i, x) if isinstance(i, LoopValue) else i for i in indices]
     shape, places = advanced(ctx, x, indices)
     ctx.keep_if_heavy(values)
     return scatter(ctx, x, expand(values, shape), places, accumulate)

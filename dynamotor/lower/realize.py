@@ -80,6 +80,7 @@ class Realizer:
         self.order: dict[fx.Node, int] = {}
         self.targets: frozenset[str] = frozenset()  # inputs that get new contents
         self.claimed: dict[str, str] = {}  # copies made to be written, and what they copy: see `in_place.py`
+        self.copies: dict[str, LoopNode | ExternNode] = {}  # what makes them
         self.within: dict[str, list[BufRef]] = {}  # views of such a copy that show all that is written to it
         self.values: dict[str, BufRef] = {}
         self.on_gpu = config.target == "triton"  # or some tensor of the graph lies on one

@@ -234,3 +234,24 @@ def test_each_write_is_one_version(backend):
     dynamotor.compile(fn, backend=backend)(mine, X)
     fn(eager, X)
     assert mine._version == eager._version
+
+
+def test_a_copy_into_itself_leaves_the_memory_between_elements():
+    def fn(x):
+        x.copy_(x)
+        return x.as_strided((1,), (1,), x.storage_offset() + 1) * 2
+
+    x = torch.randn(4, 6)[:, ::2]
+    torch.testing.assert_close(dynamotor.compile(fn)(x), fn(x))
+
+
+def test_empty_buffers_are_written_by_kernels_of_aten():
+    def fn(x):
+        y = x + 1
+        return x.relu_().scatter_reduce_(0, (y > 0).long(), y, "amax")
+
+    compiled = dynamotor.compile(fn, dynamic=True)
+    for size in (33, 3, 0, 5):
+        mine = torch.randn(size, size).bfloat16()
+        eager = mine.clone()
+        assert compiled(mine).equal(fn(eager)) and mine.equal(eager)
