@@ -67,6 +67,7 @@ from ..lower.outputs import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
+from . import host_parts
 from .checked import Checked, checkable
 from .folded import FoldedCall, Part
 from .gpu_program import GpuProgram, Meanwhile
@@ -89,6 +90,9 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
     if device.type == "cuda":
         why_not = why_not or why_off(GPU)
     if why_not:
+        parts = host_parts.split(gm, info)
+        if parts is not None and not device_of(parts.device.gm)[1]:
+            return parts.around(compile_aten(parts.device.gm, parts.info, cuda_graphs))
         return _on_aten_kernels(gm, device, why_not)
     with lowering:
         return _checked(gm, info, device, cuda_graphs)
