@@ -1,7 +1,8 @@
-"""Splits a graph with tensors on a GPU and on the CPU: the host's calls before, the GPU's graph, the host's calls after.
+"""Splits a graph with tensors on a GPU and on the CPU: the host's calls before, the GPU's graph, the host's
+calls after.
 
-Models that drop layers draw `torch.rand([])` on the CPU beside each layer; without the split each such graph would run
-on aten kernels as a whole. Single numbers that only the GPU's kernels read stay in the GPU's graph.
+Models that drop layers draw `torch.rand([])` on the CPU beside each layer; without the split each such graph
+would run on aten kernels as a whole. Single numbers that only the GPU's kernels read stay in its graph.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Compiled = Callable[..., tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Part:
+class HostPart:
     """Some calls of a graph as a graph of their own; its inputs and outputs are nodes of the whole."""
 
     gm: fx.GraphModule
@@ -29,12 +30,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Split:
+class HostSplit:
     """The three parts of a graph, and the facts of the GPU's."""
 
-    before: Part
-    device: Part
-    after: Part
+    before: HostPart
+    device: HostPart
+    after: HostPart
     info: GraphInfo
     placeholders: list[fx.Node]
     results: Sequence[Any]
@@ -59,7 +60,7 @@ class Split:
         return run
 
 
-def split(gm: fx.GraphModule, info: GraphInfo) -> Split | None:
+def split(gm: fx.GraphModule, info: GraphInfo) -> HostSplit | None:
     """The parts of a graph with tensors on both; None where the host's calls stand between the GPU's."""
     nodes = list(gm.graph.nodes)
     calls = [node for node in nodes if node.op == "call_function"]
@@ -85,7 +86,7 @@ def split(gm: fx.GraphModule, info: GraphInfo) -> Split | None:
         n_outputs=sum(node in leading for node in given),
     )
     read = {n for node in (*device, *after) for n in node.all_input_nodes} | wanted
-    return Split(
+    return HostSplit(
         _part(gm, [n for n in calls if n in before], [n for n in calls if n in before and n in read]),
         _part(gm, device, given, taken),
         _part(gm, [n for n in calls if n in after], [n for n in calls if n in after and n in wanted]),
@@ -161,11 +162,11 @@ def _inputs(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Nod
 
 def _part(
     gm: fx.GraphModule, nodes: Sequence[fx.Node], outputs: list[fx.Node], inputs: list[fx.Node] | None = None
-) -> Part:
+) -> HostPart:
     inputs = _inputs(nodes, outputs) if inputs is None else inputs
     graph = fx.Graph()
     made = copied(graph, inputs, nodes)
     graph.output([made[node] for node in outputs])
     part = graph_module(graph, "Part", gm)
     part.meta = dict(gm.meta)
-    return Part(part, inputs, outputs)
+    return HostPart(part, inputs, outputs)

@@ -154,6 +154,7 @@ class _Recording:
         inputs: Sequence[Any],
         static: frozenset[int],
         mutated: frozenset[int],
+        at_place: frozenset[int],
         n_copied: int,
         recorder: CallRecorder,
     ) -> None:
@@ -168,7 +169,7 @@ class _Recording:
         for i, x in enumerate(inputs):
             if not isinstance(x, torch.Tensor):
                 self.plain.append((i, x))
-            elif i in static or in_graph_memory(x) or is_written_at_its_place(i, x, mutated):
+            elif i in static or in_graph_memory(x) or i in at_place:
                 self.fixed.append(i)
             else:
                 arguments[i] = copy_as(x, x.stride())
@@ -251,12 +252,6 @@ MOVED = "a parameter, or an input that is written, has moved"
 _NOT_REPLAYED = "an input comes from a call that was not replayed"
 
 
-def is_written_at_its_place(position: int, tensor: torch.Tensor, mutated: frozenset[int]) -> bool:
-    """Whether a recording writes an input where the caller has it: to copy it there and back costs too
-    much."""
-    return position in mutated and tensor.nbytes > SMALL
-
-
 def in_graph_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor is what a recording gave."""
     return tensor.untyped_storage().data_ptr() in _memory_of_graphs
@@ -311,11 +306,16 @@ class GraphedCall:
         self._recordings: list[_Recording] = []
         self._calls = self._wasted = 0
         self._refused = ""
+        self._addresses: dict[int, int] = {}
+        self._stayed: set[int] = set()
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         self._calls += 1
-        if self._refused or self._calls <= WARM_UP:
+        if self._refused:
+            return self.call(*inputs)
+        if self._calls <= WARM_UP:
+            self._look(inputs)
             return self.call(*inputs)
         if not self._lock.acquire(blocking=False):
             return self._plainly("another thread is in this call", inputs)
@@ -353,6 +353,7 @@ class GraphedCall:
 
     def _record(self, inputs: Sequence[Any]) -> _Recording | None:
         """Record the call, or say why not; what will never change refuses for good."""
+        self._look(inputs)
         reason = self._unfit(inputs)
         if not reason and self._bytes_to_copy(inputs) > MOST_COPIED:
             counters["cudagraphs"]["too much to copy"] += 1
@@ -360,7 +361,13 @@ class GraphedCall:
         if not reason:
             try:
                 recording = _Recording(
-                    self.call, inputs, self.static, self.mutated, self.n_copied, self._recorder
+                    self.call,
+                    inputs,
+                    self.static,
+                    self.mutated,
+                    self._at_place(inputs),
+                    self.n_copied,
+                    self._recorder,
                 )
             except RuntimeError as error:  # an op that waits for the device, or memory that is not there
                 reason = f"recording failed: {error}"
@@ -376,14 +383,28 @@ class GraphedCall:
         warn_once(f"cudagraphs.{reason}", f"calls are not replayed as CUDA graphs: {reason}")
         return None
 
+    def _at_place(self, inputs: Sequence[Any]) -> frozenset[int]:
+        """The inputs that a recording writes where the caller has them: large ones, and those that stayed
+        where they were from one call to the next."""
+        stayed = self._stayed if self._wasted < ALTERNATES else ()
+        return frozenset(i for i in self.mutated if inputs[i].nbytes > SMALL or i in stayed)
+
+    def _look(self, inputs: Sequence[Any]) -> None:
+        """Notice which of the inputs that are written stayed where they were."""
+        if self.mutated:
+            now = {i: inputs[i].data_ptr() for i in self.mutated}
+            self._stayed |= {i for i, address in now.items() if self._addresses.get(i) == address}
+            self._addresses = now
+
     def _bytes_to_copy(self, inputs: Sequence[Any]) -> int:
+        at_place = self._at_place(inputs)
         return sum(
             x.nbytes
             for i, x in enumerate(inputs)
             if isinstance(x, torch.Tensor)
             and i not in self.static
             and not in_graph_memory(x)
-            and not is_written_at_its_place(i, x, self.mutated)
+            and i not in at_place
         )
 
     def _unfit(self, inputs: Sequence[Any]) -> str:

@@ -275,12 +275,28 @@ def test_what_cannot_be_recorded_runs_plainly_and_says_why(reason):
 
 def test_a_small_input_that_is_written_is_copied_back():
     """Wherever it lies; its version moves as by an op in place."""
-    call = warm(graphed(lambda count, x: (count.add_(1) * x,), mutated=[0]), torch.zeros(1), torch.ones(1))
-    for _ in range(3):
-        count, x = torch.full((1,), 4.0), torch.full((1,), 2.0)
-        version = count._version
+    call = graphed(lambda count, x: (count.add_(1) * x,), mutated=[0])
+    counts = [torch.full((1,), 4.0) for _ in range(WARM_UP + 3)]  # each at a place of its own
+    for count in counts[:WARM_UP]:
+        call(count, torch.ones(1))
+    for count in counts[WARM_UP:]:
+        x, version = torch.full((1,), 2.0), count._version
         assert call(count, x)[0].item() == 10 and count.item() == 5 and count._version > version
     assert counters["cudagraphs"] == {"recorded": 1, "replayed": 3}
+
+
+def test_a_small_input_that_stays_is_written_at_its_place():
+    count, given = torch.zeros(1), []
+
+    def step(count):
+        given.append(count.data_ptr())
+        return (count.add_(1) * 2,)
+
+    call = warm(graphed(step, mutated=[0], n_copied=1), count)
+    results = [call(count)[0].item() for _ in range(3)]
+    assert results == [6, 8, 10] and count.item() == 5 and set(given) == {count.data_ptr()}
+    other = torch.zeros(1)
+    assert [call(other)[0].item() for _ in range(2)] == [2, 4] and (other.item(), count.item()) == (2, 5)
 
 
 def test_a_large_input_that_is_written_is_written_at_its_place():
