@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
+import children  # noqa: E402
 import torch  # noqa: E402
 import torch.multiprocessing  # noqa: E402
 from children import environment, run_forked  # noqa: E402
@@ -56,7 +57,7 @@ def started(call: str, method: str, folder: Path) -> subprocess.CompletedProcess
     """A program that starts two replicas: a file, which spawned ones import. `t` is this module."""
     code = f"""
     import sys
-    sys.path.insert(0, {os.path.dirname(__file__)!r})
+    sys.path[:0] = [{os.path.dirname(__file__)!r}, {os.path.dirname(children.__file__)!r}]
     import test_spawn as t
     if __name__ == "__main__":
         {call.replace("METHOD", f"nprocs=2, start_method={method!r}")}
