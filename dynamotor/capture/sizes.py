@@ -194,6 +194,7 @@ class TraceSizes:
         self.policy, self.fixed, self.symbolic = policy, fixed, policy.takes("cpu")
         self.env = ShapeEnv(where)
         self.sources: dict[Symbol, Source] = {}
+        self.guesses: set[Source] = set()  # which nothing but `SizePolicy.guessed` makes symbols
         self.bounds: dict[
             Symbol, tuple[int, int]
         ] = {}  # as they were asked for; the symbols' own follow from the guards too
@@ -259,6 +260,8 @@ class TraceSizes:
         policy = self.policy
         likely = source in policy.varying or source in (policy.guessed or ()) or policy.follows(source, value)
         wanted = mark if mark is not None else policy.dynamic or likely
+        if mark is None and not policy.dynamic and source in (policy.guessed or ()) and source not in policy.varying:
+            self.guesses.add(source)
         if not wanted or value < 2 or value >= LARGEST or source in self.fixed:
             return value
         lo, hi = mark if type(mark) is tuple else (2, INFINITY)
@@ -462,10 +465,19 @@ class TraceSizes:
         """Sources whose symbols became numbers, and what asked for that."""
         guards = {s: g for g in self.env.guards if g.kind == "==" for s in g.expr.symbols}
         numbers = {s: guards[s] for s, value in self.env.fixed.items() if type(value) is int and s in guards}
-        found = {self.sources[s]: g for s, g in numbers.items()}
-        return found | {
+        found = {self.sources[s]: g for s, g in numbers.items()} | {
             source: numbers[s] for source, fact in self.facts.items() for s in fact.symbols & numbers.keys()
         }
+        return found | self._guesses_left(found) if found else found
+
+    def _guesses_left(self, found: Mapping[Source, Assumption]) -> dict[Source, Assumption]:
+        """The sizes that are symbols by a guess alone, where all that differed are numbers: such a program costs more
+        and serves no other call.
+        """
+        first = next(iter(found.values()))
+        numbers = self.as_numbers(first.where)
+        left = {source: own for source, own in numbers.items() if source not in found}
+        return left if left.keys() <= self.guesses else {}
 
 
 def _undecided(question: str) -> Exception:
