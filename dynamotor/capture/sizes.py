@@ -260,7 +260,12 @@ class TraceSizes:
         policy = self.policy
         likely = source in policy.varying or source in (policy.guessed or ()) or policy.follows(source, value)
         wanted = mark if mark is not None else policy.dynamic or likely
-        if mark is None and not policy.dynamic and source in (policy.guessed or ()) and source not in policy.varying:
+        if (
+            mark is None
+            and not policy.dynamic
+            and source in (policy.guessed or ())
+            and source not in policy.varying
+        ):
             self.guesses.add(source)
         if not wanted or value < 2 or value >= LARGEST or source in self.fixed:
             return value

@@ -91,7 +91,7 @@ def is_dense(spec: TensorSpec) -> bool:
 
 def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
     """Strides that TensorIterator gives a new output of `shape` over these inputs."""
-    if is_unbacked(*shape) and all(not op.shape or _descends(op, shape) for op in operands):
+    if is_unbacked(*shape) and _all_descend(operands, shape):
         return contiguous_stride(shape)  # for a size of 0 numbers beside the tensor may give other steps
     if all(op.shape == shape for op in operands):
         if all(op.is_contiguous for op in operands):
@@ -106,6 +106,27 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
     ):
         return contiguous_stride(shape)  # in whatever order sizes of 0 and 1 are looked at
     return dense_in_order(_order([_broadcast_stride(op, shape) for op in operands], shape), shape)
+
+
+def _all_descend(operands: Sequence[TensorSpec], shape: Dims) -> bool:
+    """Whether the operands say row-major for all sizes: those without dimensions say nothing, and neither do dimensions
+    of size 1 that are broadcast.
+    """
+    whole = [_descends(op, shape) for op in operands]
+    parts = [op for op, is_whole in zip(operands, whole) if not is_whole and op.shape]
+    return (any(whole) or not parts) and all(_descends_broadcast(op, shape) for op in parts)
+
+
+def _descends_broadcast(op: TensorSpec, shape: Dims) -> bool:
+    """The same of an operand that has some of the dimensions, the others with size 1 or not at all."""
+    own = list(zip(op.shape, shape[len(shape) - len(op.shape) :], op.stride))
+    there = [step for n, full, step in own if not (type(n) is int and n == 1)]
+    fits = all((type(n) is int and n == 1) != equal(n, full) for n, full, _ in own)
+    return (
+        fits
+        and all(type(step) is int and step > 0 for step in there)
+        and all(a > b for a, b in zip(there, there[1:]))
+    )
 
 
 def _descends(op: TensorSpec, shape: Dims) -> bool:
