@@ -360,6 +360,7 @@ for _fn in (
     os.path.splitext,
     textwrap.dedent,
     inspect.cleandoc,
+    enum.Flag.__invert__,  # which keeps its answer on the member
 ):
     builtin_rules.setdefault(_fn, functools.partial(_call_pure, _fn))
 _polyfill(collections._count_elements, polyfills.count_elements)  # type: ignore[attr-defined]

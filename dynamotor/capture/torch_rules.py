@@ -210,6 +210,7 @@ _NATIVE_PACKAGES = (
     "torch.utils.data",
     "torch.utils.tensorboard",
 )
+_AVERAGED_MODELS = "torch.optim.swa_utils"  # they are called as any module is
 
 FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 # Functions of these packages call user code through a compiler or interpreter of PyTorch's own.
@@ -393,6 +394,7 @@ def refusal(fn: Any) -> tuple[str, str] | None:
         and ("__marked_compile_region_fn__" not in fn.__dict__)
     ):
         return "transform", f"functions of {module} compile what they are given, or run it as it is"
-    if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES):
+    averaged = module == _AVERAGED_MODELS and fn.__name__ == "forward"
+    if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES) and not averaged:
         return "unsupported-call", f"functions of {module} run between graphs, as they are"
     return REFUSED.get(fn) if _hashable(fn) else None

@@ -109,8 +109,8 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
 
 
 def _all_descend(operands: Sequence[TensorSpec], shape: Dims) -> bool:
-    """Whether the operands say row-major for all sizes: those without dimensions say nothing, and neither do dimensions
-    of size 1 that are broadcast.
+    """Whether the operands say row-major for all sizes: those without dimensions say nothing, and neither do
+    dimensions of size 1 that are broadcast.
     """
     whole = [_descends(op, shape) for op in operands]
     parts = [op for op, is_whole in zip(operands, whole) if not is_whole and op.shape]

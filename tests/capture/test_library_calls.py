@@ -316,3 +316,25 @@ def test_a_cache_of_shapes_that_differ_is_not_asked() -> None:
         x = torch.randn(n, 4)
         assert torch.equal(compiled(x), einops.rearrange(x, "(a b) (c d) -> (a c) (b d)", b=2, d=2) + 1)
     assert counters["capture"]["graphs"] == 2
+
+
+class _Flags(enum.Flag):
+    ONE = enum.auto()
+    TWO = enum.auto()
+
+
+def test_the_inverse_of_a_flag():
+    def program(x, flags):
+        return x + 1 if flags & ~_Flags.ONE else x
+
+    compiled = dynamotor.compile(program, backend="eager", fullgraph=True)
+    for flags in (_Flags.ONE, _Flags.TWO, _Flags.ONE | _Flags.TWO):
+        assert torch.equal(compiled(torch.ones(2), flags), program(torch.ones(2), flags))
+
+
+def test_an_averaged_model_is_captured():
+    model = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(3, 3))
+    compiled, x = dynamotor.compile(model, backend="eager", fullgraph=True), torch.randn(2, 3)
+    torch.testing.assert_close(compiled(x), model(x))
+    model.update_parameters(torch.nn.Linear(3, 3))
+    torch.testing.assert_close(compiled(x), model(x))
