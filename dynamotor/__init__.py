@@ -5,6 +5,7 @@
 """
 
 from .base import platform as _platform  # noqa: F401  # isort: skip  (first: raises a coded error where nothing can work)
+from .base import importing as _importing  # isort: skip  (before whatever takes time)
 from .api import compile, compile_fx, cudagraph_mark_step_begin, disable, reset
 from .backends import list_backends, register_backend
 from .base.artifacts import load_cache_artifacts, save_cache_artifacts
@@ -68,3 +69,4 @@ __all__ = [
 ]
 
 _install()
+_importing.done()

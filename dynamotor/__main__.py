@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from . import __version__
 from .base import checkout
 from .base.errors import DynamotorError, UsageError
 from .tools import cache, doctor, minify, package, run
@@ -13,8 +14,9 @@ from .tools import cache, doctor, minify, package, run
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status is 0 when it did what it says."""
     parser = argparse.ArgumentParser(
-        prog="python -m dynamotor", description="A compiler for PyTorch that you can read."
+        prog="dynamotor", description="A compiler for PyTorch that you can read."
     )
+    parser.add_argument("--version", action="version", version=f"dynamotor {__version__}")
     given = sys.argv[1:] if argv is None else argv
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module, text in (

@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,7 @@ from dynamotor import __main__, config
 from dynamotor.codegen import cpp_ops
 
 ROOT = Path(__file__).parents[1]
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Homepage"]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -79,7 +81,7 @@ def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
     named = [
         target.partition("#")[0]
-        for target in re.findall(r"\]\(([^)\s]+)\)", text)
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(rf"{REPOSITORY}/(?:blob|tree)/main/", "", text))
         if not target.startswith("http")
     ]
     missing = [name for name in named if name and not (page.parent / name).exists()]

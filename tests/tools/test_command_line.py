@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import dynamotor
 from dynamotor import __main__
-from dynamotor.base import checkout
+from dynamotor.base import checkout, platform, probe
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 
@@ -51,3 +53,22 @@ def test_a_program_runs_with_its_torch_compile_replaced(
     monkeypatch.setattr("sys.path", list(sys.path))
     assert __main__.main(["run", "--replace-torch-compile", str(program), "--epochs", "2"]) == 0
     assert capsys.readouterr().out == "[2.0, 2.0] dynamotor._C ['--epochs', '2']\n"
+
+
+def test_the_command_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"dynamotor {dynamotor.__version__}\n"
+
+
+def test_the_metadata_names_the_version_and_the_versions_that_the_package_checks() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    pythons = {f"Programming Language :: Python :: {a}.{b}" for a, b in platform.SUPPORTED_PYTHONS}
+    (oldest, newest), first, last = (
+        probe.TESTED,
+        platform.SUPPORTED_PYTHONS[0],
+        platform.SUPPORTED_PYTHONS[-1],
+    )
+    assert project["version"] == dynamotor.__version__ and pythons <= set(project["classifiers"])
+    assert project["requires-python"] == f">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
+    assert f"torch>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}" in project["dependencies"]
