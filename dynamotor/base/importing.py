@@ -1,5 +1,5 @@
-"""Pauses the garbage collector while the package is imported: it would walk many new objects that stay, a third
-of the import's time.
+"""Pauses the garbage collector while the package is imported: it would walk many new objects that stay,
+which takes a third of the time.
 """
 
 from __future__ import annotations
