@@ -147,6 +147,7 @@ def _aot_compile(
                 "strict",
             )
     if data:
+        _note_live(name, data)
         regions = _regions(gm, example_inputs, data)
         if regions is not None:
             return _in_parts(gm, regions, compile_graph, cuts, keeper)
@@ -201,7 +202,17 @@ def _longest_run(gm: torch.fx.GraphModule, apart: Container[Node]) -> int:
 
 
 def _is_apart(node: Node) -> bool:
-    return "data_dependent" in node.meta or isinstance(node.target, ControlFlow) or is_state_call(node)
+    return bool(node.meta.keys() & _APART) or isinstance(node.target, ControlFlow) or is_state_call(node)
+
+
+_APART = frozenset(("data_dependent", "live"))
+
+
+def _note_live(name: str, nodes: Sequence[Node]) -> None:
+    """Say which calls PyTorch makes because their Python may read something else later."""
+    for node in nodes:
+        if "live" in node.meta:
+            _note_fallback(name, UnsupportedOp("DM250", node.meta["live"]), node, "op")
 
 
 def _in_parts(

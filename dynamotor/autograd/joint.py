@@ -186,6 +186,7 @@ def run_torch_graph(
         kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
         recorder.where, recorder.recompute = node.meta.get("where"), "recompute" in node.meta
         try:
+            UnsupportedOp.when("live" in node.meta, "DM250", str(node.meta.get("live")))
             if node.op == "call_function":
                 env[node] = node.target(*args, **kwargs)
             elif node.op == "call_method":

@@ -55,6 +55,8 @@ class GraphRecorder:
     "backward").
     """
 
+    backward_may_run_again = True
+
     def __init__(self, env: ShapeEnv | None = None) -> None:
         self.graph = torch.fx.Graph()
         self.sizes = None if env is None else SizeNodes(self.graph)
@@ -216,15 +218,26 @@ class GraphRecorder:
             return None
         return next((node for after, node in self.made if self.failed < after), None)
 
+    def refuse_late_draw(self, func: OpOverload) -> None:
+        """A backward draws when it runs, each time anew: a recorded one would draw once, with the forward."""
+        UnsupportedOp.when(
+            self.stage == "backward" and self.backward_may_run_again,
+            "DM251",
+            f"a backward draws random numbers ({func})",
+            cure="draw them in the forward and save them",
+        )
+
     def _record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.sizes is not None:
             args, kwargs = from_torch(args), {k: from_torch(v) for k, v in kwargs.items()}
+        about = facts(func)
+        if about.random and "attention" not in func._schema.name:
+            self.refuse_late_draw(func)
         rule = record_rules.get(func)
         if rule is not None:
             result = rule(self, func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        about = facts(func)
         if about.changes_metadata:
             return self._record_new_metadata(func, args, kwargs)
         if about.writes:

@@ -355,3 +355,35 @@ def decode(code: types.CodeType) -> CodeInfo:
     for unit in reversed(fused):
         following = index.setdefault(unit.start, following)
     return CodeInfo(code, tuple(instrs), index, tuple(parse_exception_table(code)), slots)
+
+
+@by_code
+def settled_cells(code: types.CodeType) -> frozenset[str]:
+    """The cell variables of a function that are set once: no loop, second assignment or `nonlocal` sets them again."""
+    stores: dict[str, list[int]] = {name: [] for name in code.co_cellvars}
+    info = decode(code)
+    for instr in info.instrs:
+        if instr.op in ("STORE_DEREF", "DELETE_DEREF") and instr.argval in stores:
+            stores[instr.argval].append(instr.offset)
+    loops = [(i.target, i.offset) for i in info.instrs if i.target is not None and i.target <= i.offset]
+    given = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    inner = {
+        name for const in code.co_consts if isinstance(const, types.CodeType) for name in _set_outside(const)
+    }
+    return frozenset(
+        name
+        for name, at in stores.items()
+        if len(at) <= (name not in given)
+        and name not in inner
+        and not any(start <= offset <= end for offset in at for start, end in loops)
+    )
+
+
+def _set_outside(code: types.CodeType) -> set[str]:
+    """The free variables that a function, or one inside of it, sets (`nonlocal`)."""
+    free = set(code.co_freevars)
+    own = {i.argval for i in decode(code).instrs if i.op in ("STORE_DEREF", "DELETE_DEREF")}
+    inner = {
+        name for const in code.co_consts if isinstance(const, types.CodeType) for name in _set_outside(const)
+    }
+    return free & (own | inner)

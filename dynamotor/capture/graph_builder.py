@@ -33,6 +33,7 @@ class GraphBuilder:
         self.recompute = (
             False  # calls belong to a checkpoint: the backward runs them again and saves nothing of them
         )
+        self.live = ""  # why PyTorch makes the calls that follow, each time anew
         self.gathers = False  # numbers in tensors index other tensors without being read (`flex_attention`)
         self.snapshots: list[fx.Node] = []  # copies of numbers that may be handed on
         self.modules: tuple[tuple[str, type], ...] = ()  # whose `forward` runs, outermost first: path, class
@@ -90,6 +91,8 @@ class GraphBuilder:
         node.meta["modules"] = self.modules
         if self.recompute:
             node.meta["recompute"] = True
+        if self.live:
+            node.meta["live"] = self.live
         return node
 
     def _forget_idle_modes(self) -> None:

@@ -13,6 +13,8 @@ implementation that cannot be found (`Library.impl`) is taken for one that reads
 from __future__ import annotations
 
 import enum
+import random
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -74,6 +76,54 @@ def check_functions(trace: Trace, name: str, *fns: Any) -> None:
     """
     access = max(_Scan().function(fn, ()) for fn in fns)
     _refuse_pending(name, access > Access.NONE and _is_pending(trace, access))
+
+
+def reads_late(*fns: Any) -> str:
+    """Why functions that run later (in a backward) may find something else then than now: what they read, in words;
+    empty where they depend on their arguments alone.
+    """
+    scan = _Scan()
+    access = max((scan.function(fn, ()) for fn in fns), default=Access.NONE)
+    if access is Access.NONE:
+        return f"asks PyTorch or the system for {scan.asked}" if scan.asked else ""
+    return _LATE[access]
+
+
+_LATE = {
+    Access.READS_NAMES: "reads a global name or a closure variable that may be set again",
+    Access.READS: "reads an object that may change",
+    Access.CHANGES: "changes an object",
+}
+
+
+def late_python(target: Any) -> str:
+    """Why a call of an operator must be made by PyTorch each time: its Python runs while a graph is recorded (an
+    implementation as a composite op, a formula of its gradient) and may read something else later.
+    """
+    if isinstance(target, OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    if not is_custom(target):
+        return ""
+    name = target._schema.name
+    definition = OPDEFS.get(name)
+    if definition is not None:
+        formulas = [f for f in (definition._backward_fn, definition._setup_context_fn) if f is not None]
+        why = reads_late(*formulas) if torch.is_grad_enabled() else ""
+        return f"the gradient of {target} {why}" if why else ""
+    for key in _python_kernels(target):
+        if key.startswith("CompositeImplicit"):
+            return f"{target} is a composite op written in Python, which may read objects"
+        if key.startswith("Autograd") and torch.is_grad_enabled():
+            return f"the gradient of {target} is written in Python, which may read objects"
+    return ""
+
+
+def _python_kernels(target: OpOverload) -> list[str]:
+    """The dispatch keys for which `Library.impl` gave an operator an implementation."""
+    overload = target._schema.overload_name
+    name = target._schema.name.partition("::")[2] + (f".{overload}" if overload else "")
+    key = "/".join((target.namespace, name, ""))
+    return [k.removeprefix(key) for k in torch.library._impls if k.startswith(key)]
 
 
 def _refuse_pending(name: str, pending: bool) -> None:
@@ -158,6 +208,7 @@ class _Scan:
 
     def __init__(self) -> None:
         self.seen: set[tuple[int, bool]] = set()
+        self.asked = ""  # a state of PyTorch or the system that was asked for
 
     def function(self, fn: Any, given: tuple[Any, ...]) -> Access:
         """`given`: outside objects that its arguments may be."""
@@ -176,6 +227,8 @@ class _Scan:
         if rebound:
             return Access.CHANGES
         found = [v for names in loaded for v in _values(fn, names)]
+        asked = (names[-1] for names in loaded if any(_asks(names, v) for v in _values(fn, names)))
+        self.asked = self.asked or next(asked, "")
         held = [v for v in found if not _is_code(v)]
         objects = [*(v for v in held if type(v) not in PURE_TYPES), *given]
         if objects and (opcodes & _STORES or attributes & _CHANGING_NAMES or _are_stepped(objects)):
@@ -184,6 +237,23 @@ class _Scan:
         called += [f for v in given for f in _functions(v, attributes)]
         access = Access.READS if objects else Access.READS_NAMES if held else Access.NONE
         return max([access, *(self.function(f, tuple(objects)) for f in called)])
+
+
+# Functions whose answer is a state: PyTorch's settings, modes and generators, the time, the system.
+_ASKING = re.compile(
+    r"(is|are|get)_.*(enabled|mode|default|threads|precision|dtype|device|level|state|stream|seed|warn).*|.*seed.*"
+)
+_SYSTEM = frozenset(
+    ("random", "time", "os", "sys", "datetime", "secrets", "uuid", "gc", "threading", "socket")
+)
+
+
+def _asks(names: tuple[str, ...], value: Any) -> bool:
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    owner = getattr(value, "__self__", None)
+    if module in _SYSTEM or isinstance(owner, random.Random) or "backends" in names:
+        return True
+    return (module or "").startswith("torch") and _ASKING.fullmatch(names[-1]) is not None
 
 
 def _is_filled(cell: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .breaks import unsupported, unsupported_if
-from .bytecode import Instr
+from .bytecode import Instr, settled_cells
 from .guards import IdIs
 from .interpreter import Frame, opcode, opcodes, replace
 from .source import Const, DictItem
@@ -86,7 +86,8 @@ def delete_fast(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("MAKE_CELL")
 def make_cell(frame: Frame, instr: Instr, target: int) -> None:
-    frame.fast[instr.arg] = CellValue(frame.fast[instr.arg])
+    name = frame.info.localsplus[instr.arg]
+    frame.fast[instr.arg] = CellValue(frame.fast[instr.arg], settled=name in settled_cells(frame.code))
 
 
 @opcode("COPY_FREE_VARS")

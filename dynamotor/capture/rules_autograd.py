@@ -3,11 +3,16 @@ differentiated; and checkpoints, whose calls are marked so that the backward run
 
 Forward and backward are interpreted once beforehand (`rehearse`), which installs the guards of what they read
 and refuses what a recording would not see: effects, breaks, writes into arguments.
+
+A backward runs later than the guards of the call are checked. One that depends on more than its arguments and the
+constants of its context (a global, an attribute, a random number) is not recorded: its node is live (`live_calls`),
+so that PyTorch calls it and the rest of the graph is compiled around it. A hook of this kind breaks the graph.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +25,18 @@ from ..graph.bodies import GRADIENT, Hook
 from ..graph.modes import preserved_modes
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
-from .op_state import check_functions
+from .op_state import check_functions, reads_late
 from .polyfills import autograd_function as polyfills
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
-from .values.klass import ClassValue
-from .values.tensor import TensorValue, torch_call, version
+from .values.function import FunctionValue
+from .values.klass import Builtin, ClassValue
+from .values.number import FloatValue
+from .values.size import SizeValue
+from .values.tensor import TensorValue, live_calls, torch_call, version
+from .values.user_object import UserObject
 
 _own_setup = vars(compat.SingleLevelFunction).get("setup_context")
 # A C class method since PyTorch 2.14, a Python one before.
@@ -65,13 +74,15 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     rehearsal, n_inputs = Rehearsal(trace, functools.partial(_refused, cls)), len(trace.graph.inputs)
     rehearsal.begin()
     with preserved_modes():
+        graded = torch.is_grad_enabled()
         compat.set_grad_enabled(False)
-        rehearse(trace, cls, args)
+        why = rehearse(trace, cls, args, graded)
     rehearsal.check()
     if len(trace.graph.inputs) != n_inputs:
         raise _refused(cls, "it reads a tensor that is no argument")
     rehearsal.forget()
-    return torch_call(trace, Apply(cls.value), args, {})
+    with live_calls(trace, why and f"the backward of {cls.value.__qualname__} {why}"):
+        return torch_call(trace, Apply(cls.value), args, {})
 
 
 def _without_gradient(trace: Trace, cls: ClassValue, args: list[Value]) -> Value:
@@ -93,25 +104,55 @@ def _forward_of(trace: Trace, cls: ClassValue) -> Value:
     return trace.make(polyfills.forward if old else polyfills.forward_and_setup)
 
 
-def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
-    """Interpret forward and backward; the guards stay."""
+def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool) -> str:
+    """Interpret forward and backward; the guards stay. Gives the reason why the backward is to run live; then only
+    the forward is interpreted, as where nothing is graded.
+    """
     needs = [Constant(isinstance(a, TensorValue) and a.example.requires_grad) for a in args]
     ctx = trace.call_python(polyfills.context, [TupleValue(needs)])
     outputs = _parts(trace.call(_forward_of(trace, cls), [cls, ctx, *args]))
     tensors = [value for value in outputs if isinstance(value, TensorValue)]
     if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue)}:
         raise _refused(cls, "it returns an argument or a view of one")  # eager lets nobody write into these
+    if not graded or not any(need.value for need in needs):
+        return ""
     if len(tensors) > 1 and ctx.getattr(trace, "as_none").as_constant():
-        raise _refused(cls, "its backward is to see which outputs have no gradient")
-    if any(need.value for need in needs):
-        grads = [
-            torch_call(trace, torch.zeros_like, [out], {}) if isinstance(out, TensorValue) else Constant(None)
-            for out in outputs
-        ]
-        try:
-            trace.call_python(polyfills.backward, [cls, ctx, *grads])
-        except Raised as raised:
-            raise _refused(cls, f"its backward raises {raised.value.describe()}") from None
+        return "sees which outputs have no gradient"
+    why = reads_late(cls.value.backward) or _late_in_context(trace, ctx)
+    if why:
+        return why
+    grads = [
+        torch_call(trace, torch.zeros_like, [out], {}) if isinstance(out, TensorValue) else Constant(None)
+        for out in outputs
+    ]
+    begun, (draws, trace.draws) = trace.effects.begin(), (trace.draws, False)
+    try:
+        trace.call_python(polyfills.backward, [cls, ctx, *grads])
+        changes, random = trace.effects.changed_older(begun), trace.draws
+    except Raised as raised:
+        raise _refused(cls, f"its backward raises {raised.value.describe()}") from None
+    finally:
+        trace.draws = trace.draws or draws
+    return "draws random numbers" if random else "changes its context" if changes else ""
+
+
+def _late_in_context(trace: Trace, ctx: Value) -> str:
+    """Why a backward may find its context changed, in words."""
+    assert isinstance(ctx, UserObject)
+    table = ctx.dict(trace)
+    held = [] if table is None else [value for _, value in table.load().values()]
+    return next(("reads an object that may change" for value in held if not _is_settled(value)), "")
+
+
+def _is_settled(value: Value) -> bool:
+    """Whether a value stays the same until a backward reads it: a tensor, a number, a container made here."""
+    if isinstance(value, TensorValue | SizeValue | FloatValue):
+        return True
+    if isinstance(value, FunctionValue):
+        return value.fn is not MISSING and not reads_late(value.fn)
+    if isinstance(value, SequenceValue):
+        return (value.source is None or type(value) is TupleValue) and all(map(_is_settled, value.items))
+    return isinstance(value, Constant | Builtin)
 
 
 def _owner(value: TensorValue) -> int:
@@ -338,10 +379,14 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         or trace.graph.recompute
     ):
         raise unsupported("autograd", "Tensor.register_hook is called", "it changes the tensor's state")
+    draws, trace.draws = trace.draws, False
+    _refuse_late_hook(_late_in_function(args[1]))
     with preserved_modes():
         compat.set_grad_enabled(False)
         gradient = tensor.example.detach()
         body, free = interpret(trace, args[1], (GRADIENT, {}), [gradient], name="register_hook")
+    _refuse_late_hook("draws random numbers" if trace.draws else "")
+    trace.draws = draws
     results = next(iter(reversed(body.gm.graph.nodes))).meta["val"]
     spec = tensor.example.spec
     unsupported_if(
@@ -351,3 +396,36 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     )
     torch_call(trace, Hook(body), [tensor, *free], {})
     return HandleValue()
+
+
+def _refuse_late_hook(why: str) -> None:
+    unsupported_if(
+        why,
+        "autograd",
+        "Tensor.register_hook is called",
+        f"the hook {why} when the backward runs",
+        "pass constants to it, or put it on a tensor outside of the compiled function",
+    )
+
+
+def _late_in_function(hook: Value) -> str:
+    """Why a function that is called later may find something else than now, in words."""
+    if not isinstance(hook, FunctionValue):
+        return "" if isinstance(hook, Builtin) else "reads an object that may change"
+    return reads_late(_stand_in(hook))
+
+
+def _stand_in(function: FunctionValue) -> types.FunctionType:
+    """A real function of the same code. Cells whose contents stay hold a module, as a name that is none of state."""
+    if function.fn is not MISSING:
+        return function.fn
+    cells = []
+    for cell in function.closure:
+        contents = cell.contents if cell.settled else None
+        if isinstance(contents, FunctionValue):
+            cells.append(types.CellType(_stand_in(contents)))
+        else:
+            cells.append(
+                types.CellType(torch if contents is not None and _is_settled(contents) else object())
+            )
+    return types.FunctionType(function.code, function.globals.obj, closure=tuple(cells))

@@ -35,6 +35,8 @@ class StepRecorder(GraphRecorder):
     numbers.
     """
 
+    backward_may_run_again = False  # a step draws in its backward, once
+
     def __init__(self) -> None:
         super().__init__()
         self.updates = False

@@ -40,11 +40,14 @@ _NAMES = (
 class CellValue(Value):
     """A closure cell; `contents` is MISSING until read, None when empty."""
 
-    __slots__ = ("contents", "obj", "born")
+    __slots__ = ("contents", "obj", "born", "settled")
     kind = types.CellType
 
-    def __init__(self, contents: Any = None, source: Any = None, obj: Any = MISSING) -> None:
-        self.source, self.contents, self.obj = source, contents, obj
+    def __init__(
+        self, contents: Any = None, source: Any = None, obj: Any = MISSING, settled: bool = False
+    ) -> None:
+        """settled: whether no code sets it again once it has contents."""
+        self.source, self.contents, self.obj, self.settled = source, contents, obj, settled
         self.born = Epoch.now
 
     def load(self, trace: Trace) -> Value | None:

@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import Any
 
 import torch
@@ -670,6 +671,25 @@ def _constant(obj: Any, nodes: bool) -> Any:
         f"{type(obj).__name__} object is passed to a torch function",
         cure="pass tensors, numbers, strings and containers of these",
     )
+
+
+@contextlib.contextmanager
+def live_calls(trace: Trace, why: str) -> Generator[None, None, None]:
+    """Calls of the graph that PyTorch makes each time, forward and backward, and no backend records: their Python may
+    read something else then (`why`, in words; empty: no such call).
+    """
+    unsupported_if(
+        why and (trace.sizes.in_body or trace.graph.recompute),
+        "autograd",
+        "a call inside of a checkpoint, a transform or control flow reads state later",
+        why,
+        "pass what it reads as an argument",
+    )
+    trace.graph.live = why
+    try:
+        yield
+    finally:
+        trace.graph.live = ""
 
 
 def torch_call(

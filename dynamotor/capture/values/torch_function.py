@@ -23,7 +23,7 @@ from ...graph.sizes import is_unbacked
 from ...graph.sym_int import Condition
 from ..breaks import unsupported, unsupported_if
 from ..guards import Ambient
-from ..op_state import check_op
+from ..op_state import check_op, late_python
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
@@ -46,7 +46,7 @@ from .klass import Builtin
 from .known import SIZED, known, sizes_as_numbers
 from .operators import COMPARE, INPLACE
 from .size import SizeValue, condition_value
-from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
+from .tensor import ReturnTypeValue, TensorValue, constant_result, live_calls, lower, torch_call
 from .user_object import UserObject
 
 _DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -112,7 +112,8 @@ def graph_function(
     """A call that is one node."""
     _refuse_generator(kwargs)
     check_op(trace, fn)
-    return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
+    with live_calls(trace, late_python(fn)):
+        return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
 
 
 def _sized(

@@ -1,0 +1,307 @@
+"""Code of a backward reads objects, draws random numbers and has effects when the backward runs, as in eager.
+
+Each program is a pair: `forward(x)` and `between()`, which changes an object between forward and backward.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+import dynamotor
+from dynamotor.base.events import counters
+
+FACTOR = 2.0
+TABLE = {"factor": 2.0}
+LOG: list[float] = []
+
+
+def helper(g: torch.Tensor) -> torch.Tensor:
+    return g * FACTOR
+
+
+class Scaled(torch.autograd.Function):
+    """`read` is the part that differs."""
+
+    factor = 2.0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * Scaled.factor
+
+
+class OfGlobal(Scaled):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * FACTOR
+
+
+class OfTable(Scaled):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * TABLE["factor"]
+
+
+class OfHelper(Scaled):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return helper(g)
+
+
+class OfObjectInContext(Scaled):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.table = TABLE
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * ctx.table["factor"]
+
+
+class WithSetup(Scaled):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.table = TABLE
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * ctx.table["factor"]
+
+
+class Counting(Scaled):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.calls = 0
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        ctx.calls += 1
+        LOG.append(ctx.calls)
+        return g * ctx.calls
+
+
+class Noise(Scaled):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * torch.rand_like(g)
+
+
+class SystemNoise(Scaled):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * random.random()
+
+
+class OfMode(Scaled):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * (3 if torch.is_autocast_enabled("cpu") else 2)
+
+
+FUNCTIONS = [
+    Scaled, OfGlobal, OfTable, OfHelper, OfObjectInContext, WithSetup, Counting, Noise, SystemNoise, OfMode,
+]  # fmt: skip
+
+
+def change(value: float) -> None:
+    global FACTOR
+    FACTOR = TABLE["factor"] = Scaled.factor = value
+
+
+def both(forward: Callable[..., Any], between: Callable[[], Any], backend: str | None) -> list[Any]:
+    """Gradients of two backwards of each of two calls, and the effects."""
+    found: list[Any] = []
+    call = forward if backend is None else dynamotor.compile(forward, backend=backend)
+    for value in (2.0, 5.0):
+        change(value)
+        LOG.clear()
+        torch.manual_seed(0)
+        random.seed(0)
+        x = torch.linspace(0.5, 1, 4, requires_grad=True)
+        loss = call(x)
+        found.append(torch.get_rng_state())
+        between()
+        for keep in (True, False):
+            loss.backward(retain_graph=keep)
+            found.append(x.grad)
+            x.grad = None
+        found += [list(LOG), torch.get_rng_state()]
+    change(2.0)
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.allclose(a.double(), b.double())
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list) else a == b
+
+
+BACKENDS = ["eager", "aot_eager", "native"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_backwards_of_functions(function: Any, backend: str) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return function.apply(x.sin()).exp().sum()
+
+    def between() -> None:
+        change(7.0)
+
+    breaks = counters["breaks"].total()
+    assert same(both(forward, between, None), both(forward, between, backend))
+    assert counters["breaks"].total() == breaks  # the call is live, the rest is compiled
+
+
+class Hooked(torch.nn.Module):
+    def __init__(self, hook: Callable[[Hooked], Callable[..., Any]]) -> None:
+        super().__init__()
+        self.calls, self.factor, self.make = 0, 2.0, hook
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.register_hook(self.make(self))
+        self.calls += 1
+        return y.sin().sum()
+
+
+def counting(module: Hooked) -> Callable[..., Any]:
+    def hook(g: torch.Tensor) -> torch.Tensor:
+        module.calls += 1
+        return g * module.calls
+
+    return hook
+
+
+HOOKS: dict[str, Callable[[Hooked], Callable[..., Any]]] = {
+    "an attribute": lambda module: lambda g: g * module.calls,
+    "an attribute that changes": lambda module: lambda g: g * module.factor,
+    "a global": lambda module: lambda g: g * FACTOR,
+    "a helper": lambda module: helper,
+    "a counter": counting,
+    "random numbers": lambda module: lambda g: g * torch.rand_like(g),
+    "a constant": lambda module: lambda g: g * 3,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks(name: str, backend: str) -> None:
+    def run(backend: str | None) -> list[Any]:
+        module = Hooked(HOOKS[name])
+
+        def between() -> None:
+            change(7.0)
+            module.factor += 1
+
+        return both(module, between, backend)
+
+    assert same(run(None), run(backend))
+
+
+def test_a_variable_that_is_set_after_the_hook_is_registered() -> None:
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        for k in range(1, 4):
+            y = x * k
+            y.register_hook(lambda g: g * k)  # noqa: B023 (the last one holds for all)
+            x = y.sin()
+        return x.sum()
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        factor = 2.0
+        y = x * 2
+        y.register_hook(lambda g: g * factor)
+        factor = 3.0
+        return y.sum()
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        factor = 2.0
+
+        def more() -> None:
+            nonlocal factor
+            factor += 1
+
+        y = x * 2
+        y.register_hook(lambda g: g * factor)
+        more()
+        return y.sum()
+
+    for program in (loop, again, shared):
+        assert same(both(program, int, None), both(program, int, "aot_eager")), program.__name__
+
+
+def test_hooks_of_constants_stay_in_the_graph() -> None:
+    def scaled(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda g: g * factor
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        k = x.detach().sum()
+        y = x * 2
+        y.register_hook(scaled(3.0))
+        y.register_hook(lambda g: (g * k).clamp(-1, 1))
+        return y.sin().sum()
+
+    compiled = dynamotor.compile(program, backend="aot_eager", fullgraph=True)
+    x, z = (torch.linspace(0.1, 1, 4, requires_grad=True) for _ in range(2))
+    program(x).backward()
+    compiled(z).backward()
+    assert same(x.grad, z.grad)
+
+
+library = torch.library.Library("time_of_reading", "FRAGMENT")
+library.define("composite(Tensor x) -> Tensor")
+library.impl("composite", lambda x: x * FACTOR, "CompositeImplicitAutograd")
+library.define("plain(Tensor x) -> Tensor")
+library.impl("plain", lambda x: x * 2, "CPU")
+torch.library.register_fake("time_of_reading::plain", lambda x: torch.empty_like(x), lib=library)
+torch.library.register_autograd("time_of_reading::plain", lambda ctx, g: g * FACTOR, lib=library)
+
+
+@torch.library.custom_op("time_of_reading::custom", mutates_args=())
+def custom(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("time_of_reading::noise", mutates_args=())
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+custom.register_fake(torch.empty_like)
+custom.register_autograd(lambda ctx, g: g * FACTOR)
+noise.register_fake(torch.empty_like)
+noise.register_autograd(lambda ctx, g: g * torch.rand_like(g))
+OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "composite": torch.ops.time_of_reading.composite,
+    "register_autograd": torch.ops.time_of_reading.plain,
+    "custom_op": custom,
+    "random numbers": noise,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_python_behind_operators(name: str, backend: str) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return OPERATORS[name](x.sin()).exp().sum()
+
+    def between() -> None:
+        change(7.0)
+
+    assert same(both(forward, between, None), both(forward, between, backend))
