@@ -24,6 +24,7 @@ from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, is_mistake
 from ..base.events import emit, fall_back, log, timed
+from ..base.recursion import deep_recursion
 from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
 from ..graph.modes import preserved_modes
@@ -657,5 +658,5 @@ def compile_verified(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph
         verify_aten_graph(graph)
     emit("aten_graph", name=info.name, stage=info.kind, graph=graph)
     log("graphs", lambda: f"{info.kind} {info.name}\n{program_text(graph)}")
-    with timed(f"compile {info.kind}"):
+    with timed(f"compile {info.kind}"), deep_recursion():
         return compile_graph(graph, info)

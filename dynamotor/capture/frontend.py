@@ -28,6 +28,7 @@ from ..base.config import CompileOptions, config
 from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
 from ..base.events import Event, collect, counters, emit, log, timed, warn_once
 from ..base.probe import COMPILE, lost, require
+from ..base.recursion import deep_recursion
 from ..graph.modes import left_when_raising, preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
@@ -543,10 +544,8 @@ class Compiler:
         of our own.
         """
         require(COMPILE)
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(limit, 20_000))
         try:
-            with timed("capture"):
+            with timed("capture"), deep_recursion():
                 captured = self._trace(args, kwnames)
         except DynamotorError:
             raise
@@ -558,7 +557,6 @@ class Compiler:
             ) from error
         finally:
             functions_without_rule.clear()
-            sys.setrecursionlimit(limit)
         counters["frames"]["captured"] += 1
         counters["capture"]["graphs"] += captured.gm is not None
         emit("capture", name=self.name, graph=captured.gm, guards=captured.guards, captured=captured)

@@ -19,6 +19,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from ..base import compat
 from ..base.compat import OpOverload, OpOverloadPacket
 from ..graph.op_facts import is_custom
@@ -105,7 +107,7 @@ def late_python(target: Any) -> str:
     if not is_custom(target):
         return ""
     name = target._schema.name
-    definition = OPDEFS.get(name)
+    definition = compat.custom_op_definitions.get(name)
     if definition is not None:
         formulas = [f for f in (definition._backward_fn, definition._setup_context_fn) if f is not None]
         why = reads_late(*formulas) if torch.is_grad_enabled() else ""
@@ -123,7 +125,7 @@ def _python_kernels(target: OpOverload) -> list[str]:
     overload = target._schema.overload_name
     name = target._schema.name.partition("::")[2] + (f".{overload}" if overload else "")
     key = "/".join((target.namespace, name, ""))
-    return [k.removeprefix(key) for k in torch.library._impls if k.startswith(key)]
+    return [k.removeprefix(key) for k in compat.registered_kernels if k.startswith(key)]
 
 
 def _refuse_pending(name: str, pending: bool) -> None:
@@ -157,9 +159,7 @@ def access_of(target: OpOverload) -> Access:
     if definition is not None:
         fns = [definition._init_fn, *definition._backend_fns.values()]
         return max(_Scan().function(fn, ()) for fn in fns)
-    key = "/".join((target.namespace, name.partition("::")[2], ""))
-    kernels = (k.removeprefix(key) for k in compat.registered_kernels if k.startswith(key))
-    found = any(not k.startswith(("Autograd", *_SHADOW_KEYS)) for k in kernels)
+    found = any(not k.startswith(("Autograd", *_SHADOW_KEYS)) for k in _python_kernels(target))
     return Access.READS if found else Access.NONE
 
 

@@ -118,6 +118,7 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool) -> 
         return ""
     if len(tensors) > 1 and ctx.getattr(trace, "as_none").as_constant():
         return "sees which outputs have no gradient"
+    trace.type_attr(cls.value, "backward")  # guarded
     why = reads_late(cls.value.backward) or _late_in_context(trace, ctx)
     if why:
         return why

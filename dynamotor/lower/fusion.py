@@ -36,6 +36,7 @@ from .space import Env, Split, match
 
 MAX_PARAMS = 24
 MAX_MEMBERS = 40
+MAX_CHAIN = 400  # operations one behind the other
 MAX_ACROSS = 16384  # elements of a per-thread partial result
 
 
@@ -400,7 +401,18 @@ def size_limits(group: Group, m: Member) -> Refuse | None:
         return Refuse("too many nodes")
     if len(group.params() | m.node.reads | {m.node.buffer}) > MAX_PARAMS:
         return Refuse("too many buffers")
+    if _depth([*group.members, m]) > MAX_CHAIN:
+        return Refuse("too many operations one behind the other")
     return None
+
+
+def _depth(members: Iterable[Member]) -> int:
+    """The longest way from the loads to a value, through the nodes of a kernel."""
+    depths: dict[str, int] = {}
+    for m in members:
+        before = max((depths.get(name, 0) for name in m.node.reads), default=0)
+        depths[m.node.buffer] = before + m.node.evaluate().depth
+    return max(depths.values())
 
 
 @rule

@@ -89,7 +89,7 @@ COST: dict[str, int] = {
 class Expr:
     """One operation at one index. Interned: equal expressions are the same object, so `is` compares them."""
 
-    __slots__ = ("op", "args", "dtype", "vars", "cost", "children", "_loads")
+    __slots__ = ("op", "args", "dtype", "vars", "cost", "depth", "children", "_loads")
 
     def __init__(self, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
         self.op, self.args, self.dtype = op, args, dtype
@@ -106,6 +106,7 @@ class Expr:
             found = found | {Var(f"@{args[1]}", 0)}
         self.vars: frozenset[Var] = found
         self.cost = COST.get(op, 1)
+        self.depth = 1 + max([e.depth for e in children], default=0)
         self.children = tuple(children)
         self._loads: list[Expr] | None = None
 

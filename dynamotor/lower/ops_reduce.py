@@ -5,6 +5,7 @@ Sums run in the compute type (float32 for half precisions).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -164,14 +165,25 @@ lowering(aten.all.default, aten.all.dim, aten.all.dims)(functools.partial(_quant
 def moments(ctx: LoopBuilder, x: LoopValue, dims: Sequence[int]) -> tuple[LoopValue, LoopValue]:
     """(mean, sum of squared differences from it), in the compute type, with kept dimensions. Two passes over
     x.
+
+    The mean is rounded. Far from zero its error is larger than the spread of the data, and each difference
+    would have its square: the sum of the differences gives that error, which is subtracted.
     """
     compute = wide(x.dtype)
     n = count(x, dims)
     ctx.keep(x)
     s = total(ctx, x, dims, True, compute)
     mean = ctx.pointwise(lambda e: div(e, like(n, e)), s, shape=s.shape, dtype=compute)
-    square = ctx.pointwise(lambda a, m: mul(sub(a, m), sub(a, m)), x, mean, shape=x.shape, dtype=compute)
-    return mean, total(ctx, square, dims, True, compute)
+    apart = ctx.pointwise(sub, x, mean, shape=x.shape, dtype=compute)
+    square = ctx.pointwise(lambda d: mul(d, d), apart, shape=x.shape, dtype=compute)
+    squares, rest = total(ctx, square, dims, True, compute), total(ctx, apart, dims, True, compute)
+
+    def without(q: Expr, r: Expr) -> Expr:
+        exact = sub(q, mul(div(r, like(n, r)), r))
+        exact = select(compare("lt", exact, like(0, exact)), like(0, exact), exact)
+        return select(compare("lt", q, like(math.inf, q)), exact, q)  # squares that overflow are inf
+
+    return mean, ctx.pointwise(without, squares, rest, shape=squares.shape, dtype=compute)
 
 
 def _variance(

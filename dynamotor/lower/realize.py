@@ -37,6 +37,8 @@ CHEAP_HALF_COST, CHEAP_HALF_LOADS = 8, 4
 # An expression larger than this becomes real even with one reader, so that kernels stay of a size that
 # compiles fast.
 MAX_COST, MAX_LOADS = 400, 12
+# The same of operations one behind the other: what walks an expression goes as deep.
+MAX_DEPTH = 100
 CLONE, CLONE_OUT = torch.ops.aten.clone.default, torch.ops.aten.clone.out
 # Views pass their readers' count on to what they view.
 VIEW_OPS = frozenset(
@@ -186,7 +188,7 @@ class Realizer:
         e = self.probe(x)
         cost, count = total_cost(e), len(loads_of(e))
         shared = len(readers) > 1 and (not _is_cheap(x, e) or any(self.calls_aten(r) for r in readers))
-        if shared or cost > MAX_COST or count > MAX_LOADS:
+        if shared or cost > MAX_COST or count > MAX_LOADS or e.depth > MAX_DEPTH:
             self.realize(x)
 
 
