@@ -65,7 +65,6 @@ WRITES = (
     "{0}.scatter_add_({dim}, ({1} > 0).long(), {1})",
     "{0}.scatter_reduce_({dim}, ({1} > 0).long(), {1}, 'amax')",
     "{0}.masked_scatter_({1} > 0, {1})",
-    "{0}.put_(torch.tensor([0, {at}]), {1}.flatten()[:2])",
     "torch._foreach_add_([{0}, {2}], {n}) or {0}",
     "({0}.__setitem__({at}, {n}), {0})[1]",
     "({0}.__setitem__({at}, {1}[{start}].clone()), {0})[1]",
@@ -160,11 +159,10 @@ class Maker:
         want = self.values[target]
         same = [n for n, v in enumerate(self.values) if v.shape == want.shape and v.dtype is want.dtype]
         chosen = self.rng.choice(same)
-        if chosen != target and self._same_memory(chosen, target) or self.rng.random() < 0.3:
-            made = self.add(self.rng.choice(("{0}.clone()", "{0} * 0.5", "{0} + 1")), chosen)
+        if self._same_memory(chosen, target) or self.rng.random() < 0.3:
+            halves = want.dtype.is_floating_point and self.rng.random() < 0.5
+            made = self.add("{0} * 0.5" if halves else "{0} + 1", chosen)
             chosen = chosen if made is None else made
-            if self.values[chosen].dtype is not want.dtype or self._same_memory(chosen, target):
-                chosen = target
         return chosen
 
     def program(self) -> Program:

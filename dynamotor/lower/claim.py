@@ -60,16 +60,10 @@ def claim(ctx: Realizer, x: LoopValue) -> BufRef | None:
     memory, or has to keep it.
     """
     ref = x.ref
-    if ref is None or ref.dtype is not ctx.buffers[ref.name].spec.dtype or _overlaps(ref):
+    if ref is None or not claimable(ctx, x):
         return None
     old = ctx.buffers[ref.name]
-    root = ctx.buffers[memory_of(ctx.claimed, ref.name)]
-    if root.kind == "const" or root.kind == "input" and root.name not in ctx.targets:
-        return None
-    parts = [value for node, value in _values(ctx) if _shows(value, ref.name) and _is_read_later(ctx, node)]
-    if 2 * sum(hint(numel(part.shape)) for part in parts) > hint(old.spec.numel):
-        return None
-    for part in parts:
+    for part in _read_later(ctx, ref.name):
         part.become(ctx.copy(part, contiguous_stride(part.shape)))
     for node, value in list(_values(ctx)):
         if value.ref is None and _is_read_later(ctx, node) and _reads(ctx, value, ref.name):
@@ -80,6 +74,23 @@ def claim(ctx: Realizer, x: LoopValue) -> BufRef | None:
     mine = replace(ref, name=new.name)
     ctx.within[new.name] = [mine]
     return mine
+
+
+def claimable(ctx: Realizer, x: LoopValue) -> bool:
+    """Whether x has memory that may be overwritten: at most half of it is read later."""
+    ref = x.ref
+    if ref is None or ref.dtype is not ctx.buffers[ref.name].spec.dtype or _overlaps(ref):
+        return False
+    root = ctx.buffers[memory_of(ctx.claimed, ref.name)]
+    if root.kind == "const" or root.kind == "input" and root.name not in ctx.targets:
+        return False
+    later = sum(hint(numel(part.shape)) for part in _read_later(ctx, ref.name))
+    return 2 * later <= hint(ctx.buffers[ref.name].spec.numel)
+
+
+def _read_later(ctx: Realizer, name: str) -> list[LoopValue]:
+    """The views of a buffer that calls behind the present one read."""
+    return [value for node, value in _values(ctx) if _shows(value, name) and _is_read_later(ctx, node)]
 
 
 def write_part(ctx: Realizer, x: LoopValue, part: LoopValue, source: LoopValue) -> LoopValue | None:

@@ -15,7 +15,7 @@ import torch
 
 from ..base.registry import register_all
 from ..graph.spec import HALVES, aten, contiguous_stride, numel
-from .claim import apart, claim, keep_apart
+from .claim import apart, claim, claimable, keep_apart
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
 from .lowering import LoopBuilder, Scalar, decline_if, lowering
@@ -40,7 +40,9 @@ def scatter(
     )
     if not numel(source.shape):
         return ctx.pointwise(lambda e: e, base)
-    mine = None if add and spec.dtype in HALVES and ctx.on_gpu else claim(ctx, base)
+    half = add and spec.dtype in HALVES
+    decline_if(half and not ctx.on_gpu and claimable(ctx, base), "sums in half precision, in place")
+    mine = None if half else claim(ctx, base)
     memory = _summed_in(spec.dtype) if add and mine is None else spec.dtype
     ref = mine or _copied(ctx, base, memory)
     if mine is not None:

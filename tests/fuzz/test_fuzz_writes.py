@@ -24,6 +24,6 @@ def test_a_read_behind_a_write_is_found(monkeypatch, checked):
     monkeypatch.setattr(claim, "_is_read_later", lambda *_: False)
     if not checked:
         monkeypatch.setattr(lower, "verify_in_place", lambda *_: None)
-    programs = [writes.generated(7, n, "native") for n in (6, 25)]
+    programs = [writes.generated(7, n, "native") for n in (1, 10)]
     for found in fusion.problems(programs, "native"):
         assert ("DM913" in found[0]) if checked else ("elements differ" in found[0])
