@@ -36,7 +36,7 @@ from .values.base import (
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
 from .values.klass import ClassValue
-from .values.tensor import TensorValue, lower, torch_call
+from .values.tensor import TensorValue, lower, torch_call, wrap_tensor
 from .values.user_object import UserObject
 
 _Switch = compat.DisableTorchFunctionSubclass
@@ -78,6 +78,9 @@ class SubclassValue(UserObject):
 @wrap_rule(torch.Tensor, subclasses=True)
 def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     cls = type(obj)
+    if _is_plain_parameter(cls):
+        trace.type_attr(cls, "__torch_function__")
+        return wrap_tensor(trace, source, obj)
     trace.reader.guard(TypeIs(source, cls))
     if is_lazy(obj):  # an alias would keep the node that collects gradients of this shape
         raise unsupported(
@@ -87,6 +90,18 @@ def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     tensor = trace.wrap(Called(source, _plain_tensor), _plain_tensor(obj))
     assert isinstance(tensor, TensorValue)
     return SubclassValue(cls, tensor, source, obj)
+
+
+def _is_plain_parameter(cls: type) -> bool:
+    """Whether a class of parameters changes nothing: no torch call asks it, and it has no members of its own."""
+    own = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    members = {name for each in own if each is not torch.nn.Parameter for name in vars(each)}
+    return (
+        issubclass(cls, torch.nn.Parameter)
+        and type(cls) is type(torch.nn.Parameter)
+        and members
+        <= {"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__new__", "__init__"}
+    )
 
 
 def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
