@@ -117,9 +117,12 @@ class _Alone(GraphStep):
         self.eager = self.step = of.original
         self.learning: list[torch.Tensor] = []
         self.lie: Any = None
+        self.result: Any = None  # of a step in eager
 
-    def __call__(self, *tensors: torch.Tensor) -> None:
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        self.result = None
         super().__call__(*tensors)
+        return self.result
 
     def note_layouts(self, learning: list[torch.Tensor], grads: list[Any]) -> None:
         """Remember how parameters and gradients lie, for the next call's question."""
@@ -146,7 +149,7 @@ class _Alone(GraphStep):
 
     def _in_pieces(self, tensors: Sequence[torch.Tensor], forward: Any = None) -> list[Any]:
         self.update.began = True
-        self.eager()
+        self.result = self.eager()
         return []
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:

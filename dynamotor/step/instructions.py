@@ -37,8 +37,11 @@ _REFUSED = {
     **dict.fromkeys(("STORE_ATTR", "DELETE_ATTR"), "sets an attribute"),
     **dict.fromkeys(("IMPORT_NAME", "IMPORT_FROM", "IMPORT_STAR"), "imports"),
     **dict.fromkeys(("LOAD_BUILD_CLASS", "LOAD_NAME", "LOAD_LOCALS"), "makes a class"),
+    **dict.fromkeys(("MATCH_CLASS", "CHECK_EG_MATCH"), "matches types"),
     **dict.fromkeys(("GET_AWAITABLE", "GET_ANEXT", "SEND", "ASYNC_GEN_WRAP"), "waits"),
 }
+# Exceptions that Python's numbers and dicts raise, in a trace too.
+_ERRORS = frozenset({"ZeroDivisionError", "OverflowError", "KeyError"})
 
 
 class Reading(Protocol):
@@ -106,8 +109,23 @@ class CodeReader:
                 self._follow(self.reads.root, self.reads.optimizer)
         elif op.startswith("STORE_FAST") and self.me in (name if isinstance(name, tuple) else (name,)):
             self.me = self.reads.refuse(f"{named(self.code)} sets {name}")
+        elif op in ("IS_OP", "CHECK_EXC_MATCH", "PUSH_EXC_INFO"):
+            self._compared(op)
         elif op in _ATTRIBUTES or op == "LOAD_SUPER_ATTR":
             self._attribute(name if isinstance(name, str) else name[-1])
+
+    def _compared(self, op: str) -> None:
+        """Identities of numbers are not those of their stand-ins, and an exception of the trace is not one of
+        the step's.
+        """
+        before, after = self.instructions[max(self.at - 2, 0)], self.instructions[self.at]
+        of_constant = before.opname == "LOAD_CONST" and isinstance(before.argval, (bool, type(None)))
+        if op == "IS_OP" and not of_constant:
+            self.reads.refuse(f"{named(self.code)} asks whether two values are one object")
+        if op == "CHECK_EXC_MATCH" and before.argval not in _ERRORS:
+            self.reads.refuse(f"{named(self.code)} catches {before.argval}")
+        if op == "PUSH_EXC_INFO" and after.opname == "POP_TOP":
+            self.reads.refuse(f"{named(self.code)} catches all exceptions")
 
     def _attribute(self, name: str) -> None:
         """An attribute of a value that is a stand-in, or was computed from some."""

@@ -29,7 +29,9 @@ IS_PYTHON = "a number of Python's"  # in the meta of a node: it follows Python, 
 
 
 class NumberRecorder(Protocol):
-    """What numbers need of the recorder."""
+    """What numbers need of the recorder. `raised`: what ended the trace, though Python may have caught it."""
+
+    raised: Exception | None
 
     def emit(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
         """A node for an op on nodes."""
@@ -59,12 +61,17 @@ ANSWERS = {
 
 
 class NumberNode(PlainNode):
-    """What a `torch.SymFloat` or `SymBool` of ours holds: a node, a question or a plain number."""
+    """What a `torch.SymFloat` or `SymBool` of ours holds: a node, a question or a plain number. `kind`:
+    whether Python has an int or a float here; None where that depends on the numbers.
+    """
 
-    __slots__ = ("value", "recorder")
+    __slots__ = ("value", "recorder", "kind")
 
-    def __init__(self, value: Operand | Question | bool, recorder: NumberRecorder) -> None:
+    def __init__(
+        self, value: Operand | Question | bool, recorder: NumberRecorder, kind: type | None = None
+    ) -> None:
         self.value, self.recorder = value, recorder
+        self.kind = kind if isinstance(value, fx.Node) else type(value)
 
     def is_int(self) -> bool:
         return False
@@ -129,28 +136,33 @@ class NumberNode(PlainNode):
 
     # Arithmetic
     def neg(self) -> NumberNode:
-        return self._emit(aten.neg.default, self.value)
+        return self._emit(aten.neg.default, self.value, kind=self.kind)
 
     def pos(self) -> NumberNode:
         return self
 
-    def _emit(self, func: Any, *args: Any) -> NumberNode:
+    def _emit(self, func: Any, *args: Any, kind: type | None) -> NumberNode:
         node = self.recorder.emit(func, args, {})
         node.meta[IS_PYTHON] = True
-        return NumberNode(node, self.recorder)
+        return NumberNode(node, self.recorder, kind)
 
 
 def _known(recorder: NumberRecorder, value: Operand) -> float:
     known = recorder.hint(value)
     if known is None:
-        raise UnsupportedOp("DM506", "the optimizer branches on a number that only the step itself will know")
+        recorder.raised = UnsupportedOp(
+            "DM506", "the optimizer branches on a number that only the step itself will know"
+        )
+        raise recorder.raised
     return known
 
 
 def _power(a: NumberNode, b: NumberNode) -> NumberNode:
     nodes = [isinstance(x.value, fx.Node) for x in (a, b)]
     func = aten.pow.Tensor_Tensor if all(nodes) else aten.pow.Tensor_Scalar if nodes[0] else aten.pow.Scalar
-    return a._emit(func, a.value, b.value)
+    counts = _is_whole(b.value) and not b.value < 0  # type: ignore[operator]
+    kind = int if a.kind is int and counts else None if a.kind is b.kind is int else float
+    return a._emit(func, a.value, b.value, kind=kind)
 
 
 _OF_TENSORS = (aten.maximum.default, aten.minimum.default, aten.remainder.Tensor)
@@ -162,6 +174,19 @@ def _full(recorder: NumberRecorder, value: Any, like: Any) -> fx.Node:
     )
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value % 1 == 0
+
+
+def _common(func: Any, a: NumberNode, b: NumberNode) -> type | None:
+    """What Python makes of two numbers. PyTorch hands 1 over as 1.0: a constant like that is of any kind."""
+    first = a.kind if isinstance(a.value, fx.Node) or not _is_whole(a.value) else b.kind
+    second = b.kind if isinstance(b.value, fx.Node) or not _is_whole(b.value) else a.kind
+    if first is second:
+        return first
+    return None if func in (aten.maximum.default, aten.minimum.default) else float
+
+
 def _binary(func: Any) -> Any:
     def apply(a: NumberNode, b: NumberNode) -> NumberNode:
         x, y = a.value, b.value
@@ -169,7 +194,7 @@ def _binary(func: Any) -> Any:
             x = _full(a.recorder, x, y)
         if func in _OF_TENSORS and not isinstance(y, fx.Node):
             y = _full(a.recorder, y, x)
-        return a._emit(func, x, y)
+        return a._emit(func, x, y, kind=float if func is aten.div.Tensor else _common(func, a, b))
 
     return apply
 
@@ -228,9 +253,14 @@ for _name, _asked in {
     setattr(NumberNode, _name, _asked)
 
 
-def traced(node: fx.Node, recorder: NumberRecorder) -> torch.SymFloat:
+def traced(node: fx.Node, recorder: NumberRecorder, kind: type = float) -> torch.SymFloat:
     """The number that a node gives."""
-    return torch.SymFloat(cast(Any, NumberNode(node, recorder)))
+    return torch.SymFloat(cast(Any, NumberNode(node, recorder, kind)))
+
+
+def kind_of(value: Any) -> type | None:
+    """The type that Python has for a number, traced or plain; None where it depends on other numbers."""
+    return value.node.kind if type(value) is torch.SymFloat else type(value)
 
 
 def node_behind(value: Any) -> Any:

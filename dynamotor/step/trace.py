@@ -30,7 +30,7 @@ from ..graph.shape_tensor import ShapeTensor, recording
 from ..graph.sizes import leaves_in, mapped
 from ..graph.spec import TensorSpec, aten
 from . import host
-from .numbers import TensorsOfNumbers, extremes_beside, node_behind, traced
+from .numbers import TensorsOfNumbers, extremes_beside, kind_of, node_behind, traced
 from .recorder import StepRecorder
 
 Path = tuple[
@@ -56,6 +56,7 @@ class Leaves:
 
     tensors: dict[Path, fx.Node] = field(default_factory=dict)
     numbers: dict[Path, fx.Node] = field(default_factory=dict)
+    kinds: dict[Path, type] = field(default_factory=dict)  # of the numbers
 
 
 @dataclass
@@ -130,7 +131,8 @@ class Shadows:
         node = self.recorder.input("number", TensorSpec.dense((), torch.float64)).note.node
         self.leaves.numbers[path] = node
         self.recorder.known[node] = float(value)
-        return traced(node, self.recorder)
+        self.leaves.kinds[path] = type(value)
+        return traced(node, self.recorder, type(value))
 
     def _stand_in(self, path: Path, value: Any, whole: bool) -> Any:
         """whole: whether integers are numbers too (counts that optimizers keep) or settings."""
@@ -247,7 +249,7 @@ class Shadows:
         elif (
             path in self.leaves.numbers
             and isinstance(new, (float, int, torch.SymFloat))
-            and type(new) is not bool
+            and kind_of(new) is self.leaves.kinds[path]
         ):
             numbers[path] = new
         elif type(new) is type(old) and type(new) in (list, tuple) and len(new) == len(old):

@@ -208,6 +208,11 @@ class GraphStep:
             self.pieces = self.make_pieces(self.gm, list(tensors))
         return self.pieces(*tensors)
 
+    def _step(self) -> None:
+        """The update itself; what it returns is for the caller of an update alone."""
+        found = (self.step or self.update.optimizer.step)()
+        NotWhole.when(found is not None and self.loss_at is None, "DM510", "optimizer.step() returns a value")
+
     # -- as a whole ------------------------------------------------------------------------------------------
     def _whole(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The step as one program; None where it is to run in pieces."""
@@ -328,7 +333,7 @@ class GraphStep:
                     tensors,
                     self.loss_at,
                     update.optimizer,
-                    step=self.step or update.optimizer.step,
+                    step=self._step,
                     watch=reads.watch,
                     clip=update.clip,
                     scale=None if scaler is None else scaler._scale,

@@ -334,3 +334,82 @@ def test_numbers_are_those_of_aten() -> None:
         seen.append(values)
     assert str(seen[0]) == str(seen[1])
     assert not check(Numbers).reasons
+
+
+def halves(self: Any, p: Any, group: Any, state: Any) -> None:
+    state["n"] = state.get("n", 8) / 2
+    p.sub_(p.grad, alpha=group["lr"] * state["n"])
+
+
+def asks_identity(self: Any, p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"] * (1.0 if group["lr"] is group["base"] else 2.0))
+
+
+def asks_type(self: Any, p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"] * (1.0 if isinstance(group["lr"], float) else 2.0))
+
+
+def matches(self: Any, p: Any, group: Any, state: Any) -> None:
+    match group["lr"]:
+        case float():
+            factor = 1.0
+        case _:
+            factor = 2.0
+    p.sub_(p.grad, alpha=group["lr"] * factor)
+
+
+def catches(self: Any, p: Any, group: Any, state: Any) -> None:
+    try:
+        factor = float(p.grad.norm())
+    except Exception:
+        factor = 100.0
+    p.sub_(p.grad, alpha=group["lr"] * factor)
+
+
+def counts(self: Any, p: Any, group: Any, state: Any) -> None:
+    state["n"] = state.get("n", 0) + 1
+    p.sub_(p.grad, alpha=group["lr"] / state["n"])
+
+
+class Updating(torch.optim.Optimizer):
+    """Of a user's own, with a function that updates one parameter."""
+
+    def __init__(self, parameters: Any, update: Callable[..., None]) -> None:
+        super().__init__(parameters, {"lr": 0.1, "base": 0.1})
+        self.param_groups[0]["base"] = self.param_groups[0]["lr"]
+        self.update = update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(self, p, group, self.state[p])
+
+
+@pytest.mark.parametrize("update", [halves, asks_identity, asks_type, matches, catches, counts])
+def test_stand_ins_for_numbers_are_not_seen(update: Callable[..., None]) -> None:
+    """What asks a number for its type or identity runs at each step; an int that becomes a float is one."""
+    kept = []
+
+    def change(k: int, model: Any, optimizer: Any) -> None:
+        kept.append({id(p): dict(s) for p, s in optimizer.state.items()})
+        if k == 3:
+            for state in optimizer.state.values():
+                state["n"] = 6
+
+    check(lambda ps: Updating(ps, update), change=change)
+    eager, ours = ([list(one.values()) for one in part] for part in (kept[:6], kept[6:]))
+    assert repr(eager) == repr(ours)
+
+
+def test_an_update_alone_gives_what_step_gives() -> None:
+    class Telling(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step()
+            return 5
+
+    weight = nn.Parameter(torch.ones(3))
+    update = dynamotor.compile(Telling([weight], 0.1).step)
+    for _ in range(3):
+        weight.grad = torch.ones(3)
+        assert update() == 5
