@@ -57,7 +57,8 @@ NORMALISED = {
     "LOAD_COMMON_CONSTANT": "argval: the constant, such as AssertionError",
     "LOAD_SPECIAL": "argval: name of the special method; pushes as LOAD_METHOD (3.14, for `with`)",
     "WITH_EXCEPT_START": "arg: position of __exit__ from the top",
-    "MAKE_FUNCTION": "arg: flags; None since 3.13, where SET_FUNCTION_ATTRIBUTE follows for each",
+    "MAKE_FUNCTION": "argval: flags of what is below the code (1 defaults, 2 of keywords, 4 annotations, 8 closure, 16 a function "
+    "that computes annotations), from the top down",
     "IS_OP": "argval: True when inverted; CONTAINS_OP likewise",
     "RETURN_CONST": "argval: the constant; 3.12 only",
     "UNARY_POSITIVE": "and LIST_TO_TUPLE, IMPORT_STAR, PRINT_EXPR, STOPITERATION_ERROR, PREP_RERAISE_STAR: intrinsics by name",
@@ -325,6 +326,13 @@ def _apart(raw: Iterable[Unit]) -> Iterator[Unit]:
         yield Unit(start, offset, dis.opmap[name], arg, unit.end)
 
 
+def _function_flags(number: int, arg: int, before: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """The flags of one MAKE_FUNCTION, or of one and the SET_FUNCTION_ATTRIBUTEs behind it."""
+    if before:
+        return (*(flag for _, flag in before[1:]), arg)
+    return tuple(flag for flag in (8, 4, 2, 1) if TAKES_ARGUMENT[number] and arg & flag)
+
+
 @by_code
 def decode(code: types.CodeType) -> CodeInfo:
     """The decoded code object."""
@@ -346,6 +354,8 @@ def decode(code: types.CodeType) -> CodeInfo:
         if op == "CALL":
             names = [a for n, a in before if opcode.opname[n] in _NAMES_OF_KEYWORDS]
             argval = code.co_consts[names[0]] if names else ()
+        elif op == "MAKE_FUNCTION":
+            argval = _function_flags(number, raw_arg, before)
         line = lines.get(offset & ~1)
         instrs.append(Instr(op, arg, argval, begin, end, line, targets[i], before, number, raw_arg, start))
         before = ()

@@ -78,6 +78,7 @@ RENAMED = {
     "LOAD_ASSERTION_ERROR": "LOAD_COMMON_CONSTANT",
     "POP_ITER": "POP_TOP",
     "CALL_KW": "CALL",
+    "SET_FUNCTION_ATTRIBUTE": "MAKE_FUNCTION",
     **{
         f"POP_JUMP_{way}_IF_{test}": f"POP_JUMP_IF_{test}"
         for way in ("FORWARD", "BACKWARD")
@@ -125,11 +126,13 @@ if VERSION.compare_bool:
 
 _TESTS = ("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "UNARY_NOT")
 # Opcode -> opcodes that it is one instruction with where it stands right before them: the interpreter's jumps and
-# UNARY_NOT take any value, and its CALL carries the names of keywords.
+# UNARY_NOT take any value, its CALL carries the names of keywords, and its MAKE_FUNCTION makes the whole function.
 JOINED: dict[str, tuple[str, ...]] = {
     "KW_NAMES": ("PRECALL", "CALL"),
     "PRECALL": ("CALL",),
     "LOAD_CONST": ("CALL_KW",),
+    "MAKE_FUNCTION": ("SET_FUNCTION_ATTRIBUTE",),
+    "SET_FUNCTION_ATTRIBUTE": ("SET_FUNCTION_ATTRIBUTE",),
     "TO_BOOL": _TESTS,
 }
 # Opcodes that need in front of them what the interpreter's do not.

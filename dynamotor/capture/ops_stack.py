@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 from .breaks import unsupported, unsupported_if
@@ -273,47 +272,25 @@ def _formatted(frame: Frame, value: Value, spec: Value) -> Value:
 
 @opcode("MAKE_FUNCTION")
 def make_function(frame: Frame, instr: Instr, target: int) -> None:
-    flags, stack = instr.arg or 0, frame.stack
+    stack = frame.stack
     code: types.CodeType = stack.pop().as_constant()
-    closure = stack.pop().items if flags & 8 else []
-    annotations = stack.pop() if flags & 4 else None
-    kwdefaults = stack.pop() if flags & 2 else None
-    defaults = stack.pop().unpack(frame.trace) if flags & 1 else []
-    named = {} if kwdefaults is None else {k.as_constant(): v for k, v in kwdefaults.load().values()}
+    parts = {flag: stack.pop() for flag in instr.argval}
     func = FunctionValue(
-        frame.trace, code, globals_=frame.func.globals, defaults=defaults, kwdefaults=named, closure=closure
+        frame.trace,
+        code,
+        globals_=frame.func.globals,
+        defaults=parts[1].unpack(frame.trace) if 1 in parts else [],
+        kwdefaults={k.as_constant(): v for k, v in parts[2].load().values()} if 2 in parts else {},
+        closure=parts[8].items if 8 in parts else [],
     )
-    if annotations is not None:
-        _annotate(func, annotations)
-    stack.append(func)
-
-
-def _annotate(func: FunctionValue, annotations: Value) -> None:
-    """Give a function its annotations, a tuple of names and values."""
-    if isinstance(annotations, TupleValue):
-        items = annotations.items
+    if isinstance(parts.get(4), TupleValue):
+        items = parts[4].items
         func.special["__annotations__"] = DictValue(
             [(k.as_constant(), k, v) for k, v in zip(items[::2], items[1::2])]
         )
-
-
-# Flag of SET_FUNCTION_ATTRIBUTE -> a function of the frame, the function made and the attribute.
-_FUNCTION_ATTRIBUTES: dict[int, Callable[[Frame, FunctionValue, Any], None]] = {
-    1: lambda frame, func, value: setattr(func, "_defaults", value.unpack(frame.trace)),
-    2: lambda frame, func, value: setattr(
-        func, "_kwdefaults", {k.as_constant(): v for k, v in value.load().values()}
-    ),
-    4: lambda frame, func, value: _annotate(func, value),
-    8: lambda frame, func, value: setattr(func, "_closure", value.items),
-    16: lambda frame, func, value: func.special.update(__annotate__=value),
-}
-
-
-@opcode("SET_FUNCTION_ATTRIBUTE")
-def set_function_attribute(frame: Frame, instr: Instr, target: int) -> None:
-    func, value = frame.stack.pop(), frame.stack.pop()
-    _FUNCTION_ATTRIBUTES[instr.arg](frame, func, value)
-    frame.stack.append(func)
+    if 16 in parts:
+        func.special["__annotate__"] = parts[16]
+    stack.append(func)
 
 
 @opcode("IMPORT_NAME")

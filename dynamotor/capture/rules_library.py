@@ -663,6 +663,8 @@ builtin_rule(collections.namedtuple)(
 )
 
 
+_PATHS = (getattr(os.path, name, None) for name in ("normpath", "splitroot"))  # in C in some versions
+pure_functions.update(fn for fn in _PATHS if isinstance(fn, types.BuiltinFunctionType))
 pure_functions.update({typing.get_origin, typing.get_args, sys.intern, os.path.join, os.fspath})
 
 

@@ -389,7 +389,7 @@ class BoundMethod(Value):
         return self.instance.is_constant() and self.func.is_constant()
 
     def as_constant(self) -> Any:
-        return types.MethodType(self.func.as_constant(), self.instance.as_constant())
+        return self._made_by()(self.func.as_constant(), self.instance.as_constant())
 
     def hash_key(self, trace: Trace) -> Hashable:
         return ("method", self.func.hash_key(trace), self.instance.hash_key(trace))
@@ -409,10 +409,19 @@ class BoundMethod(Value):
         return trace.tail_call(self.func, [self.instance, *args], kwargs)
 
     def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(types.MethodType)}({cg.emit(self.func)}, {cg.emit(self.instance)})"
+        return f"{cg.constant(self._made_by())}({cg.emit(self.func)}, {cg.emit(self.instance)})"
+
+    def _made_by(self) -> Callable[[Any, Any], types.MethodType]:
+        can_be_called = any("__call__" in vars(base) for base in self.func.python_type().__mro__)
+        return types.MethodType if can_be_called else _bound_uncallable
 
     def describe(self) -> str:
         return f"method {self.func.describe()}"
+
+
+def _bound_uncallable(func: Any, cls: type) -> types.MethodType:
+    """As a classmethod binds it, since 3.13 without a look at it."""
+    return classmethod(func).__get__(None, cls)
 
 
 wrap_typed(

@@ -433,6 +433,8 @@ class SuperValue(Value):
 
 
 # Binding ----------------------------------------------------------------------------------------------------
+# Until 3.12 a classmethod asks the descriptor that it holds.
+_ASKS_HELD = type(classmethod(property(lambda cls: 1)).__get__(None, int)) is int
 _CLASS_METHODS = (classmethod, types.ClassMethodDescriptorType)
 
 
@@ -445,9 +447,9 @@ def _bind_to_class(trace: Trace, raw: Any, name: str, owner: Value) -> Value:
             return BoundClassBuiltin(raw, owner)
         return trace.make(raw.__get__(None, owner.as_constant()))
     held = raw.__func__
-    if type(held) is property:
+    if type(held) is property and _ASKS_HELD:
         return _bind_property(trace, held, name, owner, type(owner))
-    if type(held) is not types.FunctionType and hasattr(type(held), "__get__"):
+    if _ASKS_HELD and type(held) is not types.FunctionType and hasattr(type(held), "__get__"):
         raise unsupported("unsupported-value", f"a class method over a {type(held).__name__}")
     return BoundMethod(trace.make(held), owner)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import reprlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,9 @@ from .containers import DictValue, ListValue, SequenceValue, SetValue, TupleValu
 from .klass import ClassValue
 from .late_text import LateText, late
 from .user_object import UserObject
+
+# The wrapper of a dataclass's __repr__ is from the first until 3.12, then from the second.
+_GUARDED_BY_ID = (dataclasses.__file__, reprlib.__file__)
 
 
 def text_of(trace: Trace, value: Value, how: Any) -> Value:
@@ -35,7 +39,7 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
     if raw is object.__str__:
         raw, name = trace.type_attr(cls, "__repr__"), "__repr__"
     if isinstance(raw, types.FunctionType):
-        if raw.__code__.co_filename == dataclasses.__file__ and hasattr(raw, "__wrapped__"):
+        if raw.__code__.co_filename in _GUARDED_BY_ID and hasattr(raw, "__wrapped__"):
             return trace.call(trace.make(raw.__wrapped__), [value])  # without the check for recursion by id()
         return trace.call_special(value, name, [], {})
     if isinstance(value, ClassValue):
