@@ -105,6 +105,7 @@ class Protocol:
         wrap: Callable[[Any, Any], Value]
         error: Callable[..., Raised]
         new_exception: Callable[..., Value]
+        late_percent: Callable[..., Value | None]
 
     # Lookup on classes --------------------------------------------------------------------------------------
     def type_attr(self, cls: type, name: str) -> Any:

@@ -14,7 +14,7 @@ ZEROS = torch.zeros(8, 8, dtype=torch.int64)
 OF_DATA = "x[x>0]", "nonzero", "unique", "bincount", "one_hot", "repeat_interleave"  # sizes that data decides
 OPS = """
 x.std() x.std(0) torch.std_mean(x)[0] x.var(1) torch.var_mean(x,0)[1] x.sum() x.mean(0) x.prod() x.amax(1) x.max(1)[0] x.argmax(1)
-x.aminmax()[0] x.norm() torch.linalg.vector_norm(x,dim=1) x.logsumexp(1) x.count_nonzero() (x>0).all() (x>0).any(1) x.median()
+x.detach().aminmax()[0] x.norm() torch.linalg.vector_norm(x,dim=1) x.logsumexp(1) x.count_nonzero() (x>0).all() (x>0).any(1) x.median()
 x.softmax(-1) x.log_softmax(1) x.cumsum(0) x.cumprod(0) x.logcumsumexp(0) x.cummax(0)[0] x.diff() x.sort(0)[0] x.argsort() x.topk(3)[0] x.detach().unique()
 x@x.T torch.bmm(x[None],x[None]) torch.addmm(x[0],x,x) torch.baddbmm(x[None],x[None],x[None]) torch.einsum("ij,jk->ik",x,x) torch.cdist(x,x)
 torch.linalg.inv(x+torch.eye(8)) torch.linalg.svdvals(x) torch.fft.fft(x).abs()
