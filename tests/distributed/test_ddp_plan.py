@@ -154,7 +154,7 @@ def test_calibration_finds_the_link_again() -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(UsageError, match="DM700"):
+    with pytest.raises(UsageError, match="DM141"):
         compile(nn.Linear(2, 2), options={"ddp": "sometimes"})
 
 

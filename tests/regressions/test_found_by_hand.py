@@ -94,14 +94,14 @@ def test_what_changes_later_is_seen(function: Callable[..., Any]) -> None:
     assert dynamotor.compile(function, backend="eager")(x) == function(x)
 
 
-@pytest.mark.parametrize("target", ["portable", "avx2"])
-def test_a_nan_that_the_compiler_knows_becomes_the_whole_number_of_the_processor(target: str) -> None:
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_a_nan_that_the_compiler_knows_becomes_the_whole_number_of_the_processor(isa: str) -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mean = x.mean(-1, dtype=torch.float64)
         return mean.to(torch.int64), mean.to(torch.int32)
 
     x = torch.zeros(0, dtype=torch.bool)
-    assert dynamotor.compile(fn, options={"target": target})(x) == fn(x)
+    assert dynamotor.compile(fn, options={"isa": isa})(x) == fn(x)
 
 
 def test_a_convolution_without_output_channels_is_refused() -> None:
