@@ -9,9 +9,9 @@ True
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +28,7 @@ def _itself(module: torch.nn.Module) -> torch.nn.Module:
 def _entry(module: torch.nn.Module, dispatcher: Callable[..., Any]) -> dict[str, Any]:
     """The method through which the compiled code is reached."""
     if not isinstance(module, DistributedDataParallel):
-        warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)  # type: ignore[attr-defined]
+        warm_up = dispatcher.miss.__self__.warm_up_own  # type: ignore[attr-defined]
         own = {} if hasattr(module, "warm_up") else {"warm_up": staticmethod(warm_up)}
         return {"__call__": staticmethod(dispatcher), **own}
 
@@ -100,15 +100,40 @@ def compile_module(
     }
 
     def set_class(twin: Any, cls: type) -> None:  # parametrizations give a module another class
-        module.__class__ = cls
-        object.__dict__["__class__"].__set__(twin, _twin_class(cls, module, members))
+        held[0].__class__ = cls
+        object.__dict__["__class__"].__set__(twin, _twin_class(cls, held[0], members))
+        _strip_at_end(twin)
 
-    members["__class__"] = property(lambda self: type(module), set_class)
+    held = [module]
+    members["_held"] = (held, members)
+    members["__class__"] = property(lambda self: type(held[0]), set_class)
     twin: Any = object.__new__(
         _twin_class(type(module), module, members)
     )  # a `__new__` is for new modules, and this is not one
     object.__setattr__(twin, "__dict__", module.__dict__)
+    _strip_at_end(twin)
     return twin
+
+
+def _strip_at_end(twin: Any) -> None:
+    """When the instance goes, take what the class holds of the module: a class waits for the collector."""
+    cls = object.__dict__["__class__"].__get__(twin)
+    weakref.finalize(twin, _strip, weakref.ref(cls)).atexit = False
+
+
+def _strip(ref: weakref.ref[Any]) -> None:
+    cls = ref()
+    if cls is None:
+        return
+    held, members = vars(cls)["_held"]
+    for name in [*vars(cls)]:
+        if name not in _KEPT:
+            type.__delattr__(cls, name)
+    members.clear()  # the property `__class__`, which no class lets go, knows both
+    held.clear()
+
+
+_KEPT = ("__class__", "__doc__", "__module__", "__qualname__", "__slots__", "__dict__", "__weakref__")
 
 
 def _writes_code(module: Any) -> dict[str, Any]:

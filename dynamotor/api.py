@@ -199,7 +199,7 @@ def compile(
     dispatcher = make_dispatcher(model, settings, backend_call, symbolic, states, backend)
     _dispatchers.add(dispatcher)
     functools.update_wrapper(dispatcher, model, updated=())
-    dispatcher.warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)
+    dispatcher.warm_up = dispatcher.miss.__self__.warm_up_own
     dispatcher.compiled_again = again
     return dispatcher
 

@@ -171,8 +171,10 @@ class Compiler:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
         self.policy = policy
-        self.inner = InnerFrames(lambda function: InnerCompiler(function, self).dispatcher())
-        self.share = Share("", self.all_entries)
+        # Weakly: what is in a cycle, and the model with it, would wait for the collector.
+        me = weakref.ref(self)
+        self.inner = InnerFrames(lambda function: _inner_dispatcher(function, me()))
+        self.share = Share("", lambda: () if (alive := me()) is None else alive.all_entries())
         self.told_full = False
         self.symbols_made = False  # by the last captures
         self.handling = False  # whether who called last is handling an exception
@@ -369,6 +371,11 @@ class Compiler:
                 if tensors is not None:
                     return entry, tensors
         return None
+
+    def warm_up_own(self, *args: Any, **kwargs: Any) -> list[str]:
+        """`compiled.warm_up(...)`: the attribute holds no dispatcher, which holds it."""
+        dispatcher = self.own_dispatcher()
+        return [] if dispatcher is None else self.warm_up(dispatcher, *args, **kwargs)
 
     def warm_up(self, dispatcher: Any, *args: Any, **kwargs: Any) -> list[str]:
         """Capture and build for such a call, its backward too, and run nothing of it; gives what a call will
@@ -813,6 +820,11 @@ class InnerCompiler(Compiler):
             values[0].refuse_disabled(trace)
         owner = Arg(len(args), "self") if self.for_all else None
         return root_value(trace, self.fn, owner)[0].call(trace, positional, keywords)
+
+
+def _inner_dispatcher(function: types.FunctionType, parent: Compiler | None) -> Any:
+    """What captures a function entered during a break; None leaves it alone, where the callable is gone."""
+    return None if parent is None else InnerCompiler(function, parent).dispatcher()
 
 
 def finish_trace(

@@ -234,3 +234,53 @@ def test_a_number_that_is_handed_on_leaves_nothing_to_the_collector():
         return torch.tensor([0 + n[0]]) / x.shape[0]
 
     check_that_a_first_call_lets_go(program, lambda gm, inputs: gm.forward)
+
+
+@pytest.fixture
+def _no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize("kind", [lambda: torch.nn.Linear(4, 4), Broken])
+def test_the_last_reference_frees_a_model(backend, kind, _no_collector):
+    model = kind()
+    compiled = dynamotor.compile(model, backend=backend)
+    call_once(compiled, True)
+    weight = weakref.ref(next(model.parameters()))
+    del model, compiled
+    assert weight() is None
+
+
+def function_of(model):
+    return dynamotor.compile(lambda x: model(x))
+
+
+def test_the_last_reference_frees_a_function(_no_collector):
+    model = torch.nn.Linear(4, 4)
+    compiled = function_of(model)
+    call_once(compiled, True)
+    weight = weakref.ref(model.weight)
+    del model, compiled
+    assert weight() is None
+
+
+def test_what_was_taken_of_a_compiled_model_outlives_it(_no_collector):
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    expected, compiled = model(x), dynamotor.compile(model)
+    call, forward = compiled.__call__, compiled.forward
+    del model, compiled
+    torch.testing.assert_close((call(x), forward(x)), (expected, expected))
+
+
+def test_a_model_that_holds_its_compiled_self_is_collected():
+    model = torch.nn.Linear(4, 4)
+    model.fast = dynamotor.compile(model)
+    model.fast(torch.randn(2, 4))
+    weight = weakref.ref(model.weight)
+    del model
+    gc.collect()
+    assert weight() is None
