@@ -167,7 +167,7 @@ class _Walk:
     def tensor(self, source: Source, tensor: torch.Tensor, of_state: bool) -> Any:
         """A tensor: which of the tensors so far it is, and how it is laid out."""
         NotWhole.when(
-            of_state and id(tensor) in self.tensors, "DM505", f"{source} is a tensor of another parameter too"
+            of_state and id(tensor) in self.tensors, "DM505", "two parameters, or two states, are one tensor"
         )
         self.rows.append(TensorIs.of(source, tensor))
         if tensor.layout is not torch.strided:
