@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..graph.sizes import Dim, Size, divides
-from ..lower.index import Div, Index, Loaded, Var, is_one, is_zero, may_be_negative
-from ..lower.ir import BOOL, Expr
+from ..lower.index import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
+from ..lower.ir import BOOL, Expr, walk
 from .cpp_ops import ctype, literal, operation
 from .scopes import ValueScope
 
@@ -35,6 +35,7 @@ class CppScope(ValueScope[tuple[str, int]]):
         self.bound: dict[Var, str] = {**(parent.bound if parent else {}), **self.own}
         self.lines: list[str] = []
         self.closed = closed  # nothing may be moved out of this block (it runs under a condition)
+        self.alike = parent is not None and parent.alike  # no lane of the vector is behind a boundary
 
     @property
     def loop(self) -> Var:
@@ -153,9 +154,11 @@ class CppBody:
         """A load as C++ text, in vectors along the scope's loop."""
         buffer, index, _ = e.args
         at = f"{self.params[buffer]}+{self.index(index, scope)}"
-        step = index.coefficient(scope.vector) if width > 1 else 1
+        step = step_along(index, scope) if width > 1 else 1
         if is_one(step):
             return f"ldb<{result}>({at})" if e.dtype is BOOL else f"ld<{result}>({at})"
+        if step == -1 and e.dtype is not BOOL:
+            return f"ldr<{result}>({at})"
         step = self.number(step)
         return f"ldbg<{result}>({at},{step})" if e.dtype is BOOL else f"ldg<{result}>({at},{step})"
 
@@ -163,7 +166,7 @@ class CppBody:
         text = self.index(e.args[0], scope)
         if width == 1:
             return f"({result})({text})"
-        step = e.args[0].coefficient(scope.vector)
+        step = step_along(e.args[0], scope)
         if is_one(step):
             return f"iota<{result}>()+bc<{result}>({text})"
         factor = f"bc<{result}>({self.number(step)})" if type(step) is Size else step
@@ -181,27 +184,73 @@ class CppBody:
     def _needs_lanes(self, e: Expr, scope: CppScope) -> bool:
         v = scope.loop
         if e.op == "load" or e.op == "index":
-            return e.args[1 if e.op == "load" else 0].coefficient(v) is None
+            return step_along(e.args[1 if e.op == "load" else 0], scope) is None
         if e.op == "scratch":
             return not is_one(e.args[1].coefficient(v))
         if e.op == "rand":
             filled = self.prefilled.get(e)
             return filled is None or not is_one(filled[1].coefficient(v))
         if e.op == "masked":
-            return v in e.args[0].vars and not same_for_all_lanes(e.args[0], v, scope.width)
+            return (
+                not scope.alike and v in e.args[0].vars and not same_for_all_lanes(e.args[0], v, scope.width)
+            )
         return e.op == "wrap_index"
 
     def _by_lanes(self, e: Expr, scope: CppScope, width: int) -> str:
-        """A loop over the lanes around scalar code."""
+        """A loop over the lanes around scalar code; a vector where no boundary lies between its lanes."""
         result, name, lane = ctype(e.dtype, width), self.fresh(), self.fresh()
+        tests = self._boundaries(e, scope, width) if not scope.alike else None
+        alike = ""
+        if tests:
+            block = _Closed(scope)
+            block.alike = True
+            value = self._compute(e, block)
+            alike = f"if({'&&'.join(dict.fromkeys(tests))}){{{''.join(block.lines)}{name}={value};}}else"
         inner = _LaneScope(scope, scope.loop, f"{lane}i", lane)
         value = self.value(e, inner)
         body = "".join(inner.lines)
-        scope.lines.append(
-            f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++)"
+        lanes = (
+            f"for(int {lane}=0;{lane}<{width};{lane}++)"
             f"{{const i64 {lane}i={scope.bound[scope.loop]}+{lane};{body}{name}[{lane}]={value};}}"
         )
+        scope.lines.append(f"{result} {name}; {alike}{f'{{{lanes}}}' if alike else lanes}")
         return name
+
+    def _boundaries(self, e: Expr, scope: CppScope, width: int) -> list[str] | None:
+        """Tests at the call which say together that e has one form in all lanes: divisions of the position do
+        not wrap within the vector, comparisons of it give the same in its first and last lane. None: there is
+        no such form.
+        """
+        v, tests = scope.loop, []
+        block = _Closed(scope)
+        block.alike = True
+        ends = [
+            _LaneScope(scope, v, scope.bound[v], "0"),
+            _LaneScope(scope, v, f"({scope.bound[v]}+{width - 1})", str(width - 1)),
+        ]
+        for inner in walk(e):
+            if v not in inner.vars or not self._needs_lanes(inner, scope) and inner.op != "masked":
+                continue
+            if self._needs_lanes(inner, block):
+                return None
+            conditions = comparisons(inner.args[0]) if inner.op == "masked" else []
+            indices = [a for a in inner.args if isinstance(a, Index)] + [
+                c.args[0].args[0] for c in conditions or ()
+            ]
+            if conditions is None or any(step_along(i, block) is None for i in indices):
+                return None
+            tests += [
+                f"({self.index(atom.base, scope)})%{self.number(atom.n)}+{atom.base.coefficient(v) * (width - 1)}"
+                f"<{self.number(atom.n)}"
+                for i in indices
+                for atom in i.terms
+                if isinstance(atom, Div | Mod) and v in atom.base.vars()
+            ]
+            tests += [
+                "==".join(f"({self.value(c, end)})" for end in ends) for c in conditions or () if v in c.vars
+            ]
+        scope.lines += [line for end in ends for line in end.lines]
+        return tests
 
     def _masked(self, e: Expr, scope: CppScope, width: int) -> str:
         """The body is computed only where the condition (one for all lanes) holds."""
@@ -221,6 +270,37 @@ class CppBody:
             blocks.append("".join(inner.lines) + f"{name}={value};")
         scope.lines.append(f"if({test}){{{blocks[0]}}}else{{{blocks[1]}}}")
         return name
+
+
+def step_along(index: Index, scope: CppScope) -> Dim | None:
+    """The step of an index from lane to lane; None where it has none. In lanes that are alike a position's
+    rest steps as the position does, and its quotient stays.
+    """
+    step = index.coefficient(scope.loop)
+    if step is not None or not scope.alike:
+        return step
+    step = index.terms.get(scope.loop, 0)
+    for atom, c in index.terms.items():
+        if isinstance(atom, Loaded) and scope.loop in atom.expr.vars:
+            return None
+        if isinstance(atom, Div | Mod):
+            inside = atom.base.coefficient(scope.loop)
+            if type(inside) is not int or inside < 0 or inside and may_be_negative(atom):
+                return None
+            step += c * inside if isinstance(atom, Mod) else 0
+    return step
+
+
+def comparisons(condition: Expr) -> list[Expr] | None:
+    """The comparisons of positions of which a condition consists; None where there is something else."""
+    if condition.op in ("and", "or", "not"):
+        parts = [comparisons(a) for a in condition.args]
+        return None if None in parts else [c for part in parts for c in part or ()]
+    if condition.op not in ("lt", "le", "gt", "ge"):
+        return None
+    position, bound = condition.args
+    fixed = bound.op in ("const", "index") and not bound.vars
+    return [condition] if position.op == "index" and fixed else None
 
 
 def same_for_all_lanes(condition: Expr, vector: Var, width: int) -> bool:

@@ -37,7 +37,7 @@ from ..lower.ir import (
     walk,
 )
 from ..runtime.cpp_text import loop
-from .cpp_body import CppBody, CppScope, same_for_all_lanes
+from .cpp_body import CppBody, CppScope, comparisons, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 from .cpp_sums import STRIP, Strips, loses
 
@@ -102,7 +102,7 @@ def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
     uniform = {
         c
         for e in exprs
-        if e.op == "masked" and same_for_all_lanes(e.args[0], loop, width)
+        if e.op == "masked" and (comparisons(e.args[0]) or same_for_all_lanes(e.args[0], loop, width))
         for c in walk(e.args[0])
     }
     if any(e.dtype in (F64, I64) and loop in e.vars and e not in uniform for e in exprs):

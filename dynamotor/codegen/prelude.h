@@ -162,6 +162,17 @@ template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typena
 template<class T> INL void stb(u8*p,T m){ st<u8>(p,m&1); }
 template<class T,class M> INL T ldg(const M*p,i64 s){ T r;
  for(int i=0;i<tr<T>::n;i++) r[i]=ld<typename tr<T>::E,M>(p+i*s); return r; }
+#ifdef __clang__
+template<class T,T...> struct numbers {};
+#define COUNT(T,N) __make_integer_seq<numbers,int,N>()
+#else
+template<class T,int...> struct numbers {};
+#define COUNT(T,N) numbers<int,__integer_pack(N)...>()
+#endif
+// The elements before p, the last one first.
+template<class T,int...i> INL T reversed(T x,numbers<int,i...>){
+ return __builtin_shufflevector(x,x,(tr<T>::n-1-i)...); }
+template<class T,class M> INL T ldr(const M*p){ return reversed(ld<T>(p+1-tr<T>::n),COUNT(int,tr<T>::n)); }
 template<class T> INL T ldbg(const u8*p,i64 s){ T r; for(int i=0;i<tr<T>::n;i++) r[i]=-(int)(p[i*s]!=0);
  return r; }
 template<class M,class T> INL void stg(M*p,i64 s,T x){ for(int i=0;i<tr<T>::n;i++)
@@ -398,13 +409,6 @@ template<class T> INL T truncdivi_(T a,T b){ T r;
  else return truncdivi_lanes(a,b); }
 
 // == transpose_: a square of vectors in registers
-#ifdef __clang__
-template<class T,T...> struct numbers {};
-#define COUNT(T,N) __make_integer_seq<numbers,int,N>()
-#else
-template<class T,int...> struct numbers {};
-#define COUNT(T,N) numbers<int,__integer_pack(N)...>()
-#endif
 template<int H,class T,int...i> INL void swap_blocks(T&a,T&b,numbers<int,i...>){ enum{N=tr<T>::n};
  const T x=__builtin_shufflevector(a,b,((i&H)?N+(i-H):i)...),y=__builtin_shufflevector(a,b,((i&H)?N+i:i+H)...);
  a=x; b=y; }

@@ -30,3 +30,35 @@ def test_several_transposed_operands_share_a_tile():
 
     for got, eager in zip(dynamotor.compile(function)(x, y, z), function(x, y, z), strict=True):
         torch.testing.assert_close(got, eager)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rolled_turned_repeated_and_padded(dtype):
+    x = (X(9, 50) * 9).to(dtype)
+
+    def function(x):
+        F = torch.nn.functional
+        moved = (
+            x.roll(3, 1),
+            x.roll((-2, 7), (0, 1)),
+            x.flip(1),
+            x.flip((0, 1)),
+            x.repeat(2, 3),
+            x.flatten().tile(2),
+        )
+        joined = torch.cat([x, x[:, :7], x.flip(1)], 1), F.pad(x, (3, 20)), torch.stack([x, x], 2).flatten(1)
+        return *moved, *joined, x.repeat_interleave(3, 1), F.pad(x.roll(5, 1), (1, 2)).repeat(1, 2)
+
+    for got, eager in zip(dynamotor.compile(function)(x), function(x), strict=True):
+        assert torch.equal(got, eager)
+
+
+def test_a_reflection_and_a_window_that_cross_boundaries():
+    x = X(2, 3, 40, 37)
+
+    def function(x):
+        padded = torch.nn.functional.pad(x, (5, 6, 2, 3), mode="reflect")
+        return padded, padded.unfold(3, 16, 5).contiguous(), x.roll(11, 3).view(2, 3, 40 * 37).roll(-5, 2)
+
+    for got, eager in zip(dynamotor.compile(function)(x), function(x), strict=True):
+        assert torch.equal(got, eager)
