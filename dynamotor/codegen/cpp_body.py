@@ -35,7 +35,7 @@ class CppScope(ValueScope[tuple[str, int]]):
         self.bound: dict[Var, str] = {**(parent.bound if parent else {}), **self.own}
         self.lines: list[str] = []
         self.closed = closed  # nothing may be moved out of this block (it runs under a condition)
-        self.alike = parent is not None and parent.alike  # no lane of the vector is behind a boundary
+        self.alike: bool = parent is not None and parent.alike  # no lane of the vector is behind a boundary
 
     @property
     def loop(self) -> Var:
@@ -159,8 +159,8 @@ class CppBody:
             return f"ldb<{result}>({at})" if e.dtype is BOOL else f"ld<{result}>({at})"
         if step == -1 and e.dtype is not BOOL:
             return f"ldr<{result}>({at})"
-        step = self.number(step)
-        return f"ldbg<{result}>({at},{step})" if e.dtype is BOOL else f"ldg<{result}>({at},{step})"
+        assert step is not None  # places that are computed are taken lane by lane
+        return f"ld{'b' * (e.dtype is BOOL)}g<{result}>({at},{self.number(step)})"
 
     def _index_value(self, e: Expr, scope: CppScope, width: int, result: str) -> str:
         text = self.index(e.args[0], scope)
@@ -240,8 +240,8 @@ class CppBody:
             if conditions is None or any(step_along(i, block) is None for i in indices):
                 return None
             tests += [
-                f"({self.index(atom.base, scope)})%{self.number(atom.n)}+{atom.base.coefficient(v) * (width - 1)}"
-                f"<{self.number(atom.n)}"
+                f"({self.index(atom.base, scope)})%{self.number(atom.n)}"
+                f"+{(atom.base.coefficient(v) or 0) * (width - 1)}<{self.number(atom.n)}"
                 for i in indices
                 for atom in i.terms
                 if isinstance(atom, Div | Mod) and v in atom.base.vars()
