@@ -15,7 +15,20 @@ import torch
 import dynamotor
 from dynamotor.base.events import counters
 
-from . import fusion, modules, objects, operators, programs, report, shapes, sizes, steps, threads, writes
+from . import (
+    fusion,
+    late,
+    modules,
+    objects,
+    operators,
+    programs,
+    report,
+    shapes,
+    sizes,
+    steps,
+    threads,
+    writes,
+)
 from .compare import AROUND
 from .databases import module_infos, operator_infos
 from .program import Program
@@ -357,6 +370,33 @@ def objects_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "objects", "seed": seed, "start": start, "count": min(200, count - start)}
 
 
+def run_late(job: Job) -> Answer:
+    """Code of backwards and regions, over objects that change."""
+    answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
+    for n in range(job["start"], job["start"] + job["count"]):
+        text, backend = late.write(job["seed"] * 1_000_003 + n), late.BACKENDS[n % len(late.BACKENDS)]
+        found = late.problems(text, backend)
+        answer["tally"]["wrong" if found else "right"] += 1
+        if found:
+            lines = " ; ".join(text[text.index("def call") :].splitlines()[1:])
+            answer["findings"].append(
+                {
+                    "signature": f"late {lines}",
+                    "name": f"{job['seed']}:{n}",
+                    "problems": found,
+                    "text": f"# {found[0][:300]}\nassert fuzz.late.problems({text!r}, {backend!r}) == []\n",
+                }
+            )
+    dynamotor.reset()
+    return answer
+
+
+def late_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks without end."""
+    for start in range(0, count, 100):
+        yield {"fuzzer": "late", "seed": seed, "start": start, "count": min(100, count - start)}
+
+
 def run_threads(job: Job) -> Answer:
     """Functions that are called from several threads, children or processes."""
     answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
@@ -438,6 +478,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "threads": (run_threads, threads_chunks),
     "objects": (run_objects, objects_chunks),
     "steps": (run_steps, steps_chunks),
+    "late": (run_late, late_chunks),
 }
 
 

@@ -282,6 +282,9 @@ def _values(fn: types.FunctionType, names: tuple[str, ...]) -> Iterator[Any]:
         yield value
 
 
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
 def _is_code(value: Any) -> bool:
     """Whether it is called rather than read: a module, a function, an operator, a library's class."""
     if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
@@ -290,7 +293,10 @@ def _is_code(value: Any) -> bool:
         return True
     if isinstance(value, compat.CustomOpDef):
         return True
-    module = (value if isinstance(value, type) else type(value)).__module__
+    cls = value if isinstance(value, type) else type(value)
+    module = cls.__module__
+    if module == "builtins" and cls.__flags__ & _HEAP_TYPE:  # of a program that `exec` runs without a name
+        return False
     return callable(value) and (trusted_module(module) or module.startswith("triton."))
 
 

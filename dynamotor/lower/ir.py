@@ -106,7 +106,7 @@ class Expr:
             found = found | {Var(f"@{args[1]}", 0)}
         self.vars: frozenset[Var] = found
         self.cost = COST.get(op, 1)
-        self.depth = 1 + max([e.depth for e in children], default=0)
+        self.depth: int = 1 + max([e.depth for e in children], default=0)
         self.children = tuple(children)
         self._loads: list[Expr] | None = None
 
