@@ -25,5 +25,9 @@ def test_finds_backwards_that_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_finds_modes_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, restore = modes._Modes(), modes._Modes.restore
     monkeypatch.setattr(modes._Modes, "restore", lambda self: None)
-    assert found("tensor([99])", "eager")
+    try:
+        assert found("tensor([99])", "eager")
+    finally:
+        restore(before)
