@@ -188,10 +188,12 @@ def test_position_out_of_range_leaves_what_eager_leaves():
     ):
         mine, eager = torch.zeros(8, 4), torch.zeros(8, 4)
         args = torch.tensor([1, 99, 2]), torch.ones(3, 4)
+        errors = []
         for fn, k in ((dynamotor.compile(write), mine), (write, eager)):
-            with pytest.raises((IndexError, RuntimeError)):
+            with pytest.raises((IndexError, RuntimeError)) as raised:
                 fn(k, *args)
-        assert mine.equal(eager)
+            errors.append((raised.type, str(raised.value)))
+        assert mine.equal(eager) and errors[0] == errors[1]
 
 
 def test_a_copy_that_stays_says_why():
