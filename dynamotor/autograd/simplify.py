@@ -129,9 +129,9 @@ def _written_again(node: Node) -> Node | None:
         if (first.args[1:], first.kwargs) == (node.args[1:], node.kwargs):
             return first
     view = aten.select.int if node.target is aten.select_scatter.default else aten.slice.Tensor
-    shown = isinstance(value, Node) and value.op == "call_function" and value.target is view
-    same = shown and (value.args, value.kwargs) == ((first, *node.args[2:]), node.kwargs)
-    return first if same else None
+    if not isinstance(value, Node) or value.op != "call_function" or value.target is not view:
+        return None
+    return first if (value.args, value.kwargs) == ((first, *node.args[2:]), node.kwargs) else None
 
 
 def _same_order(node: Node) -> bool:
