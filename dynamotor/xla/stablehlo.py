@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import struct
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from .dtypes import jax_dtype
 from .errors import require
 from .execute import Graph, to_function
 from .ir import Meta
+from .recent import Recent
 from .subgraph import Subgraph, trace
 from .sync import live_nodes
 from .tensor import node_of
@@ -83,6 +85,7 @@ class StableHLOGraphModule:
         self._bundle = bundle
         self._functions = {function.name: function for function in bundle.functions}
         self._compiled: dict[str, Any] = {}
+        self._sizes: _Sizes | None = None  # of a program with sizes that may change
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.evaluate(self._bundle.functions[0].name, args, kwargs)
@@ -91,6 +94,8 @@ class StableHLOGraphModule:
         """Run a function of the model on CPU or xla tensors; gives CPU tensors. DM672 for a wrong name or
         other inputs.
         """
+        if self._sizes is not None and self._sizes.differ(args, kwargs or {}):
+            return self._sizes.program(args, kwargs or {}).evaluate(method_name, args, kwargs)
         function = self._find(method_name)
         inputs, spec = tree_flatten((tuple(args), dict(kwargs or {})))
         require(
@@ -130,8 +135,14 @@ class StableHLOGraphModule:
         """Write the model to a folder: functions/NAME.{mlir,bytecode,jax,meta}, data/weights.pt and
         data/constants.pt.
 
-        DM673 where the flatbuffers library, with which jax writes its part, is missing.
+        Sizes that may change become those of the example inputs, which a warning says. DM673 where the
+        flatbuffers library, with which jax writes its part, is missing.
         """
+        if self._sizes is not None:
+            warnings.warn(
+                "the saved program has the sizes of the example inputs: the files hold no dynamic sizes",
+                stacklevel=2,
+            )
         options = options or StableHLOExportOptions()
         for folder in ("functions", "data"):
             os.makedirs(os.path.join(directory_path, folder), exist_ok=True)
@@ -192,7 +203,8 @@ def exported_program_to_stablehlo(
 ) -> StableHLOGraphModule:
     """The StableHLO program of a `torch.export.ExportedProgram`.
 
-    Shapes become fixed to those of the example inputs. Buffers that the model changes in place keep their
+    Sizes that torch.export marks as dynamic may change between calls: the program is exported for each set of
+    sizes that comes, within the bounds that were given. Buffers that the model changes in place keep their
     values: export it in eval mode. DM669 where an op has no lowering.
     """
     options = options or StableHLOExportOptions()
@@ -227,7 +239,65 @@ def exported_program_to_stablehlo(
     text, bytecode = str(exported.mlir_module()), exported.mlir_module_serialized
     function = _Function("forward", places, dtypes, *specs, text, bytecode, exported)
     state = {key: value.detach().cpu() for key, value in program.state_dict.items()}
-    return StableHLOGraphModule(StableHLOModelBundle([function], state, constants))
+    made = StableHLOGraphModule(StableHLOModelBundle([function], state, constants))
+    if exported_model.range_constraints:
+        made._sizes = _Sizes(exported_model, [t for t in inputs if isinstance(t, torch.Tensor)])
+    return made
+
+
+class _Sizes:
+    """The programs of an exported model by the sizes of its inputs."""
+
+    def __init__(self, exported_model: Any, example: list[torch.Tensor]) -> None:
+        self._model, self._example = exported_model, [t.shape for t in example]
+        self._programs = Recent(64)
+        nodes = {node.name: node for node in exported_model.graph.nodes if node.op == "placeholder"}
+        self._declared = [
+            nodes[spec.arg.name].meta["val"].shape
+            for spec in exported_model.graph_signature.input_specs
+            if spec.kind.name == "USER_INPUT"
+            and isinstance(nodes[spec.arg.name].meta.get("val"), torch.Tensor)
+        ]
+
+    def differ(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether arguments have other sizes than the example."""
+        return self._shapes(args, kwargs) != self._example
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StableHLOGraphModule:
+        """The program for the sizes of these arguments. DM672 for sizes that the export does not allow."""
+        shapes = self._shapes(args, kwargs)
+        found = self._programs.get(tuple(shapes))
+        if found is None:
+            self._check(shapes)
+            options = StableHLOExportOptions(
+                override_tracing_arguments=tuple(args), override_tracing_kwargs=dict(kwargs)
+            )
+            found = self._programs[tuple(shapes)] = exported_program_to_stablehlo(self._model, options)
+        return found
+
+    def _shapes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Size]:
+        leaves = tree_flatten((tuple(args), dict(kwargs)))[0]
+        return [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def _check(self, shapes: list[torch.Size]) -> None:
+        bounds = {str(symbol): known for symbol, known in self._model.range_constraints.items()}
+        sizes: dict[str, int] = {}
+        fits = len(shapes) == len(self._declared)
+        for shape, declared in zip(shapes, self._declared):
+            fits = fits and len(shape) == len(declared)
+            for size, allowed in zip(shape, declared):
+                name = str(allowed)
+                if name not in bounds:  # a number, or an expression of symbols
+                    fits = fits and (isinstance(allowed, torch.SymInt) or size == allowed)
+                    continue
+                known = bounds[name]
+                fits = fits and known.lower <= size <= known.upper and sizes.setdefault(name, size) == size
+        require(
+            fits,
+            "DM672",
+            "forward got other shapes or dtypes than it was exported with",
+            why=f"{[tuple(s) for s in shapes]} for {[tuple(map(str, d)) for d in self._declared]}",
+        )
 
 
 def save_as_stablehlo(

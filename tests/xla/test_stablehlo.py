@@ -108,3 +108,16 @@ def test_random_models_are_refused():
     model = torch.nn.Dropout(0.5).train()
     with pytest.raises(DynamotorError, match="DM672"):
         exported_program_to_stablehlo(torch.export.export(model, (torch.randn(4),)))
+
+
+def test_sizes_that_torch_export_marks_as_dynamic_may_change():
+    model = torch.nn.Linear(2, 2)
+    batch = torch.export.Dim("b", min=2, max=8)
+    program = torch.export.export(model, (torch.ones(3, 2),), dynamic_shapes=({0: batch},))
+    exported = exported_program_to_stablehlo(program)
+    for rows in (3, 5, 8, 5):
+        x = torch.randn(rows, 2)
+        torch.testing.assert_close(exported(x), model(x).detach())
+    for shape in ((9, 2), (3, 4), (3,)):
+        with pytest.raises(DynamotorError, match="DM672"):
+            exported(torch.ones(shape))

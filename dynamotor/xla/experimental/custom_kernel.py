@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ..distributed.spmd.xla_sharding import get_global_mesh
 from ..jax_call import call_jax
 
 DEFAULT_MASK_VALUE = -0.7 * float(torch.finfo(torch.float32).max)
@@ -41,17 +42,64 @@ def _softmax_of(
     return jnp.einsum("...nm,...md->...nd", parts, v.astype(jnp.float32), precision="highest").astype(q.dtype)
 
 
-def _flash(q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any, causal: bool, scale: float) -> jax.Array:
+def _flash(
+    q: Any,
+    k: Any,
+    v: Any,
+    q_ids: Any,
+    kv_ids: Any,
+    ab: Any,
+    causal: bool,
+    scale: float,
+    sharding: jax.sharding.NamedSharding | None = None,
+) -> jax.Array:
     if jax.default_backend() == "tpu":
-        from jax.experimental.pallas.ops.tpu import flash_attention as kernel  # only with a TPU
-
-        ids = None if q_ids is None else kernel.SegmentIds(q_ids, kv_ids)
-        return kernel.flash_attention(q, k, v, ab, ids, causal=causal, sm_scale=scale)
+        return _flash_on_tpu(q, k, v, q_ids, kv_ids, ab, causal, scale, sharding)
     seen = jnp.tril(jnp.ones((q.shape[2], k.shape[2]), bool)) if causal else None
     if q_ids is not None:
         same = q_ids[:, None, :, None] == kv_ids[:, None, None, :]
         seen = same if seen is None else seen & same
     return _softmax_of(q, k, v, seen, scale, None, ab)
+
+
+def _flash_on_tpu(
+    q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any, causal: bool, scale: float, sharding: Any
+) -> jax.Array:
+    """jax's kernel, whose positions have 32 bits. XLA does not divide kernels over a mesh: with a sharding
+    each device runs it on its part."""
+    from jax.experimental.pallas.ops.tpu import flash_attention as kernel  # only with a TPU
+
+    def attend(q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any) -> jax.Array:
+        ids = None if q_ids is None else kernel.SegmentIds(q_ids.astype(jnp.int32), kv_ids.astype(jnp.int32))
+        return kernel.flash_attention(q, k, v, ab, ids, causal=causal, sm_scale=scale)
+
+    if sharding is not None:
+        whole, rows = sharding.spec, jax.sharding.PartitionSpec(*sharding.spec[:1])
+        specs = tuple(
+            None if x is None else whole if x.ndim == 4 else rows for x in (q, k, v, q_ids, kv_ids, ab)
+        )
+        attend = jax.shard_map(attend, mesh=sharding.mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    return _in_32_bits(attend)(q, k, v, q_ids, kv_ids, ab)
+
+
+def _in_32_bits(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function that is traced without 64-bit types, as is its backward pass, which jax traces later."""
+
+    @jax.custom_vjp
+    def narrow(*args: Any) -> jax.Array:
+        with jax.enable_x64(False):
+            return function(*args)
+
+    def forward(*args: Any) -> tuple[jax.Array, Any]:
+        with jax.enable_x64(False):
+            return jax.vjp(function, *args)
+
+    def backward(pull: Any, gradient: jax.Array) -> Any:
+        with jax.enable_x64(False):
+            return pull(gradient)
+
+    narrow.defvjp(forward, backward)
+    return narrow
 
 
 def flash_attention(
@@ -70,10 +118,13 @@ def flash_attention(
     """softmax(q k^T sm_scale + ab) v, with gradients, for q, k, v [batch, heads, length, d].
 
     causal: query i sees the keys up to i. *_segment_ids int [batch, length]: a query sees the keys of its own
-    segment. ab [batch, heads, n, m] is added to the scores. partition_spec, mesh: accepted, XLA divides the
-    work as its operands lie.
+    segment. ab [batch, heads, n, m] is added to the scores. partition_spec: the axes of `mesh` (the global
+    one where not given) that divide q, k, v, batch and heads among them: each device attends to its part.
     """
-    return call_jax(_flash, (q, k, v, q_segment_ids, kv_segment_ids, ab, causal, float(sm_scale)))
+    sharding = None
+    if partition_spec is not None:
+        sharding = (mesh or get_global_mesh()).sharding(partition_spec)
+    return call_jax(_flash, (q, k, v, q_segment_ids, kv_segment_ids, ab, causal, float(sm_scale), sharding))
 
 
 def _pages(pages: jax.Array, indices: jax.Array) -> jax.Array:

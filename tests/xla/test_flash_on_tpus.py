@@ -1,0 +1,29 @@
+"""Flash attention on a TPU, as far as it can be seen without one: jax's kernel is lowered for that platform."""
+
+from __future__ import annotations
+
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec  # noqa: E402
+
+import dynamotor.xla  # noqa: E402, F401
+from dynamotor.xla.experimental import custom_kernel  # noqa: E402
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("graded", [False, True])
+def test_the_kernel_is_lowered_for_tpus(monkeypatch: pytest.MonkeyPatch, divided: bool, graded: bool) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    spec = PartitionSpec("fsdp", None, None, None)
+    sharding = NamedSharding(AbstractMesh((4,), ("fsdp",)), spec) if divided else None
+    q = jax.ShapeDtypeStruct((8, 2, 256, 128), jnp.float32, sharding=sharding)
+    ids = jax.ShapeDtypeStruct((8, 256), jnp.int64)
+
+    def attend(q, ids):
+        return custom_kernel._flash(q, q, q, ids, ids, None, True, 0.1, sharding)
+
+    function = jax.grad(lambda q, ids: attend(q, ids).sum()) if graded else attend
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(q, ids)
+    assert exported.out_avals[0].shape == q.shape
