@@ -421,7 +421,7 @@ class BoundMethod(Value):
 
 def _bound_uncallable(func: Any, cls: type) -> types.MethodType:
     """As a classmethod binds it, since 3.13 without a look at it."""
-    return classmethod(func).__get__(None, cls)
+    return classmethod(func).__get__(None, cls)  # type: ignore[return-value]  # typeshed: a callable
 
 
 wrap_typed(

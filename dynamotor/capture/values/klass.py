@@ -434,7 +434,8 @@ class SuperValue(Value):
 
 # Binding ----------------------------------------------------------------------------------------------------
 # Until 3.12 a classmethod asks the descriptor that it holds.
-_ASKS_HELD = type(classmethod(property(lambda cls: 1)).__get__(None, int)) is int
+_PROBE: Any = classmethod
+_ASKS_HELD = type(_PROBE(property(lambda cls: 1)).__get__(None, int)) is int
 _CLASS_METHODS = (classmethod, types.ClassMethodDescriptorType)
 
 

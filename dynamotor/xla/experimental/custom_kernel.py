@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import torch
 
 from ..distributed.spmd.xla_sharding import get_global_mesh
+from ..errors import require
 from ..jax_call import call_jax
 
 DEFAULT_MASK_VALUE = -0.7 * float(torch.finfo(torch.float32).max)
@@ -123,7 +124,14 @@ def flash_attention(
     """
     sharding = None
     if partition_spec is not None:
-        sharding = (mesh or get_global_mesh()).sharding(partition_spec)
+        found: Any = mesh or get_global_mesh()
+        require(
+            found is not None,
+            "DM649",
+            "partition_spec without a mesh",
+            cure="pass mesh=, or set_global_mesh(mesh)",
+        )
+        sharding = found.sharding(partition_spec)
     return call_jax(_flash, (q, k, v, q_segment_ids, kv_segment_ids, ab, causal, float(sm_scale), sharding))
 
 
