@@ -58,7 +58,7 @@ def check_op(trace: Trace, target: Any) -> None:
     """
     if isinstance(target, OpOverloadPacket):
         target = getattr(target, target.overloads()[0])
-    if not is_custom(target):
+    if not _is_of_others(target):
         return
     access = access_of(target)
     unsupported_if(
@@ -98,13 +98,23 @@ _LATE = {
 }
 
 
+# Operators in Python of PyTorch itself and of this package: they read their arguments alone.
+_READ_ARGUMENTS = frozenset(
+    ["dynamotor", "dynamotor_xla", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem", "quantized", "quantized_decomposed", "profiler", "rngprims", "streams", "torchvision", "torchao"]
+)
+
+
+def _is_of_others(target: Any) -> bool:
+    return is_custom(target) and target.namespace not in _READ_ARGUMENTS
+
+
 def late_python(target: Any) -> str:
     """Why a call of an operator must be made by PyTorch each time: its Python runs while a graph is recorded (an
     implementation as a composite op, a formula of its gradient) and may read something else later.
     """
     if isinstance(target, OpOverloadPacket):
         target = getattr(target, target.overloads()[0])
-    if not is_custom(target):
+    if not _is_of_others(target):
         return ""
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
@@ -151,9 +161,7 @@ def _is_namespace(value: Any) -> bool:
 
 
 def access_of(target: OpOverload) -> Access:
-    """What the implementations of an operator may do with Python objects. Our own read their arguments alone."""
-    if target.namespace.startswith("dynamotor"):
-        return Access.NONE
+    """What the implementations of an operator may do with Python objects."""
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
     if definition is not None:

@@ -123,7 +123,7 @@ class Reads:
         module = function.__globals__.get("__name__")
         if str(module).startswith("importlib."):
             return False  # finders of modules are none of the update
-        if code.co_varnames[:2] == ("event", "args") and code.co_argcount == 2:
+        if code.co_varnames[:1] == ("event",) and code.co_argcount == 2:
             return False  # an audit hook (sys.addaudithook), which libraries such as filelock set
         if code not in self.codes and not is_trusted(module):
             self.refuse(f"{named(code)} runs inside of the update, where nothing names it")
