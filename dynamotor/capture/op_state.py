@@ -100,7 +100,9 @@ _LATE = {
 
 # Operators in Python of PyTorch itself and of this package: they read their arguments alone.
 _READ_ARGUMENTS = frozenset(
-    ["dynamotor", "dynamotor_xla", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem", "quantized", "quantized_decomposed", "profiler", "rngprims", "streams", "torchvision", "torchao"]
+    ("dynamotor", "dynamotor_xla", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
+    + ("_dtensor", "symm_mem", "quantized", "quantized_decomposed", "profiler", "rngprims", "streams")
+    + ("torchvision", "torchao")
 )
 
 

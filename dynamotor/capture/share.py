@@ -64,6 +64,19 @@ class Counts:
         return Counts(self.compiled - other.compiled, self.eager - other.eager, self.seconds - other.seconds)
 
 
+def _take_out(mode: TorchFunctionMode) -> None:
+    """End a mode under those that were entered within it and stay."""
+    above = []
+    if all(other is not mode for other in function_mode_stack()):
+        return  # the program ended one that it had not entered
+    while (top := function_mode_stack()[-1]) is not mode:
+        TorchFunctionMode.__exit__(top, None, None, None)
+        above.append(top)
+    TorchFunctionMode.__exit__(mode, None, None, None)
+    for other in reversed(above):
+        TorchFunctionMode.__enter__(other)
+
+
 class Share:
     """The counts of one compiled callable; the rests behind its breaks and functions called there add to them.
 
@@ -96,7 +109,7 @@ class Share:
         why = why if isinstance(why, str) else _text(why)
 
         def run(function: Callable[..., Any], *args: Any) -> Any:
-            if self.watching and unseen:
+            if self.watching and (unseen or count_function_modes()):  # regions that are open may end inside
                 self.native[why] += 1
             elif self.watching:
                 return self._watch(why, inner, function, *args)
@@ -107,12 +120,11 @@ class Share:
     def _watch(self, why: str, inner: InnerFrames | None, function: Callable[..., Any], *args: Any) -> Any:
         counting = _Counting(self.native, why)
         begin = time.perf_counter()
+        counting.__enter__()
         try:
-            with counting:
-                return (
-                    function(*args) if inner is None else inner.call(function, *args, around=counting.unseen)
-                )
+            return function(*args) if inner is None else inner.call(function, *args, around=counting.unseen)
         finally:
+            _take_out(counting)
             self.seconds += time.perf_counter() - begin - counting.seconds
 
     def ends_calls(self, finish: Callable[..., Any]) -> Callable[..., Any]:

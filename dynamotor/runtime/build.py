@@ -270,8 +270,9 @@ def stored_library(key: str) -> Library | None:
     """The library of an earlier build of this key, if need be once another process has built it; None when
     there is none.
     """
+    place = config.cache_dir, key
     with _lock:
-        future = _libraries.get(key)
+        future = _libraries.get(place)
     if future is not None and (future.done() or _pool_process == os.getpid()):
         return None if future.exception() is not None else future.result()
     found = _from_cache(key)
@@ -282,12 +283,13 @@ def stored_library(key: str) -> Library | None:
         done: Future[Library] = Future()
         done.set_result(found)
         with _lock:
-            _libraries.setdefault(key, done)
+            _libraries.setdefault(place, done)
     return found
 
 
 _lock = threading.Lock()
-_libraries: dict[str, Future[Library]] = {}
+# By the folder of the disk cache, too: a library is loaded and stored in each cache that is used.
+_libraries: dict[tuple[str, str], Future[Library]] = {}
 _pool: ThreadPoolExecutor | None = None
 _pool_process = 0
 
@@ -305,8 +307,8 @@ def _workers() -> ThreadPoolExecutor:
     if _pool is None or _pool_process != os.getpid():
         _pool = ThreadPoolExecutor(max_workers=max(2, processors()), thread_name_prefix="dynamotor-build")
         _pool_process = os.getpid()
-        for key in [key for key, future in _libraries.items() if not future.done()]:
-            del _libraries[key]
+        for place in [place for place, future in _libraries.items() if not future.done()]:
+            del _libraries[place]
     return _pool
 
 
@@ -324,9 +326,10 @@ def start_build(source: str, flags: Sequence[str] = ()) -> Future[Library]:
     emit("build", key=key, source=source, flags=tuple(flags))
     with _lock:
         pool = _workers()
-        future = _libraries.get(key)
+        place = config.cache_dir, key
+        future = _libraries.get(place)
         if future is None or (future.done() and future.exception() is not None):
-            future = _libraries[key] = pool.submit(
+            future = _libraries[place] = pool.submit(
                 contextvars.copy_context().run, _build, source, tuple(flags), key
             )
         return future

@@ -133,3 +133,18 @@ def test_only_the_first_calls_are_watched():
             compiled(torch.ones(3))
     assert [event.data["name"] for event in events] == ["mostly_eager"] * 2
     assert not compiled.miss.__self__.share.watching
+
+
+def test_regions_that_are_open_at_a_break_end_as_in_eager() -> None:
+    """Counting adds no mode above a region's: its end would take that away."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.device("meta"):
+            torch.set_num_threads(torch.get_num_threads())
+            inside = torch.ones(2)
+        return inside, torch.ones(2) + x
+
+    compiled = dynamotor.compile(fn, backend="eager")
+    for _ in range(3):
+        assert [t.device.type for t in compiled(torch.ones(2))] == ["meta", "cpu"]
+        assert torch._C._len_torch_function_stack() == 0
