@@ -16,6 +16,8 @@ extern "C" void kernel(void**P, const i64*ints) {
         const float v2 = a0s+hsum(a0_0);
         float a1s = bc<float>(0.0f);
         F8 a1_0 = bc<F8>(0.0f);
+        float a2s = bc<float>(0.0f);
+        F8 a2_0 = bc<F8>(0.0f);
         const float v4 = v2/32.0f;
         {
             i64 n0 = 0;
@@ -24,21 +26,30 @@ extern "C" void kernel(void**P, const i64*ints) {
                 const F8 v5 = v3-bc<F8>(v4);
                 const F8 v6 = v5*v5;
                 a1_0 = a1_0+v6;
+                a2_0 = a2_0+v5;
             }
         }
         const float v7 = a1s+hsum(a1_0);
-        const float v10 = v7/32.0f;
-        const float v11 = v10+9.999999747378752e-06f;
-        const float v12 = rsqrt_(v11);
+        const float v8 = a2s+hsum(a2_0);
+        const int v11 = lt(v7, (__builtin_inff()));
+        const float v12 = v8/32.0f;
+        const float v13 = v12*v8;
+        const float v14 = v7-v13;
+        const int v15 = lt(v14, 0.0f);
+        const float v16 = sel(v15, 0.0f, v14);
+        const float v17 = sel(v11, v16, v7);
+        const float v18 = v17/32.0f;
+        const float v19 = v18+9.999999747378752e-06f;
+        const float v20 = rsqrt_(v19);
         {
             i64 n0 = 0;
             for (; n0+8<=32; n0 += 8) {
-                const F8 v8 = ld<F8>(p0+32l*o0+n0);
-                const F8 v9 = v8-bc<F8>(v4);
-                const F8 v13 = v9*bc<F8>(v12);
-                const F8 v14 = ld<F8>(p1+n0);
-                const F8 v15 = v13*v14;
-                st<float>(p2+32l*o0+n0, v15);
+                const F8 v9 = ld<F8>(p0+32l*o0+n0);
+                const F8 v10 = v9-bc<F8>(v4);
+                const F8 v21 = v10*bc<F8>(v20);
+                const F8 v22 = ld<F8>(p1+n0);
+                const F8 v23 = v21*v22;
+                st<float>(p2+32l*o0+n0, v23);
             }
         }
     }
