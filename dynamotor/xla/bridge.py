@@ -272,7 +272,8 @@ class Program(_C.XlaCall):
         """Compile it under PyTorch's present settings."""
         settings = placement.settings()
         if placement.spmd() is None:
-            start = execute.compile_graph(self.graph, arrays).start
+            self.executable = execute.compile_graph(self.graph, arrays)
+            start: Callable[[list[jax.Array]], list[jax.Array]] = self.executable.start
         else:
             start = _Spread(self.graph)
         self.set_start(start, settings)

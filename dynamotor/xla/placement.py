@@ -21,13 +21,17 @@ from .device import jax_device, local_devices
 from .dtypes import PRECISION_SETTINGS
 
 Grid = jax.sharding.Mesh | jax.sharding.AbstractMesh
+_WANTED = os.environ.get("XLA_USE_SPMD", "0") not in (
+    "0",
+    "",
+)  # read once: each call of a program asks `spmd`
 _home: list[NamedSharding] = []
 
 
 def spmd() -> NamedSharding | None:
     """The sharding that keeps a value whole on each device of the mesh; None outside of SPMD mode. The
     variable XLA_USE_SPMD=1 turns the mode on at the first use."""
-    if not _home and os.environ.get("XLA_USE_SPMD", "0") not in ("0", ""):
+    if _WANTED and not _home:
         spread_over_all()
     return _home[0] if _home else None
 
