@@ -70,7 +70,7 @@ test-libraries: $(LIBRARIES)/.installed
 QUICK := tests/test_architecture.py tests/test_api.py tests/test_soundness.py tests/base/test_base.py tests/graph/test_sizes.py \
     tests/graph/test_prims.py tests/lower/test_pointwise.py tests/lower/test_fusion.py tests/autograd/test_aot.py \
     tests/autograd/test_partition.py tests/capture/test_programs.py tests/capture/test_guards.py tests/capture/test_changes.py \
-    tests/codegen/test_cpp.py tests/codegen/test_program.py tests/runtime/test_memory.py tests/runtime/test_fingerprint.py \
+    tests/codegen/test_cpp.py tests/codegen/test_call_program.py tests/runtime/test_memory.py tests/runtime/test_fingerprint.py \
     tests/distributed/test_ddp_plan.py tests/faults tests/fuzz/test_fuzz_programs.py tests/models/test_zoo.py \
     tests/regressions/test_batch_norm_in_evaluation.py tests/regressions/test_writes_that_eager_refuses.py \
     tests/tools/test_numerics.py tests/xla/test_device.py tests/xla/test_bridge.py

@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from dynamotor.codegen.verify import wrong as wrong_text
+from dynamotor.codegen.verify_emitted import wrong as wrong_text
 from dynamotor.graph.sizes import hint
 from dynamotor.graph.spec import numel
 from dynamotor.lower.fusion import Group
 from dynamotor.lower.index import Div, Index, Loaded, Mod, Var, row_major
 from dynamotor.lower.instance import Instance, samples
 from dynamotor.lower.ir import COLS, Expr, Kernel, Reduce, ScanStatement, Store
-from dynamotor.lower.verify import READS, levels, result_of, wrong
+from dynamotor.lower.verify_program import READS, levels, result_of, wrong
 
 MOST_ELEMENTS = 1 << 20  # stores of a C++ kernel up to which its loops are gone through
 

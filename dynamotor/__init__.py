@@ -19,12 +19,12 @@ from .capture.marks import (
     is_compiling,
     nested_compile_region,
 )
-from .capture.sizes import mark_dynamic, mark_static
 from .capture.stance import run, set_stance
+from .capture.symbolic_inputs import mark_dynamic, mark_static
 from .step import compile_step
 from .tools.explain import explain
 from .tools.exported import export
-from .tools.lower import lower
+from .tools.lowered import lower
 from .tools.package import load
 from .tools.replace import replace_torch_compile
 from .tools.report import report

@@ -8,7 +8,7 @@ import sys
 from . import __version__
 from .base import checkout
 from .base.errors import DynamotorError, UsageError
-from .tools import cache, doctor, minify, package, run
+from .tools import cache_command, doctor, minify, package, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, module, text in (
         ("demo", "demo", "train digits, compile BERT and resnet18, print one table"),
         ("bench", "command", "models x phases x compilers, first call and steady state"),
-        ("cache", cache, "what the disk cache holds; prune and verify it"),
+        ("cache", cache_command, "what the disk cache holds; prune and verify it"),
         ("package", package, "what a package of `dynamotor.export` holds"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
         ("ddp-plan", "ddp_plan", "the gradient buckets of a model and a simulated step of many ranks"),

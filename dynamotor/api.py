@@ -30,7 +30,7 @@ from .capture.marks import disable, instances_are_called, plain_function
 from .capture.source import trusted_module
 from .distributed.data_parallel import data_parallel
 from .runtime import device_memory, memory
-from .runtime.build import find_compiler
+from .runtime.cpp_build import find_compiler
 from .torch_compile_adapter import own_options
 
 __all__ = ["compile", "compile_fx", "disable", "reset"]
@@ -121,9 +121,9 @@ def compile(
     """Compile a function or module; also a decorator, with and without arguments.
 
     model: a function, method, `torch.nn.Module` or any callable; an optimizer's `step` runs as one program
-      (`step/alone.py`). Returns a callable of the same kind: a module gives a module that shares parameters,
-      buffers, hooks and `state_dict` keys with it, a class itself, the calls of its instances compiled.
-    backend: "native", "auto" (measures several for each graph, see docs/backends.md), "aot_eager",
+      (`step/optimizer_step.py`). Returns a callable of the same kind: a module gives a module that shares
+      parameters, buffers, hooks and `state_dict` keys with it, a class itself, the calls of its instances
+    compiled. backend: "native", "auto" (measures several for each graph, see docs/backends.md), "aot_eager",
      "eager", any backend of `torch.compile` by name, or `(gm, example_inputs)
     -> callable`. fullgraph: raise CaptureError instead of breaking the graph. dynamic: None: the first
     program is special to the sizes that it sees; sizes and integers that differ at a later call become

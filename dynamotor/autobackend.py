@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .autograd.kept import program_key
+from .autograd.program_cache import program_key
 from .backends import Backend, Compiled, eager, native, resolve, static_inputs
 from .base import cache
 from .base.config import config
@@ -31,7 +31,7 @@ from .codegen import stored
 from .codegen.checked import checkable, difference
 from .graph.control_flow import ControlFlow
 from .graph.module import copy_of
-from .graph.plain import NotPlain
+from .graph.plain_data import NotPlain
 from .graph.spec import duplicate
 
 LEAST, MOST = 5, 40  # rounds

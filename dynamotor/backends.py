@@ -19,7 +19,7 @@ from typing import Any, overload
 import torch
 
 from .autograd.aot import aot_compile
-from .autograd.kept import Keeper
+from .autograd.program_cache import Keeper
 from .base import compat
 from .base.config import CompileOptions, config
 from .base.errors import UsageError

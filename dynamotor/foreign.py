@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .autograd.beside import check_traced
+from .autograd.eager_check import check_traced
 from .base import compat
 from .base.config import config
 from .base.errors import BackendError, InternalError

@@ -20,9 +20,9 @@ import torch
 
 from dynamotor.base.errors import BuildError
 from dynamotor.codegen import cpp
+from dynamotor.codegen.call_program import CallProgram
 from dynamotor.codegen.gpu_program import GpuProgram
-from dynamotor.codegen.program import CallProgram
-from dynamotor.runtime import build, memory
+from dynamotor.runtime import cpp_build, memory
 from dynamotor.runtime.device_memory import DeviceArena
 
 
@@ -38,7 +38,7 @@ class Batch:
     def __init__(self, waits: bool = True) -> None:
         self._waits = waits
         self._functions: dict[str, cpp.CFunction] = {}
-        self._pending: Future[build.Library] = Future()
+        self._pending: Future[cpp_build.Library] = Future()
         self._saved: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Batch:
@@ -81,7 +81,7 @@ class Batch:
             return
         try:
             unit = cpp.emit_unit(functions.values())
-            pending.set_result(build.load_library(unit, cpp.flags(unit)))
+            pending.set_result(cpp_build.load_library(unit, cpp.flags(unit)))
         except BuildError as error:
             pending.set_exception(error)
             raise

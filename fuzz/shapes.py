@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamotor.graph.layout import suggests_channels_last
+from dynamotor.graph.result_strides import suggests_channels_last
 from dynamotor.graph.shape_tensor import DataDependent
 from dynamotor.graph.shapes import UnsupportedOp, infer_spec
 from dynamotor.graph.spec import TensorSpec

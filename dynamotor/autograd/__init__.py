@@ -23,8 +23,8 @@ time.
   high), lane = linear index % 4, value = (bits >> 8) * 2^-24. Eager and C++ versions are bit-equal. The
   partitioner recomputes it in the backward from the saved seed. The other prims live beside them in
   `graph/prims.py`.
-* A graph with an op that cannot be recorded or differentiated is cut around it (`autograd/around.py` says
-  where, `stages.StagedCall` runs the parts); "fallback" events say so (`what="op"`), and `explain` shows
+* A graph with an op that cannot be recorded or differentiated is cut around it (`autograd/graph_split.py`
+  says where, `stages.StagedCall` runs the parts); "fallback" events say so (`what="op"`), and `explain` shows
   them.
 * A graph with `data_dependent` nodes or state calls (contract 2) is cut around them in the same way, which is
   no fallback: they run in eager PyTorch, the parts between them are compiled. Symbols pass borders as ints,
@@ -32,16 +32,16 @@ time.
   computes its sizes from them. A part of a graph with symbols is a `variants.Variants`: compiled at its first
   run in a `ShapeEnv` of its own, where every symbol, unbacked ones too, has a value (0 and 1 are programs of
   their own), and again only for sizes that its own guards refuse.
-* In autograd's graph a compiled graph is one node, or several (`autograd/nodes.py`): an output leads to a
-  non-leaf input only where eager's graph does.
-* `keeper=` (`autograd/kept.py`): programs are kept on disk between capture and autograd. The key is the torch
-  graph's exact text, the inputs' metadata, PyTorch's settings and the backend's `environment()`
+* In autograd's graph a compiled graph is one node, or several (`autograd/autograd_nodes.py`): an output leads
+  to a non-leaf input only where eager's graph does.
+* `keeper=` (`autograd/program_cache.py`): programs are kept on disk between capture and autograd. The key is
+  the torch graph's exact text, the inputs' metadata, PyTorch's settings and the backend's `environment()`
   (`codegen/stored.py`: settings, versions, a hash of this package's files, the machine). An entry is JSON:
   the `Recipe` (what the run-time wrapper knows of a program), the call program's `Listing` with its constants
   and its libraries' keys, and each backward's graph; a compiled backward is an entry of its own.
-  `graph/plain.py` writes values down; what has no exact text raises `NotPlain` and is not kept (event "not
-  kept"). With `config.verify`, `check`, `sanitize`, `log`, `debug` or a listener of a compilation's events,
-  nothing is taken from there.
+  `graph/plain_data.py` writes values down; what has no exact text raises `NotPlain` and is not kept (event
+  "not kept"). With `config.verify`, `check`, `sanitize`, `log`, `debug` or a listener of a compilation's
+  events, nothing is taken from there.
 * Gradients' strides and dtypes are eager's. Output strides are eager's (recorded in `meta["val"]`); inner
   strides are the compiler's to choose.
 """

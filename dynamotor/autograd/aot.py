@@ -25,29 +25,29 @@ from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, is_mistake
 from ..base.events import emit, fall_back, log, timed
 from ..base.recursion import deep_recursion
-from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
+from ..graph.graph_text import program_text
 from ..graph.modes import preserved_modes
-from ..graph.passes import run_passes
-from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, symbols_by_name
+from ..graph.pass_manager import run_passes
+from ..graph.plain_data import NotPlain, decode, decode_graph, encode, encode_graph, symbols_by_name
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
 from ..graph.spec import Compiled, GraphInfo, is_lazy, storage_number
 from ..graph.states import is_state_call
-from ..graph.text import program_text
-from ..graph.verify import verify_aten_graph, verify_torch_graph
-from . import again
-from .absent import without_tangents
-from .around import regions_around
-from .beside import check_traced
+from ..graph.subgraphs import Hook
+from ..graph.verify_graph import verify_aten_graph, verify_torch_graph
+from . import double_backward
+from .autograd_nodes import AutogradNode
+from .eager_check import check_traced
 from .extract import extract, inputs_of
+from .graph_split import regions_around
 from .joint import Joint, trace_joint
-from .kept import MISSING, Keeper, Kept, Notes, kept, specs_of
-from .late import compile_late
-from .nodes import AutogradNode
+from .lazy_compile import compile_late
+from .missing_tangents import without_tangents
 from .partition import dependents, partition
+from .program_cache import MISSING, Keeper, Kept, Notes, kept, specs_of
 from .reach import gradient_groups
 from .recipe import Recipe
 from .runtime import inference_callable, training_callable
@@ -472,7 +472,7 @@ def _compile_training(
         backwards.append(
             _Backward(functools.partial(_itself, graph), inputs, outputs, tuple(group), tangents, reach, info)
         )
-    recipe = again.repeatable(joint)
+    recipe = double_backward.repeatable(joint)
     info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
     second = None if around is not None else _again(gm, recipe, backwards, compile_graph, cuts)
@@ -487,7 +487,7 @@ def _again(
     backwards: Sequence[_Backward],
     compile_graph: CompileGraph,
     cuts: int,
-) -> again.Again | None:
+) -> double_backward.Again | None:
     """What second derivatives come from; None where the graph cannot run again."""
     if recipe.once:
         return None
@@ -499,7 +499,7 @@ def _again(
         with torch.enable_grad():
             return aot_compile(first, inputs, compile_graph, cuts=cuts)
 
-    return again.Again(gm, compiled, recipe, unsaved, config.fallback_random)
+    return double_backward.Again(gm, compiled, recipe, unsaved, config.fallback_random)
 
 
 def _itself(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

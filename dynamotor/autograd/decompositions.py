@@ -17,7 +17,7 @@ from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import contiguous_stride, equal
 from ..graph.spec import aten
-from .recorder import GraphRecorder, record_rule
+from .aten_recorder import GraphRecorder, record_rule
 from .simplify import NO_MEMORY
 
 decomposition = record_rule

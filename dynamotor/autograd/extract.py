@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..graph.layout import is_dense, preserved_stride
 from ..graph.module import copied, graph_module
 from ..graph.nodes import in_order, operand, overload, reached
 from ..graph.op_facts import facts
+from ..graph.result_strides import is_dense, preserved_stride
 from ..graph.shapes import call
 from ..graph.size_nodes import is_size
 from .functional import with_holes

@@ -15,7 +15,7 @@ import torch
 
 from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
-from ..graph.layout import is_dense, preserved_stride
+from ..graph.result_strides import is_dense, preserved_stride
 from ..graph.shapes import UnsupportedOp
 from ..graph.sizes import Dims
 from ..graph.spec import TensorSpec, aten

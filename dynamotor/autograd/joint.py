@@ -15,18 +15,18 @@ import torch
 
 from ..base import compat
 from ..base.compat import tree_leaves
-from ..graph.layout import is_dense
 from ..graph.module import graph_module
+from ..graph.result_strides import is_dense
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec, aten, contiguous_stride
 from ..graph.sym_int import from_torch
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
+from .aten_recorder import GraphRecorder
 from .calls import no_autocast
 from .functional import TracedAlias, read, with_holes
 from .reach import reaching
 from .recipe import OutputPlan, Recipe, Step
-from .recorder import GraphRecorder
 
 
 @dataclass

@@ -16,7 +16,7 @@ from ..base.config import config
 from ..graph import prims  # noqa: F401  (it defines torch.ops.dynamotor)
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import aten, device_with_index
-from .recorder import GraphRecorder, record_rule
+from .aten_recorder import GraphRecorder, record_rule
 
 _WIDE = (torch.float32, torch.float64)
 _BITS = 24  # of a number of one stream

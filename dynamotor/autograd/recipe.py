@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..graph.plain import plain
+from ..graph.plain_data import plain
 from ..graph.sizes import Symbol
 from ..graph.spec import TensorSpec
 
@@ -46,9 +46,9 @@ class Recipe:
     differentiable: of each. mutated: the inputs that are written, and by how many ops. flows: whether a
     gradient flows to each of `gradient_of`. tangents: the layouts in which gradients of values arrive.
     inner: for each user output that others are computed from, their tangents (bits). versions: the
-    results that in-place ops made, and how many ops. For second derivatives (`again.py`): the written
-    inputs whose `old` contents gradients need, the devices of whose generators it `draws`, and whether
-    the graph can run but `once`. frees: whether eager's backward frees something, and so does not run
+    results that in-place ops made, and how many ops. For second derivatives (`double_backward.py`): the
+    written inputs whose `old` contents gradients need, the devices of whose generators it `draws`, and
+    whether the graph can run but `once`. frees: whether eager's backward frees something, and so does not run
     twice.
     """
 

@@ -18,10 +18,10 @@ from ..base import compat
 from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
 from ..graph.spec import Compiled
-from .again import Again
-from .between import hooks_of
+from .autograd_nodes import AutogradNode, Finish, through_nodes, through_one_node
 from .calls import call_without_grad, with_versions, without_autocast
-from .nodes import AutogradNode, Finish, through_nodes, through_one_node
+from .double_backward import Again
+from .inner_outputs import hooks_of
 from .recipe import OutputPlan, Recipe
 
 _set_grad_enabled = compat.set_grad_enabled

@@ -17,8 +17,8 @@ from torch import fx
 from ..base import compat
 from ..base.config import config
 from ..base.events import emit
+from ..graph.error_lines import show_its_line
 from ..graph.module import copied
-from ..graph.raised import show_its_line
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, Symbol, equal
 from ..graph.spec import Backend, Compiled, TensorSpec, contiguous_stride

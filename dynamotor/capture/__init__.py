@@ -35,7 +35,7 @@
 * `dispatch.py` + `csrc/dispatch.c`: `_C.Dispatcher`, a vectorcall object: guards → gather → compiled callable
   → rebuild outputs; on a miss it calls Python (`capture.frontend`), which captures, adds an entry and runs
   it. Entries belong to the dispatcher, never to the code object.
-* `sizes.py` + `values/size.py` + `csrc/sizes.c`: a size, stride or integer from outside that differs at a
+* `symbolic_inputs.py` + `values/size.py` + `csrc/sizes.c`: a size, stride or integer from outside that differs at a
   later call (`SizePolicy.learn`, at each miss) becomes a symbol at the recompile. `TraceSizes` makes the
   symbols of one trace (`SizeOf`, `StrideOf` and the integers' own sources say where their values are read); a
   `SizeValue` is a `Constant` whose `value` specialises, so what knows nothing of symbols stays right. A trace

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.bodies import Body, Leaf
 from ..graph.modes import preserved_modes
 from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
+from ..graph.subgraphs import Body, Leaf
 from .breaks import Unsupported, unsupported
 from .values.base import Raised, Trace, Value
 from .values.containers import DictValue, ListValue, TupleValue

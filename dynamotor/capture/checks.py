@@ -21,7 +21,7 @@ from .bytecode import CodeInfo
 from .failed_graphs import acts_outside
 from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
-from .values.known import known
+from .values.known_data import known
 from .values.size import ConditionValue, demand
 from .values.tensor import TensorValue, function_name, torch_call, writes_inputs
 from .values.torch_function import HeldNumber

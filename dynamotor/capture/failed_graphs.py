@@ -16,8 +16,8 @@ from torch import fx
 
 from ..base import compat
 from ..base.errors import UserLine
+from ..graph.error_lines import show_its_line
 from ..graph.modes import preserved_modes
-from ..graph.raised import show_its_line
 
 _NOTE = (
     "the compiled call had written its inputs: what it did to Python objects before this line is not done "

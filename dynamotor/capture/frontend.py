@@ -29,10 +29,10 @@ from ..base.errors import BackendError, CaptureError, DynamotorError, InternalEr
 from ..base.events import Event, collect, counters, emit, log, timed, warn_once
 from ..base.probe import COMPILE, lost, require
 from ..base.recursion import deep_recursion
+from ..graph.graph_text import program_text
 from ..graph.modes import left_when_raising, preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
-from ..graph.text import program_text
 from . import (
     failed_graphs,
     ops_control,
@@ -56,6 +56,7 @@ from . import (
 )
 from .breaks import BreakReason, Stop, Unsupported
 from .checks import CheckFailed, checked
+from .compiled_share import Share, without_counting
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, first_failure
@@ -63,10 +64,9 @@ from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
 from .output import Codegen
 from .resume import unwind
-from .share import Share, without_counting
-from .sizes import FloatIs, SizePolicy, TraceSizes
 from .source import Arg, Const, Source
 from .stance import stance
+from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
 from .values import context, deque, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value, functions_without_rule

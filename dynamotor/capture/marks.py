@@ -33,7 +33,7 @@ from .values.base import (
 from .values.constant import Constant
 from .values.function import BoundMethod
 from .values.klass import Builtin
-from .values.known import now
+from .values.known_data import now
 from .values.torch_function import graph_function
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import CellValue, FunctionValue
 from .values.klass import SuperValue
-from .values.late_text import joined
+from .values.lazy_text import joined
 from .values.operators import c_name
 from .values.slices import make_slice
 

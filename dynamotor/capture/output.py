@@ -20,7 +20,7 @@ from .breaks import unsupported_if
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Trace, Value
 from .values.constant import Constant
-from .values.late_text import LateText
+from .values.lazy_text import LateText
 from .values.number import FloatValue
 from .values.size import ConditionValue, QuotientValue, SizeValue
 from .values.torch_function import HeldNumber

@@ -21,7 +21,7 @@ from .guards import Absent, IdIs, MroIs
 from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, NONE_CALLED, Raised, Value, binders, find_rule
 from .values.constant import Constant
-from .values.known import known
+from .values.known_data import known
 from .values.number import FloatValue
 from .values.operators import COMPARE, INPLACE, c_name, like
 from .values.size import QuotientValue, SizeValue, symbolic_binary

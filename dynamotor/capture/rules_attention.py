@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..base.config import config
-from ..graph.bodies import Body, Leaf
 from ..graph.flex import FlexAttention
 from ..graph.modes import ATTENTION_SETTINGS, UnderSettings
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
+from ..graph.subgraphs import Body, Leaf
 from .bodies import interpret
 from .breaks import unsupported_if
 from .source import Const

@@ -21,8 +21,8 @@ import torch.utils.checkpoint as checkpointing
 from torch.utils.hooks import RemovableHandle
 
 from ..base import compat
-from ..graph.bodies import GRADIENT, Hook
 from ..graph.modes import preserved_modes
+from ..graph.subgraphs import GRADIENT, Hook
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .op_state import check_functions, reads_late

@@ -57,11 +57,11 @@ from .values.iterators import (
     ZipIterator,
 )
 from .values.klass import ClassValue, SuperValue
-from .values.late_text import late_format, late_str_format
+from .values.lazy_text import late_format, late_str_format
 from .values.operators import c_name
 from .values.slices import make_slice
+from .values.string import formatted, shown, text_of
 from .values.tensor import TensorValue
-from .values.text import formatted, shown, text_of
 from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
 from .values.walks import DictIterator, ReversedIterator, SequenceIterator

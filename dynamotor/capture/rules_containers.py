@@ -28,7 +28,7 @@ from .values.containers import (
     contents_of,
 )
 from .values.deque import DequeValue
-from .values.text import text_of
+from .values.string import text_of
 from .values.user_object import UserObject
 from .values.walks import DictIterator
 

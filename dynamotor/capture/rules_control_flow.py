@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph.bodies import Body, Leaf
 from ..graph.control_flow import Cond, ControlFlow, Scan, WhileLoop
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import Dim, is_unbacked, leaves_in, mapped
 from ..graph.spec import TensorSpec
+from ..graph.subgraphs import Body, Leaf
 from .bodies import interpret, template_of, value_of
 from .breaks import unsupported, unsupported_if
 from .values.base import Trace, Value, builtin_rule

@@ -617,7 +617,7 @@ named_rule(
 )(lambda fn, trace, args, kwargs: Constant(None))
 
 
-@named_rule("torch._dynamo.decorators:mark_static", "dynamotor.capture.sizes:mark_static")
+@named_rule("torch._dynamo.decorators:mark_static", "dynamotor.capture.symbolic_inputs:mark_static")
 def _mark_static(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """The sizes are numbers from here on; the mark itself says nothing to who runs the program."""
     given = [*args, *kwargs.values()]

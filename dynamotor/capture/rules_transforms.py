@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph.bodies import Transformed, fill, flatten
 from ..graph.op_facts import facts
 from ..graph.shape_tensor import ShapeTensor, infer, recording
+from ..graph.subgraphs import Transformed, fill, flatten
 from .bodies import called_with, interpret, template_of, value_of
 from .breaks import unsupported_if
 from .polyfills import autograd_function as polyfills

@@ -24,9 +24,9 @@ from .guards import ConstEquals
 from .interpreter import POLYFILLS, Frame, inline
 from .protocol import Protocol
 from .reader import Reader
-from .sizes import SizePolicy, TraceSizes
 from .source import Called, Const, DictItem, Source
-from .values import instances, late_text, text
+from .symbolic_inputs import SizePolicy, TraceSizes
+from .values import instances, lazy_text, string
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
 from .values.tensor import TensorValue
@@ -49,8 +49,8 @@ class Trace(Protocol):
     """
 
     # What other files do with a trace, for those that they are made of.
-    inline, format_percent, text_of = inline, text.format_percent, text.text_of
-    late_percent = late_text.late_percent
+    inline, format_percent, text_of = inline, string.format_percent, string.text_of
+    late_percent = lazy_text.late_percent
     instantiate, new_exception, link_context = (
         instances.instantiate,
         instances.new_exception,

@@ -4,7 +4,7 @@
 
 * `codegen/cpp.py`: `emit_kernel(kernel) -> CFunction(name, source, params)`; structural memo: kernels equal
   up to names share one function.
-* `codegen/program.py`: `CallProgram(program, info, failed)`, called with tensors: plans memory, builds
+* `codegen/call_program.py`: `CallProgram(program, info, failed)`, called with tensors: plans memory, builds
   the translation unit through `runtime.build`, and writes the call program as readable Python text.
 * On an NVIDIA GPU (`codegen/gpu_program.py`; `config.target = "triton"` runs the same on CPU tensors, in
   Triton's interpreter): `codegen/triton.py` replaces each `LoopStep` by launches (`TritonStep`, with buffers
@@ -61,17 +61,17 @@ from ..graph.op_facts import meets_ranks
 from ..graph.size_nodes import is_size
 from ..graph.spec import GraphInfo, TensorSpec
 from ..lower.ir import lowering
-from ..lower.lower import lower_graph
+from ..lower.lower_graph import lower_graph
 from ..lower.lowering import Decline
 from ..lower.outputs import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
 from . import host_parts
+from .call_program import CallProgram
 from .checked import Checked, checkable
 from .folded import FoldedCall, Part
 from .gpu_program import GpuProgram, Meanwhile
-from .program import CallProgram
 
 Compiled = Callable[..., tuple[Any, ...]]
 

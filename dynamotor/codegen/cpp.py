@@ -34,7 +34,7 @@ from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
 from .cpp_tiles import TilesEmitter
 from .scopes import title
-from .verify import verify_cpp, verify_places
+from .verify_emitted import verify_cpp, verify_places
 
 _FLAGS: tuple[str, ...] = (
     "-O2",

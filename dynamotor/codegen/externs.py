@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph.plain import plain
+from ..graph.plain_data import plain
 from ..lower.program import ExternStep
 
 aten = torch.ops.aten

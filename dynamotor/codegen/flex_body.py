@@ -18,8 +18,8 @@ from torch import fx
 
 from ..autograd.joint import trace_joint
 from ..base.errors import DynamotorError
-from ..graph.bodies import Body
 from ..graph.spec import TensorSpec
+from ..graph.subgraphs import Body
 from ..lower.lowering import Decline, decline_if
 
 F32 = torch.float32

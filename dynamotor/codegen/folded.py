@@ -20,7 +20,7 @@ from ..base.events import counters
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec, copy_as
 from ..lower.fold import Fold
-from ..lower.rewrite import placeholders
+from ..lower.pass_helpers import placeholders
 
 _below_autograd = compat.BelowAutograd
 

@@ -32,8 +32,8 @@ from ..lower.lowering import Decline, decline_if
 from ..lower.program import ExternStep, LoopStep, Program, refs
 from ..runtime import device_memory, memory, triton_build, triton_launch
 from . import autotune, triton, triton_gemm_choice
+from .call_program import CallInstance, CallProgram, Writer, nbytes_of
 from .cpp import structure
-from .program import CallInstance, CallProgram, Writer, nbytes_of
 from .triton_batch import batched
 from .triton_family import ROOM, Chosen, Family, Variant
 from .triton_kernel import TritonFunction

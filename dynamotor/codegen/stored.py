@@ -24,14 +24,14 @@ from ..base import cache
 from ..base.config import config
 from ..base.errors import BuildError
 from ..graph.op_facts import is_custom
-from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, plain
+from ..graph.plain_data import NotPlain, decode, decode_graph, encode, encode_graph, plain
 from ..graph.spec import Compiled
-from ..runtime import build, triton_build
+from ..runtime import cpp_build, triton_build
 from ..runtime.cuda_graphs import GraphedCall
+from .call_program import CallProgram, Expected, Listing
 from .externs import Callee
 from .folded import FoldedCall, FoldedOnce, Part
 from .gpu_program import GpuProgram, Launch
-from .program import CallProgram, Expected, Listing
 from .triton_kernel import TritonFunction
 
 
@@ -64,7 +64,7 @@ def describe(call: Compiled | None) -> Any:
     if type(call) is GpuProgram:
         NotPlain.when(call.listing.layout, "a GPU's program of sizes that differ between calls")
         return {"gpu": [*text, kernels_of(call), encode(gpu_of(call.device))]}
-    return {"program": [*text, [[build.build_key(s, flags), names] for s, flags, names in call.units()]]}
+    return {"program": [*text, [[cpp_build.build_key(s, flags), names] for s, flags, names in call.units()]]}
 
 
 def _constant(name: str, value: Any) -> Any:
@@ -81,14 +81,14 @@ def library_keys(data: Any) -> list[str]:
 
 
 def restore(
-    data: Any, name: str, find: Callable[[str], build.Library | None] | None = None, fixed: bool = False
+    data: Any, name: str, find: Callable[[str], cpp_build.Library | None] | None = None, fixed: bool = False
 ) -> Compiled | None:
     """The compiled graph of which `describe` wrote this; None when a library of its kernels is not there.
 
     find: gives a library by key (default: from the disk cache). fixed: what it was made static by never
     changes.
     """
-    find = find or build.stored_library
+    find = find or cpp_build.stored_library
     if "folded" in data:
         program, graph, sources, specs = data["folded"]
         call = restore(program, name, find)
@@ -103,7 +103,7 @@ def restore(
         stored = {known: decode(value) for known, value in constants.items()}
         return restored_gpu(name, decode(listing), stored, kernels, decode(gpu))
     listing, constants, units = data["program"]
-    place: dict[str, build.Library] = {}
+    place: dict[str, cpp_build.Library] = {}
     for key, names in units:
         library = find(key)
         if library is None:
@@ -122,7 +122,7 @@ class StoredProgram(CallProgram):
         name: str,
         listing: Listing,
         constants: Mapping[str, Callee | Expected],
-        place: Mapping[str, build.Library],
+        place: Mapping[str, cpp_build.Library],
     ) -> None:
         self._constants, self._place = globals_of(constants), place
         self._set_up(name, listing)
@@ -157,7 +157,7 @@ def environment() -> tuple[str, ...]:
     return (
         repr(settings),
         *_versions(),
-        build.cpu_model(),
+        cpp_build.cpu_model(),
         torch.backends.cpu.get_cpu_capability(),
         str(os.cpu_count()),
         *_compiler(config.cxx or os.environ.get("CXX", "")),

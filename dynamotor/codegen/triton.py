@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from ..graph.spec import TensorSpec
 from ..lower.program import Buffer, LoopStep, Program, Step
-from ..lower.verify import verify_program
+from ..lower.verify_program import verify_program
 from . import triton_sizes
 from .cpp import structure
 from .triton_kernel import LaunchPiece, TileEmitter, TritonFunction
 from .triton_ops import unmarked
 from .triton_plan import DEFAULT, GpuTuning, NewBuffer, plan_kernel
 from .triton_scan import ScanTiles
-from .verify import verify_places, verify_triton
+from .verify_emitted import verify_places, verify_triton
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ..base.events import counters
 from ..graph.spec import numel
 from ..lower.ir import Store, of_kind
 from ..lower.program import Program, Step
-from .program import step_accesses
+from .call_program import step_accesses
 from .triton import TritonStep, draft_piece
 from .triton_body import Axis
 from .triton_kernel import LaunchPiece, LaunchPlan, TritonFunction

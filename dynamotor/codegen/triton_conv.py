@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..lower.layout import is_channels_last
+from ..lower.channels_last import is_channels_last
 from ..lower.program import BufRef, ExternStep, Program, Step
 from .triton_ops import lines_of
 from .triton_product import ConvWindow, Operand, Product, masked

@@ -30,7 +30,7 @@ from .triton_kernel import LaunchPiece, TritonFunction
 from .triton_ops import ALIGNED
 from .triton_plan import accesses, plan_kernel
 from .triton_sizes import with_arguments
-from .verify import verify_triton
+from .verify_emitted import verify_triton
 
 ROOM = 256  # bytes: where buffers between launches start, and what they take is a multiple
 MOST = (1 << 31) - 1  # of a number of 32 bits

@@ -1,7 +1,7 @@
-/* What a program assumed of its sizes, evaluated at each call: see SizesHold in capture/sizes.py. */
+/* What a program assumed of its sizes, evaluated at each call: see SizesHold in capture/symbolic_inputs.py. */
 #include "guards.h"
 
-/* In the order of _CODES in capture/sizes.py. */
+/* In the order of _CODES in capture/symbolic_inputs.py. */
 typedef enum { NUMBER, LOAD, ADD, MUL, FLOORDIV, MOD, MIN, MAX, SAME, ORDERED, AT_LEAST_0, IS_0, IS_NOT_0, N_CODES } Code;
 typedef enum { INTEGER, SIZE, STRIDE, N_KINDS } LoadKind;
 

@@ -12,12 +12,13 @@ buckets.
   `Reason`, DDP's own reducer with the graph cut into stages (`split.py`).
 * A plan fixes what goes over the wire in each synchronised backward: its buckets in order, once, averaged,
   each gradient with what the parameter holds from `no_sync` steps. A rank fulfils it inside its compiled
-  backward (`rewrite.py` puts `dynamotor::bucket_start` nodes into the aten graph, each takes the one before
-  as an argument, and `bucket_wait` nodes that give the averages: at the end, or in a whole step before the
-  updates) or, where it cannot (`reduce_after_backward`: another graph, an eager call, hooks, gradients from
-  outside), right after the backward. Other ranks cannot tell, so ranks may compile different graphs at
-  different times. What all ranks see alike decides the rest: after several forwards, or with several DDP
-  modules in one backward, all reduce at its end, module by module in the order in which they were settled.
+  backward (`insert_reductions.py` puts `dynamotor::bucket_start` nodes into the aten graph, each takes the
+  one before as an argument, and `bucket_wait` nodes that give the averages: at the end, or in a whole step
+  before the updates) or, where it cannot (`reduce_after_backward`: another graph, an eager call, hooks,
+  gradients from outside), right after the backward. Other ranks cannot tell, so ranks may compile different
+  graphs at different times. What all ranks see alike decides the rest: after several forwards, or with
+  several DDP modules in one backward, all reduce at its end, module by module in the order in which they were
+  settled.
 * `rank_failures.py`: autograd's engine object is replaced by one that gives failures between ranks a code
   (DM703 to DM705) and the user's line, because DDP's reducer fails below anything of ours.
 * DDP's reducer is idle for such a step: `_post_forward` runs with a stand-in for it. Buffers, `join`,

@@ -31,7 +31,7 @@ from .agreement import next_number, tell_all
 from .ops import number_of
 from .plan import BucketPlan
 from .rank_failures import install, told, watch_gpu
-from .step import ReduceStep
+from .reduce_step import ReduceStep
 from .wrapper import Reason, has_gradient_hooks, reduced_parameters, wire_settings
 
 _KEY = "_dynamotor_averager"

@@ -25,7 +25,7 @@ from ..graph.module import copy_of
 from ..graph.spec import Backend, Compiled
 from .averager import Averager, averager_of
 from .collectives import has_collectives, overlap, sink_waits
-from .rewrite import BackwardRewriter
+from .insert_reductions import BackwardRewriter
 from .split import cut
 from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
 

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 
 from ..base import compat
-from ..graph.layout import is_dense
+from ..graph.result_strides import is_dense
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec, contiguous_stride
 

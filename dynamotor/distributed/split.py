@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from ..autograd.around import Trial
-from ..autograd.kept import specs_of
+from ..autograd.graph_split import Trial
+from ..autograd.program_cache import specs_of
 from ..autograd.stages import StagedCall
 from ..base.events import counters, log
 from ..graph.modes import preserved_modes

@@ -17,7 +17,7 @@ from torch import fx
 from ..base import compat
 from ..base.events import counters, fall_back
 from . import padding_layers, padding_moves, padding_rules  # noqa: F401  (what ops make of padding)
-from .padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
+from .bucket_padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
 from .size_nodes import is_size
 from .sizes import Dim, Size
 from .spec import Compiled

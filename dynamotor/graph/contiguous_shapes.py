@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..base.compat import OpOverload
-from .layout import contiguous_stride, suggests_channels_last
+from .result_strides import contiguous_stride, suggests_channels_last
 from .shapes import PASS, ShapeRule, contiguous_rules, run_small
 from .sizes import Dim, is_symbolic, leaves_in
 from .spec import TensorSpec, aten

@@ -17,10 +17,10 @@ import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
-from .bodies import Body
 from .shape_tensor import ShapeTensor
 from .sizes import Size, evaluate
 from .spec import TensorSpec, copy_as
+from .subgraphs import Body
 
 Tensors = Sequence[torch.Tensor]
 Compile = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .bodies import Body
+from .subgraphs import Body
 
 
 class FlexAttention:

@@ -1,6 +1,6 @@
 """What layers make of padding: convolutions, pools and statistics, forward and backward.
 
-See `padding.py` for what a rule is.
+See `bucket_padding.py` for what a rule is.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .bucket_padding import Axes, Call, CannotPad, Padder, axis_of, broadcast, is_padded, row_of, rule
 from .nodes import overload
-from .padding import Axes, Call, CannotPad, Padder, axis_of, broadcast, is_padded, row_of, rule
 
 aten = torch.ops.aten
 

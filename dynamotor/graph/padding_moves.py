@@ -1,7 +1,7 @@
 """What moves elements along padded dimensions: one function an op. Padding lies behind the elements there, so
 that each is found at its place, and what is written behind the last is nobody's.
 
-See `padding.py` for what a rule is.
+See `bucket_padding.py` for what a rule is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .padding import (
+from .bucket_padding import (
     Axes,
     Call,
     CannotPad,

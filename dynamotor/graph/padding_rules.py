@@ -1,6 +1,6 @@
 """What ops make of padding: one function an op (or several) that masks what the op would see of it.
 
-A rule takes a `Call` and gives the new node, and the axes of its result. See `padding.py`.
+A rule takes a `Call` and gives the new node, and the axes of its result. See `bucket_padding.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import fx
 
 from ..base.config import config
 from ..base.registry import register_all
-from .nodes import operand, overload
-from .padding import (
+from .bucket_padding import (
     Axes,
     Call,
     CannotPad,
@@ -30,6 +29,7 @@ from .padding import (
     rule,
     settle,
 )
+from .nodes import operand, overload
 from .size_nodes import is_size
 from .sizes import Size
 from .symbolic_rules import symbolic_rules

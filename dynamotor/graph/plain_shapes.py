@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..base.compat import OpOverload
-from .layout import (
+from .result_strides import (
     is_channels_last_contiguous,
     packed_stride,
     preserved_stride,

@@ -15,7 +15,7 @@ import torch
 from ..base import compat
 from ..base.compat import OpOverload
 from ..base.registry import register_all
-from .layout import (
+from .result_strides import (
     dense_in_order,
     iterated_stride,
     preserved_stride,

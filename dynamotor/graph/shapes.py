@@ -24,8 +24,8 @@ from ..base.compat import OpOverload
 from ..base.errors import DynamotorError
 from ..base.events import counters
 from ..base.registry import Registry
-from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
+from .result_strides import iterated_stride, preserved_stride
 from .sizes import DataDependent, Size, hint, is_symbolic, is_unbacked, mapped
 from .spec import CPU, TensorSpec, aten, device_with_index
 from .sym_int import from_torch, to_torch

@@ -19,7 +19,7 @@ import torch
 
 from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
-from .layout import dense_in_order, suggests_channels_last, viewed_stride
+from .result_strides import dense_in_order, suggests_channels_last, viewed_stride
 from .sizes import Dim, Size, hint, is_symbolic, minimum
 from .spec import TensorSpec, aten, contiguous_stride
 

@@ -18,8 +18,8 @@
   the last sizes are kept.
 * `outputs`: BufRef | number | None each. `mutations`: writes into input buffers (from the trailing `copy_`),
   placed after all reads.
-* Checks between the stages: `lower/verify.py` (nodes, kernels, programs; DM913) and `codegen/verify.py` (a
-  kernel's text against its IR; DM914); what is cheap is always on, `config.verify` does all of it, in a
-  checkout what `bench/proofs.py` computes of a kernel too. A fault of a stage is planted in `tests/faults/`,
-  one decorated function each.
+* Checks between the stages: `lower/verify_program.py` (nodes, kernels, programs; DM913) and
+  `codegen/verify_emitted.py` (a kernel's text against its IR; DM914); what is cheap is always on,
+  `config.verify` does all of it, in a checkout what `bench/proofs.py` computes of a kernel too. A fault of a
+  stage is planted in `tests/faults/`, one decorated function each.
 """

@@ -19,9 +19,9 @@ from ..graph.nodes import arguments, find_spec, operand, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.sizes import Dims, hint
 from ..graph.spec import GraphInfo, TensorSpec, aten
+from .channels_last import is_channels_last
 from .gemm import is_fused
-from .layout import is_channels_last
-from .rewrite import added_to, only_user, static_nodes
+from .pass_helpers import added_to, only_user, static_nodes
 
 mkldnn = torch.ops.mkldnn
 

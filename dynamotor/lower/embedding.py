@@ -18,8 +18,8 @@ from .claim import apart, claim
 from .ir import ExternNode
 from .lowering import LoopBuilder, decline_if, lowering
 from .ops_scatter import index_add
+from .pass_helpers import added_to, only_user
 from .program import ExternStep
-from .rewrite import added_to, only_user
 from .value import LoopValue
 
 # Results of these are in memory of their own, which may be written when nobody else reads them.

@@ -19,7 +19,7 @@ from ..graph.nodes import needed_for, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec, aten
-from .rewrite import placeholders, static_nodes
+from .pass_helpers import placeholders, static_nodes
 
 _BATCH_NORM_EVAL = {
     aten.native_batch_norm.default,

@@ -28,7 +28,7 @@ from .fusion import Group
 from .ir import Expr, ExternNode, LoopNode, load, loaded_exprs, loads_of, rewrite, rewrite_index
 from .program import BufRef
 from .realize import Realizer
-from .verify import wrong
+from .verify_program import wrong
 
 Entry = LoopNode | ExternNode
 

@@ -21,8 +21,8 @@ from ..base.errors import RaisedWhen
 from ..base.events import fall_back
 from ..base.registry import Registry
 from ..graph.custom_writes import written_by
-from ..graph.layout import preserved_stride
 from ..graph.nodes import overload
+from ..graph.result_strides import preserved_stride
 from ..graph.sizes import Dim, Size, equal, hint, leaves_in
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, Materialized, aten_call_target, is_layout_agnostic

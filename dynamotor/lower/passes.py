@@ -17,15 +17,15 @@ from typing import Any
 from torch import fx
 
 from ..base.config import config
-from ..graph.passes import run_passes
+from ..graph.pass_manager import run_passes
 from ..graph.spec import GraphInfo
-from ..graph.verify import verify_aten_graph
+from ..graph.verify_graph import verify_aten_graph
+from .channels_last import assign_layouts
 from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolutions, split_convolution_bias
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
-from .layout import assign_layouts
-from .padding import pad_products
+from .product_padding import pad_products
 
 Pass = Callable[[fx.GraphModule, GraphInfo], None]
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 import torch
 
 from ..base.errors import UserLine
-from ..graph.plain import plain
+from ..graph.plain_data import plain
 from ..graph.sizes import Dim, Dims, ShapeEnv, Size, leaves_in
 from ..graph.spec import TensorSpec
 

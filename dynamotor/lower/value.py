@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..graph.layout import viewed_stride
+from ..graph.result_strides import viewed_stride
 from ..graph.sizes import Dim, Dims, divides, equal, hint, packed
 from ..graph.spec import TensorSpec, contiguous_stride
 from .index import ZERO, Index, Var, flatten, is_one, is_zero, reindex

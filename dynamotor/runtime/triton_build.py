@@ -29,7 +29,7 @@ from ..base import cache
 from ..base.errors import BuildError
 from ..base.events import counters, emit, log, timed
 from . import triton_worker
-from .build import processors
+from .cpp_build import processors
 
 MAX_WORKERS = 16
 WAIT_SECONDS = 60.0  # for another process that builds the same kernel

@@ -8,25 +8,25 @@
 
 `compile_step` captures forward and loss with capture's guards; the dispatcher's backend gives a `GraphStep`,
 which takes and gives what the graph does and does the whole step.
-* `trace.py`: one `StepRecorder` sees the forward, PyTorch's engine running the backward, what clips, and the
-  optimizer's own `step()` over `Shadows`: ShapeTensors in the place of parameters, gradients and state,
+* `step_trace.py`: one `StepRecorder` sees the forward, PyTorch's engine running the backward, what clips, and
+  the optimizer's own `step()` over `Shadows`: ShapeTensors in the place of parameters, gradients and state,
   `torch.SymFloat`s in the place of floating numbers. A state that is put in the place of another is a new
   content of that one; state that appears or goes makes the step run in eager (`StateGrows`); anything else
   that changes refuses it (`NotWhole`, a code).
 * Numbers (`numbers.py`) are 0-d float64 nodes. A branch on one is answered as it is now and becomes a
   question that each call asks again (another answer: another program). What is made of numbers and of 0-d CPU
   state alone runs as Python on the host (`host.py`) and crosses into the program as one vector.
-* `build.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and compiles
-  it as a "forward" without saved values.
+* `step_program.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and
+  compiles it as a "forward" without saved values.
 * Around a DDP module the captured forward runs between DDP's `_pre_forward` and `_post_forward`; contract 6
   averages the gradients in the trace. What the ranks have not settled, the first step's compiled backward
   does.
 * `reads.py` reads the functions of `clip` and `step()` before they run over the stand-ins: each look-up is
-  guarded, or the step runs in pieces (DM510); `harmless.py` lists what needs no more guards,
+  guarded, or the step runs in pieces (DM510); `pure_functions.py` lists what needs no more guards,
   `instructions.py` walks the bytecode. A frame hook refuses functions that were not read.
 * `facts.py` guards what all programs rely on (groups, their parameters and options, state, the scaler), in C.
   Its structure is the key under which programs are kept; new objects of the same structure are bound anew.
-* `whole.py` looks at each call at gradients that are there and at hooks, and picks the program.
+* `graph_step.py` looks at each call at gradients that are there and at hooks, and picks the program.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
 from ..distributed.wrapper import has_module_hooks, why_not_whole
 from ..graph.spec import GraphInfo
-from .alone import OptimizerStep, optimizer_of
-from .whole import CompileGraph, GraphStep, Update, fall_in_pieces
+from .graph_step import CompileGraph, GraphStep, Update, fall_in_pieces
+from .optimizer_step import OptimizerStep, optimizer_of
 
 __all__ = ["compile_step"]
 

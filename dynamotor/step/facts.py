@@ -31,7 +31,7 @@ from ..capture.guards import (
     memory_range,
 )
 from ..capture.source import Const, DictItem, InstanceDict, SeqItem, Source, TypeAttr, lookup_type_attr
-from .trace import NotWhole, Path
+from .step_trace import NotWhole, Path
 
 _ZERO_GRAD = torch.optim.Optimizer.zero_grad
 # Methods of a scaler that programs do instead of calling them.

@@ -23,7 +23,7 @@ from ..capture.source import (
     TypeAttr,
     lookup_type_attr,
 )
-from .harmless import is_of_scheduler, traced_names
+from .pure_functions import is_of_scheduler, traced_names
 
 _SKIPPED = frozenset(
     """CACHE PUSH_NULL EXTENDED_ARG PRECALL RESUME NOP COPY_FREE_VARS MAKE_CELL NOT_TAKEN KW_NAMES

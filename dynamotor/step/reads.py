@@ -36,9 +36,9 @@ from ..capture.source import (
     TypeAttr,
     lookup_type_attr,
 )
-from .harmless import is_harmless, is_of_scheduler, is_trusted
 from .instructions import CodeReader, named
-from .trace import NotWhole
+from .pure_functions import is_harmless, is_of_scheduler, is_trusted
+from .step_trace import NotWhole
 
 # Methods that PyTorch gives every optimizer, which look up nothing.
 _OF_ALL = frozenset({"step", "_cuda_graph_capture_health_check", "_optimizer_step_code"})

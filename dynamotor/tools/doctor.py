@@ -18,7 +18,7 @@ from ..api import compile as compile_
 from ..base import probe
 from ..base.config import config
 from ..base.errors import DynamotorError
-from ..runtime.build import find_compiler
+from ..runtime.cpp_build import find_compiler
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from ..capture.guards import (
     TypeIs,
     const_equal,
 )
-from ..capture.sizes import SizesHold
 from ..capture.source import Arg, DictItem, InstanceDict, SeqItem, Source
-from ..graph.plain import NotPlain, encode, plain
+from ..capture.symbolic_inputs import SizesHold
+from ..graph.plain_data import NotPlain, encode, plain
 from ..graph.spec import TensorSpec, copy_as
 
 _KINDS: dict[str, Any] = {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": OrderedDict}

@@ -15,8 +15,8 @@ import torch
 
 from ..api import compile as compile_, dispatcher_of, plain
 from ..base.events import Event, collect, counters, phase_seconds
+from ..capture.compiled_share import Counts
 from ..capture.frontend import eager_texts, served_entries
-from ..capture.share import Counts
 
 
 @dataclass

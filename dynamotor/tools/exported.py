@@ -26,9 +26,9 @@ from ..base.compat import tree_leaves, tree_map_only
 from ..base.errors import UsageError
 from ..capture.dispatch import miss_reason
 from ..capture.guards import DictKeys, TensorMatch
-from ..capture.sizes import mark_dynamic
 from ..capture.source import SizeOf, Source
 from ..capture.stance import set_stance
+from ..capture.symbolic_inputs import mark_dynamic
 from .entry import ArgumentChecks, name_of, refused
 from .package import build_package
 

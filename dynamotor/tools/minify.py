@@ -31,7 +31,7 @@ from ..base.events import Event, subscribe
 from ..graph.module import copied, copy_of
 from ..graph.nodes import reached
 from ..graph.spec import TensorSpec
-from .lower import call_both_ways
+from .lowered import call_both_ways
 
 Inputs = Sequence[Any]
 

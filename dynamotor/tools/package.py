@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from ..api import compile, dispatcher_of
-from ..autograd import kept
+from ..autograd import program_cache
 from ..autograd.recipe import Recipe
 from ..autograd.runtime import inference_callable
 from ..backends import native, static_inputs
@@ -39,11 +39,11 @@ from ..base.config import config
 from ..base.errors import BuildError, UsageError
 from ..base.events import collect
 from ..codegen import stored
-from ..graph.plain import NotPlain, decode, encode
+from ..graph.plain_data import NotPlain, decode, encode
 from ..graph.spec import TensorSpec, copy_as
-from ..runtime import build
+from ..runtime import cpp_build
 from .entry import ArgumentChecks, flatten, refused
-from .steps import steps_of
+from .package_program import steps_of
 
 FORMAT = "dynamotor-package-3"
 _WEIGHTS, _PROGRAM, _STEPS = "weights.safetensors", "program.json", "steps.txt"
@@ -109,9 +109,9 @@ def build_package(
     found: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        keeper = kept.Keeper(stored.environment, stored.describe, stored.restore)
+        keeper = program_cache.Keeper(stored.environment, stored.describe, stored.restore)
         static = static_inputs(gm)
-        place = kept.kept(keeper, gm, inputs, [tensor.requires_grad for tensor in inputs], static)
+        place = program_cache.kept(keeper, gm, inputs, [tensor.requires_grad for tensor in inputs], static)
         run, given = native(gm, inputs), list(inputs)
 
         def call(*tensors: torch.Tensor) -> Any:
@@ -316,7 +316,10 @@ class LoadedPackage:
     """A packaged program: called like the model, with arguments like the examples."""
 
     def __init__(
-        self, program: dict[str, Any], libraries: Mapping[str, build.Library], weights: Sequence[torch.Tensor]
+        self,
+        program: dict[str, Any],
+        libraries: Mapping[str, cpp_build.Library],
+        weights: Sequence[torch.Tensor],
     ) -> None:
         call = stored.restore(program["entry"]["program"], "package", libraries.get, fixed=True)
         if call is None:
@@ -381,7 +384,7 @@ def load(path: str | os.PathLike[str]) -> LoadedPackage:
                 payload = archive.read(f"{key}.so")
                 if hashlib.sha256(payload).hexdigest() != digest:
                     raise ValueError(f"the library {key} is damaged")
-                libraries[key] = build.library_of(payload, key)
+                libraries[key] = cpp_build.library_of(payload, key)
             return LoadedPackage(program, libraries, _map_weights(Path(path), archive.getinfo(_WEIGHTS)))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, struct.error) as error:
         raise UsageError(
@@ -400,7 +403,7 @@ def _environment() -> dict[str, str]:
         "torch": torch.__version__,
         "torch's revision": str(torch.version.git_version),
         "dynamotor": stored.hash_of_package(),
-        "processor": build.cpu_model(),
+        "processor": cpp_build.cpu_model(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
     }
 

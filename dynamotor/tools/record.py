@@ -18,12 +18,12 @@ import torch
 
 from ..base.errors import UserLine
 from ..base.events import Event, subscribe
+from ..graph.graph_text import call_text, program_text
 from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, numel
-from ..graph.text import call_text, program_text
 from ..lower.ir import COLS, Expr, Kernel, roots, walk
+from ..lower.kernel_text import kernel_text
 from ..lower.program import BufRef, ExternStep, LoopStep, Program, refs, touches
-from ..lower.text import kernel_text
 from ..runtime.cpp_text import laid_out
 
 _FREE = ("load", "const", "acc", "scratch", "scan", "index", "cast", "round_to")  # no arithmetic

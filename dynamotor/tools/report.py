@@ -24,7 +24,7 @@ import torch
 
 from ..api import compile as compile_, plain
 from ..base.errors import UsageError, UserLine
-from .lower import call_both_ways
+from .lowered import call_both_ways
 from .record import GraphText, Record
 
 NO_CHARTS = "Charts need matplotlib: pip install dynamotor[report]"

@@ -19,7 +19,7 @@ import torch
 
 from ..base import compat, probe
 from ..base.errors import BuildError
-from ..runtime.build import load_library
+from ..runtime.cpp_build import load_library
 from . import replication, rng
 from .errors import require
 from .ir import Lane, XlaError, lock

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..graph.kernel_checks import sees_twice
-from ..graph.layout import preserved_stride
+from ..graph.result_strides import preserved_stride
 from ..graph.shapes import infer_spec
 from ..graph.sizes import Dim, Dims, contiguous_stride, hint
 from ..graph.spec import CPU, TensorSpec

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph.layout import is_dense
+from ..graph.result_strides import is_dense
 from ..graph.spec import TensorSpec
 from .device import lane_of
 from .dispatch import specials

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph.layout import is_dense
+from ..graph.result_strides import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
 from .conversion import mark

@@ -15,7 +15,7 @@ from dynamotor.autograd.joint import trace_joint
 from dynamotor.autograd.maxflow import FlowNetwork
 from dynamotor.autograd.partition import partition
 from dynamotor.autograd.simplify import PASSES
-from dynamotor.graph.passes import run_passes
+from dynamotor.graph.pass_manager import run_passes
 from dynamotor.graph.spec import TensorSpec
 
 

@@ -15,7 +15,7 @@ from dynamotor.base.config import CompileOptions, Config, check_values, config
 from dynamotor.base.errors import BuildError, DynamotorError, UsageError, UserLine
 from dynamotor.base.events import collect, counters, emit
 from dynamotor.base.registry import Registry
-from dynamotor.runtime import build
+from dynamotor.runtime import cpp_build
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_patches_of_several_threads_are_their_own():
 
 def test_a_build_in_the_background_has_the_settings_of_who_started_it(tmp_path):
     with config.patch(cxx_flags=("-DANSWER=17",), cache_dir=str(tmp_path)):
-        pending = build.start_build(
+        pending = cpp_build.start_build(
             'extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }'
         )
     assert ctypes.CFUNCTYPE(ctypes.c_int)(pending.result().address("answer"))() == 17

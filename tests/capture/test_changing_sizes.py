@@ -21,8 +21,8 @@ import dynamotor
 from dynamotor.backends import backends
 from dynamotor.base.events import collect, counters
 from dynamotor.capture.dispatch import compile_program
-from dynamotor.capture.sizes import SizePolicy, TraceSizes
 from dynamotor.capture.source import Arg
+from dynamotor.capture.symbolic_inputs import SizePolicy, TraceSizes
 from dynamotor.graph.sizes import maximum, minimum
 
 

@@ -96,8 +96,8 @@ STAYS = {
     "values/klass.py Builtin.call": "the class of an object that is held by identity",
     "values/klass.py Builtin.getitem": "an alias of typing makes another alias",
     "values/klass.py _constant_member": "for plain data and libraries' classes; others are asked",
-    "values/text.py _container_text": PLAIN,
-    "values/text.py format_percent": PLAIN,
+    "values/string.py _container_text": PLAIN,
+    "values/string.py format_percent": PLAIN,
 }
 # Whole classes and files that stand for plain data.
 PLAIN_PLACES = (

@@ -12,9 +12,9 @@ from dynamotor.base.config import config
 from dynamotor.base.errors import BuildError
 from dynamotor.base.events import collect, counters, forget_warnings
 from dynamotor.codegen import compile_aten
-from dynamotor.codegen.program import CallProgram
+from dynamotor.codegen.call_program import CallProgram
 from dynamotor.graph.spec import GraphInfo, TensorSpec
-from dynamotor.runtime import build
+from dynamotor.runtime import cpp_build
 
 
 def compile_module(module, *inputs, compile_graph=compile_aten):
@@ -222,7 +222,7 @@ def test_gradients_accumulate_over_recycled_memory():
 
 def test_no_compiler_means_aten_kernels_and_one_warning(capfd):
     net, x = Net().eval(), torch.randn(1, 3, 16, 16)
-    build._libraries.clear()
+    cpp_build._libraries.clear()
     with torch.no_grad(), config.patch(cxx="no-such-compiler"), collect("fallback") as events:
         for _ in range(2):
             call = compile_module(net, x)
@@ -230,19 +230,19 @@ def test_no_compiler_means_aten_kernels_and_one_warning(capfd):
             check(call(x), net(x))
     assert capfd.readouterr().err.count("DM301") == 1
     assert any(e.data.get("code") == "DM301" for e in events)
-    build._libraries.clear()
+    cpp_build._libraries.clear()
 
 
 def test_no_compiler_under_strict_is_an_error():
     net, x = Net().eval(), torch.randn(1, 3, 16, 16)
-    build._libraries.clear()
+    cpp_build._libraries.clear()
     with (
         torch.no_grad(),
         config.patch(cxx="no-such-compiler", strict=True),
         pytest.raises(BuildError, match="DM301"),
     ):
         compile_module(net, x)(x)
-    build._libraries.clear()
+    cpp_build._libraries.clear()
 
 
 def test_memory_goes_with_the_programs():

@@ -13,7 +13,7 @@ from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 from dynamotor.codegen import cpp, cpp_kernel
 from dynamotor.graph.spec import GraphInfo
-from dynamotor.lower.lower import lower_graph
+from dynamotor.lower.lower_graph import lower_graph
 from dynamotor.lower.program import LoopStep
 from dynamotor.runtime.cpp_text import laid_out
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import dynamotor
 from dynamotor.codegen import cpp, cpp_family
+from dynamotor.codegen.call_program import Writer
 from dynamotor.codegen.cpp import CFunction
-from dynamotor.codegen.program import Writer
 
 
 def tables(*sources):

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 import dynamotor
-from dynamotor.codegen.program import CallProgram
+from dynamotor.codegen.call_program import CallProgram
 
 
 def test_kernels_show_in_a_profile_under_their_names():

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dynamotor
 from dynamotor.base.events import collect, counters
-from dynamotor.distributed.step import ReduceStep
+from dynamotor.distributed.reduce_step import ReduceStep
 
 
 class Normed(Plain):

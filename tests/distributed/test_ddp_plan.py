@@ -16,10 +16,10 @@ from bench import ddp_plan
 from bench.ddp_fit import Sample, calibrate
 from bench.simulate import Link, Profile, simulate
 from dynamotor import DynamotorError, UsageError, compile, explain
+from dynamotor.distributed.insert_reductions import gradient_nodes
 from dynamotor.distributed.plan import make_plan
-from dynamotor.distributed.rewrite import gradient_nodes
+from dynamotor.distributed.reduce_step import ReduceStep
 from dynamotor.distributed.split import stage_borders
-from dynamotor.distributed.step import ReduceStep
 from dynamotor.graph.spec import TensorSpec
 
 aten = torch.ops.aten

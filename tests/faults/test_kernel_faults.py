@@ -9,7 +9,7 @@ import torch
 from planted import Faults
 
 from dynamotor.codegen import cpp_body, cpp_kernel, triton_body, triton_kernel, triton_plan
-from dynamotor.lower import lower, ops_index, ops_views, outputs
+from dynamotor.lower import lower_graph, ops_index, ops_views, outputs
 from dynamotor.lower.index import Index, Loaded, Var
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Scratch, Store, load, make, rewrite
 from dynamotor.lower.program import LoopStep
@@ -70,8 +70,8 @@ def with_a_product(a):
 # -- how faults are planted ----------------------------------------------------------------------------------
 def kernels(plant, change):
     """Every scheduled kernel is changed."""
-    real = lower.build_kernel
-    plant.setattr(lower, "build_kernel", lambda group, stored: change(real(group, stored)))
+    real = lower_graph.build_kernel
+    plant.setattr(lower_graph, "build_kernel", lambda group, stored: change(real(group, stored)))
 
 
 def statements(change):
@@ -108,8 +108,8 @@ def steps_swapped(index: Index) -> Index:
 
 def programs(plant, change):
     """The steps of a program are changed before they are checked."""
-    real = lower._steps
-    plant.setattr(lower, "_steps", lambda *args: change(real(*args)))
+    real = lower_graph._steps
+    plant.setattr(lower_graph, "_steps", lambda *args: change(real(*args)))
 
 
 def emitted(plant, change):
@@ -245,13 +245,13 @@ def a_result_takes_memory_that_is_still_read(plant):
     def pairs(kernel, sizes):
         return tuple((a[0], b[0]) for a in kernel.params if a[2] for b in kernel.params if not b[2])
 
-    plant.setattr(lower, "in_place_pairs", pairs)
+    plant.setattr(lower_graph, "in_place_pairs", pairs)
 
 
 @faults.add("DM913", overwritten_late, SQUARE)
 def an_input_is_overwritten_first(plant):
-    real = lower.fuse
-    plant.setattr(lower, "fuse", lambda *args: (lambda items: [items[-1], *items[:-1]])(real(*args)))
+    real = lower_graph.fuse
+    plant.setattr(lower_graph, "fuse", lambda *args: (lambda items: [items[-1], *items[:-1]])(real(*args)))
 
 
 @faults.add("DM913", with_a_product, SQUARE)

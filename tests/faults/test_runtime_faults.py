@@ -12,7 +12,7 @@ from dynamotor.base import cache
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, InternalError
 from dynamotor.base.events import counters
-from dynamotor.codegen import checked, cpp, folded, program
+from dynamotor.codegen import call_program, checked, cpp, folded
 from dynamotor.lower import outputs, passes
 from dynamotor.lower.program import ExternStep
 from dynamotor.runtime import memory
@@ -64,7 +64,7 @@ def test_nothing_planted():
     ids=str,
 )
 def test_a_wrong_spec_of_an_aten_call(monkeypatch, change):
-    real = program.Writer._expected
+    real = call_program.Writer._expected
 
     def wrong(self, name, step):
         buffer = self.program.buffers[name]
@@ -78,7 +78,7 @@ def test_a_wrong_spec_of_an_aten_call(monkeypatch, change):
         finally:
             self.program.buffers[name], self.device = buffer, kept
 
-    monkeypatch.setattr(program.Writer, "_expected", wrong)
+    monkeypatch.setattr(call_program.Writer, "_expected", wrong)
     assert "aten" in caught("DM404")
 
 
@@ -107,25 +107,25 @@ def test_buffers_in_the_same_memory_without_the_verifier(monkeypatch):
 
 
 def test_a_buffer_that_ends_too_early(monkeypatch):
-    real = program.Writer._plan
+    real = call_program.Writer._plan
 
     def short(self):
         real(self)
         for name in self.plan.last:
             self.plan.last[name] = self.plan.first.get(name, 0)
 
-    monkeypatch.setattr(program.Writer, "_plan", short)
+    monkeypatch.setattr(call_program.Writer, "_plan", short)
     caught("DM922", lambda x, w: ((h := x @ w).relu() @ x) @ h)
 
 
 def test_an_output_swapped_with_another(monkeypatch):
-    real = program.Writer.write
+    real = call_program.Writer.write
 
     def swapped(self):
         self.program.outputs = self.program.outputs[::-1]
         return real(self)
 
-    monkeypatch.setattr(program.Writer, "write", swapped)
+    monkeypatch.setattr(call_program.Writer, "write", swapped)
     assert "each step alone" in caught("DM922")
 
 
@@ -203,21 +203,21 @@ def test_a_pass_that_changes_what_is_computed(monkeypatch):
 
 
 def test_operands_swapped(monkeypatch):
-    real = program.Writer.extern
+    real = call_program.Writer.extern
 
     def swapped(self, step: ExternStep):
         if step.target is aten.mm.default:
             step = dataclasses.replace(step, args=step.args[::-1])
         return real(self, step)
 
-    monkeypatch.setattr(program.Writer, "extern", swapped)
+    monkeypatch.setattr(call_program.Writer, "extern", swapped)
     assert "aten.mm" in caught("DM922")
 
 
 def test_a_view_with_another_offset(monkeypatch):
-    real = program.make_view
+    real = call_program.make_view
     monkeypatch.setattr(
-        program,
+        call_program,
         "make_view",
         lambda t, ref, spec: real(t, dataclasses.replace(ref, offset=ref.offset + 1), spec),
     )

@@ -14,7 +14,7 @@ from kernels import forget_kernels
 
 from bench.json_worker import JsonWorker
 from dynamotor.codegen import cpp_body, cpp_kernel, gpu_program
-from dynamotor.lower import index, verify
+from dynamotor.lower import index, verify_program
 from fuzz import bounds, fusion, fuzzers, ops, place, report, trial, workers
 from fuzz.compare import Outcome, differences, links, observe
 from fuzz.generate import Generator
@@ -145,7 +145,7 @@ def test_positions_that_are_rounded_towards_zero_are_found_behind_regroupings(mo
     assert not any(fusion.problems(programs, "portable"))
     monkeypatch.setattr(index.Index, "_split", split)
     monkeypatch.setattr(cpp_body, "may_be_negative", lambda atom: False)
-    monkeypatch.setattr(verify, "_atom_bounds", lambda atom, facts: atom.bounds)
+    monkeypatch.setattr(verify_program, "_atom_bounds", lambda atom, facts: atom.bounds)
     forget_kernels(monkeypatch)
     assert any(fusion.problems(programs, "portable"))
 

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from dynamotor.codegen.program import CallProgram
+from dynamotor.codegen.call_program import CallProgram
 from fuzz import threads
 
 

@@ -10,12 +10,12 @@ import torch
 from dynamotor.base.config import config
 from dynamotor.base.errors import InternalError
 from dynamotor.base.events import collect
-from dynamotor.graph.layout import is_dense, iterated_stride, preserved_stride, suggests_channels_last
 from dynamotor.graph.module import graph_module
 from dynamotor.graph.op_facts import facts
-from dynamotor.graph.passes import program_text, run_passes
+from dynamotor.graph.pass_manager import program_text, run_passes
+from dynamotor.graph.result_strides import is_dense, iterated_stride, preserved_stride, suggests_channels_last
 from dynamotor.graph.spec import TensorSpec
-from dynamotor.graph.verify import verify_aten_graph, verify_torch_graph
+from dynamotor.graph.verify_graph import verify_aten_graph, verify_torch_graph
 
 aten = torch.ops.aten
 SPEC = TensorSpec.dense((2, 3), torch.float32)

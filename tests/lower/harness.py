@@ -9,7 +9,7 @@ from dynamotor.base.config import config
 from dynamotor.base.events import collect
 from dynamotor.codegen import compile_aten
 from dynamotor.graph.spec import GraphInfo
-from dynamotor.lower.lower import lower_graph
+from dynamotor.lower.lower_graph import lower_graph
 from dynamotor.lower.program import LoopStep
 from fuzz.batch import Batch
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import dynamotor
-from dynamotor.autograd.nodes import _Backward
+from dynamotor.autograd.autograd_nodes import _Backward
 
 
 class Kept(torch.autograd.Function):

@@ -7,9 +7,9 @@ import torch
 
 import dynamotor
 from dynamotor.autograd.aot import aot_compile
-from dynamotor.codegen.program import CallProgram
+from dynamotor.codegen.call_program import CallProgram
 from dynamotor.lower import fusion
-from dynamotor.lower.lower import lower_graph
+from dynamotor.lower.lower_graph import lower_graph
 
 N, M = 24, 40
 REDUCTIONS = {

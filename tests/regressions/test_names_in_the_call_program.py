@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dynamotor
-from dynamotor.codegen.program import HELPERS
+from dynamotor.codegen.call_program import HELPERS
 from dynamotor.graph.spec import GraphInfo, TensorSpec
 
 _library = torch.library.Library("dm", "FRAGMENT")
@@ -64,7 +64,7 @@ def test_a_function_of_any_name(name):
         return x.clone() * 3
 
     function.__name__ = name
-    from dynamotor.codegen import program as call_program
+    from dynamotor.codegen import call_program
     from dynamotor.lower.program import Buffer, BufRef, ExternStep, Program
 
     spec = TensorSpec.dense((200, 200), torch.float32)

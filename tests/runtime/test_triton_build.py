@@ -12,7 +12,7 @@ from dynamotor.base import cache
 from dynamotor.base.config import config
 from dynamotor.base.errors import BuildError
 from dynamotor.base.events import counters
-from dynamotor.runtime import build, triton_build, triton_launch
+from dynamotor.runtime import cpp_build, triton_build, triton_launch
 from dynamotor.runtime.triton_build import GpuCode, TritonJob, job_key, start_kernel
 
 SOURCE = """
@@ -105,7 +105,7 @@ def test_workers_are_forked_by_one_process_that_is_started_again_when_it_was_kil
 
 @pytest.fixture(scope="module")
 def library():
-    return build.load_library(LAUNCH)
+    return cpp_build.load_library(LAUNCH)
 
 
 def kernel_of(library, unaligned=None, function=77):

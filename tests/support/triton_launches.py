@@ -11,7 +11,7 @@ from dynamotor.codegen import triton
 from dynamotor.codegen.triton_ops import HELPERS
 from dynamotor.codegen.triton_plan import DEFAULT
 from dynamotor.graph.spec import GraphInfo
-from dynamotor.lower.lower import lower_graph
+from dynamotor.lower.lower_graph import lower_graph
 from dynamotor.lower.program import LoopStep
 
 

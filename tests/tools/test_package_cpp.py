@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 import dynamotor
 from dynamotor.base.config import config
-from dynamotor.runtime.build import find_compiler
+from dynamotor.runtime.cpp_build import find_compiler
 from dynamotor.tools import package
-from dynamotor.tools.steps import DTYPES
+from dynamotor.tools.package_program import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(package.__file__).parent / "cpp"

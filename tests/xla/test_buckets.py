@@ -18,8 +18,8 @@ from dynamotor.autograd.aot import aot_compile
 from dynamotor.backends import backends, static_inputs
 from dynamotor.base.events import collect, counters
 from dynamotor.graph import buckets
+from dynamotor.graph.bucket_padding import CannotPad, Run, axis_of, regrouped
 from dynamotor.graph.buckets import Bucketed, bucket_of
-from dynamotor.graph.padding import CannotPad, Run, axis_of, regrouped
 
 SIZES = ((4, 6), (3, 7), (2, 5), (5, 8), (9, 11), (8, 16), (6, 17))
 R = torch.randn

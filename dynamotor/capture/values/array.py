@@ -19,7 +19,7 @@ from ..source import Called, Const
 from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_typed
 from .constant import Constant
 from .containers import SequenceValue, TupleValue
-from .known import known
+from .known_data import known
 from .size import SizeValue
 from .slices import SliceValue
 from .tensor import TensorValue, torch_call

@@ -22,9 +22,9 @@ from ...base import compat
 from ...base.compat import OpOverload, OpOverloadPacket
 from ...base.errors import DynamotorError
 from ...base.registry import Registry
+from ...graph.error_lines import history_is_refused
 from ...graph.kernel_checks import tf32
 from ...graph.op_facts import written_names
-from ...graph.raised import history_is_refused
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, is_unbacked, leaves_in
 from ...graph.spec import TensorSpec, is_lazy

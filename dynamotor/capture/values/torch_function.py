@@ -43,7 +43,7 @@ from .base import (
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
-from .known import SIZED, known, sizes_as_numbers
+from .known_data import SIZED, known, sizes_as_numbers
 from .operators import COMPARE, INPLACE
 from .size import SizeValue, condition_value
 from .tensor import ReturnTypeValue, TensorValue, constant_result, live_calls, lower, torch_call

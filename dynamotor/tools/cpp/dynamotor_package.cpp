@@ -1,4 +1,4 @@
-// Loads and runs packages; dynamotor_package.h says how it is used, tools/steps.py writes what is read here.
+// Loads and runs packages; dynamotor_package.h says how it is used, tools/package_program.py writes what is read here.
 //
 // A package is a zip archive without compression: steps.txt, the shared objects of its kernels and the weights
 // are used where they lie in the mapped file. Each line of steps.txt becomes a closure.

@@ -32,12 +32,12 @@ from ..base.config import config
 from ..base.errors import BackendError, BuildError, UserLine
 from ..base.events import counters, emit, log
 from ..graph.op_facts import is_custom
-from ..graph.plain import plain
+from ..graph.plain_data import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.extern import may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
-from ..runtime import build, memory
+from ..runtime import cpp_build, memory
 from . import checked, cpp, cpp_family, externs
 
 _view: Callable[..., torch.Tensor] = compat.reinterpret_tensor  # type: ignore[attr-defined]
@@ -610,7 +610,7 @@ def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tens
 def _split(functions: list[cpp.CFunction]) -> list[list[cpp.CFunction]]:
     """Functions in units that compile at the same time."""
     size = sum(len(f.source) for f in functions)
-    count = max(1, min(build.processors(), size // UNIT_CHARACTERS, 8))
+    count = max(1, min(cpp_build.processors(), size // UNIT_CHARACTERS, 8))
     units: list[list[cpp.CFunction]] = [[] for _ in range(count)]
     for f in sorted(functions, key=lambda f: (-len(f.source), f.name)):
         min(units, key=lambda unit: sum(len(g.source) for g in unit)).append(f)
@@ -692,7 +692,7 @@ class CallProgram:
         self._units = _split(list(self._writer.functions.values()))
         self.sources = [cpp.emit_unit(unit) for unit in self._units]
         self.cpp_source = "\n".join(self.sources)
-        self.builds = [build.start_build(source, cpp.flags(source)) for source in self.sources]
+        self.builds = [cpp_build.start_build(source, cpp.flags(source)) for source in self.sources]
         return {"cpp": self.cpp_source}
 
     def _built(self) -> dict[str, Any]:
@@ -702,11 +702,11 @@ class CallProgram:
             {f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit}
         )
 
-    def _kernels(self, place: Mapping[str, build.Library]) -> dict[str, Any]:
+    def _kernels(self, place: Mapping[str, cpp_build.Library]) -> dict[str, Any]:
         """The kernels, whose C functions are in these libraries, and where results come from."""
         found: dict[str, Any] = {"take": self._pool.take, "new": memory.new_tensor}
         for name, (c_name, n_pointers, ints) in self.listing.kernels.items():
-            found[name] = build.make_kernel(place[c_name], c_name, n_pointers, ints)
+            found[name] = cpp_build.make_kernel(place[c_name], c_name, n_pointers, ints)
         return found
 
     def described(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..autograd.recorder import GraphRecorder
+from ..autograd.aten_recorder import GraphRecorder
 from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
 from ..graph.op_facts import facts

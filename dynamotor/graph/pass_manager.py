@@ -13,7 +13,7 @@ import torch
 
 from ..base.config import config
 from ..base.events import emit, enabled, listening, log
-from .text import program_text
+from .graph_text import program_text
 
 GraphPass = Callable[[torch.fx.GraphModule], None]
 

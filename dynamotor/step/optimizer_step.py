@@ -3,8 +3,8 @@
 >>> update = dynamotor.compile(optimizer.step)
 >>> loss.backward(); update(); optimizer.zero_grad()
 
-It is a whole step (`whole.py`) without forward and backward: the parameters are the inputs of an empty graph,
-and their gradients are there already.
+It is a whole step (`graph_step.py`) without forward and backward: the parameters are the inputs of an empty
+graph, and their gradients are there already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from .._C import tensor_layouts
 from ..graph.module import graph_module
-from .whole import CompileGraph, GraphStep, Update, are_same, fall_in_pieces
+from .graph_step import CompileGraph, GraphStep, Update, are_same, fall_in_pieces
 
 LAYOUTS = 8  # of parameters and gradients, that programs are kept for
 

@@ -26,10 +26,10 @@ import torch
 from ..autograd.recipe import Recipe
 from ..base import compat
 from ..base.errors import RaisedWhen
+from ..codegen.call_program import Expected, Listing
 from ..codegen.externs import Callee
 from ..codegen.folded import as_compiled
-from ..codegen.program import Expected, Listing
-from ..graph.plain import decode, decode_graph
+from ..graph.plain_data import decode, decode_graph
 from ..graph.sizes import Dim
 from .entry import ArgumentChecks, TensorFacts
 

@@ -14,7 +14,7 @@ from test_aot_sizes import symbolic_graph
 
 import dynamotor
 from dynamotor.autograd.aot import aot_compile
-from dynamotor.autograd.kept import Keeper
+from dynamotor.autograd.program_cache import Keeper
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
 from dynamotor.capture import siblings

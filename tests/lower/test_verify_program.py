@@ -11,7 +11,7 @@ import torch
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
-from dynamotor.lower import trial
+from dynamotor.lower import index_bounds
 from dynamotor.lower.index import Index, Var
 
 
@@ -51,12 +51,12 @@ def test_a_condition_on_sizes_alone_that_never_holds() -> None:
     assert not counters["capture"]["sizes kept numbers"]
 
 
-def _values(index: Index, facts: trial.Facts, loops: list[Var]) -> list[int]:
+def _values(index: Index, facts: index_bounds.Facts, loops: list[Var]) -> list[int]:
     found = []
     for values in itertools.product(*(range(v.size) for v in loops)):
         places = dict(zip(loops, map(torch.tensor, values), strict=True))
-        if all(a <= int(trial._value(form, places)) <= b for form, (a, b) in facts):
-            found.append(int(trial._value(index, places)))
+        if all(a <= int(index_bounds._value(form, places)) <= b for form, (a, b) in facts):
+            found.append(int(index_bounds._value(index, places)))
     return found
 
 
@@ -77,10 +77,10 @@ def test_ends_are_those_of_all_places(seed: int) -> None:
     index = form()
     facts = tuple((form(1) - 0, (-2, draw.randint(0, 12))) for _ in range(draw.randint(0, 2)))
     met = _values(index, facts, loops)
-    found = trial.ends(index, facts)
+    found = index_bounds.ends(index, facts)
     assert found == ((min(met), max(met)) if met else (0, -1))
 
 
 def test_of_too_many_places_some_are_looked_at() -> None:
     i, j, k = (Index.of(Var(name, 1000)) for name in "ijk")
-    assert trial.ends((i + j + k) // 2, ()) == (0, 2997 // 2)
+    assert index_bounds.ends((i + j + k) // 2, ()) == (0, 2997 // 2)

@@ -26,15 +26,15 @@ from ..base.config import config
 from ..base.errors import DynamotorError, is_mistake
 from ..base.events import counters, emit, fall_back, log, warn_once
 from ..distributed.averager import Averager
-from ..distributed.rewrite import BackwardRewriter
+from ..distributed.insert_reductions import BackwardRewriter
 from ..distributed.wrapper import Reason, reduced_parameters
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.spec import GraphInfo
-from .build import StepProgram, build_step
 from .facts import Facts
 from .host import Mirror
 from .reads import Lookups, Reads
-from .trace import NotWhole, Path, StateGrows, trace_step
+from .step_program import StepProgram, build_step
+from .step_trace import NotWhole, Path, StateGrows, trace_step
 
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple]]
 optim = sys.modules["torch.optim.optimizer"]  # torch.optim hides it behind a name of its own

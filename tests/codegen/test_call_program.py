@@ -13,7 +13,7 @@ import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, BuildError
 from dynamotor.base.events import counters
-from dynamotor.codegen import cpp, program as call_program
+from dynamotor.codegen import call_program, cpp
 from dynamotor.codegen.cpp import CFunction
 from dynamotor.graph.spec import GraphInfo, TensorSpec
 from dynamotor.lower.program import Buffer, BufRef, ExternStep, LoopStep, Program

@@ -12,9 +12,9 @@ from bench import triton_interpret
 from dynamotor.base.config import config
 from dynamotor.codegen import gpu_program, triton
 from dynamotor.graph.spec import GraphInfo
-from dynamotor.graph.verify import verify_aten_graph
-from dynamotor.lower.lower import lower_graph
-from dynamotor.lower.padding import pad_products
+from dynamotor.graph.verify_graph import verify_aten_graph
+from dynamotor.lower.lower_graph import lower_graph
+from dynamotor.lower.product_padding import pad_products
 
 aten = torch.ops.aten
 

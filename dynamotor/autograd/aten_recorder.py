@@ -21,8 +21,8 @@ from ..base.errors import UserLine
 from ..base.registry import Registry
 from ..graph.custom_writes import functional_op, written_counts
 from ..graph.kernel_checks import sees_twice
-from ..graph.layout import is_dense
 from ..graph.op_facts import VIEW_FORMS, facts, is_custom, written_names
+from ..graph.result_strides import is_dense
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, recording, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes

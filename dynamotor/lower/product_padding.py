@@ -21,8 +21,8 @@ from ..graph.nodes import arguments, find_spec, operand, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.sizes import hint
 from ..graph.spec import HALVES, GraphInfo, TensorSpec, aten
-from .layout import give_strides_back, inferred_again, restore_outputs
-from .rewrite import looks_at_another, output_node
+from .channels_last import give_strides_back, inferred_again, restore_outputs
+from .pass_helpers import looks_at_another, output_node
 
 ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once
 TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)

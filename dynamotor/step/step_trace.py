@@ -23,7 +23,7 @@ from ..autograd.functional import read
 from ..autograd.joint import OutputPlan, check_inputs, plan_outputs, run_torch_graph
 from ..base import compat
 from ..base.errors import RaisedWhen
-from ..distributed.rewrite import BackwardRewriter
+from ..distributed.insert_reductions import BackwardRewriter
 from ..distributed.wrapper import Reason
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import ShapeTensor, recording
@@ -31,7 +31,7 @@ from ..graph.sizes import leaves_in, mapped
 from ..graph.spec import TensorSpec, aten
 from . import host
 from .numbers import TensorsOfNumbers, extremes_beside, kind_of, node_behind, traced
-from .recorder import StepRecorder
+from .step_recorder import StepRecorder
 
 Path = tuple[
     Any, ...

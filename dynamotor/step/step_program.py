@@ -20,13 +20,13 @@ from ..autograd.runtime import rebuilder
 from ..autograd.simplify import PASSES, has_effect
 from ..base.config import config
 from ..graph.module import graph_module
-from ..graph.passes import run_passes
+from ..graph.pass_manager import run_passes
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec, aten
 from . import host
-from .again import compute_again
 from .numbers import Question
-from .trace import Leaves, NotWhole, Path, Traced
+from .rematerialise import compute_again
+from .step_trace import Leaves, NotWhole, Path, Traced
 
 _names = itertools.count()
 # Elements from one number to the next: pointers to multiples of 16 bytes take the quicker code on a GPU.

@@ -20,9 +20,9 @@ import torch
 from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.spec import Compiled, TensorSpec
-from .again import Again, Given, is_batched
-from .between import is_users, linker, refuse_hooks
 from .calls import call_without_autocast, call_without_grad, unseen
+from .double_backward import Again, Given, is_batched
+from .inner_outputs import is_users, linker, refuse_hooks
 from .recipe import Recipe
 from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
 

@@ -32,10 +32,10 @@ from ..base.errors import BuildError
 from ..base.events import collect, counters, emit, listening, timed
 from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
-from ..graph.plain import NotPlain, decode, encode, symbols_by_name
+from ..graph.plain_data import NotPlain, decode, encode, symbols_by_name
 from ..graph.sizes import Guard, ShapeEnv, Size
 from ..graph.spec import Compiled, TensorSpec, is_lazy, storage_number
-from .late import Narrow
+from .lazy_compile import Narrow
 
 WAIT_SECONDS = 60.0  # for another process that compiles the same program
 MOST = 4  # entries of one graph, for sizes of which different things are assumed

@@ -33,11 +33,11 @@ from .in_place import Sharing, share_memory, verify_in_place
 from .index import is_zero
 from .instance import instances, nodes_at
 from .ir import ExternNode, LoopNode, forget_expressions
+from .kernel_text import kernel_text
 from .lowering import LoopBuilder
 from .program import Buffer, BufRef, LoopStep, Program, Step, touches
 from .schedule import build_kernel, in_place_pairs
-from .text import kernel_text
-from .verify import verify_nodes, verify_program
+from .verify_program import verify_nodes, verify_program
 from .walk import lower_nodes
 from .write_back import write_back
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dynamotor
 from dynamotor import config
-from dynamotor.tools.lower import Lowered
+from dynamotor.tools.lowered import Lowered
 
 
 class Small(nn.Module):

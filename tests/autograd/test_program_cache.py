@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import programs_kept
+import programs_cached
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,12 @@ from children import run_forked
 
 import dynamotor
 from bench.triton_interpret import available
-from dynamotor.autograd import kept
+from dynamotor.autograd import program_cache
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
 from dynamotor.capture import siblings
 from dynamotor.codegen import stored
-from dynamotor.runtime import build
+from dynamotor.runtime import cpp_build
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,9 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(5, 8), torch.randn(8, 8)
 
 
-@pytest.mark.parametrize("name", programs_kept.PROGRAMS)
+@pytest.mark.parametrize("name", programs_cached.PROGRAMS)
 def test_a_hit_computes_what_eager_computes(name: str) -> None:
-    run = programs_kept.PROGRAMS[name]
+    run = programs_cached.PROGRAMS[name]
     run(dynamotor.compile)
     missed = counters["cache"]["program.miss"]
     assert missed and not counters["cache"]["program.not_kept"]
@@ -96,7 +96,7 @@ def test_a_program_of_another_gpu_is_compiled_again(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_two_processes_compute_the_same() -> None:
-    program = Path(programs_kept.__file__).read_text()
+    program = Path(programs_cached.__file__).read_text()
     env = {"DYNAMOTOR_CACHE_DIR": config.cache_dir, "DYNAMOTOR_VERIFY": "0"}
     done = [run_forked(program, **env) for _ in range(2)]
     assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
@@ -132,7 +132,7 @@ def test_a_setting_is_part_of_the_key(name: str) -> None:
 @pytest.mark.parametrize("setting", ["deterministic", "precision", "onednn", "dtype", "threads"])
 def test_a_setting_of_pytorch_is_part_of_the_key(setting: str) -> None:
     x, w = tensors()
-    before = kept.torch_settings()
+    before = program_cache.torch_settings()
     undo = {
         "deterministic": lambda on: torch.use_deterministic_algorithms(on),
         "precision": lambda on: torch.set_float32_matmul_precision("high" if on else "highest"),
@@ -143,11 +143,11 @@ def test_a_setting_of_pytorch_is_part_of_the_key(setting: str) -> None:
     assert first_call(inference, x, w)[0] == "miss"
     undo(True)
     try:
-        assert kept.torch_settings() != before
+        assert program_cache.torch_settings() != before
         assert first_call(inference, x, w)[0] == "miss"
     finally:
         undo(False)
-    assert kept.torch_settings() == before
+    assert program_cache.torch_settings() == before
 
 
 def test_an_input_s_metadata_is_part_of_the_key() -> None:
@@ -227,8 +227,8 @@ def test_what_has_no_exact_text_is_not_kept(fn: Callable[..., Any]) -> None:
     "argument", [torch.Generator(), object(), torch.nn.Identity(), torch.ones(1), os.environ]
 )
 def test_an_argument_without_exact_text_has_no_key(argument: Any) -> None:
-    with pytest.raises(kept.NotPlain):
-        kept.encode((3, {"generator": argument}))
+    with pytest.raises(program_cache.NotPlain):
+        program_cache.encode((3, {"generator": argument}))
 
 
 def test_a_replaced_function_of_pytorch_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,11 +238,11 @@ def test_a_replaced_function_of_pytorch_is_not_kept(monkeypatch: pytest.MonkeyPa
     def other(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
-    with pytest.raises(kept.NotPlain):
-        kept.function_name(other)
+    with pytest.raises(program_cache.NotPlain):
+        program_cache.function_name(other)
     monkeypatch.setattr(F, "relu6", functools.wraps(F.relu6)(lambda x: x + 1))
-    with pytest.raises(kept.NotPlain):
-        kept.function_name(F.relu6)
+    with pytest.raises(program_cache.NotPlain):
+        program_cache.function_name(F.relu6)
 
 
 def test_a_damaged_entry_is_compiled_again() -> None:
@@ -262,7 +262,7 @@ def test_a_damaged_entry_is_compiled_again() -> None:
 def test_an_entry_without_its_library_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = tensors()
     assert first_call(inference, x, w)[0] == "miss"
-    monkeypatch.setattr(build, "stored_library", lambda key: None)
+    monkeypatch.setattr(cpp_build, "stored_library", lambda key: None)
     torch.testing.assert_close(first_call(inference, x, w)[1], inference(x, w))
     assert counters["cache"]["program.incomplete"]
 

@@ -17,10 +17,10 @@ import torch
 from ..base.config import config
 from ..base.errors import InternalError
 from ..base.events import counters, silence
-from ..graph.bodies import Transformed
 from ..graph.control_flow import ControlFlow
 from ..graph.spec import Compiled, duplicate, far
 from ..graph.states import STATE_CALLS
+from ..graph.subgraphs import Transformed
 
 Values = dict[str, torch.Tensor | None]
 _FAR = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}

@@ -19,8 +19,8 @@ from ..graph.op_facts import sees_strides
 from ..graph.shapes import at_hints, call, has_symbols, infer_spec, specs_in
 from ..graph.sizes import Dims, equal, hint, packed
 from ..graph.spec import GraphInfo, TensorSpec, aten, channels_last_stride, contiguous_stride
+from .pass_helpers import looks_at_another, output_node
 from .program import BufRef
-from .rewrite import looks_at_another, output_node
 from .value import is_dense
 
 # Where convolutions run faster channels-last: oneDNN on a CPU, the tensor cores of a GPU.

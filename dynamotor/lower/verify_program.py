@@ -16,6 +16,7 @@ from ..base.errors import InternalError
 from ..graph.sizes import Dim, hint
 from ..graph.spec import TensorSpec, numel
 from .index import ZERO, Atom, Bounds, Div, Index, Loaded, Var
+from .index_bounds import Facts, ends
 from .ir import (
     COMPUTE_TYPE,
     ROWS,
@@ -31,7 +32,6 @@ from .ir import (
     walk,
 )
 from .program import BufRef, LoopStep, Program, refs
-from .trial import Facts, ends
 
 
 def wrong(what: str, why: object) -> NoReturn:

@@ -18,8 +18,8 @@ import torch
 
 from ..base import compat
 from ..base.errors import BackendError
-from .again import Again, Given, is_batched
 from .calls import unseen
+from .double_backward import Again, Given, is_batched
 from .recipe import Recipe
 
 Link = Callable[[list, Sequence], None]  # gives values, in place, a node that leads to what they come from

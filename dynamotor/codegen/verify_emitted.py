@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ..base.errors import InternalError
 from ..lower.index import Var
 from ..lower.ir import Kernel, Store
-from ..lower.verify import levels
+from ..lower.verify_program import levels
 
 
 def wrong(what: str, text: object) -> NoReturn:

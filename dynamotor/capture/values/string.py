@@ -17,7 +17,7 @@ from .base import StandIn, Trace, Value
 from .constant import Constant
 from .containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue
 from .klass import ClassValue
-from .late_text import LateText, late
+from .lazy_text import LateText, late
 from .user_object import UserObject
 
 # The wrapper of a dataclass's __repr__ is from the first until 3.12, then from the second.
