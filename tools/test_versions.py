@@ -1,9 +1,12 @@
 """Runs the test suite on each pair of a Python and a PyTorch, one environment at a time, and writes the counts.
 
-    python tools/test_versions.py                        every row of PAIRS whose Python is on PATH
-    python tools/test_versions.py 3.11:2.14.1 --keep     one pair; its environment stays in build/versions
-    python tools/test_versions.py --tests tests/capture  some tests; docs/versions.md is not written
+    python tools/test_versions.py                            every row of PAIRS whose Python is on PATH
+    python tools/test_versions.py 3.11:2.14.1 --keep         one pair; its environment stays in build/versions
+    python tools/test_versions.py 3.14:2.14.1 --python PATH  one pair in an environment that is there already
+    python tools/test_versions.py 3.14:2.14.1 --rooms lower  some rooms of tests/ again; the sum is written anew
 
+Each room of tests/ is a run of its own. Its counts are kept in build/versions/PAIR.json, so a run that was
+interrupted continues where it stopped; a pair's row in docs/versions.md is the sum, once every room has run.
 An environment of a CUDA build takes about 6 GB; it is removed before the next one is made.
 """
 
@@ -11,12 +14,15 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "versions.md"
@@ -49,21 +55,52 @@ def environment(python: str, torch: str) -> Path:
     return folder
 
 
-def run_tests(folder: Path, tests: list[str], jobs: int) -> tuple[dict[str, int], list[str]]:
-    """Counts by outcome, and the names of the tests that did not pass."""
+def rooms() -> list[str]:
+    """The folders of tests, and "." for the files beside them. Other people's libraries have an environment of their own."""
+    found = (path.parent for path in (ROOT / "tests").glob("*/test_*.py"))
+    return [".", *sorted({path.name for path in found} - {"libraries"})]
+
+
+def run_room(python: Path, room: str, log: Path, jobs: int, limit: float) -> dict[str, Any]:
+    """The counts of a room by outcome, and the names of the tests that did not pass."""
+    files = sorted(map(str, (ROOT / "tests").glob("test_*.py"))) if room == "." else [f"tests/{room}"]
+    command = [str(python), "-m", "pytest", *files, "-n", str(jobs), "--dist", "worksteal", "-rfE"]
     single = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [folder / "bin/python", "-m", "pytest", *tests, "-n", str(jobs), "--dist", "worksteal", "-rfE"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | single, stdout=subprocess.PIPE, text=True)
-    found = re.findall(r"(\d+) (passed|failed|skipped|error)s?\b", done.stdout.splitlines()[-1])
-    counts = {word if word != "error" else "errors": int(n) for n, word in found}
-    return counts, re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    with log.open("w") as output:
+        run = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | single, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            run.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            return {"errors": 1, "not passed": [f"tests/{room} after {limit:.0f} s"]}
+    text = log.read_text()
+    found = re.findall(r"(\d+) (passed|failed|skipped|error)s?\b", text.splitlines()[-1])
+    counts: dict[str, Any] = {word if word != "error" else "errors": int(n) for n, word in found}
+    if not counts:
+        counts["errors"] = 1
+    return counts | {"not passed": re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)}
 
 
-def write_row(pair: str, counts: dict[str, int], failed: list[str]) -> None:
+def run_pair(pair: str, python: Path, again: list[str], jobs: int, limit: float) -> dict[str, dict[str, Any]]:
+    """The counts of each room: of `again`, or of the rooms without any, from a run now; of others as they were kept."""
+    kept = ROOT / "build" / "versions" / f"{pair.replace(':', '-')}.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    for room in again or [room for room in rooms() if room not in results]:
+        log = kept.with_suffix(f".{room.strip('.') or 'files'}.log")
+        results[room] = run_room(python, room, log, jobs, limit)
+        print(f"{pair} {room}: {results[room]}", flush=True)
+        kept.write_text(json.dumps(results, indent=1))
+    return results
+
+
+def write_row(pair: str, results: dict[str, dict[str, Any]]) -> None:
     """Put a pair's row into the table of docs/versions.md, in the place of an older one."""
     python, torch = pair.split(":")
-    names = "; ".join(f"`{name}`" for name in failed) or "none"
-    cells = [python, torch, *(str(counts.get(word, 0)) for word in COUNTS), str(datetime.date.today()), names]
+    sums = [str(sum(counts.get(word, 0) for counts in results.values())) for word in COUNTS]
+    names = "; ".join(f"`{name}`" for counts in results.values() for name in counts["not passed"]) or "none"
+    cells = [python, torch, *sums, str(datetime.date.today()), names]
     lines = PAGE.read_text().splitlines()
     at = [i for i, line in enumerate(lines) if line.startswith(f"| {python} | {torch} |")]
     end = max(i for i, line in enumerate(lines) if line.startswith("|")) + 1
@@ -76,24 +113,26 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pairs", nargs="*", help="PYTHON:TORCH, as in 3.12:2.14.1 (default: all)")
-    parser.add_argument("--tests", nargs="+", help="only these tests")
+    parser.add_argument("--rooms", nargs="+", default=[], help='run these rooms again; "." is the files of tests/ itself')
+    parser.add_argument("--python", type=Path, help="the interpreter of an environment to use as it is")
     parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for one room")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     options = parser.parse_args()
+    (ROOT / "build" / "versions").mkdir(parents=True, exist_ok=True)
     bad = 0
     for pair in options.pairs or PAIRS:
-        python, torch = pair.split(":")
-        if shutil.which(f"python{python}") is None:
-            print(f"{pair}: there is no python{python} on PATH", flush=True)
+        version, torch = pair.split(":")
+        if options.python is None and shutil.which(f"python{version}") is None:
+            print(f"{pair}: there is no python{version} on PATH", flush=True)
             continue
-        folder = environment(python, torch)
-        counts, failed = run_tests(folder, options.tests or ["tests"], options.jobs)
-        print(f"{pair}: {counts} {failed}", flush=True)
-        bad += len(failed)
-        if not options.tests:
-            write_row(pair, counts, failed)
-        if not options.keep:
-            shutil.rmtree(folder)
+        python = options.python or environment(version, torch) / "bin/python"
+        results = run_pair(pair, python, options.rooms, options.jobs, options.limit)
+        bad += sum(len(counts["not passed"]) or counts.get("errors", 0) for counts in results.values())
+        if not set(rooms()) - set(results):
+            write_row(pair, results)
+        if options.python is None and not options.keep:
+            shutil.rmtree(python.parents[1])
     return 1 if bad else 0
 
 
