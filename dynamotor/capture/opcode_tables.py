@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dis
+import importlib
 import opcode
 import sys
 from collections.abc import Callable
@@ -150,3 +151,18 @@ TAKES_ARGUMENT = tuple(
 COMMON_CONSTANTS: tuple[Any, ...] = tuple(getattr(opcode, "_common_constants", ())) or (AssertionError,)
 SPECIAL_METHODS: tuple[str, ...] = tuple(getattr(opcode, "_special_method_names", ()))
 BINARY_OPERATORS = tuple(text for _, text in opcode._nb_ops)  # type: ignore[attr-defined]
+# What CPython itself puts into the name space of a class.
+CLASS_NAMES = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__type_params__",
+                         "__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"})  # fmt: skip
+
+
+def _template_classes() -> tuple[type, type]:
+    try:
+        library = importlib.import_module("string.templatelib")
+    except ImportError:  # before 3.14: no object is of these classes
+        return type("Template", (), {}), type("Interpolation", (), {})
+    return library.Template, library.Interpolation
+
+
+# The classes of t-strings and of what stands in their braces.
+TEMPLATE_CLASSES = _template_classes()

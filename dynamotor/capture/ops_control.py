@@ -331,26 +331,65 @@ def match_keys(frame: Frame, instr: Instr, target: int) -> None:
     keys, subject = frame.stack[-1].unpack(frame.trace), contents_of(frame.stack[-2])
     if not isinstance(subject, DictValue):
         raise unsupported("unsupported-op", "a mapping pattern over an object that is no dict")
-    found = [subject.lookup(key.hash_key(frame.trace)) for key in keys]
-    frame.stack.append(Constant(None) if None in found else TupleValue(found))  # type: ignore[arg-type]
+    found: dict[Any, Value | None] = {}
+    for key in keys:
+        known = key.hash_key(frame.trace)
+        text = f"mapping pattern checks duplicate key ({key.as_constant()!r})"
+        frame.trace.raise_if(known in found, ValueError, text)
+        found[known] = subject.lookup(known)
+        if found[known] is None:
+            break
+    frame.stack.append(Constant(None) if None in found.values() else TupleValue(found.values()))  # type: ignore[arg-type]
 
 
 @opcode("MATCH_CLASS")
 def match_class(frame: Frame, instr: Instr, target: int) -> None:
     trace = frame.trace
-    names = frame.stack.pop().as_constant()
-    cls, subject = frame.stack.pop(), frame.stack.pop()
-    if not trace.truth(trace.call(trace.make(isinstance), [subject, cls])):
-        frame.stack.append(Constant(None))
-        return
-    positional: list[Any] = []
-    if instr.arg:
-        if cls.as_constant() in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple):
-            frame.stack.append(TupleValue([subject]))
-            return
-        positional = list(cls.getattr(trace, "__match_args__").as_constant())[: instr.arg]
-    found = [trace.getattr_or_none(subject, name) for name in (*positional, *names)]
-    frame.stack.append(Constant(None) if None in found else TupleValue(found))  # type: ignore[arg-type]
+    subject, cls, names = frame.stack[-3:]
+    trace.raise_if(not issubclass(cls.python_type(), type), TypeError, "called match pattern must be a class")
+    found: list[Any] | None = None
+    if trace.truth(trace.call(trace.make(isinstance), [subject, cls])):
+        whole, positional = _positional(trace, cls, instr.arg)
+        attributes = _attributes(trace, subject, cls, (*positional, *names.as_constant()))
+        found = None if attributes is None else [subject] * whole + attributes
+    frame.stack[-3:] = [Constant(None) if found is None else TupleValue(found)]
+
+
+def _positional(trace: Trace, cls: Value, count: int) -> tuple[bool, list[str]]:
+    """What the positional patterns of a class match: the whole object (one pattern of int, str, ...), and attributes."""
+    if not count:
+        return False, []
+    name, names = cls.as_constant().__name__, trace.getattr_or_none(cls, "__match_args__")
+    whole = names is None and bool(cls.as_constant().__flags__ & _MATCHES_WHOLE)
+    if names is not None and names.python_type() is not tuple:
+        text = f"{name}.__match_args__ must be a tuple (got {names.python_type().__name__})"
+        raise trace.error(TypeError, text)
+    allowed = [] if names is None else names.unpack(trace)
+    if (most := len(allowed) + whole) < count:
+        text = f"{name}() accepts {most} positional sub-pattern{'s' * (most != 1)} ({count} given)"
+        raise trace.error(TypeError, text)
+    for each in allowed[:count]:
+        kind = each.python_type()
+        text = f"__match_args__ elements must be strings (got {kind.__name__})"
+        trace.raise_if(kind is not str, TypeError, text)
+    return whole, [each.as_constant() for each in allowed[:count]]
+
+
+def _attributes(trace: Trace, subject: Value, cls: Value, names: tuple[str, ...]) -> list[Value] | None:
+    """The attributes of an object in the order of their patterns; None, and no further one is read, where one is missing."""
+    found: dict[str, Value] = {}
+    for name in names:
+        text = f"{cls.as_constant().__name__}() got multiple sub-patterns for attribute {name!r}"
+        trace.raise_if(name in found, TypeError, text)
+        value = trace.getattr_or_none(subject, name)
+        if value is None:
+            return None
+        found[name] = value
+    return list(found.values())
+
+
+# Bits of a class's flags: matched by a pattern of items, by one of keys, and by its name with the object in the braces.
+_SEQUENCE, _MAPPING, _MATCHES_WHOLE = 1 << 5, 1 << 6, 1 << 22
 
 
 for _names, _n, _compute in (
@@ -381,11 +420,11 @@ for _names, _n, _compute in (
     (("GET_ITER",), 1, lambda frame, instr, x: x.iterate(frame.trace)),
     (("RETURN_GENERATOR",), 0, lambda frame, instr: Constant(None)),
     (("GET_LEN",), 0, lambda frame, instr: frame.stack[-1].length(frame.trace)),
-    (("MATCH_SEQUENCE",), 0, lambda frame, instr: _top_is(frame, (list, tuple, range))),
-    (("MATCH_MAPPING",), 0, lambda frame, instr: _top_is(frame, dict)),
+    (("MATCH_SEQUENCE",), 0, lambda frame, instr: _top_has(frame, _SEQUENCE)),
+    (("MATCH_MAPPING",), 0, lambda frame, instr: _top_has(frame, _MAPPING)),
 ):
     opcode(*_names)(replace(_n, _compute))
 
 
-def _top_is(frame: Frame, kinds: Any) -> Value:
-    return Constant(issubclass(frame.stack[-1].python_type(), kinds))
+def _top_has(frame: Frame, flag: int) -> Value:
+    return Constant(bool(frame.stack[-1].python_type().__flags__ & flag))

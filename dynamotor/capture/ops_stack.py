@@ -21,6 +21,7 @@ from .values.klass import SuperValue
 from .values.lazy_text import joined
 from .values.operators import c_name
 from .values.slices import make_slice
+from .values.templates import TemplateValue, interpolation
 
 
 @opcode("NOP", "STOPITERATION_ERROR")  # the latter: `GeneratorValue` makes it a RuntimeError, in 3.11 too
@@ -266,6 +267,13 @@ def format_value(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.append(_formatted(frame, value, spec))
 
 
+@opcode("BUILD_INTERPOLATION")
+def build_interpolation(frame: Frame, instr: Instr, target: int) -> None:
+    spec = frame.stack.pop() if instr.arg & 1 else None
+    value, expression = _take(frame, 2)
+    frame.stack.append(interpolation(instr.arg >> 2, value, expression, spec))
+
+
 def _formatted(frame: Frame, value: Value, spec: Value) -> Value:
     return frame.trace.call(frame.trace.make(format), [value, spec])
 
@@ -362,5 +370,10 @@ for _name, _n, _compute in (
     ("FORMAT_WITH_SPEC", 2, lambda frame, instr, x, spec: _formatted(frame, x, spec)),
     ("LIST_TO_TUPLE", 1, lambda frame, instr, x: TupleValue(x.items)),
     ("BUILD_STRING", None, lambda frame, instr, *parts: joined(parts)),
+    (
+        "BUILD_TEMPLATE",
+        2,
+        lambda frame, instr, *parts: TemplateValue([TupleValue(part.unpack(frame.trace)) for part in parts]),
+    ),
 ):
     opcodes.add(_name, replace(_n, _compute))

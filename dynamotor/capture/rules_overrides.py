@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from ..base import compat
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
+from .opcode_tables import CLASS_NAMES
 from .source import Called
 from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
 from .values.base import (
@@ -99,8 +100,7 @@ def _is_plain_parameter(cls: type) -> bool:
     return (
         issubclass(cls, torch.nn.Parameter)
         and type(cls) is type(torch.nn.Parameter)
-        and members
-        <= {"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__new__", "__init__"}
+        and members <= CLASS_NAMES | {"__new__", "__init__"}
     )
 
 
