@@ -149,17 +149,17 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
 
 def _donated(lane: Lane) -> tuple[int, ...]:
     """Leaf numbers whose buffers may be reused. `owners` never sees a tensor die; where it says more than
-    none, references are counted: those of a dead item of a list, one of the list of leaves, one of the local, and
-    one for each use in the trace."""
+    none, references are counted: those of a dead item of a list, one of the list of leaves, one of the local,
+    and one for each use in the trace. Counted through the item, since CPython 3.14 passes a local without a
+    reference of its own.
+    """
     replaced, found = lane.replaced, []
     for index in range(len(replaced)):
         leaf = replaced[index]
         if sys.getrefcount(leaf.data) != _DEAD:
             continue  # somebody has the array itself
         if leaf.owners == 0 or (
-            leaf.owners > 0
-            # Not of `leaf`: whether a local is counted once more as an argument differs between versions of CPython.
-            and sys.getrefcount(replaced[index]) == _DEAD + 2 + lane.key.count(leaf.position)
+            leaf.owners > 0 and sys.getrefcount(replaced[index]) == _DEAD + 2 + lane.key.count(leaf.position)
         ):
             found.append(-leaf.position - 1)
     return tuple(dict.fromkeys(found))
