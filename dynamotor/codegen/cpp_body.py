@@ -194,10 +194,14 @@ class CppBody:
             return (
                 not scope.alike and v in e.args[0].vars and not same_for_all_lanes(e.args[0], v, scope.width)
             )
-        return e.op == "wrap_index"
+        return False
 
     def _by_lanes(self, e: Expr, scope: CppScope, width: int) -> str:
         """A loop over the lanes around scalar code; a vector where no boundary lies between its lanes."""
+        if e.op == "load":  # positions from memory are read and checked in vectors
+            for atom in e.args[1].terms:
+                if isinstance(atom, Loaded) and scope.loop in atom.expr.vars:
+                    self.value(atom.expr, scope)
         result, name, lane = ctype(e.dtype, width), self.fresh(), self.fresh()
         tests = self._boundaries(e, scope, width) if not scope.alike else None
         alike = ""

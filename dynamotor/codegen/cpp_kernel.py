@@ -39,6 +39,7 @@ from ..lower.ir import (
 from ..runtime.cpp_text import loop
 from .cpp_body import CppBody, CppScope, comparisons, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
+from .cpp_positions import Positions, in_lanes
 from .cpp_sums import STRIP, Strips, loses
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
@@ -336,7 +337,7 @@ class RowsEmitter(Emitter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        if any(isinstance(s, Reduce) and s.kind.startswith("arg") for s in kernel.statements()):
+        if not in_lanes(kernel):
             self.width = 1
         self.scatters = [s for s in kernel.statements() if isinstance(s, Store) and s.scatters]
         if not all(kernel.inner and self.stores_distinct_places(kernel.inner[-1], s) for s in self.scatters):
@@ -574,26 +575,39 @@ class RowsEmitter(Emitter):
             f"st<{ctype(s.expr.dtype, 1)}>({at},{COMBINE[s.kind].format(f'ld<{t}>({at})', value)});"
         )
 
+    def _accumulators(self, s: Reduce, unroll: int) -> dict[str, int]:
+        """The names of a reduction's accumulators and their lanes, the one without lanes first."""
+        names = {f"a{s.id}s": 1}
+        if self.width > 1:
+            names |= {f"a{s.id}_{u}": self.width for u in range(unroll)}
+            if self.has_tail():
+                names[f"a{s.id}_t"] = TAIL
+        return names
+
+    def _positions(self, s: Reduce) -> Positions:
+        return Positions(s, self.inner_count, self.body)
+
     def _declare(self, s: Reduce, row: CppScope, unroll: int) -> None:
         start = reduce_start(s.kind, s.expr.dtype)
-        names = {f"a{s.id}s": ctype(s.expr.dtype, 1)}
-        if s.position is not None:
-            row.lines.append(f"i64 a{s.id}at=-1;")
-        elif self.width > 1:
-            names |= {f"a{s.id}_{u}": ctype(s.expr.dtype, self.width) for u in range(unroll)}
-            if self.has_tail():
-                names[f"a{s.id}_t"] = ctype(s.expr.dtype, TAIL)
-        for name, t in names.items():
+        for name, width in self._accumulators(s, unroll).items():
+            if s.position is not None:
+                row.lines.append(self._positions(s).declare(name, width))
+                continue
+            t = ctype(s.expr.dtype, width)
             kept = self.strips.declare(t, name) if loses(s) else ""
             row.lines.append(f"{t} {name}=bc<{t}>({start});{kept}")
 
     def _collect(self, s: Reduce, row: CppScope, unroll: int) -> None:
         """One number from the lanes' accumulators, known to the row from now on."""
+        total = f"a{s.id}s"
         if s.position is not None:
-            self.complete(s, row, f"a{s.id}at", 1)
+            for name, width in [*self._accumulators(s, unroll).items()][1:]:
+                row.lines.append(self._positions(s).join(total, name, width))
+            result = self.body.fresh()
+            row.lines.append(f"const i64 {result}={total}at;")
+            self.complete(s, row, result, 1)
             return
         t = ctype(s.expr.dtype, 1)
-        total = f"a{s.id}s"
         if self.width > 1:
             lanes = f"a{s.id}_0"
             for u in range(1, unroll):
@@ -609,22 +623,9 @@ class RowsEmitter(Emitter):
         if s.across:
             self._across(s, position, scope)
         elif s.position is not None:
-            self._track(s, s.position, scope)
+            scope.lines.append(self._positions(s).track(name, scope))
         else:
             self.accumulate(s, name, scope)
-
-    def _track(self, s: Reduce, position: Index, scope: CppScope) -> None:
-        """argmax, argmin: the first place of the largest value; NaN counts as larger than all."""
-        value = self.body.value(s.expr, scope)
-        sign = ">" if s.kind == "argmax" else "<"
-        best, at = f"a{s.id}s", f"a{s.id}at"
-        # Loops need not run in the order of positions.
-        tie = f"(({value}=={best})|(({value}!={value})&({best}!={best})))"
-        scope.lines.append(
-            f"{{const i64 at_={self.body.index(position, scope)};"
-            f"if({at}<0||{value}{sign}{best}||({value}!={value}&&{best}=={best})"
-            f"||({tie}&&at_<{at})){{{best}={value};{at}=at_;}}}}"
-        )
 
     def _prefill(self, phase: Phase, row: CppScope, limits: tuple[str, str] | None) -> None:
         """Draw the random numbers of a row at once, when its elements have consecutive numbers."""

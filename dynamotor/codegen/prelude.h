@@ -93,7 +93,7 @@ template<class T> INL auto lane(T v,int i){ if constexpr(tr<T>::n==1) return v; 
  for(int i=1;i<N;i++) s=name##_pair(s,v[i]); return s; } } \
  INL float name(float v){ return v; } INL double name(double v){ return v; } \
  INL int name(int v){ return v; } INL i64 name(i64 v){ return v; }
-ACROSS(hsum,x+y,x+y) ACROSS(hprod,x*y,x*y)
+ACROSS(hsum,x+y,x+y) ACROSS(hprod,x*y,x*y) ACROSS(hany,x|y,x|y)
 ACROSS(hmax,((x>y)|(x!=x))?x:y,(x>y||x!=x)?x:y) ACROSS(hmin,((x<y)|(x!=x))?x:y,(x<y||x!=x)?x:y)
 template<class T> INL int hor(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s|=lane(v,i); return s; }
 template<class T> INL int hand(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s&=lane(v,i); return s; }
@@ -192,8 +192,11 @@ template<class M,class T> INL T wrap_(T x){ typedef typename tr<T>::E E;
  else return x&(E)(M)-1; }
 // A position in a dimension of n; one outside is told to the caller of this call (`outside`), and 0 is read
 // instead.
-INL i64 at(i64 i,i64 n,bool wrap,i64*outside){ if(wrap&&i<0)i+=n;
- if((u64)i>=(u64)n){ __atomic_store_n(outside,1,0); i=0; } return i; }
+template<class T> INL T at(T i,i64 n,bool wrap,i64*outside){
+ if constexpr(tr<T>::n==1){ if(wrap&&i<0)i+=n;
+  if((u64)i>=(u64)n){ __atomic_store_n(outside,1,0); i=0; } return i; }
+ else { if(wrap) i=sel(lt(i,bc<T>(0)),i+n,i); const auto wrong=lt(i,bc<T>(0))|ge(i,bc<T>(n));
+  if(__builtin_expect(hany(wrong),0)){ __atomic_store_n(outside,1,0); i=sel(wrong,bc<T>(0),i); } return i; } }
 static __thread void* dm_room; static __thread i64 dm_room_size;
 static void* room(i64 bytes){ if(bytes>dm_room_size){ dm_room=realloc(dm_room,bytes+64); dm_room_size=bytes;
  } return (void*)(((u64)dm_room+63)&~63ul); }
@@ -246,6 +249,12 @@ template<class T> INL T clamp_(T x,float low,float high){
  return (T)__builtin_ia32_minps512_mask(bc<T>(high),x,x,(short)-1,4); } else
 #endif
  { x=sel(lt(x,bc<T>(low)),bc<T>(low),x); return sel(gt(x,bc<T>(high)),bc<T>(high),x); } }
+// == more_ less_: a value and its position become those of another where that is beyond, or as far and before
+#define TRACK(name,o) template<class T,class P> INL void name(T&best,P&at,T x,P here){ \
+ const auto odd=ne(x,x); const auto m=o(x,best)|(odd&eq(best,best))|((eq(x,best)|(odd&ne(best,best)))&lt(here,at)); \
+ best=sel(m,x,best); at=sel(m,here,at); }
+TRACK(more_,gt) TRACK(less_,lt)
+
 // == library: functions of SLEEF for vectors, which PyTorch's own library exports
 // A vector of the processor's common width has a function there, so narrower ones and numbers are
 // computed in one: a result does not depend on its place. Without the function, lane by lane.

@@ -46,3 +46,18 @@ def test_a_position_out_of_range_raises(bad):
     with pytest.raises(IndexError):
         call(torch.tensor([1, bad, 3]), table)
     call(i, table)
+
+
+@pytest.mark.parametrize("bad", [64, -1])
+@pytest.mark.parametrize("place", [0, 13, 37])
+def test_a_position_out_of_range_in_any_lane_raises(bad, place):
+    x, i = torch.randn(3, 64), torch.randint(0, 64, (3, 40))
+    call, _, _ = compiled(lambda x, i: (x.gather(1, i) * 2,), x, i)
+    assert torch.equal(call(x, i)[0], x.gather(1, i) * 2)
+    i[1, place] = bad
+    with pytest.raises(IndexError):
+        call(x, i)
+
+
+def test_negative_positions_in_vectors_count_from_the_end():
+    check(lambda x, i: x[:, i] + 1, torch.randn(3, 64), torch.arange(-20, 20))

@@ -65,6 +65,18 @@ def test_the_first_of_several_largest_is_found_whatever_the_loop_order():
     check(lambda x, y: (x.argmax(), x.argmin(), y.argmax(), y.argmax(0), y.argmin(2)), x, y)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
+)
+def test_positions_of_equal_values_and_nan_across_lanes(dtype):
+    few = torch.randint(0, 3, (5, 100)).to(dtype)
+    inputs = [few, torch.zeros(3, 70, dtype=dtype), torch.randint(0, 100, (2, 7)).to(dtype)]
+    if dtype.is_floating_point:
+        inputs += [few.masked_fill(few == 2, float("nan")), torch.full((2, 67), float("-inf"), dtype=dtype)]
+    for x in inputs:
+        check(lambda x: (*x.max(1), *x.min(1), x.argmax(), x.flip(1).argmin(1), x.t().argmax(1)), x)
+
+
 def test_nan_and_infinity_in_sums_and_softmax():
     x = torch.randn(4, 40)
     x[0, 3], x[1, 4], x[2] = float("nan"), float("inf"), -float("inf")
