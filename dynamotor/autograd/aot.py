@@ -203,7 +203,13 @@ def _longest_run(gm: torch.fx.GraphModule, apart: Container[Node]) -> int:
 
 
 def _is_apart(node: Node) -> bool:
-    return bool(node.meta.keys() & _APART) or isinstance(node.target, ControlFlow) or is_state_call(node)
+    return (
+        bool(node.meta.keys() & _APART)
+        or isinstance(node.target, ControlFlow)
+        or is_state_call(node)
+        or node.op == "call_method"
+        and node.target == "requires_grad_"  # what follows takes the tensor as a leaf
+    )
 
 
 _APART = frozenset(("data_dependent", "live"))

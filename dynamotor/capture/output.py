@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..graph.sizes import Size, settled
-from .breaks import unsupported_if
+from .breaks import unsupported, unsupported_if
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Trace, Value
 from .values.constant import Constant
@@ -62,6 +62,10 @@ class Codegen:
             return known
         if value.source is not None:
             return self._fetched(value)
+        if value in self.trace.must_stay:
+            raise unsupported(
+                "reconstruct", f"{value.describe()} leaves the graph", self.trace.must_stay[value]
+            )
         text = value.reconstruct(self)
         known = self.names.get(id(value))
         if known is not None:

@@ -20,6 +20,7 @@ from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import Absent, IdIs, MroIs
 from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, NONE_CALLED, Raised, Value, binders, find_rule
+from .values.class_attributes import ClassWrites, PendingAttribute, pending_attribute
 from .values.constant import Constant
 from .values.known_data import known
 from .values.number import FloatValue
@@ -97,6 +98,7 @@ class Protocol:
     reader: Reader
     effects: Effects
     _type_attrs: dict[tuple[type, str], Any]
+    class_writes: dict[type, ClassWrites]
     if TYPE_CHECKING:
         call: Callable[..., Value]
         tail_call: Callable[..., Value]
@@ -114,6 +116,11 @@ class Protocol:
         raw = cache.get((cls, name), cache)
         if raw is not cache:
             return raw
+        if self.class_writes:
+            pending = pending_attribute(self, cls, name)
+            if pending is not None:
+                cache[(cls, name)] = pending
+                return pending
         try:
             raw = lookup_type_attr(cls, name)
         except Missing:
@@ -129,6 +136,11 @@ class Protocol:
         cache[(cls, name)] = raw
         return raw
 
+    def forget_type_attr(self, name: str) -> None:
+        """The attribute of a class has changed: it is looked up again."""
+        for key in [key for key in self._type_attrs if key[1] == name]:
+            del self._type_attrs[key]
+
     def derives(self, cls: type, kind: Any) -> bool:
         """Whether `kind` is in the method resolution order of a class; guarded."""
         if not isinstance(kind, type):
@@ -139,6 +151,8 @@ class Protocol:
 
     def type_attr_value(self, cls: type, name: str, raw: Any) -> Value:
         """The value of what `type_attr` found."""
+        if type(raw) is PendingAttribute:
+            return raw.value
         if trusted_class(cls):
             return self.make(raw)
         return self.wrap(TypeAttr(Const(cls, cls.__qualname__), name), raw)

@@ -48,6 +48,7 @@ from .values.containers import (
     items_in_any_order,
 )
 from .values.function import BoundMethod
+from .values.identity import Identity
 from .values.instances import pure_functions
 from .values.iterators import (
     EnumerateIterator,
@@ -299,12 +300,16 @@ def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(id)
 def _id(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     real = args[0].real()
-    if real is MISSING or args[0].source is None or not args[0].source.is_held:
-        raise unsupported(
-            "unsupported-call", f"id() of {args[0].describe()}", "the number changes from run to run"
-        )
-    trace.reader.guard_identity(args[0].source, real)
-    return Constant(id(real))
+    if real is not MISSING and args[0].source is not None and args[0].source.is_held:
+        trace.reader.guard_identity(args[0].source, real)
+        return Constant(id(real))
+    unsupported_if(
+        isinstance(args[0], Constant | BoundMethod),
+        "unsupported-call",
+        f"id() of {args[0].describe()}",
+        "the number changes from run to run",
+    )
+    return Identity(args[0])
 
 
 @builtin_rule(hash)
@@ -319,7 +324,7 @@ def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(vars)
 def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if not args:
-        raise unsupported("unsupported-call", "vars() without argument")
+        return trace.call(trace.make(locals), [])
     found = trace.getattr_or_none(args[0], "__dict__")
     if found is None:
         raise trace.error(TypeError, "vars() argument must have __dict__ attribute")
@@ -328,7 +333,7 @@ def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 builtin_rule(print)(refusing("side-effect", "print() is called", cure="print outside the compiled function"))
 builtin_rule(
-    input, open, breakpoint, exec, eval, compile, globals, locals, dir, memoryview, bytearray,
+    input, open, breakpoint, exec, eval, compile, memoryview, bytearray,
     sys.getrecursionlimit,  # the capture raises it
     warnings.catch_warnings.__enter__, warnings.catch_warnings.__exit__,  # warnings wait for the end of a graph
 )(

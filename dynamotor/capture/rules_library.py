@@ -29,6 +29,8 @@ import weakref
 from collections.abc import Container
 from typing import Any
 
+import torch
+
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .interpreter import ITERATORS
@@ -173,16 +175,59 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     known = all(map(_is_key, everything))
     if library or package == "einops" and not known:  # whose shapes differ between calls
         return trace.call(trace.make(wrapped), args, kwargs)
-    unsupported_if(
-        not known,
-        "unsupported-call",
-        f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
-        "what it returns for these arguments is not known",
-        "call it outside the compiled function",
-    )
+    if not known:
+        return _call_with_new_key(fn, trace, args, kwargs)
     real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
     source, text = Const(fn, wrapped.__qualname__), f"called with {real}"
     return trace.make(trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real, **named)))
+
+
+def _call_with_new_key(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """A call with an object that the trace has made and that only equals itself: the cache has no result for it, and
+    the trace keeps those of its own calls. The object must not leave the trace, or a later call would look for the
+    result in the real cache.
+    """
+    everything = [*args, *kwargs.values()]
+    owner = args[0] if args else None
+    if owner is not None and _is_outside_key(trace, owner) and all(map(_is_key, everything[1:])):
+        real, named = list(map(_key, args[1:])), {k: _key(v) for k, v in kwargs.items()}
+        text = f"{fn.__wrapped__.__qualname__} called with {real}"
+        answer = trace.real(
+            trace.reader.ask, owner.source, owner.real(), text, lambda o: fn(o, *real, **named)
+        )
+        return trace.make(answer)
+    new = [v for v in everything if _is_new_key(trace, v)]
+    unsupported_if(
+        not new or not all(_is_key(v) for v in everything if v not in new),
+        "unsupported-call",
+        f"{fn.__wrapped__.__qualname__} has a cache (functools.lru_cache)",
+        "what it returns for these arguments is not known",
+        "call it outside the compiled function",
+    )
+    key = (fn, *[v if v in new else _key(v) for v in args])
+    key += tuple([(name, v if v in new else _key(v)) for name, v in kwargs.items()])
+    if key not in trace.cached:
+        trace.cached[key] = trace.call(trace.make(fn.__wrapped__), args, kwargs)
+        for value in new:
+            trace.must_stay[value] = f"a cache holds what a method gave for {value.describe()}"
+    return trace.cached[key]
+
+
+def _is_new_key(trace: Trace, value: Value) -> bool:
+    """Whether the trace has made an object that equals no other."""
+    return isinstance(value, UserObject) and value.real() is MISSING and _equals_itself(trace, value.cls)
+
+
+def _is_outside_key(trace: Trace, value: Value) -> bool:
+    """Whether the real cache can be asked about an object from outside: it equals no other, and nothing has changed
+    that the function could read."""
+    outside = isinstance(value, UserObject) and value.real() is not MISSING and value.source is not None
+    return outside and not trace.effects.changes_objects and _equals_itself(trace, value.python_type())
+
+
+def _equals_itself(trace: Trace, cls: type) -> bool:
+    hashes = (object.__hash__, torch.nn.Module.__hash__)
+    return trace.type_attr(cls, "__hash__") in hashes and trace.type_attr(cls, "__eq__") is object.__eq__
 
 
 @call_finder

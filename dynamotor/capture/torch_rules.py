@@ -192,7 +192,6 @@ REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_RANDOM, ("random", "it reads or sets the state of a random number generator")),
     **dict.fromkeys(_EFFECTS, ("side-effect", "it changes PyTorch's global state or the file system")),
     **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
-    torch.detach_: ("autograd", "it changes autograd's state"),
     **dict.fromkeys(_QUANTISERS, ("unsupported-op", "it gives a quantised tensor")),
     **dict.fromkeys(_COMPILERS, ("unsupported-call", "other compilers are not captured")),
     **dict.fromkeys(
@@ -255,8 +254,6 @@ REFUSED_METHODS: dict[str, tuple[str, str]] = {
         (
             "register_hook",
             "register_post_accumulate_grad_hook",
-            "requires_grad_",
-            "detach_",
             "_backward_hooks",
             "__setstate__",
         ),

@@ -86,6 +86,12 @@ class Trace(Protocol):
         self.global_hooks: list[Value | None] = []  # the tables of hooks for all modules, once they are read
         self.standing: dict[type, Value] = {}  # effects of which a trace has one (values/context.py)
         self._type_attrs = {}
+        self.class_writes = {}
+        self.cached: dict[
+            Any, Value
+        ] = {}  # what functions under `lru_cache` gave for objects that the trace made
+        self.must_stay: dict[Value, str] = {}  # objects that cannot leave the trace, and why
+        self.locals_taken: dict[int, Frame] = {}  # frames of which `locals()` was called, by their ids
         self.draws = False  # a call takes random numbers
         self.asked: set[str] = set()  # "requires_grad", "strides": the program looks at them
         self.repeated: set[Source] = set()  # modules that come as arguments, one after the other

@@ -86,6 +86,7 @@ STAYS = {
     "rules_numpy.py _describing.rule": PLAIN,
     "rules_contextvars.py _get": "a variable's default is fixed; its value is guarded in _read",
     "rules_library.py Held.getattr": LIBRARY,
+    "rules_library.py _call_with_new_key": "asked at each call, by way of `trace.real`",
     "siblings.py _lasts": "what a guard of a finished program holds",
     "values/torch_function.py _is_accepted": PLAIN,
     "values/klass.py ClassValue.setattr": NAMES,

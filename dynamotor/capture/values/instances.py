@@ -22,6 +22,7 @@ from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .context import on_device
 from .function import FunctionValue
+from .leaves import make_leaf, makes_leaf
 from .operators import IN_C, like
 from .user_object import UserObject
 
@@ -209,6 +210,8 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
     trace.tail = False  # a rule works on with what it calls
     kwargs = on_device(trace, fn, kwargs)
+    if makes_leaf(fn, kwargs):
+        return make_leaf(trace, fn, args, kwargs)
     _check_receiver(trace, fn, args)
     rule = find_rule(fn, args)
     if rule is not None:

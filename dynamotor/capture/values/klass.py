@@ -21,6 +21,7 @@ from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, DictItem, InstanceDict, trusted_module
 from .arguments import fitted
 from .base import MISSING, Codegen, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
+from .class_attributes import set_class_attribute
 from .constant import (
     PURE_TYPES,
     BoundBuiltin,
@@ -64,6 +65,11 @@ class ClassValue(Constant):
         if name in _CLASS_SLOTS:
             return self.slot(trace, name)
         if name == "__dict__":
+            unsupported_if(
+                cls in trace.class_writes,
+                "unsupported-value",
+                f"`__dict__` of {self.describe()} is read after a write",
+            )
             return TypeDictValue(trace, cls)
         on_meta = trace.type_attr(meta, name)
         if on_meta is not MISSING and is_data_descriptor(on_meta) and name not in ("__abstractmethods__",):
@@ -101,7 +107,13 @@ class ClassValue(Constant):
         return value
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
-        raise unsupported("unsupported-mutation", f"attribute {name!r} of class {self.value.__name__} is set")
+        unsupported_if(
+            trusted_class(self.value),
+            "unsupported-mutation",
+            f"attribute {name!r} of class {self.value.__name__} is set",
+            "the class is a library's",
+        )
+        set_class_attribute(trace, self.value, name, value)
 
     def delattr(self, trace: Trace, name: str) -> None:
         raise unsupported(
@@ -412,6 +424,8 @@ class SuperValue(Value):
             return trace.make(super)
         mro = self.owner.__mro__
         for klass in mro[mro.index(self.cls) + 1 :]:
+            if klass in trace.class_writes and name in trace.class_writes[klass].names:
+                return trace.class_writes[klass].names[name].value
             if name in klass.__dict__:
                 raw = klass.__dict__[name]
                 break

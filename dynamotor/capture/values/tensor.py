@@ -127,6 +127,10 @@ class TensorValue(Value):
             )
         return self._node
 
+    def put(self, node: fx.Node) -> None:
+        """The tensor that the trace has made is this node from here on."""
+        self._node = node
+
     def unpin(self, trace: Trace) -> None:
         """The place that this tensor comes from is given another one: it is fetched at each call, not bound
         to the entry.
@@ -179,9 +183,13 @@ class TensorValue(Value):
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
         if (
             METADATA.get(name) == "match"
+            and (name != "requires_grad" or self.example.is_leaf)
             and value.is_constant()
             and value.as_constant() == getattr(self.example, name)
         ):
+            return
+        if name == "requires_grad" and value.python_type() is bool and self.example.is_leaf:
+            trace.call_method(self, "requires_grad_", [value])
             return
         if name == "data" and isinstance(value, TensorValue) and value.data_of is self:
             if _layout(value.example) == _layout(self.example):  # it is what it was

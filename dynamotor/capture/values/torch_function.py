@@ -29,7 +29,6 @@ from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .array import ArrayValue
 from .base import (
-    MISSING,
     CallRule,
     Codegen,
     Iterator,
@@ -460,23 +459,6 @@ register_all(
 
 
 builtin_rule(torch.Tensor.__hash__)(refusing("unsupported-call", "hash() of a tensor is its address"))
-
-
-@builtin_rule(torch.Tensor.requires_grad_)
-def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    tensor = args[0]
-    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", Constant(True))
-    if isinstance(tensor, TensorValue) and wanted.python_type() is bool:
-        example, real = tensor.example, tensor.real()
-        leaf = real is not MISSING and example.requires_grad and example.is_leaf
-        by_base = leaf and trace.reader.ask(tensor.source, real, "being a view", compat.is_view)
-        if wanted.as_constant() == example.requires_grad and not by_base:
-            return tensor
-    raise unsupported(
-        "autograd",
-        "requires_grad_() makes a new leaf inside the captured region",
-        cure="set requires_grad outside the compiled function",
-    )
 
 
 @builtin_rule(torch.as_tensor, torch.asarray)

@@ -1,0 +1,94 @@
+"""Tensors that become leaves of autograd inside a trace: `requires_grad_()`, `requires_grad = True`, `detach_()`.
+
+A graph is cut around the node of `requires_grad_`, so that the tensor that leaves it is the leaf of what follows.
+`detach_()` of what the trace has made needs no node of its own: later uses of the tensor are those of its detached
+alias.
+
+>>> h = x * 2; h.requires_grad = True      # node: h.requires_grad_(True)
+>>> y = w * x; y.detach_()                 # node: y.detach(), in the place of y from here on
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from ...base import compat
+from ..breaks import unsupported, unsupported_if
+from .base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
+from .constant import Constant
+from .tensor import TensorValue, trial
+
+
+@builtin_rule(torch.Tensor.requires_grad_)
+def _requires_grad_(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    tensor = args[0]
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", Constant(True))
+    if not isinstance(tensor, TensorValue) or wanted.python_type() is not bool:
+        raise unsupported("autograd", "requires_grad_() is called with unusual arguments")
+    return set_requires_grad(trace, tensor, wanted.as_constant())
+
+
+def set_requires_grad(trace: Trace, tensor: TensorValue, wanted: bool) -> TensorValue:
+    """`tensor.requires_grad_(wanted)`."""
+    example, real = tensor.example, tensor.real()
+    leaf = real is not MISSING and example.requires_grad and example.is_leaf
+    by_base = leaf and trace.reader.ask(tensor.source, real, "being a view", compat.is_view)
+    if wanted == example.requires_grad and not by_base:
+        return tensor
+    unsupported_if(
+        by_base or _is_apart(trace, tensor) or real is not MISSING and tensor.written,
+        "autograd",
+        "requires_grad of a tensor is set",
+        "it is a view or of a subclass, or the call belongs to a checkpoint, a transform or control flow",
+        "set requires_grad outside the compiled function",
+    )
+    node = tensor.node
+    trial(trace, "requires_grad_", torch.Tensor.requires_grad_, [example, wanted], {})
+    changed = trace.graph.call_method("requires_grad_", (node, wanted), {}, example.spec)
+    if real is MISSING:
+        tensor.put(changed)
+    return tensor
+
+
+@builtin_rule(torch.Tensor.detach_, torch.detach_)
+def _detach_(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    tensor = args[0] if args else None
+    if not isinstance(tensor, TensorValue) or tensor.real() is not MISSING or _is_apart(trace, tensor):
+        raise unsupported(
+            "autograd", "detach_() is called", "it changes autograd's state of a tensor", "use detach()"
+        )
+    if not tensor.example.requires_grad:
+        return tensor
+    if tensor.node.users or tensor.example._is_view():  # eager's backward refuses what was saved before
+        stop = unsupported("autograd", "detach_() of a tensor that was used before", cure="use detach()")
+        stop.whole = True
+        raise stop
+    node = tensor.node
+    trial(trace, "detach_", torch.Tensor.detach_, [tensor.example], {})
+    tensor.put(trace.graph.call_method("detach", (node,), {}, tensor.example.spec))
+    return tensor
+
+
+def _is_apart(trace: Trace, tensor: TensorValue) -> bool:
+    """Whether a graph cannot be cut at the call, or the tensor leaves the trace as another one: a subclass's, which
+    is an alias of it."""
+    return trace.sizes.in_body or trace.graph.recompute or trace.plain_calls > 0 or tensor.data_of is not None
+
+
+def makes_leaf(fn: Any, kwargs: Kwargs) -> bool:
+    """Whether a call makes a tensor that is to be a leaf."""
+    wanted = kwargs.get("requires_grad")
+    factory = isinstance(fn, types.BuiltinFunctionType) or getattr(fn, "__name__", "").startswith("new_")
+    return wanted is not None and factory and wanted.python_type() is bool and "out" not in kwargs
+
+
+def make_leaf(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.zeros(3, requires_grad=True)`: the call without that, and `requires_grad_`."""
+    plain = {name: value for name, value in kwargs.items() if name != "requires_grad"}
+    made = trace.call_builtin(fn, args, plain)
+    if isinstance(made, TensorValue) and kwargs["requires_grad"].as_constant():
+        return set_requires_grad(trace, made, True)
+    return made
