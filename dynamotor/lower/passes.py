@@ -25,6 +25,7 @@ from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolut
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
+from .narrow_weights import sum_narrow_products
 from .product_padding import pad_products
 
 Pass = Callable[[fx.GraphModule, GraphInfo], None]
@@ -58,6 +59,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
         ("split bias off matrix products", split_bias, True),
+        ("sum products of few rows with bytes", sum_narrow_products, True),
         ("add embedding rows in place", add_embedding_rows, True),
         ("weight gradients as products", multiply_weight_gradients, config.layout_opt),
         ("channels-last layout", assign_layouts, config.layout_opt),

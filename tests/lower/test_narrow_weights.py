@@ -1,0 +1,73 @@
+"""Products of a few rows with weights of bytes: one kernel reads the bytes once."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dynamotor
+
+WEIGHT = torch.randint(-127, 127, (256, 512), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
+SCALE = torch.rand(256, generator=torch.Generator().manual_seed(1))
+ZERO = torch.randint(0, 15, (256, 4, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+
+
+def scaled_after(x):
+    return F.silu((x @ WEIGHT.t().to(x.dtype)) * SCALE.to(x.dtype))
+
+
+def scaled_before(x):
+    return F.linear(x.unsqueeze(0), WEIGHT.to(x.dtype) * SCALE.to(x.dtype)[:, None], SCALE.to(x.dtype))
+
+
+def grouped(x):
+    groups = (WEIGHT.view(256, 4, 128) - ZERO).to(x.dtype) * SCALE.to(x.dtype)[:, None, None]
+    return F.linear(x, groups.view(256, 512))
+
+
+def columns(x):
+    return x @ WEIGHT.view(512, 256).to(x.dtype)
+
+
+def products(function, x):
+    """(the call of a product by a library?, the kernels that read WEIGHT)."""
+    text = dynamotor.lower(function, x)
+    return "mm" in str(text.call_program), str(text.code).count("i8*")
+
+
+@pytest.mark.parametrize("function", [scaled_after, scaled_before, grouped, columns])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_within_eagers_error_of_float64(function, rows, dtype):
+    x = torch.randn(rows, 512, dtype=dtype)
+    exact, eager = function(x.double()), function(x)
+    ours = dynamotor.compile(function, dynamic=False)(x)
+    assert (ours.dtype, ours.stride()) == (eager.dtype, eager.stride())
+    bound = 1.5 * (eager - exact).abs().max() + 1e-6 * exact.abs().max()
+    assert (ours - exact).abs().max() <= bound
+
+
+@pytest.mark.parametrize("function", [scaled_after, scaled_before, grouped, columns])
+def test_bytes_are_read_once_by_one_kernel(function):
+    assert products(function, torch.randn(4, 512)) == (False, 2)  # the parameter and its cast
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(9, 512), torch.randn(4, 512, dtype=torch.bfloat16), torch.randn(2, 512).double()]
+)
+def test_more_rows_go_to_the_library(x):
+    assert products(scaled_after, x)[0]
+
+
+def test_a_converted_weight_that_is_read_again_is_kept():
+    def twice(x):
+        weight = WEIGHT.t().to(x.dtype)
+        return x @ weight, weight * 2
+
+    assert products(twice, torch.randn(2, 512))[0]
+
+
+def test_gradients():
+    x = torch.randn(3, 512, requires_grad=True)
+    (ours,) = torch.autograd.grad(dynamotor.compile(scaled_after, dynamic=False)(x).sum(), x)
+    (eager,) = torch.autograd.grad(scaled_after(x.double()).sum(), x)
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-3)
