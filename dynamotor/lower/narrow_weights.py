@@ -3,8 +3,8 @@
     mm(x, t(w).to(x.dtype) * s)       # x: up to 8 rows
 
 A product by MKL needs the converted weights in memory: written once and read once, at four times the bytes.
-With few rows the memory's rate decides, so each row becomes a sum over products, and one kernel that reads the
-bytes once computes all of them. With more rows a library's blocking of registers is worth more.
+With few rows the memory's rate decides, so each row becomes a sum over products, and one kernel that reads
+the bytes once computes all of them. With more rows a library's blocking of registers is worth more.
 """
 
 from __future__ import annotations
