@@ -843,6 +843,7 @@ def finish_trace(
     failed = trace.checks.failed
     check = None if failed is None else cg.place(failed.node)
     finish, code = cg.function(result)
+    finish = trace.checkpoint_reads.watched(finish)
     log("code", code)
     gm = trace.graph.module(cg.outputs)
     if gm is not None:

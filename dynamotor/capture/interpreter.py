@@ -65,6 +65,23 @@ def _shown(handler: Handler) -> Handler:
     return shown
 
 
+_READING = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR", "FOR_ITER"))
+
+
+def _noted(handler: Handler, instr: Instr) -> Handler:
+    """The handler of an instruction of a checkpointed function: what it reads is noted."""
+    if instr.op not in _READING:
+        return handler
+
+    def noted(frame: Frame, instr: Instr, target: int) -> Any:
+        owner = frame.stack[-1] if frame.stack and instr.op != "LOAD_GLOBAL" else None
+        done = handler(frame, instr, target)
+        frame.trace.checkpoint_reads.note(frame, instr, owner)
+        return done
+
+    return noted
+
+
 @by_code
 def program_of(code: types.CodeType) -> tuple[CodeInfo, list[tuple[Handler, Instr, int]]]:
     """The decoded code with the handler and the jump target's index of each instruction."""
@@ -126,6 +143,8 @@ class Frame:
         if enabled("bytecode"):
             log("bytecode", f"{self.user_line()}")
             steps = [(_shown(handler), instr, target) for handler, instr, target in steps]
+        if trace.checkpoint_reads.active:
+            steps = [(_noted(handler, instr), instr, target) for handler, instr, target in steps]
         while True:
             handler, instr, target = steps[self.ip]
             trace.steps += 1

@@ -11,6 +11,7 @@ so that PyTorch calls it and the rest of the graph is compiled around it. A hook
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .op_state import check_functions, reads_late
 from .polyfills import autograd_function as polyfills
+from .source import trusted_module
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
 from .values.function import FunctionValue
-from .values.klass import Builtin, ClassValue
+from .values.klass import Builtin, ClassValue, EnumConstant, PythonModule, trusted_class
 from .values.number import FloatValue
 from .values.size import SizeValue
 from .values.tensor import TensorValue, live_calls, torch_call, version
@@ -153,7 +155,11 @@ def _is_settled(value: Value) -> bool:
         return value.fn is not MISSING and not reads_late(value.fn)
     if isinstance(value, SequenceValue):
         return (value.source is None or type(value) is TupleValue) and all(map(_is_settled, value.items))
-    return isinstance(value, Constant | Builtin)
+    if isinstance(value, ClassValue):
+        return trusted_class(value.value)
+    if isinstance(value, PythonModule):
+        return trusted_module(vars(value.value).get("__name__"))
+    return isinstance(value, Constant) and (not isinstance(value, EnumConstant) or value.is_plain)
 
 
 def _owner(value: TensorValue) -> int:
@@ -202,10 +208,12 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
         "use_reentrant=False",
     )
     before, n_calls = versions(trace), len(trace.effects.calls)
+    pending = trace.effects.changes_objects
     touched, trace.effects.touched, begun = trace.effects.touched, {}, trace.effects.begin()
     outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded
     try:
-        result = trace.call(args[0], args[1:], given)
+        with trace.checkpoint_reads.inside(pending) if graded else contextlib.nullcontext():
+            result = trace.call(args[0], args[1:], given)
     finally:
         trace.graph.recompute = outer
         inside, trace.effects.touched = trace.effects.touched, {**touched, **trace.effects.touched}

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from ..base.errors import UserLine
 from .breaks import OfTrace, unsupported, unsupported_if
+from .checkpoint_reads import CheckpointReads
 from .checks import Checks
 from .effects import Effects
 from .graph_builder import GraphBuilder
@@ -76,6 +77,7 @@ class Trace(Protocol):
         self.floats: dict[str, Any] = {}  # sources of floats that differ between calls, by their text
         self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)
+        self.checkpoint_reads = CheckpointReads(self)
         self.effects = Effects(self)
         self.checks = Checks(self)
         self.tensors: dict[int, TensorValue] = {}  # by the ids of their ShapeTensors

@@ -83,6 +83,17 @@ class WithSetup(Scaled):
         return g * ctx.table["factor"]
 
 
+class OfClassInContext(Scaled):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.owner = Scaled
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * ctx.owner.factor
+
+
 class Counting(Scaled):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -115,7 +126,7 @@ class OfMode(Scaled):
 
 
 FUNCTIONS = [
-    Scaled, OfGlobal, OfTable, OfHelper, OfObjectInContext, WithSetup, Counting, Noise, SystemNoise, OfMode,
+    Scaled, OfGlobal, OfTable, OfHelper, OfObjectInContext, OfClassInContext, WithSetup, Counting, Noise, SystemNoise, OfMode,
 ]  # fmt: skip
 
 
@@ -262,6 +273,22 @@ def test_hooks_of_constants_stay_in_the_graph() -> None:
     program(x).backward()
     compiled(z).backward()
     assert same(x.grad, z.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hooks_on_the_node_of_a_tensor_see_the_gradients_of_its_own_op(backend: str) -> None:
+    weight = torch.ones(4, requires_grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = (x * weight).sin()
+        y.grad_fn.register_hook(lambda given, arrived: LOG.append(len(given)) or (given[0] * FACTOR,))
+        return y.sum()
+
+    def run(backend: str | None) -> list[Any]:
+        weight.grad = None
+        return [*both(program, lambda: change(7.0), backend), weight.grad]
+
+    assert same(run(None), run(backend))
 
 
 library = torch.library.Library("time_of_reading", "FRAGMENT")

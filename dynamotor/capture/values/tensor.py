@@ -569,14 +569,21 @@ def _data_written() -> Unsupported:
 
 @attribute_rule("grad_fn")
 def _grad_fn(trace: Trace, value: TensorValue) -> Value:
-    """A leaf has none; modules ask for that of each parameter."""
-    leaf = value.getattr(trace, "is_leaf")
-    return Constant(None) if leaf.as_constant() else _autograd_state(trace, value)
+    """A leaf has none. Hooks on the one node of a compiled graph would see other gradients: that runs eager."""
+    if value.getattr(trace, "is_leaf").as_constant():
+        return Constant(None)
+    stop = _autograd_state()
+    stop.whole = value.obj is MISSING
+    raise stop
 
 
 @attribute_rule("grad", "_grad", "_base", "_version", "grad_dtype", "_cdata", "volatile")
-def _autograd_state(trace: Trace, value: TensorValue) -> Value:
-    raise unsupported(
+def _refuse_autograd_state(trace: Trace, value: TensorValue) -> Value:
+    raise _autograd_state()
+
+
+def _autograd_state() -> Unsupported:
+    return unsupported(
         "autograd",
         "a tensor's autograd state (grad, grad_fn, ...) is read",
         cure="read it outside the compiled function",

@@ -1,0 +1,141 @@
+"""A checkpointed function runs again in the backward: a change of the state that it reads is refused (DM252), any
+other change is none of its business.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import dynamotor
+from dynamotor.base.errors import CaptureError
+
+FACTOR, UNREAD = 2.0, 2.0
+TABLE = {"factor": 2.0, "unread": 2.0}
+ITEMS = [2.0]
+
+
+class Holder:
+    factor = 2.0
+
+
+HOLDER = Holder()
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.factor, self.calls = torch.nn.Linear(3, 3), 2.0, 0
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) * self.factor).sin()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return checkpoint(self.part, x, use_reentrant=False).exp()
+
+
+READS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "FACTOR = 7.0": lambda x: x * FACTOR,
+    "TABLE['factor'] = 7.0": lambda x: x * TABLE["factor"],
+    "ITEMS[0] = 7.0": lambda x: x * ITEMS[0],
+    "ITEMS.append(1.0)": lambda x: x * sum(ITEMS),
+    "HOLDER.factor = 7.0": lambda x: x * HOLDER.factor,
+    "Holder.factor = 7.0": lambda x: x * getattr(HOLDER, "factor"),  # noqa: B009
+    "helper = torch.cos": helper,
+}
+
+
+@pytest.fixture
+def space() -> Any:
+    found = globals()
+    before, table = dict(found), dict(TABLE)
+    yield found
+    found.update(before)
+    TABLE.update(table)
+    ITEMS[:], Holder.factor = [2.0], 2.0
+    vars(HOLDER).clear()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("change", READS)
+def test_a_change_of_state_that_is_read_is_refused(
+    space: dict, change: str, reentrant: bool, backend: str
+) -> None:
+    read = READS[change] if change != "helper = torch.cos" else lambda x: helper(x)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda y: read(y).sin(), x * 1, use_reentrant=reentrant).exp().sum()
+
+    compiled = dynamotor.compile(program, backend=backend, fullgraph=True)
+    x, y = (torch.linspace(0.1, 1, 4).requires_grad_() for _ in range(2))
+    program(x).backward()
+    loss = compiled(y)
+    exec("UNREAD = 7.0; TABLE['unread'] = 7.0", space)
+    loss.backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    loss = compiled(y)
+    exec(change, space)
+    with pytest.raises(CaptureError, match="DM252"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m, "factor", 7.0),
+        lambda m: setattr(m, "linear", torch.nn.Linear(3, 3)),
+        lambda m: setattr(m.linear, "weight", torch.nn.Parameter(torch.ones(3, 3))),
+        lambda m: setattr(m, "forward", m.part),
+    ],
+)
+def test_attributes_of_a_model(change: Callable[[Model], None]) -> None:
+    model = Model()
+    loss = dynamotor.compile(model, backend="aot_eager")(torch.ones(2, 3)).sum()
+    change(model)
+    if "forward" in vars(model):  # not read by the checkpointed function
+        return loss.backward()
+    with pytest.raises(CaptureError, match="DM252"):
+        loss.backward()
+
+
+def test_a_variable_and_an_attribute_that_the_program_sets_itself() -> None:
+    def variable(x: torch.Tensor) -> torch.Tensor:
+        factor = 2.0
+        y = checkpoint(lambda x: (x * factor).sin().exp(), x, use_reentrant=False)
+        factor = 3.0
+        return y.sum()
+
+    def attribute(x: torch.Tensor) -> torch.Tensor:
+        HOLDER.count = getattr(HOLDER, "count", 0) + 1  # type: ignore[attr-defined]
+        return checkpoint(lambda x: (x * HOLDER.count).sin().exp(), x, use_reentrant=False).sum()  # type: ignore[attr-defined]
+
+    for program in (variable, attribute):
+        found = []
+        for call in (program, dynamotor.compile(program, backend="aot_eager")):
+            vars(HOLDER).clear()
+            x = torch.linspace(0.1, 1, 4).requires_grad_()
+            call(x).backward()
+            found.append(x.grad)
+        torch.testing.assert_close(*found)
+
+
+def test_a_graph_that_a_model_keeps_does_not_keep_the_model() -> None:
+    model = Model()
+    compiled = dynamotor.compile(model, backend="aot_eager")
+    model.kept = compiled(torch.ones(2, 3))
+    gone = weakref.ref(model)
+    del model, compiled
+    gc.collect(1)
+    assert gone() is None
