@@ -27,6 +27,7 @@ from .base.registry import Registry
 from .codegen import compile_aten, replayed, stored
 from .codegen.flex_attention import fuse_attention
 from .foreign import call_backend
+from .graph.attention_masks import simplify_attention
 from .graph.spec import Backend, Compiled, GraphInfo
 from .runtime import triton_build
 from .torch_compile_adapter import torch_backend, torch_backends
@@ -155,6 +156,7 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
     """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix
     products.
     """
+    simplify_attention(gm, example_inputs)
     fuse_attention(gm)
 
     @config.bound  # a backward is compiled when it is first run, outside of what held for its forward

@@ -16,7 +16,7 @@ LIMITS = {
     "capture": 13_500,
     "codegen": 7_000,
     "distributed": 1_300,
-    "graph": 5_200,
+    "graph": 5_700,
     "lower": 5_900,
     "runtime": 1_500,
     "step": 2_300,
