@@ -386,6 +386,7 @@ TABLES = {
     (3, 14): (PRELUDE_3_14, TABLE_3_14),
 }
 THEMES = [Theme(*TABLES[version]) for version in TABLES if sys.version_info >= version]
+theme = THEMES[0]  # the syntax that every version has
 
 
 @pytest.mark.parametrize("theme, at", [(theme, at) for theme in THEMES for at in range(len(theme.cases))])
