@@ -359,15 +359,16 @@ def _positional(trace: Trace, cls: Value, count: int) -> tuple[bool, list[str]]:
     """What the positional patterns of a class match: the whole object (one pattern of int, str, ...), and attributes."""
     if not count:
         return False, []
-    name, names = cls.as_constant().__name__, trace.getattr_or_none(cls, "__match_args__")
-    whole = names is None and bool(cls.as_constant().__flags__ & _MATCHES_WHOLE)
+    names = trace.getattr_or_none(cls, "__match_args__")
+    flags = cls.getattr(trace, "__flags__").as_constant()
+    whole = names is None and bool(flags & _MATCHES_WHOLE)
     if names is not None and names.python_type() is not tuple:
-        text = f"{name}.__match_args__ must be a tuple (got {names.python_type().__name__})"
+        text = f"{_name(trace, cls)}.__match_args__ must be a tuple (got {names.python_type().__name__})"
         raise trace.error(TypeError, text)
     allowed = [] if names is None else names.unpack(trace)
     if (most := len(allowed) + whole) < count:
-        text = f"{name}() accepts {most} positional sub-pattern{'s' * (most != 1)} ({count} given)"
-        raise trace.error(TypeError, text)
+        accepted = f"accepts {most} positional sub-pattern{'s' * (most != 1)} ({count} given)"
+        raise trace.error(TypeError, f"{_name(trace, cls)}() {accepted}")
     for each in allowed[:count]:
         kind = each.python_type()
         text = f"__match_args__ elements must be strings (got {kind.__name__})"
@@ -375,12 +376,19 @@ def _positional(trace: Trace, cls: Value, count: int) -> tuple[bool, list[str]]:
     return whole, [each.as_constant() for each in allowed[:count]]
 
 
+def _name(trace: Trace, cls: Value) -> str:
+    return cls.getattr(trace, "__name__").as_constant()
+
+
 def _attributes(trace: Trace, subject: Value, cls: Value, names: tuple[str, ...]) -> list[Value] | None:
-    """The attributes of an object in the order of their patterns; None, and no further one is read, where one is missing."""
+    """The attributes of an object in the order of their patterns; None where one is missing: no further one is
+    read.
+    """
     found: dict[str, Value] = {}
     for name in names:
-        text = f"{cls.as_constant().__name__}() got multiple sub-patterns for attribute {name!r}"
-        trace.raise_if(name in found, TypeError, text)
+        if name in found:
+            text = f"{_name(trace, cls)}() got multiple sub-patterns for attribute {name!r}"
+            raise trace.error(TypeError, text)
         value = trace.getattr_or_none(subject, name)
         if value is None:
             return None

@@ -53,6 +53,8 @@ ONCE = Var("@once", 0)
 ISAS = {
     "avx512": (16, "-march=x86-64-v4"),
     "avx2": (8, "-march=x86-64-v3"),
+    "neon": (4, "-march=armv8-a"),
+    "sve": (4, "-march=armv8.2-a+sve"),
     "portable": (4, ""),
 }  # floats a vector, flag
 

@@ -260,7 +260,8 @@ def traced(node: fx.Node, recorder: NumberRecorder, kind: type = float) -> torch
 
 def kind_of(value: Any) -> type | None:
     """The type that Python has for a number, traced or plain; None where it depends on other numbers."""
-    return value.node.kind if type(value) is torch.SymFloat else type(value)
+    node: Any = value.node if type(value) is torch.SymFloat else None
+    return type(value) if node is None else node.kind
 
 
 def node_behind(value: Any) -> Any:

@@ -73,7 +73,6 @@ STAYS = {
     "values/function.py FunctionValue.closure": "the cells are the code's; their contents are guarded when they are read",
     "values/torch_function.py TensorType.call": "a type of tensors is what it is for as long as the process lives",
     "ops_control.py _instance": "a class of exceptions, which is called by the program and not asked",
-    "ops_control.py match_class": "the result of a guarded read",
     "ops_stack.py import_from": NAMES,
     "protocol.py Protocol.real_binary": PLAIN,
     "protocol.py Protocol.no_attr": "made in the trace",
