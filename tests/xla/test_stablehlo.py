@@ -44,6 +44,19 @@ def same(a, b):
     torch.testing.assert_close(a["scaled"], b["scaled"])
 
 
+def test_checks_of_dtypes_in_an_exported_program_are_left_out():
+    class Casts(torch.nn.Module):
+        def forward(self, x):
+            return x.double() * 2
+
+    exported = torch.export.export(Casts(), (torch.ones(3),))
+    assert any("_assert_tensor_metadata" in str(node.target) for node in exported.graph.nodes)
+    program = exported_program_to_stablehlo(exported)
+    assert torch.equal(program(torch.ones(3)), torch.full((3,), 2.0, dtype=torch.float64))
+    with pytest.raises(DynamotorError, match="DM672"):
+        program(torch.ones(3, dtype=torch.int32))
+
+
 def test_an_exported_program_computes_what_the_model_computes(net):
     program = exported_program_to_stablehlo(torch.export.export(net, inputs()))
     x = inputs()
