@@ -6,6 +6,7 @@ A graph runs such a call before the effects of its trace are replayed, and after
 * an operator that changes outside objects breaks the graph: it runs natively, between two graphs;
 * one that reads outside objects breaks the graph if a change is pending.
 
+Functions under `functools.lru_cache` are called while the graph is captured, and are refused for the same reasons.
 The code of `torch.library.custom_op` functions is scanned, with the functions that it calls, as far as names lead. An
 implementation that cannot be found (`Library.impl`) is taken for one that reads. Operators written in C++ do neither.
 """
@@ -78,6 +79,23 @@ def check_functions(trace: Trace, name: str, *fns: Any) -> None:
     """
     access = max(_Scan().function(fn, ()) for fn in fns)
     _refuse_pending(name, access > Access.NONE and _is_pending(trace, access))
+
+
+def check_cached(trace: Trace, fn: Any, given: tuple[Any, ...]) -> None:
+    """Break the graph before a call of a function with a cache, which the capture and its guards make for real: the
+    function must change nothing, and read nothing that has a pending change. `given`: objects among its arguments.
+    """
+    access = _Scan().function(fn, given)
+    name = f"{fn.__qualname__}, which has a cache (functools.lru_cache),"
+    unsupported_if(
+        access is Access.CHANGES,
+        "side-effect",
+        f"{name} changes Python objects",
+        "its cache is asked ahead of the changes that the function makes before the call",
+        "call it outside the compiled function",
+    )
+    pending = access > Access.NONE and _is_pending(trace, access)
+    _refuse_pending(name, pending or access is Access.READS and writes_inputs(trace))
 
 
 def reads_late(*fns: Any) -> str:
@@ -245,7 +263,8 @@ class _Scan:
             return Access.CHANGES
         called = [f for v in found for f in _functions(v, attributes)]
         called += [f for v in given for f in _functions(v, attributes)]
-        access = Access.READS if objects else Access.READS_NAMES if held else Access.NONE
+        shows = any(_shows(fn, names) for names in loaded)
+        access = Access.READS if objects or shows else Access.READS_NAMES if held else Access.NONE
         return max([access, *(self.function(f, tuple(objects)) for f in called)])
 
 
@@ -264,6 +283,14 @@ def _asks(names: tuple[str, ...], value: Any) -> bool:
     if module in _SYSTEM or isinstance(owner, random.Random) or "backends" in names:
         return True
     return (module or "").startswith("torch") and _ASKING.fullmatch(names[-1]) is not None
+
+
+def _shows(fn: types.FunctionType, names: tuple[str, ...]) -> bool:
+    """Whether a name leads to a function that writes a message: its place among pending messages can be seen."""
+    if names[0] == "print":
+        return "print" not in fn.__globals__
+    modules = {getattr(v, "__module__", None) or getattr(v, "__name__", "") for v in _values(fn, names)}
+    return not modules.isdisjoint(("warnings", "_warnings", "logging"))
 
 
 def _is_filled(cell: Any) -> bool:

@@ -34,6 +34,7 @@ import torch
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .interpreter import ITERATORS
+from .op_state import check_cached
 from .ops_control import SYMBOLS
 from .polyfills import cursors, itertools as polyfills
 from .source import Called, Const, trusted_module
@@ -178,6 +179,9 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if not known:
         return _call_with_new_key(fn, trace, args, kwargs)
     real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
+    if package != "einops":  # its recipes depend on their arguments alone
+        objects = tuple(v.real() for v in everything if not v.is_constant() and type(v) is not TupleValue)
+        check_cached(trace, wrapped, objects)
     source, text = Const(fn, wrapped.__qualname__), f"called with {real}"
     return trace.make(trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real, **named)))
 

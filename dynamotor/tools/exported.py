@@ -144,9 +144,9 @@ class Exported:
 
     def exported_program(self) -> Any:
         """The program as a `torch.export.ExportedProgram`, with the model's names of its parameters. Its
-        graph checks the dtypes and strides of arguments. Raises UsageError (DM114) where it changes Python objects, or
-        looks at something of its arguments that an ExportedProgram cannot check, and what torch.export
-        raises."""
+        graph checks the dtypes and strides of arguments. Raises UsageError (DM114) where it changes Python
+        objects, or looks at something of its arguments that an ExportedProgram cannot check, and what
+        torch.export raises."""
         if self._entry.info.data.replays:
             raise refused("it changes Python objects", "an ExportedProgram holds tensors alone")
         self._refuse_unchecked()

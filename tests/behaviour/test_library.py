@@ -46,7 +46,9 @@ pm = PM(); ref = weakref.ref(pm)
 TABLE = r"""
 reduce(operator.add, [1, 2, 3]), reduce(lambda a, b: a * b, [1, 2, 3], 10), reduce(lambda a, b: a + b, [x, x, x])
 reduce(operator.add, [])
-cached(3), cached(3) + cached(4), fib(10), TO(1) > TO(0), TO(1) >= TO(1), max(TO(1), TO(2)).v
+cached(3) #2
+cached(3) + cached(4) #3
+fib(10), TO(1) > TO(0), TO(1) >= TO(1), max(TO(1), TO(2)).v
 sd("z"), sd([]), sd(3)
 partial(max, 3)(5), partial(sorted, reverse=True)([1, 3, 2]), partial(int, base=2)("101"), pm.g()[1:], partial(torch.add, x)(1)
 pm.h(3) #2

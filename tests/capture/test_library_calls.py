@@ -8,6 +8,8 @@ import enum
 import functools
 import os
 import pickle
+import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,3 +340,54 @@ def test_an_averaged_model_is_captured():
     torch.testing.assert_close(compiled(x), model(x))
     model.update_parameters(torch.nn.Linear(3, 3))
     torch.testing.assert_close(compiled(x), model(x))
+
+
+class _Counting:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @functools.cache  # noqa: B019
+    def scaled(self, k: int) -> int:
+        self.calls += 1
+        return k * self.calls
+
+
+@pytest.mark.parametrize("what", ["appends", "reads", "sets an attribute", "raises", "warns"])
+def test_a_function_with_a_cache_runs_where_eager_runs_it(what: str) -> None:
+    log: list[Any] = []
+    counting = _Counting()
+
+    @functools.cache
+    def kept(k: int) -> int:
+        if what == "raises":
+            log.append(k)
+            raise ValueError(k)
+        if what == "appends":
+            log.append(k)
+        if what == "warns":
+            warnings.warn(f"{k} is new", stacklevel=1)
+        return len(log) if what == "reads" else k
+
+    def program(x: torch.Tensor, k: int) -> torch.Tensor:
+        log.append("before")
+        counting.calls += 10
+        warnings.warn("before", stacklevel=1)
+        try:
+            return x * (counting.scaled(k) if what == "sets an attribute" else kept(k))
+        except ValueError:
+            return x
+        finally:
+            log.append("behind")
+
+    def run(fn: Any) -> Any:
+        log.clear()
+        kept.cache_clear()
+        _Counting.scaled.cache_clear()
+        counting.calls = 0
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            results = [fn(torch.ones(2), k).tolist() for k in (1, 1, 2, 2, 1)]
+        words = [str(w.message) for w in shown if "dynamotor" not in str(w.message)]
+        return results, list(log), counting.calls, words
+
+    assert run(dynamotor.compile(program)) == run(program)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -204,3 +206,25 @@ def test_ops_that_read_stay_in_the_graph_where_nothing_is_pending():
 def test_the_reason_names_the_operator():
     with pytest.raises(dynamotor.CaptureError, match=r"DM211.*op_state.changes"):
         dynamotor.compile(the_op_changes_what_is_read, fullgraph=True)(torch.ones(3))
+
+
+@_op("warns")
+def warns(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn("in the operator", stacklevel=1)
+    return x * 1
+
+
+def test_messages_of_operators_keep_their_place() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("before", stacklevel=1)
+        y = warns(x)
+        warnings.warn("behind", stacklevel=1)
+        return y
+
+    compiled = dynamotor.compile(program)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            compiled(torch.ones(3))
+        words = [str(w.message) for w in shown if "dynamotor" not in str(w.message)]
+        assert words == ["before", "in the operator", "behind"]
