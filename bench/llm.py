@@ -1,0 +1,291 @@
+"""`python -m bench llm`: training steps of language models on one device, eager beside torch.compile and
+dynamotor (`compile` with the optimizer in eager, and `compile_step`), and attention with transformers' masks.
+
+Each way of each row runs in a process of its own, so that memory is that way's alone and a failure ends one
+figure. Weights are random, nothing is downloaded.
+
+    python -m bench llm                                    # rows of the acceptance table that one GPU takes
+    python -m bench llm --rows llama-1.2b --sizes 4x2048 --ways torch.compile,dynamotor --steps 12
+    python -m bench llm --rows attention --sizes 4x2048,1x16384
+    python -m bench llm --device cpu --small               # seconds, on any machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import torchvision_stub
+from bench.llm_rows import ATTENTION, DEFAULT_SIZES, MODELS, SMALL, masked_attention, model_of
+from bench.measure import quartiles
+from bench.turns import geometric_mean
+from dynamotor.tools.tables import render
+
+WAYS = ("eager", "torch.compile", "dynamotor", "compile_step")
+PEAK = 990e12  # bf16 operations a second of an H100, without sparsity
+COLUMNS = (
+    "row",
+    "size",
+    "way",
+    "ms",
+    "quartiles",
+    "of torch.compile's time",
+    "share of peak",
+    "reserved GiB",
+    "loss",
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run rows by sizes by ways, print a table, write JSON."""
+    args = _arguments(argv)
+    if args.worker:
+        print(json.dumps(_worker(args)), flush=True)
+        return 0
+    rows: list[dict[str, Any]] = []
+    for name in args.rows.split(","):
+        for size in (args.sizes or DEFAULT_SIZES.get(name, "4x2048")).split(","):
+            for way in args.ways.split(","):
+                if name in ATTENTION and way == "compile_step":
+                    continue
+                rows.append(_in_process(args, name, size, way))
+                print(json.dumps(rows[-1]), flush=True)
+                _write(args, rows)
+    print(render([_line(rows, row) for row in rows], COLUMNS))
+    print("geometric means of torch.compile's time over ours:", json.dumps(_means(rows)))
+    return int(any("error" in row for row in rows))
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench llm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", default="llama-1.2b,llama-8b-slice", help=f"of {', '.join([*MODELS, *ATTENTION])}"
+    )
+    parser.add_argument(
+        "--sizes", default="", help="BATCHxLENGTH, several with commas; default: each row's own"
+    )
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each way")
+    parser.add_argument("--warm", type=int, default=4, help="steps before them")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--loss", choices=("inside", "outside"), default="inside", help="of the compiled program"
+    )
+    parser.add_argument("--mode", default=None, help="mode of both compilers, as reduce-overhead")
+    parser.add_argument("--timeout", type=float, default=420.0, help="seconds a way of a row may take")
+    parser.add_argument("--small", action="store_true", help="two narrow layers and short sequences")
+    parser.add_argument("--json", default="llm.json")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.rows.split(",") if name not in MODELS and name not in ATTENTION]
+    unknown += [way for way in args.ways.split(",") if way not in WAYS]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    return args
+
+
+def _in_process(args: argparse.Namespace, name: str, size: str, way: str) -> dict[str, Any]:
+    """One figure, taken by a process of its own."""
+    command = [sys.executable, "-m", "bench", "llm", "--worker", f"{name}:{size}:{way}", "--loss", args.loss]
+    command += ["--steps", str(args.steps), "--warm", str(args.warm), "--device", args.device]
+    command += [*(["--small"] if args.small else []), *(["--mode", args.mode] if args.mode else [])]
+    row: dict[str, Any] = {"row": name, "size": size, "way": way}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return {**row, "error": f"not done in {args.timeout:.0f} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        return {**row, "error": (done.stderr.strip().splitlines() or ["no answer"])[-1][:400]}
+    return {**row, **json.loads(lines[-1])}
+
+
+def _worker(args: argparse.Namespace) -> dict[str, Any]:
+    name, size, way = args.worker.split(":")
+    torchvision_stub.prepare()
+    batch, length = [int(n) for n in size.split("x")]
+    if args.small:
+        batch, length = min(batch, 2), min(length, 64)
+    torch.manual_seed(0)
+    if name in ATTENTION:
+        return _time_attention(args, name, way, batch, length)
+    return _time_steps(args, name, way, batch, length)
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _compiler(way: str, mode: str | None) -> Callable[[Any], Any]:
+    if way == "eager":
+        return lambda f: f
+    if way == "torch.compile":
+        return lambda f: torch.compile(f, mode=mode)
+    import dynamotor
+
+    return lambda f: dynamotor.compile(f, mode=mode)
+
+
+def _time_steps(args: argparse.Namespace, name: str, way: str, batch: int, length: int) -> dict[str, Any]:
+    config, model = model_of(name, length, SMALL if args.small else {})
+    model = model.to(args.device).train()
+    parameters = sum(p.numel() for n, p in model.named_parameters() if "embed_tokens" not in n)
+    step = _step(args, way, model, torch.randint(0, config.vocab_size, (batch, length), device=args.device))
+    start = time.perf_counter()
+    losses = [float(step())]
+    first = time.perf_counter() - start
+    for _ in range(args.warm):
+        step()
+    if args.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = _timed(step, args.steps, args.device)
+    losses.append(float(step()))
+    tokens = batch * length
+    work = 6 * parameters * tokens + 6 * config.num_hidden_layers * config.hidden_size * length * tokens
+    found = {"ms": quartiles(times), "first_s": first, "loss": losses, "steps": len(times)}
+    return found | {"share_of_peak": work / (statistics.median(times) / 1e3) / PEAK} | _memory(args.device)
+
+
+def _step(args: argparse.Namespace, way: str, model: Any, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A training step under autocast: forward, loss, backward, AdamW."""
+    half = torch.autocast(args.device, torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=args.device == "cuda")
+
+    def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        flat = logits[:, :-1].reshape(-1, logits.shape[-1]).float()
+        return torch.nn.functional.cross_entropy(flat, labels[:, 1:].reshape(-1))
+
+    if way == "compile_step":
+        import dynamotor
+
+        whole = dynamotor.compile_step(
+            model, lambda out, labels: loss_of(out.logits, labels), optimizer, mode=args.mode
+        )
+
+        def one() -> torch.Tensor:
+            with half:
+                return whole(ids, ids)
+
+        return one
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        return loss_of(model(ids).logits, ids)
+
+    compiler = _compiler(way, args.mode)
+    compiled = compiler(forward if args.loss == "inside" else model)
+
+    def plain() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with half:
+            loss = compiled(ids) if args.loss == "inside" else loss_of(compiled(ids).logits, ids)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return plain
+
+
+def _time_attention(args: argparse.Namespace, name: str, way: str, batch: int, length: int) -> dict[str, Any]:
+    """Forward and backward of attention alone, with the mask and heads that transformers gives it."""
+    attend, tensors = masked_attention(name, batch, length, args.device, args.small)
+    call = _compiler(way, args.mode)(attend)
+    grads = torch.randn_like(tensors[0])
+
+    def both() -> None:
+        for t in tensors[:3]:
+            t.grad = None
+        call(*tensors).backward(grads)
+
+    def forward() -> None:
+        with torch.no_grad():
+            call(*tensors)
+
+    start = time.perf_counter()
+    both(), forward()
+    first = time.perf_counter() - start
+    for _ in range(args.warm):
+        both(), forward()
+    _finish(args.device)
+    found: dict[str, Any] = {"first_s": first, "steps": args.steps, "loss": []}
+    found["forward_ms"] = quartiles(_timed(forward, args.steps, args.device))
+    if args.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    return found | {"ms": quartiles(_timed(both, args.steps, args.device))} | _memory(args.device)
+
+
+def _timed(call: Callable[[], object], count: int, device: str) -> list[float]:
+    times = []
+    gc.collect()
+    for _ in range(count):
+        _finish(device)
+        start = time.perf_counter()
+        call()
+        _finish(device)
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def _memory(device: str) -> dict[str, Any]:
+    if device != "cuda":
+        return {"device": device}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "reserved_GiB": torch.cuda.max_memory_reserved() / 2**30,
+        "allocated_GiB": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def _peer(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
+    same = [r for r in rows if (r["row"], r["size"], r["way"]) == (row["row"], row["size"], "torch.compile")]
+    return same[0] if same and "ms" in same[0] else None
+
+
+def _line(rows: list[dict[str, Any]], row: dict[str, Any]) -> list[str]:
+    head = [row["row"], row["size"], row["way"]]
+    if "error" in row:
+        return [*head, row["error"][:60], "", "", "", "", ""]
+    low, middle, high = row["ms"]
+    peer = _peer(rows, row)
+    ratio = (
+        ""
+        if peer is None
+        else f"{middle / peer['ms'][1]:.3f} ({low / peer['ms'][2]:.3f} to {high / peer['ms'][0]:.3f})"
+    )
+    share, reserved = row.get("share_of_peak"), row.get("reserved_GiB")
+    numbers = ["" if share is None else f"{share:.3f}", "" if reserved is None else f"{reserved:.2f}"]
+    loss = " to ".join(f"{value:.4f}" for value in row["loss"])
+    return [*head, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", ratio, *numbers, loss]
+
+
+def _means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """For each of our ways, torch.compile's time over its time: the geometric mean over rows and sizes."""
+    found = {}
+    for way in WAYS[2:]:
+        pairs = [(_peer(rows, row), row) for row in rows if row["way"] == way and "ms" in row]
+        ratios = [peer["ms"][1] / row["ms"][1] for peer, row in pairs if peer is not None]
+        if ratios:
+            found[way] = geometric_mean(ratios)
+    return found
+
+
+def _write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    facts = {"command": "python -m bench llm " + " ".join(sys.argv[1:]), "torch": torch.__version__}
+    facts |= {"loss": args.loss, "mode": args.mode, "times as fast as torch.compile": _means(rows)}
+    Path(args.json).write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

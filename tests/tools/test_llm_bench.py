@@ -1,0 +1,55 @@
+"""`python -m bench llm` runs its rows at tiny sizes and writes what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import llm, llm_rows, torchvision_stub
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.slow
+def test_a_small_row_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "llm.json"
+    given = [
+        "--device",
+        "cpu",
+        "--small",
+        "--sizes",
+        "1x32",
+        "--steps",
+        "2",
+        "--warm",
+        "1",
+        "--json",
+        str(out),
+    ]
+    rows = ["--rows", "llama-1.2b,attention", "--ways", "eager,dynamotor,compile_step"]
+    assert llm.main([*given, *rows]) == 0
+    found = json.loads(out.read_text())["rows"]
+    assert [row["way"] for row in found] == ["eager", "dynamotor", "compile_step", "eager", "dynamotor"]
+    first = found[0]["loss"]
+    assert all(row["loss"] == pytest.approx(first, abs=2e-2) for row in found[:3])
+    assert "share of peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", llm_rows.ATTENTION)
+def test_each_attention_row_is_what_its_rule_says(name: str) -> None:
+    attend, (q, k, v, ids) = llm_rows.masked_attention(name, 2, 16, "cpu", small=True)
+    places = torch.arange(16)
+    seen = llm_rows.ATTENTION[name](places[None, None, :, None], places[None, None, None, :], ids)
+    scores = q @ k.repeat_interleave(2, 1).transpose(-2, -1) / 4.0
+    want = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    torch.testing.assert_close(attend(q, k, v, ids), want)
+
+
+def test_every_model_is_one_of_transformers() -> None:
+    torchvision_stub.prepare()
+    import transformers
+
+    assert all(hasattr(transformers, name) for row in llm_rows.MODELS.values() for name in row[:2])
