@@ -42,6 +42,8 @@ time.
   `graph/plain_data.py` writes values down; what has no exact text raises `NotPlain` and is not kept (event
   "not kept"). With `config.verify`, `check`, `sanitize`, `log`, `debug` or a listener of a compilation's
   events, nothing is taken from there.
+* Inputs and outputs of wrapper subclasses (`WrapperSpec`) are taken apart (`desugar.py`): the aten graphs
+  know their inner tensors alone.
 * Gradients' strides and dtypes are eager's. Output strides are eager's (recorded in `meta["val"]`); inner
   strides are the compiler's to choose.
 """

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..base import cache
+from ..base import cache, compat
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, is_mistake
@@ -37,8 +37,9 @@ from ..graph.sizes import DataDependent, Guard
 from ..graph.spec import Compiled, GraphInfo, is_lazy, storage_number
 from ..graph.states import is_state_call
 from ..graph.subgraphs import Hook
+from ..graph.tensor_subclass import flatten_all, is_wrapper
 from ..graph.verify_graph import verify_aten_graph, verify_torch_graph
-from . import double_backward
+from . import double_backward, wrapped_runtime
 from .autograd_nodes import AutogradNode
 from .eager_check import check_traced
 from .extract import extract, inputs_of
@@ -90,7 +91,7 @@ def aot_compile(
     ]
     with collector_paused(), unseen_by_hooks(), _outside_inference_mode():
         name = f"graph{next(_names)}"
-        if config.check and not part:
+        if config.check and not part and not any(map(is_wrapper, example_inputs)):
             trace = functools.partial(_op_by_op, gm, graded, name, cuts)
             check_traced(gm, example_inputs, graded, trace)
         place = None
@@ -159,8 +160,11 @@ def _aot_compile(
         return gm.forward
     try:
         with timed("trace joint graph"), preserved_modes():
-            _refuse_inference_tensors(example_inputs, graded)
-            joint = trace_joint(gm, specs_of(gm, example_inputs), graded, memory_groups(example_inputs))
+            if torch.is_grad_enabled() or any(n.target is compat.set_grad_enabled for n in gm.graph.nodes):
+                _refuse_inference_tensors(example_inputs, graded)
+            joint = trace_joint(
+                gm, specs_of(gm, example_inputs), graded, memory_groups(flatten_all(example_inputs))
+            )
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = getattr(error, "torch_node", None)
         written = isinstance(error, DynamotorError) and error.code == "DM231"
@@ -173,11 +177,15 @@ def _aot_compile(
         if joint.gradient_of:
             keep_copies_of_inputs(joint.gm)
         run_passes(joint.gm, PASSES, stage="joint")
+    if joint.boundary is not None:
+        static_inputs, place = joint.boundary.static(static_inputs), None
     emit("joint", name=name, graph=joint.gm)
     log("graphs", lambda: f"joint {name}\n{program_text(joint.gm)}")
     if not joint.gradient_of:
         return _compile_inference(joint, compile_graph, name, static_inputs, place)
-    leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
+    leaves: frozenset[int] = frozenset()
+    if joint.boundary is None:
+        leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
     on_backward = gm.meta.pop("on_backward", None)
     return _compile_training(gm, joint, compile_graph, name, static_inputs, cuts, leaves, on_backward, place)
 
@@ -339,7 +347,10 @@ def _compile_inference(
         joint.gm.graph, joint.inputs, values, writes=_writes(joint), keep=_generators(joint, set())
     )
     info = GraphInfo("inference", name, _static(joint.inputs, joint, static_inputs), len(values))
-    return inference_callable(_compile_first(graph, info, compile_graph, place, recipe, []), recipe)
+    compiled = _compile_first(graph, info, compile_graph, place, recipe, [])
+    if joint.boundary is not None:
+        return wrapped_runtime.inference_callable(compiled, recipe, joint.boundary)
+    return inference_callable(compiled, recipe)
 
 
 def _compile_first(
@@ -463,7 +474,9 @@ def _compile_training(
     with timed("partition"):
         cut = _cut(joint, name)
         groups = (
-            _groups(joint, cut, leaves) if on_backward is None else {_everything(joint): joint.gradient_of}
+            _groups(joint, cut, leaves)
+            if on_backward is None and joint.boundary is None
+            else {_everything(joint): joint.gradient_of}
         )
         parts = [(group, *_backward_graph(joint, cut, group, mask)) for mask, group in groups.items()]
     around = on_backward(parts[0][-1]) if on_backward is not None else None
@@ -481,10 +494,11 @@ def _compile_training(
     recipe = double_backward.repeatable(joint)
     info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
+    nodes = _autograd_nodes(backwards, compile_graph, around, place)
+    if joint.boundary is not None:
+        return wrapped_runtime.training_callable(forward, nodes[0], recipe, joint.boundary)
     second = None if around is not None else _again(gm, recipe, backwards, compile_graph, cuts)
-    return training_callable(
-        forward, _autograd_nodes(backwards, compile_graph, around, place), recipe, second
-    )
+    return training_callable(forward, nodes, recipe, second)
 
 
 def _again(

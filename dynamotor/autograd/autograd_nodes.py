@@ -20,6 +20,7 @@ import torch
 from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.spec import Compiled, TensorSpec
+from ..graph.tensor_subclass import is_wrapper
 from .calls import call_without_autocast, call_without_grad, unseen
 from .double_backward import Again, Given, is_batched
 from .inner_outputs import is_users, linker, refuse_hooks
@@ -104,8 +105,8 @@ def _whole_function(
     n_inputs, positions = recipe.n_inputs, node.gradients
     watched = positions if len(wanted) > 1 else ()
     edges = [0, *itertools.accumulate(i not in recipe.symbols for i in range(n_inputs))]  # sizes have none
-    save = _saver(node, recipe)
-    backward = unseen(_Backward(node, recipe, wanted, wanted, [edges[i] for i in positions], again))
+    save = saver(node, recipe)
+    backward = unseen(Backward(node, recipe, wanted, wanted, [edges[i] for i in positions], again))
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -123,7 +124,7 @@ def _whole_function(
             grads: list[torch.Tensor | None] = [None] * n_inputs
             for position, grad in zip(positions, backward(ctx, tangents), strict=True):
                 grads[position] = grad
-            _pass_over_hooks(ctx, [edges[i] for i in watched if grads[i] is None])
+            pass_over_hooks(ctx, [edges[i] for i in watched if grads[i] is None])
             return tuple(grads)
 
     return CompiledFunction
@@ -175,8 +176,8 @@ def _part_function(
     node: AutogradNode, recipe: Recipe, values: Sequence[int], again: Again | None
 ) -> type[torch.autograd.Function]:
     """A function that leads to some inputs, from these values, which have been computed."""
-    save, edges = _saver(node, recipe), range(len(node.gradients))
-    backward = unseen(_Backward(node, recipe, range(len(values)), values, edges, again))
+    save, edges = saver(node, recipe), range(len(node.gradients))
+    backward = unseen(Backward(node, recipe, range(len(values)), values, edges, again))
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
@@ -187,7 +188,7 @@ def _part_function(
         @staticmethod
         def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
             grads = backward(ctx, tangents)
-            _pass_over_hooks(ctx, [i for i, grad in enumerate(grads) if grad is None])
+            pass_over_hooks(ctx, [i for i, grad in enumerate(grads) if grad is None])
             return None, *grads
 
     return CompiledPart
@@ -213,7 +214,8 @@ class _Several(torch.autograd.Function):
         return (grad,) * ctx.n
 
 
-def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Sequence, Given | None], None]:
+def saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Sequence, Given | None], None]:
+    """Notes on a node's context what its backward needs of the inputs and the forward's results."""
     n_inputs, sizes = recipe.n_inputs, tuple(recipe.symbols)
     saved_inputs = tuple(i for i in node.saved_inputs if i < n_inputs and i not in sizes)
     saved_outputs = node.saved_outputs
@@ -230,7 +232,7 @@ def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Seque
     return save
 
 
-class _Backward:
+class Backward:
     """A node's gradients from its context and tangents; the backward is compiled at its first call. One that
     can frees each saved tensor after its last use.
 
@@ -269,9 +271,17 @@ class _Backward:
         if self.inner:
             arrived = [n for n, (k, _) in zip(self.numbers, arriving, strict=True) if tangents[k] is not None]
             refuse_hooks(ctx, sum(1 << number for number in arrived))
-        many = any(map(is_batched, tangents))
+        wrapped = any(map(is_wrapper, tangents))
+        many = wrapped or any(map(is_batched, tangents))
         if many and again is not None and ctx.given is not None and again.repeats:
             return self._again(again, ctx.given, tangents)
+        BackendError.when(
+            wrapped,
+            "DM263",
+            "a tensor subclass arrives as the gradient of a plain result of a compiled graph",
+            why="its backward was compiled for plain gradients, and the graph cannot run again",
+            cure="give the loss a plain tensor (to_local(), full_tensor(), ...)",
+        )
         try:
             saved = list(ctx.saved_tensors) if self.saves else []
         except RuntimeError as error:
@@ -406,7 +416,7 @@ class _UnlessAbsent:
         return self.hook(given) if self.has_come(given) else None
 
 
-def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
+def pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
     """Autograd calls the hooks of all leaves behind this node, some with None; eager has no such node and
     does not call them.
 

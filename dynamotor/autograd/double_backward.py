@@ -23,6 +23,7 @@ from ..graph.module import graph_module
 from ..graph.op_facts import is_collective
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import Compiled, TensorSpec
+from ..graph.tensor_subclass import is_wrapper
 from .extract import inputs_of
 from .joint import Joint
 from .recipe import Recipe
@@ -115,7 +116,7 @@ class Again:
         sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
         first = FirstDerivative(self, places, sizes, inputs, inner, tuple(k for k, _ in arrived))
         operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in arrived)]
-        if any(is_batched(tangent) for _, tangent in arrived):
+        if any(is_batched(tangent) or is_wrapper(tangent) for _, tangent in arrived):
             first.create_graph = torch.is_grad_enabled()
             with _drawing_from(given.generators):
                 return list(first(*operands))

@@ -6,8 +6,9 @@ plan of how the user's outputs come from the values and the inputs.
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,11 @@ from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec, aten, contiguous_stride
 from ..graph.sym_int import from_torch
+from ..graph.tensor_subclass import WrapperSpec, flatten, is_wrapper
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .aten_recorder import GraphRecorder
 from .calls import no_autocast
+from .desugar import Spec, WrapperBoundary, boundary_of, feed, take_apart, tangent_of
 from .functional import TracedAlias, read, with_holes
 from .reach import reaching
 from .recipe import OutputPlan, Recipe, Step
@@ -51,6 +54,7 @@ class Joint:
     )  # for each user output that others are computed from, their tangents
     versions: dict[int, int] = field(default_factory=dict)  # of the values that were written, by place
     frees: bool = True  # whether eager's nodes have something to free after a backward
+    boundary: WrapperBoundary | None = None  # of a program with tensors of wrapper subclasses
 
     @property
     def symbols(self) -> dict[int, Symbol]:
@@ -85,11 +89,12 @@ class Joint:
 
 def trace_joint(
     gm: torch.fx.GraphModule,
-    specs: Sequence[TensorSpec | Size],
+    specs: Sequence[Spec],
     requires_grad: Sequence[bool],
     memory_groups: Sequence[int],
 ) -> Joint:
-    """Trace a torch graph. `memory_groups` numbers the storages of the inputs: equal numbers share memory.
+    """Trace a torch graph. `memory_groups` numbers the storages of the flat inputs (wrappers taken apart):
+    equal numbers share memory.
 
     A spec that is a `Size` (a symbol) stands for an int of each call.
 
@@ -97,17 +102,16 @@ def trace_joint(
     """
     recorder = GraphRecorder(gm.meta.get("shape_env"))
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    feed = [
-        recorder.input(name, spec, needs)
-        for name, spec, needs in zip(names, specs, requires_grad, strict=True)
-    ]
-    placeholders = list(recorder.graph.nodes)[: len(feed)]
-    inputs = {i: tensor for i, tensor in enumerate(feed) if type(tensor) is ShapeTensor}
+    given = feed(recorder, names, specs, requires_grad)
+    placeholders = list(recorder.graph.nodes)[: len(given.leaves)]
+    inputs = {i: tensor for i, tensor in enumerate(given.leaves) if type(tensor) is ShapeTensor}
     aliases = {i: tensor.note for i, tensor in inputs.items()}
     with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
-        results = run_torch_graph(gm, recorder, feed)
+        found = take_apart(run_torch_graph(gm, recorder, given.values), given)
+        given.check()
     torch.clear_autocast_cache()
-    check_inputs(inputs, aliases, requires_grad, memory_groups)
+    results = found.flat
+    check_inputs(inputs, aliases, given.graded, memory_groups)
     plans, sources = plan_outputs(results, inputs)
     values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
@@ -115,23 +119,27 @@ def trace_joint(
     mutated = {i: version for i, version in versions.items() if version > 0}
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
-    if any(differentiable):
-        _check_leaves(results, inputs)
-        _check_gradients(requires_grad, mutated)
-    gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
-    tangents: list[torch.fx.Node] = []
-    grads: list[Any] = []
+    wanted = [*[t for t, graded in zip(roots, differentiable, strict=True) if graded], *found.graded]
+    if wanted:
+        _check_leaves([*results, *found.graded], [*inputs.values(), *given.values])
+        _check_gradients(requires_grad, given.written(mutated))
+    leaves = [i for i, needs in enumerate(requires_grad) if needs] if wanted else []
+    back = _Gradients([], [], [], [], [])
     reach: dict[int, Any] = {}
     inner: Sequence[int] = []
-    frees = bool(gradient_of) and _frees([t.grad_fn for t in roots if t is not None])
-    if gradient_of:
-        wanted, leaves = (
-            [t for t, graded in zip(roots, differentiable, strict=True) if graded],
-            [inputs[i] for i in gradient_of],
-        )
-        found, inner = reaching(wanted, leaves, results)
-        reach = dict(zip(gradient_of, found, strict=True))
-        tangents, grads = _backward(recorder, wanted, leaves)
+    frees = bool(leaves) and _frees([t.grad_fn for t in [*roots, *found.graded] if t is not None])
+    if leaves:
+        wrapped = given.has_wrapper() or bool(found.wrappers)
+        if not wrapped:
+            reached, inner = reaching(wanted, [given.values[i] for i in leaves], results)
+        back = _backward(recorder, wanted, [given.values[i] for i in leaves], given.places(leaves))
+        if wrapped:
+            reached = [(1 << len(back.tangents)) - 1] * len(back.places)
+        reach = dict(zip(back.places, reached, strict=True))
+    tangents, grads = back.tangents, back.nodes
+    boundary = boundary_of(
+        given, specs, found, back.arriving, [(i, *one) for i, one in zip(leaves, back.leaving, strict=True)]
+    )
     recorder.graph.output((values, contents, grads))
     joint_gm = graph_module(recorder.graph, "Joint")
     return Joint(
@@ -142,11 +150,12 @@ def trace_joint(
         plans,
         differentiable,
         mutated,
-        gradient_of,
+        back.places,
         reach,
         {k: mask for k, mask in enumerate(inner) if mask},
         {k: alias.memory.version for k, (alias, _) in enumerate(sources) if alias.memory.version},
         frees,
+        boundary,
     )
 
 
@@ -232,11 +241,12 @@ def check_inputs(
         )
 
 
-def _check_leaves(results: Sequence[Any], inputs: Mapping[int, ShapeTensor]) -> None:
+def _check_leaves(results: Sequence[Any], inputs: Sequence[Any]) -> None:
     """What is made with `requires_grad=True` and given away has to gather its gradient as a leaf does."""
-    given = {id(tensor) for tensor in inputs.values()}
-    leaves = [t for t in results if isinstance(t, ShapeTensor) and t.requires_grad and t.is_leaf]
-    if any(id(t) not in given and t.note.func is None for t in leaves):  # no view that no_grad made
+    given = {id(tensor) for tensor in inputs}
+    leaves: list[Any] = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+    made = [t for t in leaves if id(t) not in given]
+    if any(is_wrapper(t) or t.note.func is None for t in made):  # no view that no_grad made
         raise UnsupportedOp("DM234", "an output is a leaf that is made inside", cure="make the leaf outside")
 
 
@@ -411,14 +421,41 @@ def tangent_spec(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
 
 
+@dataclass
+class _Gradients:
+    """A traced backward. tangents: the nodes of the gradients that arrive. nodes: those of the gradients that
+    leave, for the inputs at `places` (for tensors inside wrappers: numbers beyond all places). arriving and
+    leaving: the specs of those that are wrappers.
+    """
+
+    tangents: list[torch.fx.Node]
+    nodes: list[torch.fx.Node | None]
+    places: list[int]
+    arriving: list[WrapperSpec | None]
+    leaving: list[tuple[WrapperSpec | None, int]]
+
+
 def _backward(
-    recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[ShapeTensor]
-) -> tuple[list, list]:
-    """Run PyTorch's engine from the roots to the inputs under the recorder: tangent nodes and gradient
-    nodes.
+    recorder: GraphRecorder, roots: list[Any], inputs: list[Any], places: Sequence[int | None]
+) -> _Gradients:
+    """Run PyTorch's engine from the roots to the inputs under the recorder. places: of the inputs among the
+    flat ones, None for wrappers.
     """
     recorder.stage, recorder.where, recorder.recompute = "backward", None, False
-    tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
+    arriving: list[ShapeTensor] = []
+    specs: list[WrapperSpec | None] = []
+    tangents: list[Any] = []
+    for i, root in enumerate(roots):
+        specs.append(tangent_of(root) if is_wrapper(root) else None)
+        of = specs[-1]
+        laid = [tangent_spec(root.spec)] if of is None else [tangent_spec(one) for one in of.leaves()]
+        made = [
+            recorder.input(f"tangent_{i}" if of is None else f"tangent_{i}_{k}", s)
+            for k, s in enumerate(laid)
+        ]
+        arriving += made
+        with recording(recorder), torch.no_grad():
+            tangents.append(made[0] if of is None else of.wrap(made))
     with recording(recorder), no_autocast():
         try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy
             grads = compat.execution_engine.get().run_backward(
@@ -433,5 +470,20 @@ def _backward(
         except Exception as error:
             error.__dict__["torch_node"] = recorder.forward_of_failed()
             raise
-        nodes = [None if grad is None else recorder.node_of(grad) for grad in grads]
-    return [tangent.note.memory.input for tangent in tangents], nodes
+        parts = [[None] if grad is None else flatten(grad) for grad in grads]
+        nodes = [None if leaf is None else recorder.node_of(leaf) for leaves in parts for leaf in leaves]
+    ids = itertools.count(1 << 32)  # beyond the places of inputs
+    return _Gradients(
+        [tangent.note.memory.input for tangent in arriving],
+        nodes,
+        [
+            place if place is not None and len(leaves) == 1 else next(ids)
+            for place, leaves in zip(places, parts, strict=True)
+            for _ in leaves
+        ],
+        specs,
+        [
+            (WrapperSpec.of(grad) if is_wrapper(grad) else None, len(leaves))
+            for grad, leaves in zip(grads, parts, strict=True)
+        ],
+    )

@@ -35,6 +35,7 @@ from ..graph.modes import autocast_state
 from ..graph.plain_data import NotPlain, decode, encode, symbols_by_name
 from ..graph.sizes import Guard, ShapeEnv, Size
 from ..graph.spec import Compiled, TensorSpec, is_lazy, storage_number
+from ..graph.tensor_subclass import WrapperSpec, any_spec
 from .lazy_compile import Narrow
 
 WAIT_SECONDS = 60.0  # for another process that compiles the same program
@@ -265,14 +266,14 @@ def _text(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
-def specs_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[TensorSpec | Size]:
+def specs_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[TensorSpec | WrapperSpec | Size]:
     """The inputs' specs; where sizes differ between calls, what capture says of the placeholders."""
     if "shape_env" in gm.meta:
         return [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    return [TensorSpec.of(t) for t in inputs]
+    return [any_spec(t) for t in inputs]
 
 
-def _input_text(tensor: Any, spec: TensorSpec | Size, static: bool) -> Any:
+def _input_text(tensor: Any, spec: TensorSpec | WrapperSpec | Size, static: bool) -> Any:
     if type(spec) is Size:
         return encode(spec)
     NotPlain.when(

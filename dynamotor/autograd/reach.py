@@ -61,8 +61,9 @@ def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[
     """Inputs by autograd node, each node under the outputs that lead to it (bits, as in `reach`).
 
     There is one node, unless what lies behind an input could tell that it is visited. `fixed`: leaves, which
-    have only hooks behind them (`runtime._pass_over_hooks`). Another input that some outputs do not lead to
-    gets a node apart, with all that the same outputs lead to; what two nodes need is computed in both.
+    have only hooks behind them (`autograd_nodes.pass_over_hooks`). Another input that some outputs do not
+    lead to gets a node apart, with all that the same outputs lead to; what two nodes need is computed in
+    both.
     """
     own_nodes = {mask for i, mask in reach.items() if i not in fixed and mask not in (0, everything)}
     groups: dict[int, list[int]] = {}

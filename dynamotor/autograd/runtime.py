@@ -30,7 +30,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     """Wrap a compiled graph that takes no part in autograd."""
-    compiled = _prepared(compiled, recipe)
+    compiled = prepared(compiled, recipe)
     rebuild = rebuilder(recipe)
     quiet = torch.is_grad_enabled()
     if not recipe.mutated and not quiet and rebuild is None:
@@ -50,7 +50,7 @@ def training_callable(
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes. What
     comes `again` where a gradient is differentiated, None: that is an error.
     """
-    forward = _prepared(forward, recipe)
+    forward = prepared(forward, recipe)
     finish = _finisher(rebuilder(recipe), recipe)
     through = (
         through_nodes(forward, nodes, recipe, finish, again)
@@ -89,7 +89,7 @@ def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, recipe: Rec
     return finish
 
 
-def _prepared(compiled: Compiled, recipe: Recipe) -> Compiled:
+def prepared(compiled: Compiled, recipe: Recipe) -> Compiled:
     """The compiled graph as the program calls it."""
     called = without_autocast(_with_constants(compiled, recipe.constants))
     return with_versions(called, recipe.mutated, recipe.versions)

@@ -11,7 +11,8 @@
   `graph/states.py` that set inference mode or the state of random numbers, for backends that take them;
 * `output` node: a flat tuple of nodes; `gm.meta["static_inputs"]`: frozenset of placeholder indices bound to
   parameters/buffers (the same tensor object at each call until a guard fails); `node.meta["val"]` on all
-  nodes; `node.meta["where"]`: `UserLine`.
+  nodes; `node.meta["where"]`: `UserLine`. A tensor of a wrapper subclass is one placeholder or node, whose
+  `val` is a `WrapperSpec`; `Rewrap` makes one of its inner tensors, `getattr(node, name)` gives an inner tensor.
 * A backend is `(gm, example_inputs: list[Tensor]) -> callable(*tensors) -> tuple|list of tensors`. The inputs
   are real tensors with right `requires_grad`. The callable mutates its inputs as eager does.
 * `gm.meta["on_backward"]`, when there: `(backward aten graph) -> (compiled backward -> callable)`.

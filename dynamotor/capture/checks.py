@@ -65,7 +65,7 @@ class Checks:
             or trace.sizes.in_body
             or not trace.sizes.policy.checks
             or tensor.example.device.type != "cpu"
-            or any(type(n) is not int or n != 1 for n in tensor.example.spec.shape)
+            or any(type(n) is not int or n != 1 for n in tensor.spec.shape)
         ):
             return False
         tensor = torch_call(trace, "reshape", [tensor, Constant(())], {})
@@ -118,7 +118,7 @@ def _is_unbounded(trace: Trace, node: fx.Node) -> bool:
     return type(val) is not Size or any(
         type(n) is Size and n.symbols & val.symbols
         for value in trace.tensors.values()
-        for n in value.example.spec.shape
+        for n in value.spec.shape
     )
 
 

@@ -53,6 +53,7 @@ from . import (
     rules_states,
     rules_threads,
     rules_transforms,
+    rules_wrappers,
     siblings,
     torch_rules,
 )
@@ -63,6 +64,7 @@ from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, first_failure
 from .inner_frames import InnerFrames
+from .input_overlaps import guard_overlaps
 from .lazy_modules import Afresh
 from .output import Codegen
 from .resume import unwind
@@ -93,6 +95,7 @@ REGISTERED = (
     rules_states,
     rules_threads,
     rules_transforms,
+    rules_wrappers,
     torch_rules,
     context,
     deque,
@@ -849,7 +852,7 @@ def finish_trace(
     if gm is not None:
         log("graphs", lambda: f"captured\n{program_text(gm)}")
     inputs = trace.graph.inputs if gm is not None else []
-    tensor.guard_overlaps(trace)
+    guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(map(str, guards)))
     effects = gm is not None and (

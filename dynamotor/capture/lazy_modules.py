@@ -59,5 +59,5 @@ def _only_waits(module: torch.nn.Module) -> bool:
 def _stand_in(value: Value) -> object:
     """What shows the module the sizes of its input: that is all that PyTorch's classes look at."""
     if type(value) is TensorValue:
-        return value.example.spec.hinted().empty().to("meta")
+        return value.spec.hinted().empty().to("meta")
     return value.value if type(value) is Constant else MISSING

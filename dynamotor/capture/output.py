@@ -163,7 +163,9 @@ class Codegen:
             source = self.trace.sizes.sources[symbol]
             unsupported_if(
                 any(
-                    v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
+                    v.source == source.base
+                    and v.carrier is None
+                    and v.spec is not self.trace.sizes.read(v.source, v.obj)
                     for v in self.trace.tensors.values()
                     if v.source is not None
                 ),

@@ -397,7 +397,7 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     _refuse_late_hook("draws random numbers" if trace.draws else "")
     trace.draws = draws
     results = next(iter(reversed(body.gm.graph.nodes))).meta["val"]
-    spec = tensor.example.spec
+    spec = tensor.spec
     unsupported_if(
         body.result is not None and [(r.shape, r.dtype) for r in results] != [(spec.shape, spec.dtype)],
         "autograd",

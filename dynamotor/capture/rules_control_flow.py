@@ -99,7 +99,7 @@ def _call(
 
 
 def _results(trace: Trace, target: ControlFlow, tensors: list[TensorValue]) -> list[Value]:
-    memories = [value.example.memory for value in {id(value): value for value in tensors}.values()]
+    memories = [value.memory for value in {id(value): value for value in tensors}.values()]
     unsupported_if(
         len(set(memories)) != len(memories), "transform", f"tensors that {target.operator} takes share memory"
     )
@@ -166,7 +166,7 @@ def _row(example: torch.Tensor) -> torch.Tensor:
 
 def _rows(trace: Trace, name: str, leaves: list[TensorValue]) -> Dim:
     """How many rows they have; they have as many."""
-    counts = [leaf.example.spec.shape[0] if leaf.example.dim() else 0 for leaf in leaves]
+    counts = [leaf.spec.shape[0] if leaf.example.dim() else 0 for leaf in leaves]
     unsupported_if(
         is_unbacked(*counts) or any(n != counts[0] for n in counts) or counts[0] == 0,
         "transform",
@@ -205,9 +205,9 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     n = len(carried)
     if type(body.result) not in (tuple, list) or len(body.result) != 2 or not _alike(carry, body.result[0]):
         raise _differ("scan")
-    if not _same(specs[:n], [leaf.example.spec for leaf in carried]):
+    if not _same(specs[:n], [leaf.spec for leaf in carried]):
         raise _differ("scan")
-    kept = [leaf.example.spec for leaf in carried]
+    kept = [leaf.spec for leaf in carried]
     target = Scan(
         [body], (*kept, *[_stacked(spec, rows) for spec in specs[n:]]), n + len(leaves), n, len(leaves)
     )

@@ -157,9 +157,7 @@ def _deep_tensor(trace: Trace, value: TensorValue, memo: dict[Value, Value]) -> 
     sees, and of which nothing else in the structure is a view.
     """
     example = value.example
-    alone = not any(
-        type(v) is TensorValue and v is not value and v.example.memory is example.memory for v in memo
-    )
+    alone = not any(type(v) is TensorValue and v is not value and v.memory is example.memory for v in memo)
     whole = example.spec.is_contiguous and not example.spec.is_symbolic
     parameter = value.cls is torch.nn.Parameter
     if not (alone and whole) or not parameter and (value.cls is not torch.Tensor or example.requires_grad):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,7 +32,6 @@ from .values.base import (
     builtin_rule,
     call_finder,
     overrides,
-    wrap_rule,
 )
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
@@ -58,7 +57,9 @@ class SubclassValue(UserObject):
         return self if self.obj is MISSING else self.obj
 
     def load_slot(self, trace: Trace, descr: Any) -> Value:
-        return _take_over(trace, descr.__get__, [self], {})
+        if _takes_calls(trace, self.cls):
+            return _take_over(trace, descr.__get__, [self], {})
+        return self.tensor.getattr(trace, descr.__name__)
 
     def store_slot(self, trace: Trace, descr: Any, value: Value | None) -> None:
         raise unsupported("unsupported-mutation", f"attribute {descr.__name__!r} of a tensor is set")
@@ -69,15 +70,17 @@ class SubclassValue(UserObject):
         own = self.cls.__mro__[: self.cls.__mro__.index(torch.Tensor)]
         name = f"__r{op.__name__.strip('_')}__"
         if reflected and isinstance(other, TensorValue) and not any(name in vars(cls) for cls in own):
-            return _take_over(trace, op, [other, self], {})
+            if _takes_calls(trace, self.cls):
+                return _take_over(trace, op, [other, self], {})
+            return torch_call(trace, op, [other, self.tensor], {})
         return super().binary(trace, op, other, reflected)
 
     def _new(self, cg: Codegen) -> str:
         return f"{cg.emit(self.tensor)}.as_subclass({cg.constant(self.cls)})"
 
 
-@wrap_rule(torch.Tensor, subclasses=True)
-def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+def wrap_other_subclasses(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+    """The value of a tensor from outside whose class holds no other tensors."""
     cls = type(obj)
     if _is_plain_parameter(cls):
         trace.type_attr(cls, "__torch_function__")
@@ -114,8 +117,9 @@ def _check_class(trace: Trace, cls: Any) -> None:
     unsupported_if(
         cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or cls.__torch_function__ is _NONE,
         "tensor-subclass",
-        f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__",
-        cure="pass plain tensors, or keep this part outside the compiled function",
+        f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__ and without"
+        " __tensor_flatten__",
+        cure="give the class __tensor_flatten__ and __tensor_unflatten__, or pass plain tensors",
     )
 
 
@@ -184,10 +188,27 @@ def _find_getter(fn: Any) -> CallRule | None:
     return rule
 
 
+def _takes_calls(trace: Trace, cls: type) -> bool:
+    """Whether a class has a `__torch_function__` that is called; PyTorch turns it off for a class with
+    `__torch_dispatch__` alone."""
+    return trace.type_attr(cls, "__torch_function__") is not _NONE
+
+
+def _carriers(values: Iterable[Value]) -> Iterator[UserObject]:
+    """The objects among arguments, and in lists and tuples of them, that may take a call over."""
+    for value in values:
+        if isinstance(value, SequenceValue) and value.takes_over:
+            yield from _carriers(value.items)
+        elif isinstance(value, UserObject) and value.takes_over:
+            yield value
+
+
 def _call_or_take_over(
     fn: Any, rule: CallRule | None, trace: Trace, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
-    if not trace.plain_calls:
+    if not trace.plain_calls and any(
+        _takes_calls(trace, value.cls) for value in _carriers([*args, *kwargs.values()])
+    ):
         return _take_over(trace, fn, args, kwargs)
     if rule is None:
         raise unsupported("tensor-subclass", f"{fn} is called with a subclass")
@@ -216,14 +237,19 @@ def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, 
         return value
 
     given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
-    specs = [value.tensor.example.spec for value in met]
+    shown = [_layout(value) for value in met]
     result = rule(trace, given, named)
     unsupported_if(
-        any(value.tensor.example.spec != spec for value, spec in zip(met, specs)),
+        shown != [_layout(value) for value in met],
         "tensor-subclass",
         "the shape of a subclass's tensor is changed in place",
     )
     return next((value for value in met if value.tensor is result), result)
+
+
+def _layout(value: SubclassValue) -> Any:
+    example = value.tensor.example
+    return example.shape, example.stride(), example.dtype
 
 
 class _Asked(Exception):
@@ -249,8 +275,10 @@ def _take_over(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value
     def stand(value: Value) -> Any:
         if isinstance(value, SequenceValue) and value.takes_over:
             return value.kind([stand(item) for item in value.items])
-        if isinstance(value, UserObject) and value.takes_over:
-            made: Any = _StandIn()
+        if isinstance(value, SubclassValue) and not _takes_calls(trace, value.cls):
+            made: Any = torch.empty(0)
+        elif isinstance(value, UserObject) and value.takes_over:
+            made = _StandIn()
             if isinstance(value, SubclassValue):
                 made = torch.empty(0).as_subclass(_TensorStandIn)
             if value.cls not in [carrier.cls for carrier in classes]:

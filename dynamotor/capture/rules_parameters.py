@@ -31,9 +31,9 @@ def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
         cure="make it outside the compiled function",
     )
     assert isinstance(data, TensorValue)
-    leaf = _leaf(data.example.spec, wanted.as_constant())
+    leaf = _leaf(data.spec, wanted.as_constant())
     source = Called(Const(leaf, "a new parameter"), _made)
-    spec = data.example.spec
+    spec = data.spec
     node = trace.graph.input(source, leaf(), spec, static=False, name="new_parameter")
     example = ShapeTensor.make(spec, requires_grad=wanted.as_constant())
     made = TensorValue(trace, node, example, cls=nn.Parameter)
@@ -42,7 +42,7 @@ def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     trace.call(set_graded, [Constant(False)])
     torch_call(trace, "copy_", [made, data], {})
     trace.call(set_graded, [Constant(graded)])
-    trace.given_away.add(data.example.memory)
+    trace.given_away.add(data.memory)
     return made
 
 
@@ -58,7 +58,7 @@ def _can_be_made(trace: Trace, cls: Value, data: Value, wanted: Value) -> bool:
         and not example.spec.is_symbolic
         and example.spec.is_contiguous
         and not example.spec.offset
-        and not any(value.example.memory is example.memory for value in trace.outside)
+        and not any(value.memory is example.memory for value in trace.outside)
         and not (trace.sizes.in_body or trace.graph.recompute or torch.is_inference_mode_enabled())
     )
 

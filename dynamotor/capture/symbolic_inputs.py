@@ -35,6 +35,7 @@ from ..graph.sizes import (
     settled,
 )
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
+from ..graph.tensor_subclass import WrapperSpec
 from .breaks import unsupported
 from .guards import BYTES, Answer, ConstEquals, Guard, IdIs, TensorIs, TensorMatch, first_failure
 from .source import Arg, Const, DictItem, Missing, SizeOf, Source, StrideOf
@@ -371,11 +372,12 @@ class TraceSizes:
                 return
         symbol.lo, self.bounds[symbol] = max(symbol.lo, 2), (2, INFINITY)
 
-    def placeholders(self, graph: GraphBuilder, spec: TensorSpec) -> None:
+    def placeholders(self, graph: GraphBuilder, spec: TensorSpec | WrapperSpec) -> None:
         """Make the placeholders of a spec's symbols: graphs take every symbol that their tensors' sizes
         hold.
         """
-        for value in (*spec.shape, *spec.stride):
+        inner = spec.leaves() if type(spec) is WrapperSpec else []
+        for value in (n for one in (spec, *inner) for n in (*one.shape, *one.stride)):
             if type(value) is Size:
                 for symbol in sorted(value.symbols, key=lambda s: s.order):
                     self._placeholder(graph, symbol)

@@ -21,6 +21,7 @@ from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .spec import TensorSpec, aten
 from .sym_int import SYMBOLIC, from_torch, to_torch
+from .tensor_subclass import WrapperSpec, dispatch, is_wrapper_class
 
 __all__ = ["DataDependent", "Recorder", "ShapeTensor", "UnsupportedOp", "infer", "recording", "shape_mode"]
 
@@ -79,6 +80,8 @@ class ShapeTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # the stub is of a function, PyTorch calls a class method
         cls, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if any(map(is_wrapper_class, types)):
+            return dispatch(func, types, args, kwargs or {})
         return infer(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # the stub: def f(self, *, Any=...)
@@ -93,7 +96,7 @@ def spec_of(value: Any) -> Any:
     if kind is list or kind is tuple:
         return kind([spec_of(v) for v in value])
     if isinstance(value, torch.Tensor):
-        return TensorSpec.of(value)
+        return WrapperSpec.of(value) if is_wrapper_class(kind) else TensorSpec.of(value)
     return from_torch(value) if kind in SYMBOLIC else value
 
 
@@ -213,6 +216,17 @@ class _Mode(TorchDispatchMode):
     def __init__(self, handler: Any) -> None:
         super().__init__()
         self.handler = handler
+        self.depth = (
+            0  # of calls of a wrapper subclass: ops arrive below autograd there, which splits composites
+        )
+
+    @contextlib.contextmanager
+    def _below_autograd(self) -> Iterator[None]:
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -222,6 +236,12 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if any(map(is_wrapper_class, types)):  # its own ops on its inner tensors come here again
+            with self, self._below_autograd():
+                return dispatch(func, types, args, kwargs or {})
+        if self.depth and func.has_kernel_for_dispatch_key(compat.composite_implicit):
+            with self:
+                return func.decompose(*args, **kwargs or {})
         if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
             func = (
                 aten.scalar_tensor.default

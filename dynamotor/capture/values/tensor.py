@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
-import types
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +27,9 @@ from ...graph.op_facts import written_names
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, is_unbacked, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
+from ...graph.tensor_subclass import flatten, flatten_all, is_wrapper, outer_spec
 from ..breaks import Unsupported, unsupported, unsupported_if
-from ..guards import Absent, Apart, KernelSettings, NoOverlap, TensorIs, are_apart
+from ..guards import Absent, KernelSettings, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
 from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
@@ -37,6 +37,7 @@ from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .number import FloatValue
 from .operators import UNARY, special_name
+from .return_types import ReturnTypeValue
 from .size import SizeValue, size_result
 from .slices import SliceValue
 
@@ -60,6 +61,9 @@ class TensorValue(Value):
         "first_version",
         "attributes",
         "data_of",
+        "carrier",
+        "inside",
+        "written_inside",
     )
     source: Any  # a Source for tensors from outside, else None
 
@@ -96,17 +100,23 @@ class TensorValue(Value):
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
         self.data_of: TensorValue | None = None  # this is `data_of.data`
+        self.carrier: Any = None  # of a wrapper subclass: the object that the program has (rules_wrappers.py)
+        self.inside = self.written_inside = False  # of a wrapper that is an input of the graph
         trace.tensors[id(example)] = self
 
     @staticmethod
-    def of(trace: Trace, node: fx.Node, result: torch.Tensor) -> TensorValue:
+    def of(trace: Trace, node: fx.Node, result: Any) -> Value:
         """The value of a call's result; a result that is one of the arguments stays the value it was."""
+        known = trace.tensors.get(id(result))
+        if known is not None:
+            return known.carrier or known
+        if is_wrapper(result):
+            return wrapper_values[0](trace, TensorValue(trace, node, result))
         if not isinstance(result, ShapeTensor):
             raise unsupported(
                 "unsupported-op", f"{target_name(node.target)} gives a real {type(result).__name__}"
             )
-        known = trace.tensors.get(id(result))
-        return TensorValue(trace, node, result) if known is None else known
+        return TensorValue(trace, node, result)
 
     @property
     def node(self) -> fx.Node:
@@ -120,7 +130,12 @@ class TensorValue(Value):
             )
             if self.pinned:
                 self.trace.reader.guard(TensorIs.of(self.source, self.obj))
-            spec = self.trace.sizes.read(self.source, self.obj, static=self.settled)
+            spec: Any = self.trace.sizes.read(self.source, self.obj, static=self.settled)
+            if self.carrier is not None:
+                spec = spec_of(self.example)
+                for known in map(self.trace.tensors.get, map(id, flatten(self.example))):
+                    if known is not None:
+                        known.inside = True
             self.trace.sizes.placeholders(self.trace.graph, spec)
             self._node = self.trace.graph.input(
                 self.source, self.obj, spec, static=self.pinned, name=_input_name(self.source)
@@ -147,7 +162,7 @@ class TensorValue(Value):
         return self if self.obj is MISSING else self.obj
 
     def describe(self) -> str:
-        return f"a tensor {self.example.spec}"
+        return f"a tensor {self.spec}"
 
     # Attributes ---------------------------------------------------------------------------------------------
     def getattr(self, trace: Trace, name: str) -> Value:
@@ -166,9 +181,24 @@ class TensorValue(Value):
         return constant_result(trace, getattr(self.example, name))
 
     @property
+    def spec(self) -> TensorSpec:
+        """What the graph knows of it; of a wrapper, what it shows of itself."""
+        return outer_spec(self.example) if self.carrier is not None else self.example.spec
+
+    @property
+    def memory(self) -> Any:
+        """The identity of its storage; a wrapper has none that another tensor shares."""
+        return self.example if self.carrier is not None else self.example.memory
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether the graph takes it, or a wrapper around it."""
+        return self._node is not None or self.inside
+
+    @property
     def written(self) -> bool:
-        """Whether the program has written into the memory."""
-        return version(self.example) != self.first_version
+        """Whether the program has written into the memory; ops of a wrapper around it count no versions there."""
+        return version(self.example) != self.first_version or self.written_inside
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         known = self.attributes.get(name)
@@ -327,9 +357,9 @@ def _counted_places(x: TensorValue, key: Value, value: Value) -> list[Value]:
     indices = [part.example for part in parts if type(part) is TensorValue]
     if (
         type(value) is not TensorValue
-        or not is_unbacked(*value.example.spec.shape)
+        or not is_unbacked(*value.spec.shape)
         or value.example.dtype is not x.example.dtype
-        or [n for n in value.example.spec.shape[:1] if type(n) is int] == [1]
+        or [n for n in value.spec.shape[:1] if type(n) is int] == [1]
         or not all(i.dim() and i.dtype in (torch.bool, torch.int64) for i in indices)
         or not all(type(p) is TensorValue or type(p) is Constant and p.value == slice(None) for p in parts)
     ):
@@ -339,31 +369,6 @@ def _counted_places(x: TensorValue, key: Value, value: Value) -> list[Value]:
 
 _ELLIPSIS = type(...)
 _INDEXES = frozenset((int, slice, type(None), _ELLIPSIS))
-
-
-class ReturnTypeValue(TupleValue):
-    """A result with named parts such as `torch.return_types.max`."""
-
-    __slots__ = ("return_type",)
-
-    def __init__(self, return_type: type, items: list[Value]) -> None:
-        super().__init__(items)
-        self.return_type = return_type
-
-    def python_type(self) -> type:
-        return self.return_type
-
-    def getitem(self, trace: Trace, key: Value) -> Value:
-        return TupleValue(self.items).getitem(trace, key)
-
-    def getattr(self, trace: Trace, name: str) -> Value:
-        member = getattr(self.return_type, name, None)
-        if isinstance(member, types.MemberDescriptorType):  # of a probe that holds its positions
-            return self.items[member.__get__(self.return_type(range(self.return_type.n_sequence_fields)))]  # type: ignore[attr-defined]
-        return super().getattr(trace, name)
-
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(self.return_type)}({super().reconstruct(cg)})"
 
 
 def _is_number(value: Value) -> bool:
@@ -404,36 +409,9 @@ def version(tensor: torch.Tensor) -> Any:
     return object() if tensor.is_inference() else tensor._version
 
 
-def guard_overlaps(trace: Trace) -> None:
-    """Guards that no written input shares memory with another one, as far as that can change from call to
-    call.
-
-    To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees
-    them overlap.
-    """
-    inputs = [v for v in trace.outside if v._node is not None]
-    written = [v for v in inputs if v.written]
-    loose = [v for v in inputs if not v.settled]
-    for value in written:
-        if (
-            value.example.requires_grad and not value.obj.is_inference()
-        ):  # eager lets nobody write into a leaf
-            trace.reader.attribute(value.source, value.obj, "is_leaf")
-        others = [o for o in (loose if value.settled else inputs) if o is not value]
-        others = [o for o in others if not o.written or id(o) > id(value)]
-        if others and are_apart([value.obj, *[o.obj for o in others]], 1):
-            trace.reader.guard(NoOverlap(value.source, tuple([o.source for o in others])))
-    settled = [v for v in inputs if v.settled and not hasattr(type(v.obj), "_memory_token")]
-    settled.sort(key=lambda v: not v.written)
-    n_written = sum(v.written for v in settled)
-    if n_written and are_apart([v.obj for v in settled], n_written):
-        first, *rest = [v.source for v in settled]
-        trace.reader.guard(Apart(first, tuple(rest), n_written))
-
-
 def writes_inputs(trace: Trace) -> bool:
     """Whether the graph writes a tensor from outside in place."""
-    return any(v.written for v in trace.outside if v._node is not None)
+    return any(v.written for v in trace.outside if v.in_graph)
 
 
 def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: list[ShapeTensor]) -> None:
@@ -443,9 +421,9 @@ def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: li
     if target is not operator.setitem:  # of other writes into a tensor of inference mode the trial knows
         written = [t for t in written if not t.is_inference()]
     memories = {id(t.memory) for t in given}
-    values = [v for v in trace.outside if id(v.example.memory) in memories]
+    values = [v for v in trace.outside if id(v.memory) in memories]
     for value in values:
-        if all(value.example.memory is not t.memory for t in written):
+        if all(value.memory is not t.memory for t in written):
             continue
         if value.obj.is_inference() and not torch.is_inference_mode_enabled():
             raise _write_refused(target, "a view of a tensor of inference mode is written outside of it")
@@ -630,6 +608,10 @@ _ARGUMENT_TYPES = frozenset(
 )
 
 
+# What makes the value of a tensor of a wrapper subclass (rules_wrappers.py).
+wrapper_values: list[Callable[[Trace, TensorValue], Value]] = []
+
+
 # Calls ------------------------------------------------------------------------------------------------------
 def lower(value: Value, nodes: bool) -> Any:
     """An argument for the graph (`nodes`: tensors become fx nodes) or for the trial run (tensors become
@@ -726,13 +708,17 @@ def torch_call(
     if run is None:
         run = getattr(torch.Tensor, target) if isinstance(target, str) else target
     known = trace.tensors
-    given = [t for t in leaves_in((trial_args, trial_kwargs)) if isinstance(t, ShapeTensor)]
+    tensors = [t for t in leaves_in((trial_args, trial_kwargs)) if isinstance(t, torch.Tensor)]
+    wrappers = [t for t in tensors if is_wrapper(t)]
+    given = [t for t in flatten_all(tensors) if isinstance(t, ShapeTensor)]
     if trace.given_away:
         for tensor in given:
             _check_kept(trace, tensor)
-    before = list(map(version, given))
+    before = list(map(version, [*given, *wrappers]))
     result = trial(trace, target, run, trial_args, trial_kwargs)
-    written = [t for t, then in zip(given, before) if version(t) != then]
+    written: list[Any] = [t for t, then in zip([*given, *wrappers], before) if version(t) != then]
+    if wrappers:
+        written = _written_inside(trace, written)
     written += _declared_written(target, trial_args, trial_kwargs)
     if written and any(version(data) != then for data, then in trace.data_taken):
         raise _data_written()
@@ -740,8 +726,9 @@ def torch_call(
         check_write(trace, target, given, written)
     data = trace.sizes.data
     if not written and not data.met:
-        if isinstance(result, ShapeTensor) and id(result) in known:
-            return known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
+        if isinstance(result, torch.Tensor) and id(result) in known:
+            same = known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
+            return same.carrier or same
         if not _holds_tensor(result):
             return _answer(trace, target, args, result)
     if data.met and not data.made and type(result) is torch.SymInt:
@@ -776,6 +763,16 @@ def torch_call(
         if type(val) is Size:
             trace.sizes.bind(trace.graph, val, node)
         _bind(trace, data.made, found)
+    return found
+
+
+def _written_inside(trace: Trace, written: Sequence[torch.Tensor]) -> list[ShapeTensor]:
+    """The plain tensors among what a call wrote: all inside of a wrapper that was written, which counts for them."""
+    found: list[Any] = flatten_all(written)
+    for leaf in found:
+        known = trace.tensors.get(id(leaf))
+        if known is not None:
+            known.written_inside = True
     return found
 
 
@@ -847,12 +844,12 @@ def _bind(trace: Trace, made: list[Size], result: Value) -> None:
     """Nodes for the sizes that a result was the first to have."""
     values: list[Any] = result.items if isinstance(result, SequenceValue) else [result]
     for value in values:
-        for dim, n in enumerate(value.example.spec.shape if type(value) is TensorValue else ()):
+        for dim, n in enumerate(value.spec.shape if type(value) is TensorValue else ()):
             if type(n) is Size and any(map(n.same, made)):
                 made = [symbol for symbol in made if not n.same(symbol)]
                 trace.sizes.bind(trace.graph, n, trace.graph.call_method("size", (value.node, dim), {}, n))
         if type(value) is TensorValue and any(
-            n.symbols & s.symbols for n in value.example.spec.shape if type(n) is Size for s in made
+            n.symbols & s.symbols for n in value.spec.shape if type(n) is Size for s in made
         ):
             raise unsupported(
                 "data-dependent", f"no dimension of {value.describe()} is the size that it depends on"
@@ -931,8 +928,8 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
 
 def _guard_offsets(trace: Trace, args: list[Value]) -> list[TensorValue]:
     """The tensors from outside that share memory with the arguments: they begin where they begin in it."""
-    memories = [arg.example.memory for arg in args if isinstance(arg, TensorValue)]
-    found = [value for value in trace.outside if any(value.example.memory is memory for memory in memories)]
+    memories = [arg.memory for arg in args if isinstance(arg, TensorValue)]
+    found = [value for value in trace.outside if any(value.memory is memory for memory in memories)]
     for value in found:
         trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
     return found
@@ -992,9 +989,9 @@ def result_value(trace: Trace, node: fx.Node, result: Any) -> Value:
 
 
 def _part(trace: Trace, node: fx.Node, index: int, item: Any) -> Value:
-    known = trace.tensors.get(id(item)) if isinstance(item, ShapeTensor) else None
+    known = trace.tensors.get(id(item)) if isinstance(item, torch.Tensor) else None
     if known is not None:
-        return known
+        return known.carrier or known
     return result_value(
         trace, trace.graph.call_function(operator.getitem, (node, index), {}, spec_of(item)), item
     )

@@ -44,8 +44,9 @@ from .containers import ListValue, SequenceValue
 from .klass import Builtin
 from .known_data import SIZED, known, sizes_as_numbers
 from .operators import COMPARE, INPLACE
+from .return_types import ReturnTypeValue
 from .size import SizeValue, condition_value
-from .tensor import ReturnTypeValue, TensorValue, constant_result, live_calls, lower, torch_call
+from .tensor import TensorValue, constant_result, live_calls, lower, torch_call
 from .user_object import UserObject
 
 _DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -134,7 +135,7 @@ def _of_as_many(trace: Trace, x: Value, *sizes: Value) -> Value:
     parts = sizes[0].items if len(sizes) == 1 and isinstance(sizes[0], SequenceValue) else sizes
     plain = [n.value for n in parts if type(n) is Constant and type(n.value) is int]
     if type(x) is TensorValue and len(plain) == len(parts):
-        shape, wanted = x.example.spec.shape, math.prod(plain)
+        shape, wanted = x.spec.shape, math.prod(plain)
         if len(shape) == 1 and is_unbacked(*shape) and wanted >= 0:
             as_many = condition_value(trace, Condition("==", shape[0] - wanted))
             if trace.checks.passes(as_many, True):
@@ -187,7 +188,7 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
         data = known(trace, x)
         if data is not None and (name == "tolist" or data.numel() == 1 and bool(data.isfinite())):
             return trace.fresh(getattr(data, name)())
-        shape, dtype = x.example.spec.shape, x.example.dtype
+        shape, dtype = x.spec.shape, x.example.dtype
         if not trace.sizes.takes_data:
             one = trace.sizes.hands_on and name == "item" and all(type(n) is int and n == 1 for n in shape)
             return HeldNumber(trace, x) if one else refuse(trace, args, kwargs)
@@ -415,7 +416,7 @@ def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
         and isinstance(antialias, Constant)
         and not antialias.value
     ):
-        spec, rank = x.example.spec, len(x.example.spec.shape) - 2
+        spec, rank = x.spec, len(x.spec.shape) - 2
         more = [given.get(name, Constant(None)) for name in names[4:6]]
         known_op = spec.is_symbolic and (mode.value, rank) in tensors.UPSAMPLING
         if known_op and _is_accepted(rank, size, scale, mode.value, *more):
@@ -531,7 +532,7 @@ def _filled(target: Any, trace: Trace, args: list[Value], kwargs: dict[str, Valu
         or len(given) != place + 1
         or kwargs.keys() & {"out", "requires_grad"}
         or number.example.requires_grad
-        or number.example.spec.shape
+        or number.spec.shape
         or torch.promote_types(number.example.dtype, dtype) != dtype
     ):
         return torch_call(trace, target, args, kwargs)

@@ -1,0 +1,268 @@
+"""Tensors of wrapper subclasses at the border of a compiled program: the program takes and gives their inner
+tensors, autograd sees the wrappers.
+
+The torch graph runs over wrappers around tensors without data, so `__torch_dispatch__` is traced through, in
+the forward and in the backward. A `WrapperBoundary` keeps what the trace then knows.
+
+>>> boundary.flat((x, quantised))        # [x, quantised.values, quantised.scale]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..base.errors import BackendError
+from ..graph.shape_tensor import UnsupportedOp, recording
+from ..graph.sizes import Size, Symbol
+from ..graph.spec import TensorSpec
+from ..graph.tensor_subclass import WrapperSpec, flatten, is_wrapper
+from .aten_recorder import GraphRecorder
+
+Spec = TensorSpec | WrapperSpec | Size
+
+
+@dataclass(frozen=True)
+class WrapperBoundary:
+    """How a program's wrappers are taken apart and put together.
+
+    inputs: the spec of each input, None for one that is passed as it is. symbols: the places of inputs that
+    are sizes. wrappers: each wrapper among the outputs, with the places of its inner tensors among the flat
+    outputs; the first `n_graded` require gradients. outputs: where each output comes from: ("leaf", flat
+    place), ("input", place) or ("wrapper", place). tangents: the spec of each gradient that arrives, None for
+    a plain one. gradients: for each gradient that leaves, the input's place, the gradient's spec and its
+    number of tensors.
+    """
+
+    inputs: tuple[WrapperSpec | None, ...]
+    symbols: dict[int, Symbol]
+    wrappers: tuple[tuple[WrapperSpec, tuple[int, ...]], ...] = ()
+    n_graded: int = 0
+    outputs: tuple[tuple[str, int], ...] = ()
+    tangents: tuple[WrapperSpec | None, ...] = ()
+    gradients: tuple[tuple[int, WrapperSpec | None, int], ...] = ()
+
+    def flat(self, inputs: Sequence[Any]) -> list[Any]:
+        """The program's inputs with inner tensors in the place of wrappers."""
+        return [
+            leaf
+            for value, spec in zip(inputs, self.inputs, strict=True)
+            for leaf in ((value,) if spec is None else _parts(value, spec))
+        ]
+
+    def static(self, places: frozenset[int]) -> frozenset[int]:
+        """Places among the flat inputs of what is the same object at each call."""
+        counts = [1 if spec is None else len(spec.leaves()) for spec in self.inputs]
+        starts = [0, *itertools.accumulate(counts)]
+        return frozenset(k for i in places for k in range(starts[i], starts[i + 1]))
+
+    def values(self, inputs: Sequence[Any]) -> dict[Symbol, int]:
+        """The symbols' values at a call."""
+        return {symbol: inputs[i] for i, symbol in self.symbols.items()}
+
+    def flat_tangents(self, tangents: Sequence[Any], of: Mapping[Symbol, int]) -> list[Any]:
+        """The gradients that arrive, wrappers taken apart."""
+        found: list[Any] = []
+        for tangent, spec in zip(tangents, self.tangents, strict=True):
+            if tangent is not None and tangent._is_zerotensor():
+                tangent = torch.zeros(tangent.shape, dtype=tangent.dtype, device=tangent.device)
+            if spec is None:
+                found.append(tangent)  # `Backward` refuses a wrapper
+            elif tangent is None:
+                found += [None] * len(spec.leaves())
+            else:
+                found += _parts(_of_kind(tangent, at(spec, of)), spec)
+        return found
+
+    def wrap_gradients(self, grads: Sequence[Any], of: Mapping[Symbol, int]) -> list[Any]:
+        """A gradient for each input, from the program's."""
+        result: list[Any] = [None] * len(self.inputs)
+        rest = iter(grads)
+        for place, spec, count in self.gradients:
+            leaves = list(itertools.islice(rest, count))
+            result[place] = leaves[0] if spec is None else at(spec, of).wrap(leaves)
+        return result
+
+
+def at(spec: WrapperSpec, of: Mapping[Symbol, int]) -> WrapperSpec:
+    """The spec at a call's sizes."""
+    return spec.at(of) if of and spec.is_symbolic else spec
+
+
+def _parts(value: Any, spec: WrapperSpec) -> Iterator[Any]:
+    for name, one in zip(spec.names, spec.inner, strict=True):
+        inner = getattr(value, name)
+        if type(one) is WrapperSpec:
+            yield from _parts(inner, one)
+        else:
+            yield inner
+
+
+def _of_kind(tangent: Any, spec: WrapperSpec) -> Any:
+    """A gradient as the wrapper for which the backward was compiled; the class may convert another one."""
+    if not matches(tangent, spec):
+        convert = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+        tangent = tangent if convert is None else convert(spec.context, spec.cls)
+        BackendError.when(
+            not matches(tangent, spec),
+            "DM263",
+            f"the gradient of a {spec.cls.__name__} is a {type(tangent).__name__}, or has another context",
+            why="the backward is compiled before a gradient arrives, for one like the output",
+            cure="keep this output inside the compiled function, or give the class"
+            " __coerce_same_metadata_as_tangent__",
+        )
+    return tangent
+
+
+def matches(value: Any, spec: WrapperSpec) -> bool:
+    """Whether a value is a wrapper of this class, with these names, this context and such inner tensors."""
+    if type(value) is not spec.cls:
+        return False
+    names, context = value.__tensor_flatten__()
+    return (
+        tuple(names) == spec.names
+        and bool(context == spec.context)
+        and all(
+            matches(getattr(value, name), one)
+            if type(one) is WrapperSpec
+            else not is_wrapper(getattr(value, name))
+            for name, one in zip(names, spec.inner, strict=True)
+        )
+    )
+
+
+# At trace time ----------------------------------------------------------------------------------------------
+@dataclass
+class Feed:
+    """What the torch graph's placeholders get in the trace, and the plain tensors of it, in order."""
+
+    values: list[Any]
+    leaves: list[Any]
+    graded: list[bool]  # of the leaves: those inside of wrappers take no part in autograd
+    specs: tuple[WrapperSpec | None, ...]
+
+    def check(self) -> None:
+        """Refuse a program that gave an input other inner tensors: only writes into them reach the caller."""
+        leaves = iter(self.leaves)
+        for value, spec in zip(self.values, self.specs, strict=True):
+            old = [next(leaves) for _ in (spec.leaves() if spec else (None,))]
+            if spec is not None:
+                now = flatten(value)
+                UnsupportedOp.when(
+                    len(now) != len(old) or any(a is not b for a, b in zip(now, old)),
+                    "DM261",
+                    f"an op gives an input, a {spec.cls.__name__}, another inner tensor",
+                    cure="write into the inner tensor (copy_) in __torch_dispatch__",
+                )
+
+    def places(self, inputs: Sequence[int]) -> list[int | None]:
+        """The places of inputs among the leaves; None for wrappers."""
+        counts = [1 if spec is None else len(spec.leaves()) for spec in self.specs]
+        starts = [0, *itertools.accumulate(counts)]
+        return [starts[i] if self.specs[i] is None else None for i in inputs]
+
+    def written(self, leaves: Iterable[int]) -> set[int]:
+        """The inputs to which these leaves belong."""
+        counts = [1 if spec is None else len(spec.leaves()) for spec in self.specs]
+        owners = [i for i, count in enumerate(counts) for _ in range(count)]
+        return {owners[leaf] for leaf in leaves}
+
+    def has_wrapper(self) -> bool:
+        """Whether an input is a wrapper."""
+        return any(spec is not None for spec in self.specs)
+
+
+def feed(
+    recorder: GraphRecorder, names: Sequence[str], specs: Sequence[Spec], requires_grad: Sequence[bool]
+) -> Feed:
+    """Inputs for a trace: a placeholder for each plain tensor and size, wrappers around them."""
+    found = Feed([], [], [], tuple([s if type(s) is WrapperSpec else None for s in specs]))
+    for name, spec, needs in zip(names, specs, requires_grad, strict=True):
+        if type(spec) is not WrapperSpec:
+            leaf = recorder.input(name, spec, needs)  # type: ignore[arg-type]
+            found.values.append(leaf)
+            found.leaves.append(leaf)
+            found.graded.append(needs)
+            continue
+        inner = [recorder.input(f"{name}_{k}", one) for k, one in enumerate(spec.leaves())]
+        recorder.graded |= needs
+        with recording(recorder), torch.no_grad():
+            wrapper = spec.wrap(inner)
+        found.values.append(wrapper.requires_grad_(needs) if needs else wrapper)
+        found.leaves += inner
+        found.graded += [False] * len(inner)
+    return found
+
+
+@dataclass
+class Results:
+    """The torch graph's results in the trace, wrappers taken apart. wrappers: those that are not inputs,
+    graded ones first.
+    """
+
+    flat: list[Any]
+    wrappers: list[tuple[Any, tuple[int, ...]]]
+    n_graded: int
+    outputs: tuple[tuple[str, int], ...]
+
+    @property
+    def graded(self) -> list[Any]:
+        """The wrappers that want gradients."""
+        return [wrapper for wrapper, _ in self.wrappers[: self.n_graded]]
+
+
+def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
+    """The results as plain tensors and wrappers around them."""
+    flat: list[Any] = []
+    wrappers: dict[int, tuple[Any, tuple[int, ...]]] = {}
+    given = {id(value): i for i, value in enumerate(inputs.values)}
+    places: list[tuple[str, int]] = []
+    for result in results:
+        if not is_wrapper(result):
+            places.append(("leaf", len(flat)))
+            flat.append(result)
+        elif id(result) in given:
+            places.append(("input", given[id(result)]))
+        else:
+            if id(result) not in wrappers:
+                leaves = flatten(result)
+                UnsupportedOp.when(
+                    result.requires_grad and any(leaf.requires_grad for leaf in leaves),
+                    "DM262",
+                    f"a {type(result).__name__} wants a gradient, and so does a tensor inside of it",
+                    cure="detach() the inner tensors",
+                )
+                wrappers[id(result)] = result, tuple(range(len(flat), len(flat) + len(leaves)))
+                flat += leaves
+            places.append(("wrapper", id(result)))
+    ordered = sorted(wrappers.values(), key=lambda found: not found[0].requires_grad)
+    of = {id(wrapper): k for k, (wrapper, _) in enumerate(ordered)}
+    outputs = tuple([(kind, of[k] if kind == "wrapper" else k) for kind, k in places])
+    return Results(flat, ordered, sum(wrapper.requires_grad for wrapper, _ in ordered), outputs)
+
+
+def tangent_of(root: Any) -> WrapperSpec:
+    """What is expected as the gradient of a wrapper: one like it, or as its class says."""
+    expected = getattr(root, "__coerce_tangent_metadata__", None)
+    return WrapperSpec.of(root if expected is None else expected())
+
+
+def boundary_of(
+    inputs: Feed,
+    specs: Sequence[Spec],
+    results: Results,
+    tangents: Sequence[WrapperSpec | None],
+    gradients: Sequence[tuple[int, WrapperSpec | None, int]],
+) -> WrapperBoundary | None:
+    """What the run-time wrapper needs; None for a program without wrappers."""
+    if not inputs.has_wrapper() and not results.wrappers:
+        return None
+    symbols = {i: only for i, spec in enumerate(specs) if type(spec) is Size for only in spec.symbols}
+    made = tuple([(WrapperSpec.of(wrapper), places) for wrapper, places in results.wrappers])
+    return WrapperBoundary(
+        inputs.specs, symbols, made, results.n_graded, results.outputs, tuple(tangents), tuple(gradients)
+    )

@@ -1,0 +1,33 @@
+"""Guards that inputs which a graph writes share no memory with its other inputs."""
+
+from __future__ import annotations
+
+from .guards import Apart, NoOverlap, are_apart
+from .values.base import Trace
+
+
+def guard_overlaps(trace: Trace) -> None:
+    """Guards that no written input shares memory with another one, as far as that can change from call to
+    call.
+
+    To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees
+    them overlap.
+    """
+    inputs = [v for v in trace.outside if v.in_graph]
+    written = [v for v in inputs if v.written]
+    loose = [v for v in inputs if not v.settled]
+    for value in written:
+        if (
+            value.example.requires_grad and not value.obj.is_inference()
+        ):  # eager lets nobody write into a leaf
+            trace.reader.attribute(value.source, value.obj, "is_leaf")
+        others = [o for o in (loose if value.settled else inputs) if o is not value]
+        others = [o for o in others if not o.written or id(o) > id(value)]
+        if others and are_apart([value.obj, *[o.obj for o in others]], 1):
+            trace.reader.guard(NoOverlap(value.source, tuple([o.source for o in others])))
+    settled = [v for v in inputs if v.settled and not hasattr(type(v.obj), "_memory_token")]
+    settled.sort(key=lambda v: not v.written)
+    n_written = sum(v.written for v in settled)
+    if n_written and are_apart([v.obj for v in settled], n_written):
+        first, *rest = [v.source for v in settled]
+        trace.reader.guard(Apart(first, tuple(rest), n_written))

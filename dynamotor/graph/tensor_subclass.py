@@ -1,0 +1,214 @@
+"""Wrapper subclasses: tensors that hold other tensors, list them with `__tensor_flatten__`, and run ops in a
+`__torch_dispatch__` of their own.
+
+>>> spec = WrapperSpec.of(quantised)          # class, names and specs of its inner tensors, its context
+>>> spec.wrap(flatten(quantised))             # an equal tensor around the same inner tensors
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .shapes import UnsupportedOp
+from .sizes import Dims, Size, Symbol, evaluate
+from .spec import TensorSpec
+from .sym_int import from_torch, to_torch
+
+_kinds: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def is_wrapper_class(cls: type) -> bool:
+    """Whether instances are tensors that hold others and take ops over."""
+    found = _kinds.get(cls)
+    if found is None:
+        found = _kinds[cls] = (
+            issubclass(cls, torch.Tensor)
+            and cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+            and hasattr(cls, "__tensor_flatten__")
+            and hasattr(cls, "__tensor_unflatten__")
+        )
+    return found
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a value is a tensor of a wrapper subclass."""
+    return is_wrapper_class(type(value))
+
+
+def flatten(value: Any) -> list[torch.Tensor]:
+    """The tensors inside a wrapper in the order of its names, an inner wrapper taken apart too; any other
+    value alone.
+    """
+    if not is_wrapper(value):
+        return [value]
+    return [leaf for name in value.__tensor_flatten__()[0] for leaf in flatten(getattr(value, name))]
+
+
+def flatten_all(values: Iterable[Any]) -> list[Any]:
+    """`flatten` of each value, in one list."""
+    return [leaf for value in values for leaf in flatten(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSpec:
+    """What a program knows of a tensor of a wrapper subclass: the class, the names of its inner tensors, the
+    context that `__tensor_flatten__` gave, the size that it shows, and its inner tensors' specs."""
+
+    cls: Any
+    names: tuple[str, ...]
+    context: Any
+    outer: TensorSpec
+    inner: tuple[TensorSpec | WrapperSpec, ...]
+
+    @staticmethod
+    def of(tensor: Any) -> WrapperSpec:
+        """The spec of a wrapper around real tensors, or around tensors without data."""
+        names, context = tensor.__tensor_flatten__()
+        return WrapperSpec(
+            type(tensor),
+            tuple(names),
+            _mapped(from_torch, context),
+            outer_spec(tensor),
+            tuple([any_spec(getattr(tensor, name)) for name in names]),
+        )
+
+    def leaves(self) -> list[TensorSpec]:
+        """The specs of the plain tensors inside, in `flatten`'s order."""
+        return [
+            leaf for one in self.inner for leaf in (one.leaves() if isinstance(one, WrapperSpec) else [one])
+        ]
+
+    def wrap(self, leaves: Iterable[torch.Tensor]) -> Any:
+        """The wrapper around these plain tensors."""
+        return self._wrap(iter(leaves))
+
+    def _wrap(self, leaves: Iterator[torch.Tensor]) -> Any:
+        inner = {
+            name: one._wrap(leaves) if type(one) is WrapperSpec else next(leaves)
+            for name, one in zip(self.names, self.inner, strict=True)
+        }
+        return self.around(inner)
+
+    def around(self, inner: dict[str, Any]) -> Any:
+        """The wrapper around its inner tensors, by name."""
+        shape, stride = to_torch(self.outer.shape), to_torch(self.outer.stride)
+        return self.cls.__tensor_unflatten__(
+            inner, _mapped(to_torch, self.context), torch.Size(shape), stride
+        )
+
+    def at(self, values: Mapping[Symbol, Any]) -> WrapperSpec:
+        """The spec with the symbols' values put in."""
+        return replace(
+            self,
+            context=_mapped(lambda leaf: evaluate(leaf, values), self.context),
+            outer=self.outer.at(values),
+            inner=tuple([one.at(values) for one in self.inner]),
+        )
+
+    # What node.meta["val"] is asked for as if it were a plain tensor's -------------------------------------
+    @property
+    def shape(self) -> Dims:
+        return self.outer.shape
+
+    @property
+    def stride(self) -> Dims:
+        return self.outer.stride
+
+    @property
+    def offset(self) -> Any:
+        return self.outer.offset
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.outer.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.outer.device
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether a size of it, or of a tensor inside, differs between calls."""
+        return any(one.is_symbolic for one in (self.outer, *self.inner))
+
+    def sizes(self) -> list[Size]:
+        """The expressions among its sizes."""
+        specs = (self.outer, *self.leaves())
+        return [n for spec in specs for n in (*spec.shape, *spec.stride, spec.offset) if type(n) is Size]
+
+    def __str__(self) -> str:
+        return f"{self.cls.__name__}({self.outer}: {', '.join(map(str, self.inner))})"
+
+
+class _Shape(tuple[Any, ...]):
+    """A `torch.Size` in a context that holds expressions, which PyTorch's class does not take."""
+
+
+def _mapped(leaf: Callable[[Any], Any], context: Any) -> Any:
+    """A context with `leaf` of each thing that it holds."""
+    kind = type(context)
+    if kind is torch.Size or kind is _Shape:
+        items = [leaf(item) for item in context]
+        return _Shape(items) if any(type(item) is Size for item in items) else torch.Size(items)
+    if kind is tuple or kind is list:
+        return kind([_mapped(leaf, item) for item in context])
+    if kind is dict:
+        return {key: _mapped(leaf, item) for key, item in context.items()}
+    return leaf(context) if kind in (Size, torch.SymInt) else context
+
+
+def outer_spec(tensor: torch.Tensor) -> TensorSpec:
+    """What a wrapper shows of itself."""
+    shape, stride, offset = from_torch((tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()))
+    return TensorSpec(shape, stride, tensor.dtype, tensor.device, offset)
+
+
+def any_spec(tensor: Any) -> TensorSpec | WrapperSpec:
+    """The spec of a plain tensor, or of a wrapper."""
+    if is_wrapper(tensor):
+        return WrapperSpec.of(tensor)
+    UnsupportedOp.when(
+        not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided,
+        "DM260",
+        f"a tensor subclass holds a {type(tensor).__name__}",
+        why="only strided tensors and other wrappers become inputs of a graph",
+        cure="keep the part that uses it outside the compiled function",
+    )
+    return tensor.spec if hasattr(tensor, "spec") else TensorSpec.of(tensor)
+
+
+def _base_last(a: type, b: type) -> int:
+    return issubclass(b, a) - issubclass(a, b)
+
+
+def dispatch(func: Any, kinds: Iterable[type], args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """Run an op in the `__torch_dispatch__` of its arguments' classes, subclasses first, as PyTorch does."""
+    wrappers: list[Any] = [cls for cls in kinds if is_wrapper_class(cls)]
+    wrappers.sort(key=functools.cmp_to_key(_base_last))
+    for cls in wrappers:
+        result = cls.__torch_dispatch__(func, tuple(wrappers), args, dict(kwargs))
+        if result is not NotImplemented:
+            return result
+    raise TypeError(
+        f"no __torch_dispatch__ of {', '.join(cls.__qualname__ for cls in wrappers)} takes {func}"
+    )
+
+
+class Rewrap:
+    """A node's target: the wrapper of a class around inner tensors, as `__tensor_unflatten__` makes it."""
+
+    def __init__(self, cls: Any, names: tuple[str, ...], context: Any, requires_grad: bool) -> None:
+        self.__name__ = self.__qualname__ = f"wrap_{cls.__name__}"
+        self.cls, self.names, self.context, self.requires_grad = cls, names, context, requires_grad
+
+    def __call__(self, parts: Iterable[torch.Tensor], size: Any, stride: Any) -> Any:
+        inner = dict(zip(self.names, parts, strict=True))
+        with torch.no_grad():
+            made = self.cls.__tensor_unflatten__(inner, self.context, torch.Size(size), tuple(stride))
+        return made.requires_grad_() if self.requires_grad else made
