@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from ..graph.custom_writes import functional_op, written_counts
 from ..graph.kernel_checks import sees_twice
 from ..graph.op_facts import VIEW_FORMS, facts, is_custom, written_names
 from ..graph.result_strides import is_dense
+from ..graph.save_policy import PolicyRun, SavePolicy
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, recording, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
@@ -62,7 +64,8 @@ class GraphRecorder:
         self.sizes = None if env is None else SizeNodes(self.graph)
         self.where: UserLine | None = None
         self.stage = "forward"
-        self.recompute = False  # whether the torch call is one of a checkpoint's
+        self.recompute: bool | SavePolicy = False  # whether the torch call is one of a checkpoint's
+        self.policies: dict[SavePolicy, PolicyRun] = {}
         self.constants: list[tuple[torch.fx.Node, torch.Tensor]] = []
         self.seeds: dict[torch.device, ShapeTensor] = {}
         self.streams = 0
@@ -147,7 +150,10 @@ class GraphRecorder:
 
     def _item(self, node: torch.fx.Node, index: int) -> torch.fx.Node:
         """One result of a multi-output op; made when it is first read."""
-        return self.add(operator.getitem, (node, index), {}, node.meta["val"][index])
+        made = self.add(operator.getitem, (node, index), {}, node.meta["val"][index])
+        if "saved" in node.meta:
+            _mark_saved(made)
+        return made
 
     def alias_of(self, tensor: torch.Tensor) -> TracedAlias:
         """The alias that a tensor stands for."""
@@ -198,11 +204,26 @@ class GraphRecorder:
     def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record one op and give its result."""
         try:
+            if self.stage == "forward" and isinstance(self.recompute, SavePolicy):
+                return self._record_by_policy(self.recompute, func, args, kwargs)
             return self._record(func, args, kwargs)
         except Exception:
             running = compat.current_node()
             self.failed = self.failed if running is None else running._sequence_nr()
             raise
+
+    def _record_by_policy(
+        self, policy: SavePolicy, func: OpOverload, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        """Record one op of a selective checkpoint: its nodes are marked where the result is to be saved."""
+        last = next(iter(reversed(self.graph.nodes)), None)
+        result = self._record(func, args, kwargs)
+        if policy not in self.policies:
+            self.policies[policy] = policy.started()
+        if func is not aten.detach.default and self.policies[policy].saves(func, args, kwargs, result):
+            for node in itertools.takewhile(lambda node: node is not last, reversed(self.graph.nodes)):
+                _mark_saved(node)
+        return result
 
     def arrives(self, gradient: ShapeTensor) -> None:
         """A hook of what has zeros without memory as its gradient."""
@@ -573,3 +594,8 @@ def _as_strided_copy(
 
 
 __all__ = ["DataDependent", "GraphRecorder", "record_rule", "record_rules"]
+
+
+def _mark_saved(node: torch.fx.Node) -> None:
+    node.meta.pop("recompute", None)
+    node.meta["saved"] = True

@@ -193,7 +193,7 @@ def run_torch_graph(
         if node.op == "output":
             return tuple(args[0]) if isinstance(args[0], (tuple, list)) else (args[0],)
         kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
-        recorder.where, recorder.recompute = node.meta.get("where"), "recompute" in node.meta
+        recorder.where, recorder.recompute = node.meta.get("where"), node.meta.get("recompute", False)
         try:
             UnsupportedOp.when("live" in node.meta, "DM250", str(node.meta.get("live")))
             if node.op == "call_function":

@@ -21,7 +21,7 @@ from ..graph.spec import HALVES, TensorSpec, aten
 from .extract import is_view, memory_root
 from .joint import Joint
 from .maxflow import FlowNetwork
-from .simplify import COPY_OF_INPUT
+from .simplify import COPY_OF_INPUT, has_effect, is_attention
 
 Node = torch.fx.Node
 _NEVER = float(1 << 62)  # a capacity that no cut can afford
@@ -232,7 +232,7 @@ def _must_stay(node: Node, forward: set[Node], halves: Halves, wanted: set[Node]
     """
     if _is_checkpointed(node):
         return False
-    if _asks_halves(node):
+    if _asks_halves(node) or "saved" in node.meta and not is_view(node):
         return True
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
@@ -263,7 +263,9 @@ def _is_checkpointed(node: Node) -> bool:
     """
     if "recompute" not in node.meta or _asks_halves(node):
         return False
-    return node.target is operator.getitem or is_size(node) or not facts(overload(node)).random
+    if node.target is operator.getitem or is_size(node):
+        return True
+    return not facts(overload(node)).random or is_attention(node) and not has_effect(node)
 
 
 def _asks_halves(node: Node) -> bool:

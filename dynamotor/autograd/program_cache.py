@@ -33,6 +33,7 @@ from ..base.events import collect, counters, emit, listening, timed
 from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
 from ..graph.plain_data import NotPlain, decode, encode, symbols_by_name
+from ..graph.save_policy import SavePolicy
 from ..graph.sizes import Guard, ShapeEnv, Size
 from ..graph.spec import Compiled, TensorSpec, is_lazy, storage_number
 from ..graph.tensor_subclass import WrapperSpec, any_spec
@@ -319,6 +320,8 @@ def torch_settings() -> tuple[Any, ...]:
 
 
 def _graph_text(gm: fx.GraphModule) -> list[Any]:
+    policies = any(isinstance(node.meta.get("recompute"), SavePolicy) for node in gm.graph.nodes)
+    NotPlain.when(policies, "a checkpoint with a policy")
     return [
         [
             node.name,

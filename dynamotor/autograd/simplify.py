@@ -213,7 +213,12 @@ def has_effect(node: Node) -> bool:
     op = overload(node)
     if op.namespace != "aten" or not facts(op).random:
         return facts(op).asserts
-    return not op.overloadpacket.__name__.startswith("_scaled_dot_product") or _draws_dropout(node)
+    return not is_attention(node) or _draws_dropout(node)
+
+
+def is_attention(node: Node) -> bool:
+    """Whether a node calls one of aten's attention kernels, which draw random numbers only for dropout."""
+    return overload(node).overloadpacket.__name__.startswith("_scaled_dot_product")
 
 
 def _draws_dropout(node: Node) -> bool:

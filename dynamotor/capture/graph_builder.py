@@ -14,6 +14,7 @@ from torch import fx
 from ..base import compat
 from ..base.errors import UserLine
 from ..graph.module import graph_module
+from ..graph.save_policy import SavePolicy
 from ..graph.sizes import Size
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ class GraphBuilder:
         self.examples: list[torch.Tensor | int] = []
         self.static: set[int] = set()
         self.n_calls = 0
-        self.recompute = (
-            False  # calls belong to a checkpoint: the backward runs them again and saves nothing of them
-        )
+        # Whether calls belong to a checkpoint: the backward runs them again, and saves nothing of them but for the
+        # results that a policy wants.
+        self.recompute: bool | SavePolicy = False
         self.live = ""  # why PyTorch makes the calls that follow, each time anew
         self.gathers = False  # numbers in tensors index other tensors without being read (`flex_attention`)
         self.snapshots: list[fx.Node] = []  # copies of numbers that may be handed on
@@ -90,7 +91,7 @@ class GraphBuilder:
         node.meta["where"] = self._where()
         node.meta["modules"] = self.modules
         if self.recompute:
-            node.meta["recompute"] = True
+            node.meta["recompute"] = self.recompute
         if self.live:
             node.meta["live"] = self.live
         return node

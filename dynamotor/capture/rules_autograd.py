@@ -28,6 +28,7 @@ from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .op_state import check_functions, reads_late
 from .polyfills import autograd_function as polyfills
+from .selective_checkpoints import selective_policy
 from .source import trusted_module
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
@@ -182,6 +183,8 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     breaks the graph.
     """
     given = dict(kwargs)
+    contexts = given.pop("context_fn", None)
+    policy = None if contexts is None else selective_policy(trace, contexts)
     options = {
         name: given.pop(name).as_constant() if name in given else default
         for name, default in _DEFAULTS.items()
@@ -190,7 +193,7 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     unusual = {
         name for name, default in _DEFAULTS.items() if name not in _HARMLESS and options[name] is not default
     }
-    if unusual or options["use_reentrant"] is None or reentrant and given:
+    if unusual or reentrant and policy is not None or options["use_reentrant"] is None or reentrant and given:
         raise unsupported(
             "autograd",
             "a checkpoint has options of its own",
@@ -210,17 +213,26 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     before, n_calls = versions(trace), len(trace.effects.calls)
     pending = trace.effects.changes_objects
     touched, trace.effects.touched, begun = trace.effects.touched, {}, trace.effects.begin()
-    outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded
+    outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded and (policy or True)
+    draws, trace.draws = trace.draws, False
     try:
         with trace.checkpoint_reads.inside(pending) if graded else contextlib.nullcontext():
             result = trace.call(args[0], args[1:], given)
     finally:
         trace.graph.recompute = outer
+        drew, trace.draws = trace.draws, trace.draws or draws
         inside, trace.effects.touched = trace.effects.touched, {**touched, **trace.effects.touched}
         older = trace.effects.changed_older(begun)
     if graded:
         effects = [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:]
         _check_repeatable(trace, before, older or bool(effects))
+        unsupported_if(
+            drew and not options["preserve_rng_state"],
+            "autograd",
+            "a checkpoint draws random numbers and does not preserve the generator's state",
+            "its recomputation draws others",
+            "preserve_rng_state=True",
+        )
         unsupported_if(
             reentrant and any(part in args or _lacks_gradient(part) for part in _parts(result)),
             "autograd",
@@ -231,13 +243,12 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
 
 _DEFAULTS: dict[str, Any] = {
     "use_reentrant": None,
-    "context_fn": checkpointing.noop_context_fn,
     "determinism_check": "default",
     "debug": False,
     "early_stop": True,
     "preserve_rng_state": True,
 }
-_HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop"))
+_HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop", "preserve_rng_state"))
 
 
 def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_effects: bool) -> None:

@@ -75,7 +75,12 @@ def _detach_(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _is_apart(trace: Trace, tensor: TensorValue) -> bool:
     """Whether a graph cannot be cut at the call, or the tensor leaves the trace as another one: a subclass's, which
     is an alias of it."""
-    return trace.sizes.in_body or trace.graph.recompute or trace.plain_calls > 0 or tensor.data_of is not None
+    return (
+        trace.sizes.in_body
+        or bool(trace.graph.recompute)
+        or trace.plain_calls > 0
+        or tensor.data_of is not None
+    )
 
 
 def makes_leaf(fn: Any, kwargs: Kwargs) -> bool:

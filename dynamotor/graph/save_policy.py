@@ -1,0 +1,40 @@
+"""What a selective checkpoint saves: the program's policy, asked for each op that a trace records.
+
+>>> policy = SavePolicy(make)
+>>> run = policy.started()  # one for each trace: a policy may count its calls
+>>> run.saves(torch.ops.aten.mm.default, (a, b), {}, result)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+_RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+class SavePolicy:
+    """The policy of one checkpointed call; `make` gives the function that PyTorch would ask there."""
+
+    def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
+        self._make = make
+
+    def started(self) -> PolicyRun:
+        """The policy from its start."""
+        return PolicyRun(self._make())
+
+
+class PolicyRun:
+    """A policy while a call is traced. It decides about memory alone: results are the same either way."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def saves(self, op: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> bool:
+        """Whether the op's result is saved rather than computed again; True and False are older answers."""
+        context = SelectiveCheckpointContext(is_recompute=False, op_output=result)
+        answer = self._ask(context, op, *args, **kwargs)
+        return answer if isinstance(answer, bool) else answer not in _RECOMPUTED
