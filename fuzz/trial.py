@@ -18,7 +18,7 @@ import dynamotor
 from dynamotor import config
 from dynamotor.base.errors import BuildError
 from dynamotor.base.events import counters
-from dynamotor.codegen.cpp_kernel import ISAS, machine_width
+from dynamotor.codegen.cpp_kernel import ISAS
 
 from .batch import Batch, Waiting
 from .bounds import spread
@@ -43,8 +43,8 @@ GRAPHS = 8  # forward, backward, and one more for each break
 
 def targets() -> list[str]:
     """The C++ targets that this machine can run, and Triton: its interpreter, and on a GPU where there is one."""
-    width, gpu = machine_width(), torch.cuda.is_available()
-    return [name for name in TARGETS if (ISAS[name][0] <= width if name in ISAS else name != "cuda" or gpu)]
+    gpu = torch.cuda.is_available()
+    return [name for name in TARGETS if (ISAS[name].is_here if name in ISAS else name != "cuda" or gpu)]
 
 
 @contextlib.contextmanager

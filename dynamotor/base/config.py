@@ -68,8 +68,8 @@ class Config:
     cxx_flags: tuple[str, ...] = ()
     # Seconds after which a C++ compiler that has not ended is stopped (DM303).
     build_seconds: float = 300.0
-    # The vectors that C++ kernels are built for: "" this machine's, "avx512", "avx2" or "portable" (any
-    # x86-64; on other processors the compiler's default). Only what the machine has can run.
+    # The vectors that C++ kernels are built for: "" this machine's, "avx512", "avx2", "neon", "sve" or
+    # "portable" (the compiler's default). Only what the machine has can run.
     isa: str = ""
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU);
     # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests of a checkout.

@@ -29,7 +29,7 @@ from ..lower.ir import (
     walk,
 )
 from .cpp_cols import ColsEmitter
-from .cpp_kernel import Emitter, isa, native_width
+from .cpp_kernel import Emitter, isa
 from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
 from .cpp_tiles import TilesEmitter
@@ -44,7 +44,6 @@ _FLAGS: tuple[str, ...] = (
     "-shared",
     "-fPIC",
     "-w",
-    "-mprefer-vector-width=512",
 )
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
 # A unit without threads asks for little: reading the symbols of OpenMP's and C++'s libraries is a sixth of
@@ -56,14 +55,14 @@ def flags(source: str) -> tuple[str, ...]:
     """Flags that this text is written for; the runtime adds the user's `config.cxx_flags`. UsageError DM109
     where this processor cannot run it: the first call would end the process.
     """
-    if isa()[0] > native_width():
+    if not isa().is_here:
         raise UsageError(
             "DM109",
             f"config.isa = {config.isa!r}, which this processor does not have",
             cure='"portable" runs everywhere, "" is this machine',
         )
     libraries = ("-fopenmp",) if "#pragma omp" in source or config.sanitize else _FEW_LIBRARIES
-    return (*_FLAGS, *isa()[1].split(), *libraries, *(_SANITIZERS if config.sanitize else []))
+    return (*_FLAGS, *isa().flags, *libraries, *(_SANITIZERS if config.sanitize else []))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,34 +50,50 @@ ROW, FINAL = Var("@row", 0), Var("@final", 0)
 ONCE = Var("@once", 0)
 
 
+class Isa(NamedTuple):
+    """An instruction set: floats a vector, the compiler's flags, and what /proc/cpuinfo calls it ("": each has it)."""
+
+    width: int
+    flags: tuple[str, ...]
+    name: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this processor can run it."""
+        return not self.name or self.name in processor_features()
+
+
+_WIDE = "-mprefer-vector-width=512"  # of x86-64 alone
 ISAS = {
-    "avx512": (16, "-march=x86-64-v4"),
-    "avx2": (8, "-march=x86-64-v3"),
-    "neon": (4, "-march=armv8-a"),
-    "sve": (4, "-march=armv8.2-a+sve"),
-    "portable": (4, ""),
-}  # floats a vector, flag
+    "avx512": Isa(16, ("-march=x86-64-v4", _WIDE), "avx512f"),
+    "avx2": Isa(8, ("-march=x86-64-v3", _WIDE), "avx2"),
+    "neon": Isa(4, ("-march=armv8-a",), "asimd"),
+    "sve": Isa(4, ("-march=armv8.2-a+sve",), "sve"),
+    "portable": Isa(4, (), ""),
+}
 
 
 @functools.cache
-def native_width() -> int:
-    """Floats in the widest vector that this machine can run."""
+def processor_features() -> frozenset[str]:
+    """The instruction sets that /proc/cpuinfo names."""
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return 4
-    return 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
+        return frozenset()
+    return frozenset(
+        word
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for word in line.split(":", 1)[1].split()
+    )
 
 
-def machine_width() -> int:
-    """Floats in the widest vector of this machine, or of the instruction set that `config.isa` names."""
-    return isa()[0] or native_width()
-
-
-def isa() -> tuple[int, str]:
-    """(floats a vector, the compiler's flag) of `config.isa`; UsageError DM109 for an unknown name."""
+def isa() -> Isa:
+    """The instruction set of `config.isa`, or this machine's; UsageError DM109 for an unknown name."""
     if not config.isa:
-        return 0, "-march=native"
+        found = processor_features()
+        width = 16 if "avx512f" in found else 8 if "avx2" in found else 4
+        return Isa(width, ("-march=native", *((_WIDE,) if width > 4 else ())), "")
     if config.isa not in ISAS:
         raise UsageError(
             "DM109",
@@ -85,6 +101,11 @@ def isa() -> tuple[int, str]:
             cure=f"one of {', '.join(ISAS)}",
         )
     return ISAS[config.isa]
+
+
+def machine_width() -> int:
+    """Floats in the widest vector of this machine, or of the instruction set that `config.isa` names."""
+    return isa().width
 
 
 def all_exprs(statements: Iterable[Statement]) -> list[Expr]:

@@ -13,7 +13,12 @@
 #define INL static inline __attribute__((always_inline))
 typedef long i64; typedef unsigned u32; typedef unsigned long u64; typedef unsigned char u8;
 typedef signed char i8; typedef short i16;
-typedef unsigned short bf16; typedef _Float16 f16;
+typedef unsigned short bf16;
+#ifdef __aarch64__
+typedef __fp16 f16; // GCC 12 has no _Float16 in C++ there; all arithmetic is in float
+#else
+typedef _Float16 f16;
+#endif
 extern "C" { void* realloc(void*, unsigned long) noexcept; }
 template<class T> struct tr;
 template<> struct tr<float>{typedef int I; typedef float E; enum{n=1,wide=0};};
