@@ -11,7 +11,7 @@ SECONDS ?= 600
 SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries test-versions fuzz sanitize lint docs wheel bench clean
+.PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries test-versions test-aarch64 fuzz sanitize lint docs wheel bench clean
 all: test
 
 $(VENV)/.demo: requirements-demo.txt Makefile
@@ -62,6 +62,11 @@ $(LIBRARIES)/.installed: tests/libraries/requirements.txt $(VENV)/.packages $(VE
 # The tests on each pair of a Python and a PyTorch, in environments of their own, one at a time; the counts go to docs/versions.md.
 test-versions:
 	$(PYTHON) tools/test_versions.py $(PAIRS)
+
+# The kernels and models on aarch64, emulated: slow, and it needs root (see the script). ISA=sve for the other vectors.
+ISA ?= neon
+test-aarch64:
+	DYNAMOTOR_ISA=$(ISA) tools/test_aarch64.sh build/aarch64 -q -m "not slow" tests/lower tests/codegen/test_functions.py tests/models
 
 test-libraries: $(LIBRARIES)/.installed
 	DYNAMOTOR_LIBRARIES=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(LIBRARIES)/bin/python -m pytest tests/libraries -n $(JOBS) --dist worksteal

@@ -51,7 +51,9 @@ ONCE = Var("@once", 0)
 
 
 class Isa(NamedTuple):
-    """An instruction set: floats a vector, the compiler's flags, and what /proc/cpuinfo calls it ("": each has it)."""
+    """An instruction set: floats a vector, the compiler's flags, and its name in /proc/cpuinfo ("": every
+    processor has it).
+    """
 
     width: int
     flags: tuple[str, ...]

@@ -12,7 +12,7 @@ import platform
 import re
 from pathlib import Path
 
-from .cpp_kernel import machine_width
+from .cpp_kernel import isa, machine_width
 
 # SLEEF's name of a function's error bound, in units of the last place.
 ONE_OPERAND = {
@@ -78,4 +78,4 @@ def _room(library: bool) -> set[int]:
         return set()
     if machine_width() >= 8:
         return {8, 4}
-    return {4, 2} if platform.machine() in ("aarch64", "arm64") else set()
+    return {4, 2} if platform.machine() == "aarch64" or isa().name in ("asimd", "sve") else set()
