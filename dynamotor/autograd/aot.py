@@ -215,8 +215,8 @@ def _is_apart(node: Node) -> bool:
         bool(node.meta.keys() & _APART)
         or isinstance(node.target, ControlFlow)
         or is_state_call(node)
-        or node.op == "call_method"
-        and node.target == "requires_grad_"  # what follows takes the tensor as a leaf
+        or node.target
+        in ("requires_grad_", setattr)  # what follows takes the tensor as a leaf, or with other data
     )
 
 

@@ -46,16 +46,17 @@ SCATTERED_BY = {
 
 class TracedMemory:
     """What the aliases of one memory share: the base alias and a count of writes. turned: a tensor that is a
-    view, or has some (`viewed`), got another shape in place.
+    view, or has some (`viewed`), got another shape in place. recorded: autograd has recorded a call with it.
+    overwritten: it was written after that.
     """
 
-    __slots__ = ("base", "version", "input", "viewed", "turned")
+    __slots__ = ("base", "version", "input", "viewed", "turned", "recorded", "overwritten")
 
     def __init__(self, input_node: torch.fx.Node | None = None) -> None:
         self.base: TracedAlias
         self.version = 0
         self.input = input_node
-        self.viewed = self.turned = False
+        self.viewed = self.turned = self.recorded = self.overwritten = False
 
 
 class TracedAlias:

@@ -48,6 +48,10 @@ class Trial:
         if is_state_call(node):
             self._state(node)
             return
+        if node.target is setattr:  # `x.data = y`
+            self.writes.append({self.env[node.args[0]].memory})  # type: ignore[index]
+            self.env[node] = None
+            return
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
         given = [self.env[n] for n in node.all_input_nodes if isinstance(self.env[n], ShapeTensor)]
         before = [tensor._version for tensor in given]

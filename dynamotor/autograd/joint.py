@@ -117,12 +117,16 @@ def trace_joint(
     roots = [tensor for _, tensor in sources]
     versions = {i: tensor.note.memory.version for i, tensor in inputs.items()}
     mutated = {i: version for i, version in versions.items() if version > 0}
+    if any(node.target is getattr and node.args[1:] == ("data",) for node in gm.graph.nodes):
+        mutated = {i: inputs[i]._version for i in mutated}  # writes into `.data` are not counted
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
     wanted = [*[t for t, graded in zip(roots, differentiable, strict=True) if graded], *found.graded]
     if wanted:
         _check_leaves([*results, *found.graded], [*inputs.values(), *given.values])
-        _check_gradients(requires_grad, given.written(mutated))
+        plain = {id(value) for value in given.values if type(value) is ShapeTensor}
+        parts = [i for i in mutated if id(inputs[i]) not in plain or _takes_part(inputs[i])]
+        _check_gradients(requires_grad, given.written(parts))
     leaves = [i for i, needs in enumerate(requires_grad) if needs] if wanted else []
     back = _Gradients([], [], [], [], [])
     reach: dict[int, Any] = {}
@@ -194,6 +198,8 @@ def run_torch_graph(
             return tuple(args[0]) if isinstance(args[0], (tuple, list)) else (args[0],)
         kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
         recorder.where, recorder.recompute = node.meta.get("where"), node.meta.get("recompute", False)
+        memories = [env[n].note.memory for n in node.all_input_nodes if type(env[n]) is ShapeTensor]
+        given = [(memory, memory.version) for memory in memories]
         try:
             UnsupportedOp.when("live" in node.meta, "DM250", str(node.meta.get("live")))
             if node.op == "call_function":
@@ -207,10 +213,22 @@ def run_torch_graph(
         except Exception as error:
             error.__dict__["torch_node"] = node  # around which the graph may be cut
             raise
+        _note_order(given, env[node])
         recorder.made.append((compat.sequence_number(), node))
         if node.target in _SIGNS and env[node].requires_grad:
             env[node].register_hook(recorder.arrives)
     raise UnsupportedOp("DM242", "a torch graph without output")
+
+
+def _note_order(given: Sequence[tuple[Any, int]], result: Any) -> None:
+    """Whether a memory is written after autograd has recorded a call with it."""
+    for memory, version in given:
+        memory.overwritten |= memory.recorded and memory.version != version
+    if torch.is_grad_enabled() and any(
+        type(t) is ShapeTensor and t.requires_grad for t in tree_leaves(result)
+    ):
+        for memory, _ in given:
+            memory.recorded = True
 
 
 def check_inputs(
@@ -264,6 +282,11 @@ def _check_gradients(requires_grad: Sequence[bool], mutated: Iterable[int]) -> N
         "an input that takes part in the gradient is changed in place",
         cure="use the out-of-place op",
     )
+
+
+def _takes_part(tensor: ShapeTensor) -> bool:
+    """Whether autograd records a write into an input, or has recorded a call with it before the write."""
+    return not tensor.is_leaf or tensor.note.memory.overwritten
 
 
 def _chain(alias: TracedAlias, root: TracedAlias) -> tuple[Step, ...] | None:

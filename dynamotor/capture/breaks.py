@@ -114,6 +114,7 @@ class Unsupported(OfTrace):
         self.read_at: tuple[
             Any, ...
         ] = ()  # the frames and their steps where the number was read that is asked for
+        self.uncaptured_calls = False  # with `whole`: nor what the function calls
         self.whole = (
             False  # whether what was captured before cannot stand either, so that the call runs as it is
         )

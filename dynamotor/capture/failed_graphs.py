@@ -26,7 +26,9 @@ _NOTE = (
 
 
 def acts_outside(node: fx.Node) -> bool:
-    """Whether a node is a custom op or communicates."""
+    """Whether a node is a custom op, communicates, or gives a tensor other data."""
+    if node.target is setattr:
+        return True
     custom = isinstance(node.target, compat.OpOverload | compat.OpOverloadPacket)
     return custom and not str(node.target).startswith("aten.")
 

@@ -741,7 +741,8 @@ class Compiler:
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
         by_itself = "transform", "frames", "" if stop.frames else "disabled"
-        hooked = self.inner if stop.reason.kind not in by_itself else None  # captures what it calls
+        captures_calls = stop.reason.kind not in by_itself and not stop.uncaptured_calls
+        hooked = self.inner if captures_calls else None
         run = functools.partial(self.share.natively(stop.reason, hooked), self.eager)
         return Captured(
             None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason

@@ -82,9 +82,7 @@ class Trace(Protocol):
         self.checks = Checks(self)
         self.tensors: dict[int, TensorValue] = {}  # by the ids of their ShapeTensors
         self.outside: list[TensorValue] = []  # those that have a real tensor
-        self.data_taken: list[
-            tuple[Any, Any]
-        ] = []  # ShapeTensors of which `.data` was taken, their versions then
+        self.recorded: set[Any] = set()  # memories of tensors that calls took whose results have a history
         self.global_hooks: list[Value | None] = []  # the tables of hooks for all modules, once they are read
         self.standing: dict[type, Value] = {}  # effects of which a trace has one (values/context.py)
         self._type_attrs = {}

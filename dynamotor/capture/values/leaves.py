@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from ...base import compat
+from ...graph.shape_tensor import ShapeTensor
 from ..breaks import unsupported, unsupported_if
 from .base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
 from .constant import Constant
-from .tensor import TensorValue, trial
+from .data_writes import refuse_if_recorded
+from .tensor import TensorValue, attribute_setters, torch_call, trial, version
 
 
 @builtin_rule(torch.Tensor.requires_grad_)
@@ -75,12 +77,69 @@ def _detach_(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _is_apart(trace: Trace, tensor: TensorValue) -> bool:
     """Whether a graph cannot be cut at the call, or the tensor leaves the trace as another one: a subclass's, which
     is an alias of it."""
-    return (
-        trace.sizes.in_body
-        or bool(trace.graph.recompute)
-        or trace.plain_calls > 0
-        or tensor.data_of is not None
-    )
+    plain = type(tensor.example) is ShapeTensor and tensor.data_of is None
+    return trace.sizes.in_body or bool(trace.graph.recompute) or trace.plain_calls > 0 or not plain
+
+
+@attribute_setters.register("requires_grad")
+def _requires_grad_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
+    if value.python_type() is not bool or not tensor.example.is_leaf:
+        return False
+    set_requires_grad(trace, tensor, value.as_constant())
+    return True
+
+
+@attribute_setters.register("data")
+def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
+    """`tensor.data = value`: the tensor has the memory of another one from here on. A leaf
+    gets it in a node around which the graph is cut. For a backend that cuts no graph it is a new value of the trace, and
+    gets the memory after the graph, if autograd has saved nothing of it.
+    """
+    if not isinstance(value, TensorValue) or {type(value.example), type(tensor.example)} != {ShapeTensor}:
+        return False
+    if _layout(value.example) != _layout(tensor.example):
+        return False
+    if value.data_of is tensor:  # it is what it was
+        return True
+    refuse_if_recorded(trace, {tensor.example.memory, value.example.memory})
+    if (
+        tensor.source is None
+        or value.source is not None
+        or value.data_of is not None
+        or value.example._is_view()
+        or tensor.written
+        or _is_apart(trace, tensor)
+        or value.example.requires_grad
+        or _has_other_aliases(trace, tensor)
+    ):
+        return False
+    for other in trace.tensors.values():
+        if other.data_of is tensor:  # it keeps the old memory
+            other.data_of = None
+    if trace.sizes.policy.states and tensor.example.is_leaf:
+        trace.graph.call_function(setattr, (tensor.node, "data", value.node), {})
+        trace.given_away.add(value.example.memory)
+        return True
+    if tensor.example.requires_grad:
+        return False
+    alias = torch_call(trace, "detach", [value], {})
+    assert isinstance(alias, TensorValue)
+    tensor.put(alias.node)
+    tensor.example, tensor.new_data, tensor.first_version = alias.example, alias, version(alias.example)
+    trace.tensors[id(alias.example)] = tensor
+    trace.effects.touch(tensor)
+    return True
+
+
+def _has_other_aliases(trace: Trace, tensor: TensorValue) -> bool:
+    memory = tensor.example.memory
+    others = [v for v in trace.tensors.values() if type(v.example) is ShapeTensor and v is not tensor]
+    alike = [v for v in others if v.example.memory is memory]
+    return any(v.data_of is not tensor for v in alike)
+
+
+def _layout(example: Any) -> Any:
+    return example.dtype, example.device, example.shape, example.stride(), example.storage_offset()
 
 
 def makes_leaf(fn: Any, kwargs: Kwargs) -> bool:

@@ -35,6 +35,7 @@ from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
 from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
+from .data_writes import note_recorded, refuse_if_recorded, write_by_data
 from .number import FloatValue
 from .operators import UNARY, special_name
 from .return_types import ReturnTypeValue
@@ -64,6 +65,7 @@ class TensorValue(Value):
         "carrier",
         "inside",
         "written_inside",
+        "new_data",
     )
     source: Any  # a Source for tensors from outside, else None
 
@@ -102,6 +104,7 @@ class TensorValue(Value):
         self.data_of: TensorValue | None = None  # this is `data_of.data`
         self.carrier: Any = None  # of a wrapper subclass: the object that the program has (rules_wrappers.py)
         self.inside = self.written_inside = False  # of a wrapper that is an input of the graph
+        self.new_data: TensorValue | None = None  # what `.data` was set to
         trace.tensors[id(example)] = self
 
     @staticmethod
@@ -211,18 +214,11 @@ class TensorValue(Value):
         return known
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
-        if (
-            METADATA.get(name) == "match"
-            and (name != "requires_grad" or self.example.is_leaf)
-            and value.is_constant()
-            and value.as_constant() == getattr(self.example, name)
-        ):
+        setter = attribute_setters.get(name)
+        if setter is not None and setter(trace, self, value):
             return
-        if name == "requires_grad" and value.python_type() is bool and self.example.is_leaf:
-            trace.call_method(self, "requires_grad_", [value])
-            return
-        if name == "data" and isinstance(value, TensorValue) and value.data_of is self:
-            if _layout(value.example) == _layout(self.example):  # it is what it was
+        if METADATA.get(name) == "match" and name != "requires_grad":
+            if value.is_constant() and value.as_constant() == getattr(self.example, name):
                 return
         unsupported_if(
             hasattr(torch.Tensor, name),
@@ -237,7 +233,10 @@ class TensorValue(Value):
         raise unsupported("unsupported-mutation", f"attribute {name!r} of a tensor is deleted")
 
     def replay(self, cg: Codegen) -> None:
-        """Set the Python attributes that the program gave to the tensor."""
+        """Set the memory and the Python attributes that the program gave to the tensor."""
+        if self.new_data is not None:
+            refuse_if_recorded(self.trace, {self.example.memory})
+            cg.statement(f"{cg.emit(self)}.data = {cg.emit(self.new_data)}")
         for name, value in self.attributes.items():
             cg.statement(f"{cg.emit(self)}.{name} = {cg.emit(value)}")
 
@@ -506,6 +505,8 @@ def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
 # Of attributes that are more than metadata.
 attribute_rules: Registry[str, Callable[[Trace, TensorValue], Value]] = Registry("attribute")
 attribute_rule = attribute_rules.register
+# What setting an attribute does; False where that is unusual.
+attribute_setters: Registry[str, Callable[[Trace, TensorValue, Value], bool]] = Registry("attribute setter")
 
 
 def _view_attribute(name: str) -> None:
@@ -523,26 +524,9 @@ def _data(trace: Trace, value: TensorValue) -> Value:
     """
     result = torch_call(trace, "detach", [value], {})
     assert isinstance(result, TensorValue)
-    if not result.example.is_inference():
+    if not result.example.is_inference() and value.new_data is None:
         result.data_of = value
-        trace.data_taken.append((result.example, version(result.example)))
     return result
-
-
-def _layout(example: Any) -> Any:
-    return example.dtype, example.device, example.shape, example.stride(), example.storage_offset()
-
-
-def _data_written() -> Unsupported:
-    """No graph before the write may be differentiated either: it would recompute from what is there later."""
-    stop = unsupported(
-        "autograd",
-        "a tensor of which `.data` was taken is written",
-        "autograd must not see the write",
-        "write under torch.no_grad() without `.data`, or outside the compiled function",
-    )
-    stop.whole = torch.is_grad_enabled()
-    return stop
 
 
 @attribute_rule("grad_fn")
@@ -720,10 +704,10 @@ def torch_call(
     if wrappers:
         written = _written_inside(trace, written)
     written += _declared_written(target, trial_args, trial_kwargs)
-    if written and any(version(data) != then for data, then in trace.data_taken):
-        raise _data_written()
     if written:
+        write_by_data(trace, written)
         check_write(trace, target, given, written)
+    note_recorded(trace, given, result)
     data = trace.sizes.data
     if not written and not data.met:
         if isinstance(result, torch.Tensor) and id(result) in known:
