@@ -199,8 +199,8 @@ def compile(
     dispatcher = make_dispatcher(model, settings, backend_call, symbolic, states, backend)
     _dispatchers.add(dispatcher)
     functools.update_wrapper(dispatcher, model, updated=())
-    dispatcher.warm_up = dispatcher.miss.__self__.warm_up_own
-    dispatcher.compiled_again = again
+    own = {"warm_up": dispatcher.miss.__self__.warm_up_own, "compiled_again": again}
+    vars(dispatcher).update(own)  # attributes that are set are the function's
     return dispatcher
 
 

@@ -174,3 +174,46 @@ def test_forward_is_compiled_too():
     assert inspect.signature(compiled.forward) == inspect.signature(plain.forward)
     compiled.forward = lambda x: x + 5  # both have it, as both have all attributes
     assert compiled(x).equal(x + 6) and plain(x).equal(x + 6)
+
+
+def test_attributes_of_a_function_are_those_of_its_compiled_one():
+    def counts(x):
+        counts_.calls += 1
+        return x * counts_.calls * getattr(counts_, "factor", 1)
+
+    counts.calls = 0
+    counts_ = dynamotor.compile(counts)
+    assert counts_.calls == 0
+    assert [counts_(torch.ones(1)).item() for _ in range(3)] == [1, 2, 3]
+    assert counts_.calls == counts.calls == 3
+    counts_.factor = 10
+    assert counts_(torch.ones(1)).item() == 40 and counts.factor == 10
+    del counts_.factor
+    assert counts_(torch.ones(1)).item() == 5 and not hasattr(counts, "factor")
+    assert counts_.__code__ is counts.__code__ and "warm_up" not in vars(counts)
+    with pytest.raises(AttributeError, match="'function' object has no attribute 'other'"):
+        _ = counts_.other
+    reader = dynamotor.compile(lambda x: x * counts_.calls)
+    assert reader(torch.ones(1)).item() == 5
+    counts.calls = 7
+    assert reader(torch.ones(1)).item() == 7
+
+
+def test_attributes_of_a_compiled_object_are_its_own():
+    class Scale:
+        factor = 2
+
+        def __call__(self, x):
+            self.factor += 1
+            return x * self.factor
+
+    scale = Scale()
+    compiled = dynamotor.compile(scale)
+    assert compiled(torch.ones(1)).item() == 3 and compiled.factor == 3
+    compiled.factor = 9
+    assert compiled(torch.ones(1)).item() == 10 and scale.factor == 10
+
+
+def test_a_compiled_module_is_exported():
+    exported = torch.export.export(dynamotor.compile(nn.Linear(3, 3)), (x,))
+    assert exported.module()(x).shape == (2, 3)

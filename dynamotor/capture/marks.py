@@ -221,7 +221,35 @@ def _bind_compiled(trace: Any, raw: Any, name: str, instance: Value, cls: type) 
     return BoundMethod(trace.make(raw.original), instance)
 
 
+class CompiledValue(Builtin):
+    """A compiled callable. Attributes that are not its own are those of what it stands for (csrc/dispatch.c)."""
+
+    __slots__ = ()
+
+    def _place(self, trace: Any, name: str) -> Value | None:
+        is_own = name.startswith("__") or name in vars(self.value) or hasattr(_C.Dispatcher, name)
+        return None if is_own else trace.make(self.value.original)
+
+    def getattr(self, trace: Any, name: str) -> Value:
+        place = self._place(trace, name)
+        return super().getattr(trace, name) if place is None else place.getattr(trace, name)
+
+    def setattr(self, trace: Any, name: str, value: Value) -> None:
+        place = self._place(trace, name)
+        if place is None:
+            super().setattr(trace, name, value)
+        else:
+            place.setattr(trace, name, value)
+
+    def delattr(self, trace: Any, name: str) -> None:
+        place = self._place(trace, name)
+        if place is None:
+            super().delattr(trace, name)
+        else:
+            place.delattr(trace, name)
+
+
 @wrap_rule(_C.Dispatcher)
 def _wrap_compiled(trace: Any, source: Any, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
-    return Builtin(obj, source)
+    return CompiledValue(obj, source)

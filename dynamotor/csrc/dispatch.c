@@ -344,6 +344,33 @@ static PyObject *dispatcher_bind(PyObject *self, PyObject *object, PyObject *typ
     return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 
+/* Attributes that are not the dispatcher's own are those of the callable that it stands for, so that both names of a
+ * function see what is set on one of them. Special names are not set there: `functools.update_wrapper` sets them here. */
+static bool is_special(PyObject *name) {
+    return PyUnicode_GET_LENGTH(name) > 2 && PyUnicode_READ_CHAR(name, 0) == '_' && PyUnicode_READ_CHAR(name, 1) == '_';
+}
+
+static PyObject *dispatcher_getattr(PyObject *object, PyObject *name) {
+    PyObject *found = PyObject_GenericGetAttr(object, name), *original = ((Dispatcher *)object)->original;
+    bool other = found == NULL && original != NULL && PyErr_ExceptionMatches(PyExc_AttributeError);
+    bool plain = original != NULL && (PyFunction_Check(original) || PyMethod_Check(original));
+    if (!other || (is_special(name) && !plain)) return found;
+    PyErr_Clear();
+    return PyObject_GetAttr(original, name);
+}
+
+static int dispatcher_setattr(PyObject *object, PyObject *name, PyObject *value) {
+    Dispatcher *self = (Dispatcher *)object;
+    int own = self->dict == NULL ? 0 : PyDict_Contains(self->dict, name);
+    if (own < 0) return -1;
+    if (own || is_special(name) || self->original == NULL || _PyType_Lookup(Py_TYPE(object), name) != NULL)
+        return PyObject_GenericSetAttr(object, name, value);
+    if (PyObject_SetAttr(self->original, name, value) == 0) return 0;
+    if (value == NULL || !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+    PyErr_Clear(); /* a builtin or a bound method takes no attributes */
+    return PyObject_GenericSetAttr(object, name, value);
+}
+
 static PyObject *dispatcher_repr(PyObject *object) {
     Dispatcher *self = (Dispatcher *)object;
     return PyUnicode_FromFormat("<dynamotor Dispatcher %U: %zd entries>", self->name, PyTuple_GET_SIZE(self->entries));
@@ -381,6 +408,8 @@ PyTypeObject Dispatcher_Type = {
     .tp_vectorcall_offset = offsetof(Dispatcher, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_descr_get = dispatcher_bind,
+    .tp_getattro = dispatcher_getattr,
+    .tp_setattro = dispatcher_setattr,
     .tp_repr = dispatcher_repr,
     .tp_new = dispatcher_new,
     .tp_traverse = dispatcher_traverse,
