@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from .torch_rules import FLEX_ATTENTION
 from .values.base import Trace, Value, builtin_rule, named_rule
 from .values.constant import Constant, is_none
 from .values.containers import ListValue, TupleValue
+from .values.function import FunctionValue
 from .values.tensor import TensorValue, lower, torch_call
 
 _NAMES = [
@@ -46,9 +48,12 @@ _NAMES = [
 def _flex_attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given: dict[str, Value] = dict(zip(_NAMES, args, strict=False)) | kwargs
     query, key, value = [given[name] for name in _NAMES[:3]]
+    asked = given.get("return_aux")
+    auxiliary = None if asked is None or is_none(asked) else asked
     unsupported_if(
         not all(isinstance(v, TensorValue) for v in (query, key, value))
-        or not is_none(given.get("return_aux")),
+        or auxiliary is not None
+        and auxiliary.getattr(trace, "max_scores").as_constant(),
         "unsupported-call",
         "flex_attention is called with other arguments",
     )
@@ -69,9 +74,46 @@ def _flex_attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, 
     target.on_gpu = _is_for_kernels([query, *free])  # type: ignore[list-item]
     blocks = _blocks(trace, target, mask) if target.on_gpu and mask_mod is not None else []  # type: ignore[arg-type]
     result = torch_call(trace, target, [query, key, value, *free, *blocks], {})
+    if auxiliary is not None:
+        output, sums = result.unpack(trace)
+        wanted = auxiliary.getattr(trace, "lse").as_constant()
+        made = trace.make(importlib.import_module(FLEX_ATTENTION).AuxOutput)
+        return TupleValue([output, trace.call(made, [], {"lse": sums} if wanted else {})])
     if given.get("return_lse", Constant(False)).as_constant():
         return TupleValue(result.unpack(trace))
     return result.unpack(trace)[0]
+
+
+@named_rule("transformers.integrations.flex_attention:compile_friendly_flex_attention")
+def _of_transformers(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """transformers gives `flex_attention` to torch.compile unless dynamo traces it; here it is the node itself."""
+    given = {name: value for name, value in kwargs.items() if name != "training"}
+    flex = trace.make(importlib.import_module(FLEX_ATTENTION).flex_attention)
+    return trace.tail_call(flex, args[:3], given)
+
+
+@named_rule(f"{FLEX_ATTENTION}:create_mask", f"{FLEX_ATTENTION}:create_block_mask")
+def _mask_made_inside(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Masks of blocks that the program makes: our own functions are inlined, for arguments that change tensors."""
+    names = inspect.signature(fn).parameters
+    given = dict(zip(names, args, strict=False)) | kwargs
+    given.pop("_compile", None)
+    function = next(iter(given.values()), None)
+    if isinstance(function, FunctionValue):
+        count = function.code.co_argcount - len(function.defaults)
+        unsupported_if(count != 4, "unsupported-call", f"{fn.__name__} of a function of {count} arguments")
+    mine = getattr(importlib.import_module(".polyfills.flex_blocks", __package__), fn.__name__)
+    unknown = given.keys() - inspect.signature(mine).parameters.keys()
+    unsupported_if(
+        any(given.pop(name).as_constant() is not names[name].default for name in unknown),
+        "unsupported-call",
+        f"{fn.__name__} is called with {', '.join(sorted(unknown))}",
+    )
+    outer, trace.graph.gathers = trace.graph.gathers, True
+    try:
+        return trace.call(trace.make(mine), [], given)
+    finally:
+        trace.graph.gathers = outer
 
 
 def _check(trace: Trace, tensors: list[torch.Tensor], gqa: bool, mask: Value | None) -> None:

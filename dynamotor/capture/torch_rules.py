@@ -219,7 +219,17 @@ _COMPILERS_PACKAGES = (
     "torch._higher_order_ops",
     FLEX_ATTENTION,
 )
-_WITH_RULES = frozenset(("flex_attention", "associative_scan", "mark_static_address", "mark_static"))
+_WITH_RULES = frozenset(
+    [
+        "flex_attention",
+        "create_mask",
+        "create_block_mask",
+        "associative_scan",
+        "mark_static_address",
+        "mark_static",
+    ]
+)
+_FOLLOWED = frozenset(("BlockMask.__init__", "and_masks", "or_masks", "noop_mask"))
 _BOOKKEEPING = (
     "torch._dynamo.mutation_guard"  # what every module's `__init__` goes through once torch.compile was used
 )
@@ -388,6 +398,7 @@ def refusal(fn: Any) -> tuple[str, str] | None:
         and module.startswith(_COMPILERS_PACKAGES)
         and module != _BOOKKEEPING
         and fn.__name__ not in _WITH_RULES
+        and not (module == FLEX_ATTENTION and fn.__qualname__.split(".<locals>")[0] in _FOLLOWED)
         and ("__marked_compile_region_fn__" not in fn.__dict__)
     ):
         return "transform", f"functions of {module} compile what they are given, or run it as it is"

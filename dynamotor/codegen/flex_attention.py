@@ -18,7 +18,6 @@ from ..base.events import fall_back
 from ..graph.control_flow import ControlFlow, Tensors, laid_out
 from ..graph.flex import FlexAttention
 from ..graph.shape_tensor import ShapeTensor
-from ..graph.sizes import is_symbolic
 from ..graph.spec import TensorSpec
 from ..lower.lowering import Decline, decline_if
 from ..runtime import triton_build, triton_launch
@@ -30,6 +29,7 @@ from .triton_kernel import TritonFunction
 from .triton_ops import POINTER
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
+_LENGTHS = 32  # of which a program holds kernels
 _NUMBERS = (F32, *[torch.int64] * 4)  # what a score is a function of; a mask of the last four
 
 
@@ -54,22 +54,13 @@ class FusedAttention(ControlFlow):
 
     def __init__(self, of: FlexAttention, specs: list[TensorSpec], results: tuple[TensorSpec, ...]) -> None:
         super().__init__([], results, len(specs))
-        decline_if(
-            any(is_symbolic((*spec.shape, *spec.stride)) for spec in specs), "sizes that differ between calls"
-        )
         self.of = of
-        self.case = _case(of, specs)
-        self.kernels(self.case)
+        self.kernels(*[spec.hinted() for spec in specs])
 
     def _run(self, *tensors: torch.Tensor) -> Tensors:
-        specs = [TensorSpec.of(t) for t in tensors[:3]]
-        case = self.case
-        if [(s.shape, s.stride) for s in specs] != [
-            (s.shape, s.stride) for s in (case.query, case.key, case.value)
-        ]:
-            case = _case(self.of, [*specs, *map(TensorSpec.of, tensors[3:])])
+        case, kernels = self.kernels(*map(TensorSpec.of, tensors))
         n = len(case.free)
-        return _Attention.apply(self.kernels(case), case, tensors[3 : 3 + n], tensors[3 + n :], *tensors[:3])
+        return _Attention.apply(kernels, case, tensors[3 : 3 + n], tensors[3 + n :], *tensors[:3])
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if any(type(tensor) is ShapeTensor for tensor in tensors):
@@ -78,10 +69,11 @@ class FusedAttention(ControlFlow):
             laid_out(result, spec) for result, spec in zip(self._run(*tensors), self.specs, strict=True)
         )
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019  # it lives as long as the program
-    def kernels(self, case: Case) -> Kernels:
-        """The kernels of a case; being built."""
-        return Kernels(case)
+    @functools.lru_cache(maxsize=_LENGTHS)  # noqa: B019  # it lives as long as the program
+    def kernels(self, *specs: TensorSpec) -> tuple[Case, Kernels]:
+        """The case of tensors with these sizes and strides, and its kernels; being built."""
+        case = _case(self.of, list(specs))
+        return case, Kernels(case)
 
 
 def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:

@@ -136,3 +136,25 @@ def test_what_the_function_reads_may_change() -> None:
         for slope in (0.0, 0.5, -1.0):
             table.fill_(slope)
             torch.testing.assert_close(call(q), f(q), rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_length_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, int]] = []
+    run = Kernels.__call__
+    monkeypatch.setattr(
+        Kernels,
+        "__call__",
+        lambda self, what, *tensors: (ran.append((what, tensors[0].shape[2])), run(self, what, *tensors)),
+    )
+
+    def f(q: torch.Tensor) -> torch.Tensor:
+        n = q.shape[2]
+        block = create_block_mask(MASKS["causal"], None, None, n, n, device="cpu", BLOCK_SIZE=16)
+        return flex_attention(q, q, q, block_mask=block)  # type: ignore[return-value]
+
+    with config.patch(target="triton"):
+        call = dynamotor.compile(f)
+        for n in (32, 48, 64, 48):
+            q = torch.randn(1, 2, n, 16)
+            torch.testing.assert_close(call(q), f(q), rtol=1e-4, atol=1e-5)
+    assert [length for _, length in ran] == [32, 48, 64, 48]
