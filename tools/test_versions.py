@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 # Each PyTorch with at least two Pythons, and each Python with the newest PyTorch.
-PAIRS = ("3.11:2.11.0", "3.12:2.11.0", "3.11:2.13.0", "3.12:2.13.0", "3.13:2.13.0",
+PAIRS = ("3.11:2.11.0", "3.12:2.11.0", "3.11:2.13.0", "3.13:2.13.0", "3.14:2.13.0",
          "3.11:2.14.1", "3.12:2.14.1", "3.13:2.14.1", "3.14:2.14.1")  # fmt: skip
 VISION = {
     "2.11": "0.26.0",
@@ -113,7 +113,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pairs", nargs="*", help="PYTHON:TORCH, as in 3.12:2.14.1 (default: all)")
-    parser.add_argument("--rooms", nargs="+", default=[], help='run these rooms again; "." is the files of tests/ itself')
+    parser.add_argument(
+        "--rooms", nargs="+", default=[], help='run these rooms again; "." is the files of tests/ itself'
+    )
     parser.add_argument("--python", type=Path, help="the interpreter of an environment to use as it is")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--limit", type=float, default=3600, help="seconds for one room")
