@@ -20,7 +20,7 @@ from ..base.errors import BackendError
 from ..graph.shape_tensor import UnsupportedOp, recording
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec
-from ..graph.tensor_subclass import WrapperSpec, flatten, is_wrapper
+from ..graph.tensor_subclass import HeldPart, WrapperSpec, flatten, is_wrapper
 from .aten_recorder import GraphRecorder
 
 Spec = TensorSpec | WrapperSpec | Size
@@ -96,9 +96,9 @@ def at(spec: WrapperSpec, of: Mapping[Symbol, int]) -> WrapperSpec:
 def _parts(value: Any, spec: WrapperSpec) -> Iterator[Any]:
     for name, one in zip(spec.names, spec.inner, strict=True):
         inner = getattr(value, name)
-        if type(one) is WrapperSpec:
+        if isinstance(one, WrapperSpec):
             yield from _parts(inner, one)
-        else:
+        elif isinstance(one, TensorSpec):
             yield inner
 
 
@@ -106,9 +106,11 @@ def _of_kind(tangent: Any, spec: WrapperSpec) -> Any:
     """A gradient as the wrapper for which the backward was compiled; the class may convert another one."""
     if not matches(tangent, spec):
         convert = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
-        tangent = tangent if convert is None else convert(spec.context, spec.cls)
+        if convert is not None:
+            other = () if type(tangent) is spec.cls else (spec.cls,)
+            tangent = convert(spec.context, *other)
         BackendError.when(
-            not matches(tangent, spec),
+            not matches(tangent, spec, convert is None),
             "DM263",
             f"the gradient of a {spec.cls.__name__} is a {type(tangent).__name__}, or has another context",
             why="the backward is compiled before a gradient arrives, for one like the output",
@@ -118,21 +120,24 @@ def _of_kind(tangent: Any, spec: WrapperSpec) -> Any:
     return tangent
 
 
-def matches(value: Any, spec: WrapperSpec) -> bool:
-    """Whether a value is a wrapper of this class, with these names, this context and such inner tensors."""
+def matches(value: Any, spec: WrapperSpec, exactly: bool = True) -> bool:
+    """Whether a value is a wrapper of this class, with these names, this context and such inner tensors. Not
+    exactly: with any context, where its class has just converted it to this one.
+    """
     if type(value) is not spec.cls:
         return False
     names, context = value.__tensor_flatten__()
     return (
         tuple(names) == spec.names
-        and bool(context == spec.context)
-        and all(
-            matches(getattr(value, name), one)
-            if type(one) is WrapperSpec
-            else not is_wrapper(getattr(value, name))
-            for name, one in zip(names, spec.inner, strict=True)
-        )
+        and (not exactly or bool(context == spec.context))
+        and all(_matches_part(getattr(value, name), one) for name, one in zip(names, spec.inner, strict=True))
     )
+
+
+def _matches_part(part: Any, spec: Any) -> bool:
+    if isinstance(spec, HeldPart):
+        return part is spec.value or bool(part == spec.value)
+    return matches(part, spec) if isinstance(spec, WrapperSpec) else not is_wrapper(part)
 
 
 # At trace time ----------------------------------------------------------------------------------------------
@@ -247,6 +252,7 @@ def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
 
 def tangent_of(root: Any) -> WrapperSpec:
     """What is expected as the gradient of a wrapper: one like it, or as its class says."""
+    root = root.detach()
     expected = getattr(root, "__coerce_tangent_metadata__", None)
     return WrapperSpec.of(root if expected is None else expected())
 
@@ -262,7 +268,7 @@ def boundary_of(
     if not inputs.has_wrapper() and not results.wrappers:
         return None
     symbols = {i: only for i, spec in enumerate(specs) if type(spec) is Size for only in spec.symbols}
-    made = tuple([(WrapperSpec.of(wrapper), places) for wrapper, places in results.wrappers])
+    made = tuple([(WrapperSpec.of(wrapper.detach()), places) for wrapper, places in results.wrappers])
     return WrapperBoundary(
         inputs.specs, symbols, made, results.n_graded, results.outputs, tuple(tangents), tuple(gradients)
     )

@@ -141,9 +141,9 @@ def trace_joint(
             reached = [(1 << len(back.tangents)) - 1] * len(back.places)
         reach = dict(zip(back.places, reached, strict=True))
     tangents, grads = back.tangents, back.nodes
-    boundary = boundary_of(
-        given, specs, found, back.arriving, [(i, *one) for i, one in zip(leaves, back.leaving, strict=True)]
-    )
+    with recording(recorder), torch.no_grad():
+        leaving = [(i, *one) for i, one in zip(leaves, back.leaving, strict=True)]
+        boundary = boundary_of(given, specs, found, back.arriving, leaving)
     recorder.graph.output((values, contents, grads))
     joint_gm = graph_module(recorder.graph, "Joint")
     return Joint(
@@ -469,7 +469,8 @@ def _backward(
     specs: list[WrapperSpec | None] = []
     tangents: list[Any] = []
     for i, root in enumerate(roots):
-        specs.append(tangent_of(root) if is_wrapper(root) else None)
+        with recording(recorder), torch.no_grad():
+            specs.append(tangent_of(root) if is_wrapper(root) else None)
         of = specs[-1]
         laid = [tangent_spec(root.spec)] if of is None else [tangent_spec(one) for one in of.leaves()]
         made = [

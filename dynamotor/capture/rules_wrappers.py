@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph.shape_tensor import shape_mode
-from ..graph.sizes import is_symbolic
+from ..graph.shape_tensor import ShapeTensor, shape_mode
 from ..graph.sym_int import to_torch
 from ..graph.tensor_subclass import Rewrap, is_wrapper_class
 from .breaks import unsupported, unsupported_if
@@ -195,14 +194,18 @@ def _example(trace: Trace, obj: torch.Tensor, spec: Any, parts: Mapping[str, Val
     inner: dict[str, Any] = {}
     for name, part in parts.items():
         tensor = part.tensor if isinstance(part, WrapperValue) else part
-        if type(tensor) is not TensorValue:
+        held = getattr(obj, name)
+        if type(tensor) is TensorValue:
+            inner[name] = tensor.example
+        elif isinstance(held, torch.Tensor):
             raise unsupported("tensor-subclass", f"{name!r} of a {cls.__name__} is {part.describe()}")
-        inner[name] = tensor.example
-    unsupported_if(
-        is_symbolic(spec.shape) and _mentions(context, obj.shape),
-        "tensor-subclass",
-        f"__tensor_flatten__ of {cls.__name__} gives sizes that differ between calls",
-    )
+        else:
+            trace.reader.guard_identity(part.source, held)
+            inner[name] = held
+    if _mentions(context, obj.shape):  # what compares contexts knows numbers alone
+        for one in (spec, *[tensor.spec for tensor in inner.values() if isinstance(tensor, ShapeTensor)]):
+            for n in (*one.shape, *one.stride):
+                int(n)
 
     def make() -> Any:
         shape, stride = torch.Size(to_torch(spec.shape)), to_torch(spec.stride)

@@ -19,6 +19,7 @@ from . import contiguous_shapes, kernel_checks, plain_shapes, products, shape_ru
 from .data_sizes import DataSizes, Unknown, data_rules
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
+from .sizes import leaves_in
 from .spec import TensorSpec, aten
 from .sym_int import SYMBOLIC, from_torch, to_torch
 from .tensor_subclass import WrapperSpec, dispatch, is_wrapper_class
@@ -208,6 +209,17 @@ _special = {
 }
 
 
+def is_meta(args: Any, kwargs: Any) -> bool:
+    """Whether a call is of tensors on the meta device, or makes one there."""
+    given = leaves_in((args, kwargs or {}))
+    return any(
+        v.device.type == "meta"
+        if isinstance(v, torch.Tensor)
+        else isinstance(v, torch.device) and v.type == "meta"
+        for v in given
+    )
+
+
 class _Mode(TorchDispatchMode):
     """Catches the ops that have no tensor argument (factories), and sends every op to the recorder when there
     is one.
@@ -238,7 +250,14 @@ class _Mode(TorchDispatchMode):
     ) -> Any:
         if any(map(is_wrapper_class, types)):  # its own ops on its inner tensors come here again
             with self, self._below_autograd():
-                return dispatch(func, types, args, kwargs or {})
+                result = dispatch(func, types, args, kwargs or {})
+            self.depth += result is NotImplemented  # PyTorch goes on, and comes here again below autograd
+            return result
+        if self.depth and is_meta(args, kwargs):  # its own rules for shapes
+            return func(*args, **kwargs or {})
+        if func.namespace == "_c10d_functional" and func.name().endswith("::_wrap_tensor_autograd"):
+            with self:  # a wrapper that waits when it is used first: in a graph the wait is an op
+                return torch.ops._c10d_functional.wait_tensor.default(args[0])
         if self.depth and func.has_kernel_for_dispatch_key(compat.composite_implicit):
             with self:
                 return func.decompose(*args, **kwargs or {})

@@ -47,12 +47,26 @@ def flatten(value: Any) -> list[torch.Tensor]:
     """
     if not is_wrapper(value):
         return [value]
-    return [leaf for name in value.__tensor_flatten__()[0] for leaf in flatten(getattr(value, name))]
+    inner = [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+    return [leaf for part in inner if isinstance(part, torch.Tensor) for leaf in flatten(part)]
 
 
 def flatten_all(values: Iterable[Any]) -> list[Any]:
     """`flatten` of each value, in one list."""
     return [leaf for value in values for leaf in flatten(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A part of a wrapper that is no tensor (a device mesh): the object itself."""
+
+    value: Any
+
+    is_symbolic = False
+
+    def at(self, values: Mapping[Symbol, Any]) -> HeldPart:
+        """The same: it holds no sizes."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,7 @@ class WrapperSpec:
     names: tuple[str, ...]
     context: Any
     outer: TensorSpec
-    inner: tuple[TensorSpec | WrapperSpec, ...]
+    inner: tuple[TensorSpec | WrapperSpec | HeldPart, ...]
 
     @staticmethod
     def of(tensor: Any) -> WrapperSpec:
@@ -75,14 +89,18 @@ class WrapperSpec:
             tuple(names),
             _mapped(from_torch, context),
             outer_spec(tensor),
-            tuple([any_spec(getattr(tensor, name)) for name in names]),
+            tuple([part_spec(getattr(tensor, name)) for name in names]),
         )
 
     def leaves(self) -> list[TensorSpec]:
         """The specs of the plain tensors inside, in `flatten`'s order."""
-        return [
-            leaf for one in self.inner for leaf in (one.leaves() if isinstance(one, WrapperSpec) else [one])
-        ]
+        found: list[TensorSpec] = []
+        for one in self.inner:
+            if isinstance(one, WrapperSpec):
+                found += one.leaves()
+            elif isinstance(one, TensorSpec):
+                found.append(one)
+        return found
 
     def wrap(self, leaves: Iterable[torch.Tensor]) -> Any:
         """The wrapper around these plain tensors."""
@@ -90,7 +108,9 @@ class WrapperSpec:
 
     def _wrap(self, leaves: Iterator[torch.Tensor]) -> Any:
         inner = {
-            name: one._wrap(leaves) if type(one) is WrapperSpec else next(leaves)
+            name: one.value
+            if isinstance(one, HeldPart)
+            else (one._wrap(leaves) if isinstance(one, WrapperSpec) else next(leaves))
             for name, one in zip(self.names, self.inner, strict=True)
         }
         return self.around(inner)
@@ -169,18 +189,26 @@ def outer_spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(shape, stride, tensor.dtype, tensor.device, offset)
 
 
+def part_spec(part: Any) -> TensorSpec | WrapperSpec | HeldPart:
+    """The spec of what a wrapper holds."""
+    return any_spec(part) if isinstance(part, torch.Tensor) else HeldPart(part)
+
+
 def any_spec(tensor: Any) -> TensorSpec | WrapperSpec:
     """The spec of a plain tensor, or of a wrapper."""
     if is_wrapper(tensor):
         return WrapperSpec.of(tensor)
     UnsupportedOp.when(
-        not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided,
+        tensor.layout is not torch.strided,
         "DM260",
-        f"a tensor subclass holds a {type(tensor).__name__}",
+        f"a tensor subclass holds a tensor with layout {tensor.layout}",
         why="only strided tensors and other wrappers become inputs of a graph",
         cure="keep the part that uses it outside the compiled function",
     )
     return tensor.spec if hasattr(tensor, "spec") else TensorSpec.of(tensor)
+
+
+_DISPATCHED_IN_C = "torch.distributed.tensor"
 
 
 def _base_last(a: type, b: type) -> int:
@@ -188,8 +216,12 @@ def _base_last(a: type, b: type) -> int:
 
 
 def dispatch(func: Any, kinds: Iterable[type], args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    """Run an op in the `__torch_dispatch__` of its arguments' classes, subclasses first, as PyTorch does."""
+    """Run an op in the `__torch_dispatch__` of its arguments' classes, subclasses first, as PyTorch does;
+    NotImplemented for a class that PyTorch dispatches in C++.
+    """
     wrappers: list[Any] = [cls for cls in kinds if is_wrapper_class(cls)]
+    if any(cls.__module__.startswith(_DISPATCHED_IN_C) for cls in wrappers):
+        return NotImplemented
     wrappers.sort(key=functools.cmp_to_key(_base_last))
     for cls in wrappers:
         result = cls.__torch_dispatch__(func, tuple(wrappers), args, dict(kwargs))

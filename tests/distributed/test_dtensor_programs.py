@@ -1,0 +1,22 @@
+"""Programs of DTensors are one graph with their collectives, and eager's, on both ranks."""
+
+from __future__ import annotations
+
+import pytest
+from dtensor_programs import PROGRAMS, compared, trained
+from ranks import Pair
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_of_dtensors_is_one_graph(pair: Pair, name: str) -> None:
+    for result in pair.run(compared, name):
+        assert result["same"], result
+        assert result["graphs"] == 1, result
+        assert not result["left"], result
+
+
+def test_a_tensor_parallel_block_trains_in_one_graph(pair: Pair) -> None:
+    for result in pair.run(trained, 3):
+        assert result["same"], result
+        assert result["graphs"] == 1, result
+        assert not result["left"], result
