@@ -72,6 +72,7 @@ STAYS = {
     "values/function.py FunctionValue.globals": FIXED,
     "values/function.py FunctionValue.closure": "the cells are the code's; their contents are guarded when they are read",
     "values/torch_function.py TensorType.call": "a type of tensors is what it is for as long as the process lives",
+    "marks.py CompiledValue._place": "known by identity; a user sets attributes of the original alone",
     "ops_control.py _instance": "a class of exceptions, which is called by the program and not asked",
     "ops_stack.py import_from": NAMES,
     "protocol.py Protocol.real_binary": PLAIN,
