@@ -14,7 +14,7 @@ from ..base.events import listening
 from .breaks import unsupported_if
 from .guards import Absent, Answer, ConstEquals, Distinct, IdIs, SameObject, TypeIs, answer_of
 from .source import Attr, Const, Source
-from .values.base import Trace, Value, wrap_base, wrap_exact
+from .values.base import IdentityKey, Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
 from .values.number import FloatValue
 from .values.size import SizeValue
@@ -116,6 +116,8 @@ class Reader:
             for part in key:
                 self.guard_key(part, among)
             return
+        if isinstance(key, IdentityKey):
+            return key.refuse_numbers(among)
         value = self.values.get(id(key))
         if value is None or value.source is None or value.real() is not key:
             return

@@ -163,3 +163,75 @@ def test_descriptors_of_a_class_are_set_by_eager(value):
     dynamotor.reset()
     dynamotor.compile(program, backend="eager")(torch.ones(3))
     assert vars(Held)["it"] is value
+
+
+def _of_a_dict(kept, x):
+    kept[id(x)] = kept.get(id(x), 0) + 1
+    return x * kept[id(x)]
+
+
+def _of_a_tuple_as_key(kept, x):
+    kept["k", id(x)] = kept.get(("k", id(x)), 0) + 1
+    return x * len(kept)
+
+
+def _of_a_set(kept, x):
+    known = id(x) in kept
+    kept.add(id(x))
+    return x * len(kept) + known
+
+
+def _of_an_update(kept, x):
+    known = {id(x)} <= kept
+    kept |= {id(x)}
+    return x * len(kept) + known
+
+
+def _of_a_copy(kept, x):
+    kept.add(id(x))
+    copied = set(kept)
+    copied.add(id(x))
+    return x * len(copied)
+
+
+@pytest.mark.parametrize(
+    ("make", "program"),
+    [
+        (dict, _of_a_dict),
+        (dict, _of_a_tuple_as_key),
+        (set, _of_a_set),
+        (set, _of_an_update),
+        (set, _of_a_copy),
+    ],
+)
+def test_ids_that_earlier_calls_kept_are_found(make, program):
+    tensors = [torch.ones(1), torch.ones(1), torch.ones(1)]
+    results = []
+    for compiled in (program, dynamotor.compile(program, backend="eager")):
+        kept = make()
+        results.append([compiled(kept, tensors[k]).item() for k in (0, 1, 0, 2, 0, 1)])
+    assert results[0] == results[1]
+
+
+class _Key:
+    def __init__(self, name):
+        self.name = name
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __eq__(self, other):
+        return self.name == other.name
+
+
+def test_keys_with_an_eq_of_their_own_meet_each_other_alone():
+    def program(table, x):
+        table[_Key("a")] += 1
+        table[_Key("c")] = len(table)
+        table[_Key("b")] = table.pop(_Key("b")) * 2
+        return x * table[_Key("a")], [(key.name, value) for key, value in table.items()]
+
+    tables = [{_Key("a"): 1, _Key("b"): 2} for _ in range(2)]
+    compiled = dynamotor.compile(program, backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert str(compiled(tables[0], torch.ones(1))) == str(program(tables[1], torch.ones(1)))

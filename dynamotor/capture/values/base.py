@@ -266,20 +266,52 @@ def once(container: Value, ask: Callable[[], bool]) -> bool:
 
 
 class ObjectKey:
-    """An object with `__hash__` and `__eq__` of its own as a key: the program's own methods decide."""
+    """An object with `__hash__` and `__eq__` of its own as a key: the program's own methods decide. Two that were
+    compared are not compared again: what looks them up once more is the bookkeeping of a container.
+    """
 
-    __slots__ = ("trace", "value", "hash")
+    __slots__ = ("trace", "value", "hash", "known")
 
     def __init__(self, trace: Trace, value: Value, hash_: int) -> None:
         self.trace, self.value, self.hash = trace, value, hash_
+        self.known: dict[int, tuple[object, bool]] = {}
 
     def __hash__(self) -> int:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
         if type(other) in (int, float, bool, str, bytes):
-            return self.trace.equal(self.value, self.trace.make(other))
-        return isinstance(other, ObjectKey) and self.trace.equal(self.value, other.value)
+            return hash(other) == self.hash and self.trace.equal(self.value, self.trace.make(other))
+        if not isinstance(other, ObjectKey) or other.hash != self.hash:
+            return False
+        known = self.known.get(id(other)) or other.known.get(id(self))
+        if known is None:
+            known = self.known[id(other)] = other, self.trace.equal(self.value, other.value)
+        return known[1]
+
+
+class IdentityKey:
+    """An id as a key. All of them share one hash, so that a container compares them one by one."""
+
+    __slots__ = ("trace", "of")
+
+    def __init__(self, trace: Trace, of: Value) -> None:
+        self.trace, self.of = trace, of
+
+    def __hash__(self) -> int:
+        return hash(IdentityKey)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IdentityKey) and self.trace.same(self.of, other.of)
+
+    def refuse_numbers(self, among: Iterable[Value] | None) -> None:
+        """Break the graph where a container may hold this id as a number: one from outside (None), or numbers."""
+        unsupported_if(
+            among is None or any(v.is_constant() and issubclass(v.python_type(), int) for v in among),
+            "unsupported-call",
+            f"id() of {self.of.describe()} is compared with numbers",
+            "the number changes from run to run",
+        )
 
 
 def _order(op: Callable[..., Any]) -> Callable[[StandIn, StandIn], StandIn]:

@@ -32,6 +32,7 @@ from .base import (
     MISSING,
     Codegen,
     Epoch,
+    IdentityKey,
     Iterator,
     ObjectKey,
     StandIn,
@@ -42,6 +43,7 @@ from .base import (
     wrap_typed,
 )
 from .constant import Constant
+from .identity import Identity
 from .operators import COMPARE, like
 from .walks import DictIterator, SequenceIterator, SetIterator
 
@@ -257,6 +259,7 @@ class DictValue(Value):
         "removals",
         "absent",
         "born",
+        "loaded",
         "owner",
     )
     owner: weakref.ref[Value]
@@ -282,6 +285,7 @@ class DictValue(Value):
         self.removed: dict[Hashable, None] = {}  # removed at some time, perhaps set again
         self.removals = 0
         self.absent: set[Hashable] = set()
+        self.loaded: dict[Hashable, Any] = {}  # of an outside dict that was read whole: hash key -> key
 
     def is_constant(self) -> bool:
         pairs = self.load().values()
@@ -301,6 +305,7 @@ class DictValue(Value):
             for real in keys:
                 value = self._key(real)
                 key = real if type(real) in _OWN_KEYS else value.hash_key(self.trace)
+                self.loaded[key] = real
                 if key in self.removed:
                     continue
                 if key in written:
@@ -482,14 +487,19 @@ class DictValue(Value):
         """Give the outside dict its final contents in their order."""
         target = cg.emit(self)
         method = "dict" if self.kind is dict else cg.constant(self.kind)
-        removed, final = list(self.removed), list(self.table)
-        kept = [k for k in ordered_keys(self.obj) if k not in self.removed]
-        written = [k for k in final if k in self.changed]
-        if self.complete and final != kept + [k for k in written if k not in kept]:
-            removed, written = list(ordered_keys(self.obj)), final
+        final = list(self.table)
+        written = [key for key in final if key in self.changed]
+        if (
+            self.complete
+        ):  # hash keys are compared with each other alone: real ones would ask their own `__eq__`
+            removed = [self.loaded[key] for key in self.removed if key in self.loaded]
+            kept = dict.fromkeys(key for key in self.loaded if key not in self.removed)
+            if final != [*kept, *(key for key in written if key not in kept)]:
+                removed, written = list(self.loaded.values()), final
+        else:
+            removed = [key for key in self.removed if dict.__contains__(self.obj, key)]
         for key in removed:
-            if dict.__contains__(self.obj, key):
-                cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(key))})")
+            cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(key))})")
         for hash_key in written:
             key, value = self.table[hash_key]
             cg.statement(f"{method}.__setitem__({target}, {cg.emit(key)}, {cg.emit(value)})")
@@ -638,6 +648,8 @@ class SetValue(Value):
                 self.change(trace, one_by_one, each)
             return
         table = self.table
+        if isinstance(item, Identity):
+            trace.reader.guard_key(item.hash_key(trace), None if self.obj is not MISSING else table.values())
         self.removals += method not in ("add", "update")
         if method == "add":
             table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr, arg-type]
@@ -647,6 +659,7 @@ class SetValue(Value):
             table.clear()
         else:
             other = SetValue.of(trace, item)  # type: ignore[arg-type]
+            self._meet(other)
             both = table | other.table
             kept = _SET_METHODS[method](set(table), set(other.table))
             self._table = {k: v for k, v in both.items() if k in kept}
@@ -663,6 +676,13 @@ class SetValue(Value):
             trace.effects.touch(self, () if method == "add" or self in trace.effects.touched else self.obj)
         else:
             trace.effects.change(self)
+
+    def _meet(self, other: SetValue) -> None:
+        """Refuse an operation of two sets where one has the id of an object and the other may have it as a number."""
+        for one, two in ((self, other), (other, self)):
+            for key in one.table:
+                if isinstance(key, IdentityKey):
+                    key.refuse_numbers(None if two.obj is not MISSING else two.table.values())
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.table)
@@ -711,6 +731,7 @@ class SetValue(Value):
         if not isinstance(other, SetValue):
             return None
         mine, theirs = (other, self) if reflected and op not in COMPARE else (self, other)
+        mine._meet(theirs)
         if op in COMPARE:
             return Constant(op(set(mine.table), set(theirs.table)))
         if op in _IN_PLACE:

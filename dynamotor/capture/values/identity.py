@@ -10,23 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..breaks import Unsupported, unsupported
-from .base import Codegen, Trace, Value
+from .base import Codegen, IdentityKey, Trace, Value
 from .constant import Constant
-
-
-class IdentityKey:
-    """An id as a key. All of them share one hash, so that a container compares them one by one."""
-
-    __slots__ = ("trace", "of")
-
-    def __init__(self, trace: Trace, of: Value) -> None:
-        self.trace, self.of = trace, of
-
-    def __hash__(self) -> int:
-        return hash(IdentityKey)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, IdentityKey) and self.trace.same(self.of, other.of)
 
 
 class Identity(Value):
