@@ -32,7 +32,7 @@ from dynamotor.tools.tables import render
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "uint8")
 LAYOUTS = ("dense", "transposed", "strided", "broadcast")
-SIZES = {"L1": (64, 64), "L2": (512, 512), "memory": (4096, 2048)}
+SIZES = {"L1": (64, 64), "L2": (512, 512), "memory": (2048, 2048)}
 COLUMNS = ("op", "dtype", "layout", "size", "eager µs", "peer µs", "ours µs", "ours / eager")
 
 MOVEMENT: dict[str, Callable[[Tensor], Any]] = {
@@ -176,6 +176,16 @@ def rows_of(number: int, plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in found if one is not None]
 
 
+def results(numbers: list[int], plan: dict[str, Any], jobs: int) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each op as they are done, in this process or in several."""
+    if jobs == 1:
+        yield from (rows_of(number, plan) for number in numbers)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(rows_of, number, plan) for number in numbers]):
+            yield done.result()
+
+
 def summary(rows: list[dict[str, Any]], most: int) -> str:
     """The worst rows as a table, and the means over all."""
     timed = sorted((r for r in rows if "us" in r), key=lambda r: -r["ratio"])
@@ -201,7 +211,7 @@ def summary(rows: list[dict[str, Any]], most: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Time the ops, print the worst, write JSON."""
+    """Time the ops, write a line of JSON for each row, print the worst."""
     parser = argparse.ArgumentParser(prog="python -m bench ops", description=__doc__)
     parser.add_argument("--ops", default="", help="names, all without")
     parser.add_argument("--dtypes", default=",".join(DTYPES))
@@ -213,21 +223,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--worst", type=int, default=60, help="rows to print")
-    parser.add_argument("--json", default="ops.json")
+    parser.add_argument("--json", default="ops.jsonl", help="a line for each row")
     given = parser.parse_args(argv)
     plan = {name: getattr(given, name) for name in ("every", "peer", "seconds", "threads")}
     plan |= {name: getattr(given, name).split(",") for name in ("dtypes", "layouts", "sizes")}
     names = set(filter(None, given.ops.split(",")))
     numbers = [n for n, case in enumerate(cases()) if not names or case.name.split("(")[0] in names]
     rows: list[dict[str, Any]] = []
-    if given.jobs == 1:
-        rows = [one for number in numbers for one in rows_of(number, plan)]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(given.jobs, mp_context=context) as pool:
-            for done in as_completed([pool.submit(rows_of, number, plan) for number in numbers]):
-                rows += done.result()
-    Path(given.json).write_text(json.dumps({"plan": plan, "rows": rows}, indent=1) + "\n")
+    with Path(given.json).open("w") as file:  # a line as soon as it is known: a run may be cut off
+        for found in results(numbers, plan, given.jobs):
+            rows += found
+            file.writelines(json.dumps(one) + "\n" for one in found)
+            file.flush()
     print(summary(rows, given.worst))
 
 
