@@ -122,7 +122,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
 
 # -- from kernels to C++ -------------------------------------------------------------------------------------
 _TOKEN = re.compile(r"for\(([^;{}]*);([^;{}]*);([^;{}]*?)\)\{|(if|else)([^;{}]*)\{|([{}])|([^;{}]*);")
-_STORE = re.compile(r"stb?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
+_STORE = re.compile(r"st[be]?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
 _ADD = re.compile(r"st<\w+>\((\w+),ld<(?:[A-Z](\d+)|\w+)>\(\1\).*")
 _NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo|first_|last_?|stop_|until"
 _POSITION = re.compile(rf"(?:const )?i64 ((?:,?\w+=(?:{_NAME}|\d+l?|[-+*/%()<?:])+)+)")

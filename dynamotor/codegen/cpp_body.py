@@ -159,6 +159,8 @@ class CppBody:
             return f"ldb<{result}>({at})" if e.dtype is BOOL else f"ld<{result}>({at})"
         if step == -1 and e.dtype is not BOOL:
             return f"ldr<{result}>({at})"
+        if step == 2 and e.dtype is not BOOL:
+            return f"ldg2<{result}>({at})"
         assert step is not None  # places that are computed are taken lane by lane
         return f"ld{'b' * (e.dtype is BOOL)}g<{result}>({at},{self.number(step)})"
 
@@ -213,6 +215,13 @@ class CppBody:
         inner = _LaneScope(scope, scope.loop, f"{lane}i", lane)
         value = self.value(e, inner)
         body = "".join(inner.lines)
+        if e.op == "load":
+            position = f"const i64 {lane}i={scope.bound[scope.loop]}+{lane};"
+            made = f"lanes<{result}>([&](int {lane}){{{position}{body}return {value};}})"
+            if not alike:
+                return self._define(result, made, scope)
+            scope.lines.append(f"{result} {name}; {alike} {name}={made};")
+            return name
         lanes = (
             f"for(int {lane}=0;{lane}<{width};{lane}++)"
             f"{{const i64 {lane}i={scope.bound[scope.loop]}+{lane};{body}{name}[{lane}]={value};}}"

@@ -31,6 +31,7 @@ from ..lower.ir import (
     Scratch,
     Statement,
     Store,
+    fits,
     loaded_exprs,
     of_kind,
     roots,
@@ -268,6 +269,7 @@ class Emitter:
             value, step = self.body.value(expr, scope), 1
         bool_mark = "b" if s.memory is BOOL else ""
         kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
+        exact = "e" if s.memory is torch.bfloat16 and fits(expr, s.memory) else ""
         at = f"{pointer}+{self.body.index(s.index, scope)}"
         computed = any(e.op == "wrap_index" for e in walk(*loaded_exprs(s.index)))
         guard = "if(!*outside)" if computed else ""  # as eager, which ends at the first such position
@@ -280,9 +282,9 @@ class Emitter:
             width = scope.width if vector is not None else 1
             t = ctype(s.expr.dtype, width)
             scope.lines.append(
-                f"{guard}st{bool_mark}{kind}({at},({t}){value});"
+                f"{guard}st{bool_mark}{exact}{kind}({at},({t}){value});"
                 if width == 1
-                else f"{guard}st{bool_mark}{kind}({at},{value});"
+                else f"{guard}st{bool_mark}{exact}{kind}({at},{value});"
             )
         else:
             assert step is not None  # places that are computed are taken lane by lane

@@ -72,13 +72,13 @@ template<class T> INL T max_(T a,T b){
  if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){
  T m=(T)__builtin_ia32_maxps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
 #endif
- return sel(gt(a,b)|ne(a,a),a,b); }
+ return (a>b)|(a!=a)?a:b; }
 template<class T> INL T min_(T a,T b){
 #ifdef __AVX512F__
  if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){
  T m=(T)__builtin_ia32_minps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
 #endif
- return sel(lt(a,b)|ne(a,a),a,b); }
+ return (a<b)|(a!=a)?a:b; }
 template<class T> INL auto lane(T v,int i){ if constexpr(tr<T>::n==1) return v; else return v[i]; }
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
 #define HALVES(v,N,f) \
@@ -164,9 +164,11 @@ template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typena
  else if constexpr(packed<T,M>::half&&__is_same(typename tr<T>::E,float)) put_half((V*)p,x);
  else if constexpr(packed<T,M>::is&&__is_same(T,I)) put<M>((V*)p,x);
  else *(V*)p=__builtin_convertvector(x,V); }
+// A number that bfloat16 holds needs no rounding.
+template<class M,class T> INL void ste(M*p,T x){ typedef typename tr<T>::I I; const I b=bits<I>(x)>>16;
+ typedef typename mem<M,tr<T>::n>::V V;
+ if constexpr(tr<T>::n==1) *p=(M)b; else if constexpr(PACKED) put<M>((V*)p,b); else *(V*)p=__builtin_convertvector(b,V); }
 template<class T> INL void stb(u8*p,T m){ st<u8>(p,m&1); }
-template<class T,class M> INL T ldg(const M*p,i64 s){ T r;
- for(int i=0;i<tr<T>::n;i++) r[i]=ld<typename tr<T>::E,M>(p+i*s); return r; }
 #ifdef __clang__
 template<class T,T...> struct numbers {};
 #define COUNT(T,N) __make_integer_seq<numbers,int,N>()
@@ -174,6 +176,16 @@ template<class T,T...> struct numbers {};
 template<class T,int...> struct numbers {};
 #define COUNT(T,N) numbers<int,__integer_pack(N)...>()
 #endif
+// A vector of one number for each lane. GCC puts numbers into lanes one after the other, in four times the time,
+// unless it sees all at once.
+template<class T,class F,int...i> INL T each_lane(F f,numbers<int,i...>){ return T{f(i)...}; }
+template<class T,class F> INL T lanes(F f){ return each_lane<T>(f,COUNT(int,tr<T>::n)); }
+template<class T,class M> INL T ldg(const M*p,i64 s){
+ return lanes<T>([=](int i){ return ld<typename tr<T>::E,M>(p+i*s); }); }
+// Every second element: of two vectors that end where the last one is.
+template<class T,int...i> INL T evens(T a,T b,numbers<int,i...>){ enum{N=tr<T>::n};
+ return __builtin_shufflevector(a,b,(2*i<N?2*i:2*i+1)...); }
+template<class T,class M> INL T ldg2(const M*p){ return evens(ld<T>(p),ld<T>(p+tr<T>::n-1),COUNT(int,tr<T>::n)); }
 // The elements before p, the last one first.
 template<class T,int...i> INL T reversed(T x,numbers<int,i...>){
  return __builtin_shufflevector(x,x,(tr<T>::n-1-i)...); }
@@ -256,9 +268,11 @@ template<class T> INL T clamp_(T x,float low,float high){
  { x=sel(lt(x,bc<T>(low)),bc<T>(low),x); return sel(gt(x,bc<T>(high)),bc<T>(high),x); } }
 // == more_ less_: a value and its position become those of another where that is beyond, or as far and before
 #define TRACK(name,o) template<class T,class P> INL void name(T&best,P&at,T x,P here){ \
- const auto odd=ne(x,x); const auto m=o(x,best)|(odd&eq(best,best))|((eq(x,best)|(odd&ne(best,best)))&lt(here,at)); \
- best=sel(m,x,best); at=sel(m,here,at); }
-TRACK(more_,gt) TRACK(less_,lt)
+ const auto first=here<at; const auto odd=x!=x; auto m=(x o best)|(odd&(best==best)); \
+ const auto tie=(x==best)|(odd&(best!=best)); \
+ if constexpr(sizeof(m)==sizeof(first)){ m|=tie&first; at=m?here:at; best=m?x:best; } \
+ else { const auto n=narrow(m)|(narrow(tie)&narrow(first)); at=sel(n,here,at); best=sel(n,x,best); } }
+TRACK(more_,>) TRACK(less_,<)
 
 // == library: functions of SLEEF for vectors, which PyTorch's own library exports
 // A vector of the processor's common width has a function there, so narrower ones and numbers are

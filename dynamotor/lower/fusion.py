@@ -208,8 +208,11 @@ class Group:
             self.template, self.loop = SCAN, member.reduced
 
 
+SHORT_STEP = 4  # elements between those that follow each other, most of which share a cache line
+
+
 def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
-    """The variable along which most memory accesses are contiguous."""
+    """The variable along which most memory accesses are contiguous, or take short steps."""
     score: Counter[Var] = Counter()
     for m in members:
         for index, weight in [
@@ -219,8 +222,11 @@ def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
             if len(index.vars()) < 1:
                 continue
             weight *= len(index.vars())
-            for v in index.vars():
-                if v in among and is_one(index.coefficient(v)):
+            for v in index.vars() & among:
+                step = index.coefficient(v)
+                if is_one(step):
+                    score[v] += 2 * weight
+                elif type(step) is int and 0 < abs(step) <= SHORT_STEP:
                     score[v] += weight
     return max(score, key=lambda v: (score[v], hint(v.size))) if score else None
 

@@ -22,6 +22,7 @@ import torch
 
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, Dims, Size, Symbol
+from ..graph.spec import HALVES
 from .index import ZERO, Index, Loaded, Var, flatten
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
@@ -200,9 +201,31 @@ def cast(x: Expr, dtype: torch.dtype) -> Expr:
     return make("cast", (x,), dtype)
 
 
+_OPERANDS_THAT_ROUND = {"neg": 0, "abs": 0, "max": 0, "min": 0, "select": 1, "masked": 1}  # from which one on
+
+
+def fits(x: Expr, memory: torch.dtype) -> bool:
+    """Whether a number of a half precision is given back as it was read: moved, chosen, or with another
+    sign. Expressions of more than a few operations are taken to round.
+    """
+    todo, budget = [x], 32
+    while todo and budget:
+        e, budget = todo.pop(), budget - 1
+        if e.op in _OPERANDS_THAT_ROUND:
+            todo += [a for a in e.args[_OPERANDS_THAT_ROUND[e.op] :] if isinstance(a, Expr)]
+        elif e.op == "const":
+            if torch.tensor(e.args[0], dtype=e.dtype).to(memory).item() != e.args[0]:
+                return False
+        elif e.op not in ("load", "round_to") or e.args[-1] is not memory:
+            return False
+    return not todo
+
+
 def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
     if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
+        return x
+    if memory in HALVES and fits(x, memory):
         return x
     if memory is torch.uint8 and x.op == "cast" and x.args[0].dtype is F64:  # aten goes by 64 bits here
         x = cast(cast(x.args[0], I64), x.dtype)

@@ -1,0 +1,40 @@
+"""Loads of every second or further element in vectors, and stores of halves that need no rounding."""
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.lower.ir import F32, Index, compare, const, fits, load, op, round_to, select
+
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("step", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.int64, torch.uint8, torch.bool])
+def test_steps_read_no_element_beyond_the_last(step, dtype):
+    # The last row ends where the memory does: a vector of neighbours would be read from behind it.
+    x = torch.randint(0, 2, (9, 39 * step)).to(dtype).flatten()[: 9 * 39 * step - step + 1]
+    view = x.as_strided((9, 39), (39 * step, step))
+    compiled = dynamotor.compile(lambda x: (x.clone(memory_format=torch.contiguous_format), x.sum(1)))
+    for got, want in zip(compiled(view), (view.contiguous(), view.sum(1)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_sums_go_along_the_shortest_step():
+    lowered = dynamotor.lower(lambda x: x.sum(1), torch.randn(64, 128)[:, ::2])
+    assert "ldg2<" in str(lowered.code)
+
+
+def test_moved_and_chosen_halves_fit():
+    x, y = (load(name, Index({}, 0), BF16) for name in "xy")
+    moved = select(compare("lt", x, y), op("neg", x), op("max", y, const(0.5, F32)))
+    assert fits(moved, BF16) and round_to(moved, BF16) is moved
+    assert not fits(op("add", x, y), BF16) and not fits(const(0.3, F32), BF16)
+    assert not fits(x, torch.float16) and not fits(load("z", Index({}, 0), F32), BF16)
+
+
+def test_bits_of_moved_halves_are_kept():
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(BF16)
+    moved = dynamotor.compile(lambda x: (torch.cat([x, x]), -x, x.abs(), x.flip(0)))(bits)
+    for got, want in zip(moved, (torch.cat([bits, bits]), -bits, bits.abs(), bits.flip(0)), strict=True):
+        assert torch.equal(got.view(torch.int16), want.view(torch.int16))
