@@ -235,3 +235,27 @@ def test_keys_with_an_eq_of_their_own_meet_each_other_alone():
     compiled = dynamotor.compile(program, backend="eager", fullgraph=True)
     for _ in range(3):
         assert str(compiled(tables[0], torch.ones(1))) == str(program(tables[1], torch.ones(1)))
+
+
+def test_sets_that_change_ask_an_eq_once():
+    class Counted(_Key):
+        asked = 0
+
+        def __eq__(self, other):
+            Counted.asked += 1
+            return self.name == other.name
+
+        __hash__ = _Key.__hash__
+
+    def program(items, x):
+        items.add(Counted("a"))
+        items.discard(Counted("b"))
+        items.discard(Counted("c"))
+        return x * len(items)
+
+    asked = []
+    for compiled in (program, dynamotor.compile(program, backend="eager", fullgraph=True)):
+        Counted.asked, items = 0, {Counted("a"), Counted("b")}
+        results = [compiled(items, torch.ones(1)).item() for _ in range(3)]
+        asked.append((results, Counted.asked, [item.name for item in items]))
+    assert asked[0] == asked[1]

@@ -650,11 +650,17 @@ class SetValue(Value):
         table = self.table
         if isinstance(item, Identity):
             trace.reader.guard_key(item.hash_key(trace), None if self.obj is not MISSING else table.values())
-        self.removals += method not in ("add", "update")
         if method == "add":
-            table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr, arg-type]
-        elif method == "discard":
-            table.pop(_sought(trace, item), None)  # type: ignore[arg-type]
+            key = item.hash_key(trace)  # type: ignore[union-attr]
+            if key in table:
+                return
+            table[key] = item  # type: ignore[assignment]
+        elif (
+            method == "discard"
+        ):  # the item that is there: looked up again, another would ask its own `__eq__`
+            item = table.pop(_sought(trace, item), None)  # type: ignore[arg-type]
+            if item is None:
+                return
         elif method == "clear":
             table.clear()
         else:
@@ -663,6 +669,7 @@ class SetValue(Value):
             both = table | other.table
             kept = _SET_METHODS[method](set(table), set(other.table))
             self._table = {k: v for k, v in both.items() if k in kept}
+        self.removals += method not in ("add", "update")
         if self.mirror is not None:
             like = None if item is None else real_items([item] if method in ("add", "discard") else item)
             if method == "clear":
