@@ -179,7 +179,10 @@ def _take(frame: Frame, n: int) -> list[Value]:
 @opcode("BUILD_MAP")
 def build_map(frame: Frame, instr: Instr, target: int) -> None:
     items = _take(frame, 2 * instr.arg)
-    frame.stack.append(DictValue([(k.hash_key(frame.trace), k, v) for k, v in zip(items[::2], items[1::2])]))
+    made = DictValue([])
+    for key, value in zip(items[::2], items[1::2]):
+        made.setitem(frame.trace, key, value)
+    frame.stack.append(made)
 
 
 @opcode("BUILD_CONST_KEY_MAP")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base import compat
 from ..graph.modes import preserved_modes
+from ..graph.shape_tensor import ShapeTensor
+from ..graph.spec import TensorSpec
 from ..graph.subgraphs import GRADIENT, Hook
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
@@ -38,7 +41,7 @@ from .values.function import FunctionValue
 from .values.klass import Builtin, ClassValue, EnumConstant, PythonModule, trusted_class
 from .values.number import FloatValue
 from .values.size import SizeValue
-from .values.tensor import TensorValue, live_calls, torch_call, version
+from .values.tensor import TensorValue, function_name, live_calls, number_tensor, torch_call, version
 from .values.user_object import UserObject
 
 _own_setup = vars(compat.SingleLevelFunction).get("setup_context")
@@ -74,18 +77,68 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for arg in args:
         _ = arg.node if isinstance(arg, TensorValue) else None  # makes its placeholder
     ModeEffect.of(trace)  # so that a rehearsal's `no_grad` is no effect that is new
+    args = _with_tensors_of_numbers(trace, cls, args)
+    why, _ = _rehearsed(trace, cls, args)
+    with live_calls(trace, why and f"the backward of {cls.value.__qualname__} {why}"):
+        found = torch_call(trace, Apply(cls.value), args, {})
+    _name_written(trace, args, found)
+    return found
+
+
+def _name_written(trace: Trace, args: list[Value], found: Value) -> None:
+    """Later uses of an argument that was written and given back are uses of the result."""
+    node = next(n for n in reversed(trace.graph.graph.nodes) if isinstance(n.target, Apply))
+    for i, part in enumerate(_parts(found)):
+        if isinstance(part, TensorValue) and part in args:
+            spec = part.example.spec
+            alone = not isinstance(found, SequenceValue)
+            part.put(node if alone else trace.graph.call_function(operator.getitem, (node, i), {}, spec))
+
+
+def _rehearsed(trace: Trace, cls: ClassValue, args: list[Value]) -> tuple[str, list[Any]]:
+    """Why the backward is to run live, and the calls that forward and backward make."""
     rehearsal, n_inputs = Rehearsal(trace, functools.partial(_refused, cls)), len(trace.graph.inputs)
     rehearsal.begin()
-    with preserved_modes():
-        graded = torch.is_grad_enabled()
-        compat.set_grad_enabled(False)
-        why = rehearse(trace, cls, args, graded)
-    rehearsal.check()
-    if len(trace.graph.inputs) != n_inputs:
-        raise _refused(cls, "it reads a tensor that is no argument")
-    rehearsal.forget()
-    with live_calls(trace, why and f"the backward of {cls.value.__qualname__} {why}"):
-        return torch_call(trace, Apply(cls.value), args, {})
+    try:
+        with preserved_modes():
+            graded = torch.is_grad_enabled()
+            compat.set_grad_enabled(False)
+            why = rehearse(trace, cls, args, graded, rehearsal)
+        rehearsal.check()
+        if len(trace.graph.inputs) != n_inputs:
+            raise _refused(cls, "it reads a tensor that is no argument")
+        new = [n for n in trace.graph.graph.nodes if n not in rehearsal.known and n.op.startswith("call")]
+        return why, [(function_name(node.target), node.meta["val"]) for node in new]
+    finally:
+        rehearsal.forget()
+
+
+def _with_tensors_of_numbers(trace: Trace, cls: ClassValue, args: list[Value]) -> list[Value]:
+    """The arguments with inputs of the graph for floats that differ between calls, where a custom function makes the
+    same calls of tensors with them as with numbers."""
+    numbers = [a for a in args if type(a) is FloatValue]
+    if not numbers or trace.sizes.in_body or not all(number.is_exact for number in numbers):
+        return args
+    given: list[Value] = [number_tensor(trace, a) if type(a) is FloatValue else a for a in args]
+    for value in given:
+        _ = value.node if isinstance(value, TensorValue) else None
+    plain = [Constant(a.at_this_call) if type(a) is FloatValue else a for a in args]
+    made = _makes(trace, cls, given)
+    return given if made is not None and made == _makes(trace, cls, plain) else args
+
+
+def _makes(trace: Trace, cls: ClassValue, args: list[Value]) -> list[Any] | None:
+    """The calls that a custom function makes of such arguments, but for arithmetic of numbers alone; None where it
+    refuses them."""
+    try:
+        why, steps = _rehearsed(trace, cls, args)
+    except Unsupported:
+        return None
+    return None if why else [step for step in steps if not _is_number(step[1])]
+
+
+def _is_number(spec: Any) -> bool:
+    return isinstance(spec, TensorSpec) and not spec.shape and spec.dtype is torch.float64
 
 
 def _without_gradient(trace: Trace, cls: ClassValue, args: list[Value]) -> Value:
@@ -107,7 +160,7 @@ def _forward_of(trace: Trace, cls: ClassValue) -> Value:
     return trace.make(polyfills.forward if old else polyfills.forward_and_setup)
 
 
-def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool) -> str:
+def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool, rehearsal: Rehearsal) -> str:
     """Interpret forward and backward; the guards stay. Gives the reason why the backward is to run live; then only
     the forward is interpreted, as where nothing is graded.
     """
@@ -115,7 +168,11 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool) -> 
     ctx = trace.call_python(polyfills.context, [TupleValue(needs)])
     outputs = _parts(trace.call(_forward_of(trace, cls), [cls, ctx, *args]))
     tensors = [value for value in outputs if isinstance(value, TensorValue)]
-    if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue)}:
+    dirty = ctx.getattr(trace, "dirty").unpack(trace)
+    if any(not _may_be_written(trace, value, outputs, rehearsal) for value in dirty):
+        raise _refused(cls, "it marks an argument as written that others may see")
+    rehearsal.versions = [(value, version) for value, version in rehearsal.versions if value not in dirty]
+    if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue) and a not in dirty}:
         raise _refused(cls, "it returns an argument or a view of one")  # eager lets nobody write into these
     if not graded or not any(need.value for need in needs):
         return ""
@@ -138,6 +195,16 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool) -> 
     finally:
         trace.draws = trace.draws or draws
     return "draws random numbers" if random else "changes its context" if changes else ""
+
+
+def _may_be_written(trace: Trace, value: Value, outputs: list[Value], rehearsal: Rehearsal) -> bool:
+    """Whether a custom function may write an argument that it gives back: the trace has made it, for this call alone."""
+    if not isinstance(value, TensorValue) or value.obj is not MISSING or value not in outputs:
+        return False
+    plain = type(value.example) is ShapeTensor and not value.example._is_view() and value.data_of is None
+    others = [v for v in trace.tensors.values() if v is not value and type(v.example) is ShapeTensor]
+    used = any(user in rehearsal.known for user in value.node.users)
+    return plain and not used and all(v.example.memory is not value.example.memory for v in others)
 
 
 def _late_in_context(trace: Trace, ctx: Value) -> str:

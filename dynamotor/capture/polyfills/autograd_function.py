@@ -15,14 +15,18 @@ class Context:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
         self.as_none = False
+        self.dirty: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
 
     def mark_dirty(self, *tensors: Any) -> None:
+        self.dirty = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
         pass
 
-    save_for_forward = mark_non_differentiable = mark_dirty
+    mark_non_differentiable = save_for_forward
 
     def set_materialize_grads(self, value: bool) -> None:
         self.as_none = not value

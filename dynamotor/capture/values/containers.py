@@ -249,7 +249,8 @@ class DictValue(Value):
 
     __slots__ = (
         "obj",
-        "table",
+        "_table",
+        "pending",
         "complete",
         "trace",
         "trusted",
@@ -275,8 +276,9 @@ class DictValue(Value):
     ) -> None:
         self.source, self.obj, self.trace, self.trusted, self.kind = source, obj, trace, trusted, kind
         self.born = Epoch.now
-        # hash key -> (key, value) of what was read or written.
-        self.table: dict[Hashable, tuple[Value, Value]] = {}
+        self._table: dict[Hashable, tuple[Value, Value]] = {}
+        # Items from the first one on whose key is a text that is written behind the graph: nobody has looked at them.
+        self.pending: list[tuple[Value, Value]] = []
         for hash_key, key, value in items or ():
             old = self.table.get(hash_key)  # of equal keys the first stays
             self.table[hash_key] = (key if old is None else old[0], value)
@@ -286,6 +288,21 @@ class DictValue(Value):
         self.removals = 0
         self.absent: set[Hashable] = set()
         self.loaded: dict[Hashable, Any] = {}  # of an outside dict that was read whole: hash key -> key
+
+    @property
+    def table(self) -> dict[Hashable, tuple[Value, Value]]:
+        """Hash key -> (key, value) of what was read or written. Texts among the keys are read now."""
+        if self.pending:
+            pending, self.pending = self.pending, []
+            for key, value in pending:
+                text = key.as_constant()
+                old = self._table.get(text)
+                self._table[text] = (Constant(text) if old is None else old[0], value)
+        return self._table
+
+    @table.setter
+    def table(self, items: dict[Hashable, tuple[Value, Value]]) -> None:
+        self._table = items
 
     def is_constant(self) -> bool:
         pairs = self.load().values()
@@ -416,7 +433,12 @@ class DictValue(Value):
         return found
 
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
-        self.store(trace, key.hash_key(trace), key, value)
+        made = self.obj is MISSING and self.kind in (dict, OrderedDict)
+        if made and (key.late or self.pending and key.python_type() is str and key.is_constant()):
+            trace.effects.change(self)
+            self.pending.append((key, value))
+        else:
+            self.store(trace, key.hash_key(trace), key, value)
 
     def delitem(self, trace: Trace, key: Value) -> None:
         hash_key = key.hash_key(trace)
@@ -480,7 +502,8 @@ class DictValue(Value):
     def fill(self, cg: Codegen, name: str) -> None:
         """Put the items into a new dict, or an object of a subclass."""
         method = cg.constant(OrderedDict) if self.kind is OrderedDict else "dict"
-        for key, value in self.load().values():
+        made = self._table if self.complete else self.load()
+        for key, value in [*made.values(), *self.pending]:
             cg.statement(f"{method}.__setitem__({name}, {cg.emit(key)}, {cg.emit(value)})")
 
     def replay(self, cg: Codegen) -> None:

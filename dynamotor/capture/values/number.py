@@ -120,6 +120,11 @@ class FloatValue(Number):
         return made[self.text], _tensor(mine(self.now))
 
     @property
+    def at_this_call(self) -> float:
+        """The number without a guard, for a trial of which nothing is kept."""
+        return (self.step or _itself)(self.now)
+
+    @property
     def is_exact(self) -> bool:
         """Whether the program's input can be what it is now."""
         return is_exact((self.step or _itself)(self.now))

@@ -597,6 +597,15 @@ wrapper_values: list[Callable[[Trace, TensorValue], Value]] = []
 
 
 # Calls ------------------------------------------------------------------------------------------------------
+# Calls with a float that differs between calls among their options, by the function's name (rules_number_options.py).
+number_rules: Registry[str, Callable[..., Value | None]] = Registry("number rule")
+
+
+def _is_option(target: Any, args: list[Value], kwargs: dict[str, Value]) -> bool:
+    """Whether a float is more than an operand, which `_with_inputs` knows."""
+    return bool(kwargs) or len(args) != 2 or function_name(target) not in _WITH_NUMBERS
+
+
 def lower(value: Value, nodes: bool) -> Any:
     """An argument for the graph (`nodes`: tensors become fx nodes) or for the trial run (tensors become
     ShapeTensors).
@@ -685,6 +694,11 @@ def torch_call(
     The result is a tensor value, a container of such, or a constant; results without tensors make no node.
     `run` stands in for the target in the trial run.
     """
+    if any(type(value) is FloatValue for value in (*args, *kwargs.values())):
+        rule = number_rules.get(function_name(target))
+        found = rule(trace, args, kwargs) if rule is not None and _is_option(target, args, kwargs) else None
+        if found is not None:
+            return found
     if len(args) == 2 and (type(args[1]) is FloatValue or type(args[0]) is FloatValue):
         target, args = _with_inputs(trace, target, args, kwargs)
     trial_args = [lower(a, False) for a in args]
@@ -807,18 +821,23 @@ def _with_inputs(
         example.is_floating_point() if example.dim() else example.dtype in (torch.float32, torch.float64)
     ):
         return target, args
+    value: Value = number_tensor(trace, number)
+    if not example.dim() and example.dtype is not torch.float64:  # rounded as eager rounds a number
+        value = torch_call(trace, "to", [value, Constant(example.dtype)], {})
+    if not place and name in _DIVISIONS:  # PyTorch divides a number by a tensor in this way
+        return operator.mul, [torch_call(trace, "reciprocal", [x], {}), value]
+    return target, [value, x] if not place else [x, value]
+
+
+def number_tensor(trace: Trace, number: FloatValue) -> TensorValue:
+    """The input of the graph that holds a number, in 64 bits."""
     source, tensor = number.tensor()
     key = f"tensor {number.text}"
     if key not in trace.floats:
         spec = TensorSpec.of(tensor)
         trace.floats[key] = TensorValue(trace, None, ShapeTensor.make(spec), source, tensor)
         trace.sizes.floats[number.root] = number.now
-    value: Value = trace.floats[key]
-    if not example.dim() and example.dtype is not torch.float64:  # rounded as eager rounds a number
-        value = torch_call(trace, "to", [value, Constant(example.dtype)], {})
-    if not place and name in _DIVISIONS:  # PyTorch divides a number by a tensor in this way
-        return operator.mul, [torch_call(trace, "reciprocal", [x], {}), value]
-    return target, [value, x] if not place else [x, value]
+    return trace.floats[key]
 
 
 _INPLACE_NAMES = frozenset(f"i{name}" for name in ("add", "sub", "mul", "truediv"))

@@ -581,7 +581,7 @@ def _holds(value: Value, what: Callable[[Value], bool]) -> bool:
 
 
 def _is_numpy(value: Value) -> bool:
-    return isinstance(value, Constant) and type(value.value).__module__ == "numpy"
+    return isinstance(value, Constant) and value.python_type().__module__ == "numpy"
 
 
 class TensorType(Builtin):

@@ -1,0 +1,97 @@
+"""Floats that differ between calls as options of torch functions (`alpha=`, bounds, weights, what is filled in), and as
+arguments of custom autograd functions: the call is written with a tensor of the number, an input of the graph.
+
+>>> torch.add(x, y, alpha=k), x.clamp(max=k), x.lerp(y, k), torch.full((3,), k)
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+
+import torch
+
+from ..graph.shape_tensor import ShapeTensor
+from .polyfills import number_options
+from .values.base import Args, Kwargs, Trace, Value, builtin_rule
+from .values.constant import Constant, is_none
+from .values.number import FloatValue
+from .values.tensor import TensorValue, number_rules, number_tensor, torch_call
+
+_NAMES = {"__setitem__": "setitem", "mod": "remainder", "__pow__": "pow", "__rpow__": "pow"}
+# Options that are read as tensors where they are floats; another float among the arguments stays a number.
+_NUMBERS = frozenset(
+    (
+        "alpha",
+        "beta",
+        "value",
+        "min",
+        "max",
+        "weight",
+        "fill_value",
+        "data",
+        "input",
+        "other",
+        "negative_slope",
+        "scale",
+    )
+    + ("exponent",)
+)
+
+
+def _rewritten(function: types.FunctionType, trace: Trace, args: Args, kwargs: Kwargs) -> Value | None:
+    """The call by its polyfill; None where it has other arguments, or tensors that a number's type may change."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    given = dict(zip(names, args)) | {{"self": "input"}.get(name, name): v for name, v in kwargs.items()}
+    numbers = {name: v for name, v in given.items() if type(v) is FloatValue}
+    tensors = [v for v in given.values() if isinstance(v, TensorValue)]
+    if (
+        len(args) > len(names)
+        or not given.keys() <= set(names)
+        or len(given) != len(args) + len(kwargs)
+        or not numbers.keys() <= _NUMBERS
+        or trace.sizes.in_body
+        or not all(map(_takes_number, tensors))
+        or not all(number.is_exact and _is_in_range(trace, number) for number in numbers.values())
+    ):
+        return None
+    return trace.call_python(function, [], given)
+
+
+def _takes_number(value: TensorValue) -> bool:
+    """Whether a tensor keeps its type beside a number, as beside a tensor of it."""
+    example = value.example
+    integral = example.dtype in (torch.bool, torch.int64)  # a mask or an index
+    return type(example) is ShapeTensor and (example.is_floating_point() or integral)
+
+
+def _is_in_range(trace: Trace, number: FloatValue) -> bool:
+    """Whether the number is finite, and small enough for float32; guarded, since eager refuses some others."""
+    small = trace.make(torch.finfo(torch.float32).max)
+    return trace.truth(trace.binary(operator.le, trace.call(trace.make(abs), [number]), small))
+
+
+@builtin_rule(number_options.number)
+def _number(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    value, like = args
+    if is_none(value) or isinstance(value, TensorValue):
+        return value
+    assert isinstance(like, TensorValue)
+    example = like.example
+    dtype = example.dtype if example.is_floating_point() else torch.get_default_dtype()
+    if type(value) is not FloatValue:
+        named: Kwargs = {"dtype": Constant(dtype), "device": Constant(example.device)}
+        return torch_call(trace, torch.full, [Constant(()), value], named)
+    found: Value = number_tensor(trace, value)
+    if dtype is not torch.float64 or example.device.type != "cpu":
+        found = torch_call(trace, "to", [found, Constant(example.device), Constant(dtype)], {})
+    return found
+
+
+for _name, _function in vars(number_options).items():
+    if isinstance(_function, types.FunctionType) and _name != "number":
+        number_rules.add(_name, functools.partial(_rewritten, _function))
+for _alias, _name in _NAMES.items():
+    number_rules.add(_alias, number_rules[_name])

@@ -1,0 +1,133 @@
+"""Floats that differ between calls as options of functions, arguments of custom functions and parts of keys need two
+programs at most, and give eager's results and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dynamotor
+from dynamotor.base.events import counters
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.k = k
+        return x * (k * 2 + 1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.k, None
+
+
+class Branching(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.k = k
+        return x * 2 if isinstance(k, float) else x * 3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (5 if ctx.k > 1.2 else 7), None
+
+
+PROGRAMS = {
+    "add": lambda x, k: torch.add(x, x * 2, alpha=k),
+    "sub": lambda x, k: x.sub(x.sin(), alpha=k),
+    "add_": lambda x, k: (x * 1).add_(x, alpha=k),
+    "addcmul": lambda x, k: torch.addcmul(x, x, x, value=k),
+    "addcdiv": lambda x, k: x.addcdiv(x, x + 5, value=k),
+    "addmm": lambda x, k: torch.addmm(x.view(2, 3), x.view(2, 3), x[:3].diag(), beta=k, alpha=k * 2),
+    "clamp": lambda x, k: x.clamp(-k, k) + x.clamp(min=k, max=2.5),
+    "clamp_min": lambda x, k: x.clamp_min(k),
+    "lerp": lambda x, k: torch.lerp(x, x.sin(), k),
+    "masked_fill": lambda x, k: x.masked_fill(mask=x > 1, value=k),
+    "full": lambda x, k: x * torch.full((6,), k) + torch.full_like(x, k) - x.new_full((6,), k * 2),
+    "fill_": lambda x, k: torch.empty(6).fill_(k) * x,
+    "where": lambda x, k: torch.where(x > 0, x, k) + torch.where(x > 0, k, 0.0),
+    "pow": lambda x, k: (x + 2) ** k + k**x,
+    "remainder": lambda x, k: x % k,
+    "tensor": lambda x, k: x * torch.tensor(k),
+    "leaky_relu": lambda x, k: F.leaky_relu(x, k) + F.elu(x, alpha=k),
+    "setitem": lambda x, k: _set(x * 1, k),
+    "function": lambda x, k: Scaled.apply(x, k),
+    "key": lambda x, k: {f"loss_{k}": x.sum(), "last": x * 1, f"{k:.3f}": x * 2},
+}
+
+
+def _set(y, k):
+    y[0] = k
+    y[y > 1] = k
+    return y
+
+
+def _outcome(program, k):
+    x = torch.linspace(-1, 3, 6).requires_grad_()
+    found = program(x, k)
+    tensors = list(found.values()) if isinstance(found, dict) else [found]
+    sum(t.sum() for t in tensors).backward()
+    return [t.detach() for t in tensors], x.grad, list(found) if isinstance(found, dict) else None
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_programs_give_eagers_results(name, backend):
+    dynamotor.reset()
+    before = counters["frames"]["captured"]
+    compiled = dynamotor.compile(PROGRAMS[name], backend=backend)
+    for i in range(5):
+        ours, eager = _outcome(compiled, 1.03 + 0.13 * i), _outcome(PROGRAMS[name], 1.03 + 0.13 * i)
+        torch.testing.assert_close(ours[:2], eager[:2])
+        assert ours[2] == eager[2]
+    assert counters["frames"]["captured"] - before <= 2
+
+
+def test_a_function_that_looks_at_the_number_gets_it():
+    dynamotor.reset()
+    compiled = dynamotor.compile(lambda x, k: Branching.apply(x, k), backend="eager")
+    for i in range(4):
+        k = 1.1 + 0.1 * i
+        torch.testing.assert_close(_outcome(compiled, k)[:2], _outcome(Branching.apply, k)[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64])
+def test_types_of_results_are_eagers(dtype):
+    def program(x, k):
+        return (
+            x.clamp(max=k),
+            x.masked_fill(x > 1, k),
+            torch.where(x > 0, x, k),
+            torch.add(x.float(), x, alpha=k),
+        )
+
+    dynamotor.reset()
+    compiled, x = dynamotor.compile(program, backend="eager"), torch.arange(4).to(dtype)
+    for k in (1.5, 1.25, 2.75):
+        assert [t.dtype for t in compiled(x, k)] == [t.dtype for t in program(x, k)]
+        torch.testing.assert_close(compiled(x, k), program(x, k))
+
+
+def test_what_eager_refuses_is_refused():
+    def program(x, k):
+        return x.masked_fill(x > 1, k)
+
+    dynamotor.reset()
+    compiled = dynamotor.compile(program, backend="eager")
+    for k in (1.5, 2.5):
+        compiled(torch.ones(3), k)
+    with pytest.raises(RuntimeError, match="overflow"):
+        compiled(torch.ones(3), 1e300)
+
+
+def test_texts_as_keys_are_read_where_the_program_looks():
+    def program(x, n):
+        table = {"loss_3": 1, f"loss_{n}": 2}
+        table["loss_3"] = 5
+        other = {f"a{n}": 0}
+        other[f"b{n}"] = 1
+        return x * table["loss_3"], len(table), table, other, list({f"c{n}": 2, "d": 3})
+
+    dynamotor.reset()
+    compiled = dynamotor.compile(program, backend="eager")
+    for n in (5, 3, 4, 3):
+        assert str(compiled(torch.ones(2), n)) == str(program(torch.ones(2), n))
