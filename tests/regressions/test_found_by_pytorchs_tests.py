@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import dynamotor
-from dynamotor.autograd.autograd_nodes import _Backward
+from dynamotor.autograd.autograd_nodes import Backward
 
 
 class Kept(torch.autograd.Function):
@@ -408,7 +408,7 @@ def test_errors_of_many_gradients_where_nothing_is_drawn():
 
     node = types.SimpleNamespace(draws=False, _run=refuse)
     with pytest.raises(RuntimeError, match="^words of the backend"):
-        _Backward._run_many(node, [], [], [])
+        Backward._run_many(node, [], [], [])
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
