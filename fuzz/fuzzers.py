@@ -26,6 +26,7 @@ from . import (
     shapes,
     sizes,
     steps,
+    subclasses,
     threads,
     writes,
 )
@@ -397,6 +398,36 @@ def late_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "late", "seed": seed, "start": start, "count": min(100, count - start)}
 
 
+def run_subclasses(job: Job) -> Answer:
+    """Programs over tensors of wrapper subclasses."""
+    answer: Answer = {"tally": Counter(), "refused": Counter(), "findings": []}
+    for n in range(job["start"], job["start"] + job["count"]):
+        program = subclasses.write(job["seed"] * 1_000_003 + n)
+        backend = subclasses.BACKENDS[n % len(subclasses.BACKENDS)]
+        before = counters["fallback"].copy()
+        found = subclasses.problems(program, backend)
+        answer["refused"].update((counters["fallback"] - before).keys())
+        answer["tally"]["wrong" if found else "right"] += 1
+        if found:
+            small = subclasses.reduce(program, backend)
+            answer["findings"].append(
+                {
+                    "signature": f"subclasses {' ; '.join(small.lines)}",
+                    "name": f"{job['seed']}:{n}",
+                    "problems": found,
+                    "text": f"# {found[0][:300]}\nassert fuzz.subclasses.problems({small!r}, {backend!r}) == []\n",
+                }
+            )
+    dynamotor.reset()
+    return answer
+
+
+def subclasses_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks without end."""
+    for start in itertools.takewhile(lambda n: n < count, itertools.count(0, 100)):
+        yield {"fuzzer": "subclasses", "seed": seed, "start": start, "count": min(100, count - start)}
+
+
 def run_threads(job: Job) -> Answer:
     """Functions that are called from several threads, children or processes."""
     answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
@@ -479,6 +510,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "objects": (run_objects, objects_chunks),
     "steps": (run_steps, steps_chunks),
     "late": (run_late, late_chunks),
+    "subclasses": (run_subclasses, subclasses_chunks),
 }
 
 

@@ -220,6 +220,25 @@ class Results:
         return [wrapper for wrapper, _ in self.wrappers[: self.n_graded]]
 
 
+def refuse_views(gm: torch.fx.GraphModule, results: Sequence[Any], inputs: Feed) -> None:
+    """Leave a wrapper that autograd knows as a view of an input, or of the base of another output, to
+    PyTorch: a write into one gives the other a gradient. The graph is cut around its node.
+    """
+    graded = [(n, t) for n, t in enumerate(results) if is_wrapper(t) and t.requires_grad]
+    bases = [id(value) for value in inputs.values if is_wrapper(value)]
+    bases += {id(t): id(t) if t._base is None else id(t._base) for _, t in graded}.values()
+    given = {id(value) for value in inputs.values}
+    for n, view in graded:
+        if view._base is not None and id(view) not in given and bases.count(id(view._base)) > 1:
+            error = UnsupportedOp(
+                "DM264",
+                f"a result, a {type(view).__name__}, is a view of an input or of what another result views",
+                cure="clone() it",
+            )
+            error.__dict__["torch_node"] = gm.graph.output_node().args[0][n]  # type: ignore[index]
+            raise error
+
+
 def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
     """The results as plain tensors and wrappers around them."""
     flat: list[Any] = []

@@ -26,7 +26,7 @@ from ..graph.tensor_subclass import WrapperSpec, flatten, is_wrapper
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .aten_recorder import GraphRecorder
 from .calls import no_autocast
-from .desugar import Spec, WrapperBoundary, boundary_of, feed, take_apart, tangent_of
+from .desugar import Spec, WrapperBoundary, boundary_of, feed, refuse_views, take_apart, tangent_of
 from .functional import TracedAlias, read, with_holes
 from .reach import reaching
 from .recipe import OutputPlan, Recipe, Step
@@ -107,7 +107,9 @@ def trace_joint(
     inputs = {i: tensor for i, tensor in enumerate(given.leaves) if type(tensor) is ShapeTensor}
     aliases = {i: tensor.note for i, tensor in inputs.items()}
     with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
-        found = take_apart(run_torch_graph(gm, recorder, given.values), given)
+        made = run_torch_graph(gm, recorder, given.values)
+        refuse_views(gm, made, given)
+        found = take_apart(made, given)
         given.check()
     torch.clear_autocast_cache()
     results = found.flat

@@ -91,7 +91,10 @@ def wrap_other_subclasses(trace: Trace, source: Any, obj: torch.Tensor) -> Value
             "unsupported-value", "a parameter has no size yet", cure="call its module once before"
         )
     _check_class(trace, cls)
-    tensor = trace.wrap(Called(source, _plain_tensor), _plain_tensor(obj))
+    if _takes_calls(trace, cls):
+        tensor = trace.wrap(Called(source, _plain_tensor), _plain_tensor(obj))
+    else:  # to PyTorch's functions it is a plain tensor
+        tensor = wrap_tensor(trace, source, obj)
     assert isinstance(tensor, TensorValue)
     return SubclassValue(cls, tensor, source, obj)
 
@@ -112,13 +115,12 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_class(trace: Trace, cls: Any) -> None:
-    """Refuse what takes over below PyTorch's functions, or takes nothing over."""
+    """Refuse what takes ops over below PyTorch's functions and does not say what is inside of it."""
     trace.type_attr(cls, "__torch_function__")
     unsupported_if(
-        cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or cls.__torch_function__ is _NONE,
+        cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__,
         "tensor-subclass",
-        f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__ and without"
-        " __tensor_flatten__",
+        f"{cls.__name__} is a tensor subclass with __torch_dispatch__ and without __tensor_flatten__",
         cure="give the class __tensor_flatten__ and __tensor_unflatten__, or pass plain tensors",
     )
 
@@ -163,6 +165,20 @@ def _is_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     """The `Ambient` row compares what holds outside."""
     inside: int = trace.plain_calls
     return Constant(compat.torch_function_enabled() and not inside)
+
+
+@builtin_rule(_NONE)
+def _call_plainly(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`super().__torch_function__(func, types, args, kwargs)` where the base has turned it off."""
+    func, _, *given = args
+    positional = given[0].unpack(trace) if given else []
+    named = given[1] if len(given) > 1 else kwargs.get("kwargs", Constant(None))
+    keywords = {} if not isinstance(named, DictValue) else named.load()
+    trace.plain_calls += 1
+    try:
+        return trace.call(func, positional, {k.as_constant(): value for k, value in keywords.values()})
+    finally:
+        trace.plain_calls -= 1
 
 
 # Calls ------------------------------------------------------------------------------------------------------

@@ -52,4 +52,57 @@ def test_parameters_of_a_class_of_their_own(kind):
             model.weight.scale = i + 5
         elif i == 1:
             model.weight = torch.nn.Parameter(torch.randn(3))  # another class
-    assert kind is WithMethod or not counters["breaks"]
+    assert not counters["breaks"]
+
+
+class Checked(torch.nn.Parameter):
+    """Looks at the call, then leaves it to the base, which has turned the protocol off."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert len(types) > 0
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @property
+    def doubled(self):
+        return self.detach() * 2
+
+
+def test_a_parameter_that_hands_calls_to_its_base():
+    dynamotor.reset()
+    weight = Checked(torch.randn(3, 4))
+
+    def call(x):
+        return torch.nn.functional.linear(x, weight).sin() + weight.doubled.sum(), weight.t()
+
+    x = torch.randn(2, 4)
+    compiled = dynamotor.compile(call, fullgraph=True)
+    for _ in range(2):
+        (want, _), (got, view) = call(x), compiled(x)
+        assert type(got) is type(want)
+        torch.testing.assert_close(got, want)
+        assert type(view) is type(call(x)[1])
+        ours, eager = (torch.autograd.grad(out.sum(), weight)[0] for out in (got, want))
+        assert type(ours) is type(eager)
+        torch.testing.assert_close(ours, eager)
+
+
+class Named(torch.Tensor):
+    """Without the protocol of functions: results are plain tensors."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def own(self):
+        return self.sin()
+
+
+def test_a_subclass_without_the_protocol_is_a_plain_tensor():
+    dynamotor.reset()
+    x = torch.randn(3).as_subclass(Named)
+    compiled = dynamotor.compile(lambda x: (x.own() + x.shape[0], x, x.add_(1)), fullgraph=True)
+    twin = x.clone().as_subclass(Named)
+    want, got = (x.own() + 3, x, x.add_(1)), compiled(twin)
+    for one, other in zip(want, got):
+        assert type(one) is type(other)
+        torch.testing.assert_close(one, other)
+    assert got[1] is twin is got[2]
