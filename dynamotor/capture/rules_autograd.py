@@ -35,7 +35,7 @@ from .selective_checkpoints import selective_policy
 from .source import trusted_module
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
-from .values.containers import SequenceValue, TupleValue
+from .values.containers import DictValue, SequenceValue, SetValue, TupleValue
 from .values.context import ModeEffect
 from .values.function import FunctionValue
 from .values.klass import Builtin, ClassValue, EnumConstant, PythonModule, trusted_class
@@ -79,6 +79,8 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     ModeEffect.of(trace)  # so that a rehearsal's `no_grad` is no effect that is new
     args = _with_tensors_of_numbers(trace, cls, args)
     why, _ = _rehearsed(trace, cls, args)
+    if why and any(map(_is_shared, args)):
+        raise _refused(cls, "its backward may see changes of a container that it was given")
     with live_calls(trace, why and f"the backward of {cls.value.__qualname__} {why}"):
         found = torch_call(trace, Apply(cls.value), args, {})
     _name_written(trace, args, found)
@@ -213,6 +215,13 @@ def _late_in_context(trace: Trace, ctx: Value) -> str:
     table = ctx.dict(trace)
     held = [] if table is None else [value for _, value in table.load().values()]
     return next(("reads an object that may change" for value in held if not _is_settled(value)), "")
+
+
+def _is_shared(value: Value) -> bool:
+    """Whether a value is a container from outside, which others may change, or holds one."""
+    if type(value) is TupleValue:
+        return any(map(_is_shared, value.items))
+    return isinstance(value, SequenceValue | DictValue | SetValue) and value.source is not None
 
 
 def _is_settled(value: Value) -> bool:

@@ -332,3 +332,29 @@ def test_python_behind_operators(name: str, backend: str) -> None:
         change(7.0)
 
     assert same(both(forward, between, None), both(forward, between, backend))
+
+
+class ScaledBy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, holder: Any) -> torch.Tensor:
+        ctx.holder = holder
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        held = ctx.holder[0] if isinstance(ctx.holder, tuple) else ctx.holder
+        return g * (held["k"] if isinstance(held, dict) else held[0]), None
+
+
+@pytest.mark.parametrize("kind", [dict, list, tuple])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backward_sees_changes_of_a_container_that_it_was_given(kind: type, backend: str) -> None:
+    inner = {"k": 2.0} if kind is not list else [2.0]
+    given = (inner,) if kind is tuple else inner
+    compiled = dynamotor.compile(lambda x: ScaledBy.apply(x.sin(), given).sum(), backend=backend)
+    for factor in (5.0, 7.0):
+        x = torch.ones(3, requires_grad=True)
+        loss = compiled(x)
+        inner[0 if kind is list else "k"] = factor
+        loss.backward()
+        torch.testing.assert_close(x.grad, torch.ones(3).cos() * factor)
