@@ -162,5 +162,9 @@ def setitem(input: Any, key: Any, value: Any) -> Any:
 
 def pow(input: Any, exponent: Any) -> Any:
     if isinstance(input, torch.Tensor):
+        if exponent == 0.5:  # eager's kernels for numbers take roots, which differ at -inf
+            return torch.sqrt(input)
+        if exponent == -0.5:
+            return torch.rsqrt(input)
         return torch.pow(input, number(exponent, input))
     return torch.pow(number(input, exponent), exponent)
