@@ -54,6 +54,8 @@ def _rewritten(function: types.FunctionType, trace: Trace, args: Args, kwargs: K
         or not numbers.keys() <= _NUMBERS
         or trace.sizes.in_body
         or not all(map(_takes_number, tensors))
+        or function is number_options.pow
+        and any(tensor.example.dtype not in (torch.float32, torch.float64) for tensor in tensors)
         or not all(number.is_exact and _is_in_range(trace, number) for number in numbers.values())
     ):
         return None
