@@ -159,7 +159,7 @@ class CppBody:
             return f"ldb<{result}>({at})" if e.dtype is BOOL else f"ld<{result}>({at})"
         if step == -1 and e.dtype is not BOOL:
             return f"ldr<{result}>({at})"
-        if step == 2 and e.dtype is not BOOL:
+        if type(step) is int and step == 2 and e.dtype is not BOOL:
             return f"ldg2<{result}>({at})"
         assert step is not None  # places that are computed are taken lane by lane
         return f"ld{'b' * (e.dtype is BOOL)}g<{result}>({at},{self.number(step)})"
