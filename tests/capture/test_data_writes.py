@@ -116,3 +116,19 @@ def test_a_write_before_the_first_use_runs_compiled():
     for program in (weights_are_normalised_before_use, written_without_gradients):
         dynamotor.compile(program)(m, x)
     assert counters["fallback"]["aot.DM231"] == fallbacks
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize(
+    "change", [lambda d: d.t_(), lambda d: d.unsqueeze_(0), lambda d: d.swapaxes_(0, 1).mul_(2)]
+)
+def test_data_whose_shape_is_changed_in_place_has_that_shape(backend, change):
+    def fn(x):
+        data = x.data
+        change(data)
+        return data
+
+    ours, eager = (torch.arange(9.0).view(3, 3) for _ in range(2))
+    got, want = dynamotor.compile(fn, backend=backend)(ours), fn(eager)
+    assert got.stride() == want.stride() and torch.equal(got, want)
+    assert torch.equal(ours, eager) and ours._version == eager._version
