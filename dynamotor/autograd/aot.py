@@ -41,6 +41,7 @@ from ..graph.tensor_subclass import flatten_all, is_wrapper
 from ..graph.verify_graph import verify_aten_graph, verify_torch_graph
 from . import double_backward, wrapped_runtime
 from .autograd_nodes import AutogradNode
+from .chunked_loss import with_chunked_losses
 from .eager_check import check_traced
 from .extract import extract, inputs_of
 from .graph_split import regions_around
@@ -162,11 +163,10 @@ def _aot_compile(
         with timed("trace joint graph"), preserved_modes():
             if torch.is_grad_enabled() or any(n.target is compat.set_grad_enabled for n in gm.graph.nodes):
                 _refuse_inference_tensors(example_inputs, graded)
-            joint = trace_joint(
-                gm, specs_of(gm, example_inputs), graded, memory_groups(flatten_all(example_inputs))
-            )
+            specs, groups = specs_of(gm, example_inputs), memory_groups(flatten_all(example_inputs))
+            joint = trace_joint(with_chunked_losses(gm, graded), specs, graded, groups)
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
-        at = getattr(error, "torch_node", None)
+        at = _same_in(gm, getattr(error, "torch_node", None))
         written = isinstance(error, DynamotorError) and error.code == "DM231"
         regions = None
         if cuts and not config.strict and (at or written):
@@ -188,6 +188,15 @@ def _aot_compile(
         leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
     on_backward = gm.meta.pop("on_backward", None)
     return _compile_training(gm, joint, compile_graph, name, static_inputs, cuts, leaves, on_backward, place)
+
+
+def _same_in(gm: torch.fx.GraphModule, at: Node | None) -> Node | None:
+    """The node of a graph that one of its copy stands for."""
+    return (
+        at
+        if at is None or at.graph is gm.graph
+        else next((n for n in gm.graph.nodes if n.name == at.name), None)
+    )
 
 
 def _decided_late(gm: torch.fx.GraphModule) -> list[Node]:

@@ -102,6 +102,10 @@ class Config:
     # Products of half precision on a GPU get rows that fill 16 bytes when each of their sizes is at least
     # this.
     pad_products_from: int = 512
+    # The cross-entropy of a linear layer is computed in chunks, with its gradients, where the logits would
+    # take so many megabytes in the type of the loss; 0: never. A loss that nobody differentiates then costs
+    # gradients too.
+    chunk_logits_from: float = 512.0
     # Pooling and bilinear upsampling on a CPU call aten's kernels, which are quicker; False makes loops of
     # them, as on a GPU, which fuse with what stands around them.
     aten_windows: bool = True
@@ -200,6 +204,7 @@ _AT_LEAST: dict[str, float] = {
     "auto_seconds": 0,
     "threads": 0,
     "pad_products_from": 0,
+    "chunk_logits_from": 0,
     "xla_trace_limit": 1,
     "debug": 0,
 }
