@@ -9,7 +9,7 @@ import math
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -514,3 +514,119 @@ def other_class(w: World, r: random.Random) -> None:
 @change
 def draw(w: World, r: random.Random) -> None:
     w.seen.append(random.random())
+
+
+def _mode(name: str, enter: Callable[[], Any]) -> None:
+    def set_mode(w: World, r: random.Random) -> None:
+        if w.modes.pop(name, None) is None:
+            w.modes[name] = enter
+
+    CHANGES[f"mode {name}"] = set_mode
+
+
+@contextlib.contextmanager
+def _set(getter: Callable[[], Any], setter: Callable[[Any], None], value: Any) -> Iterator[None]:
+    before = getter()
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
+
+
+_mode("autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+_mode("default dtype", lambda: _set(torch.get_default_dtype, torch.set_default_dtype, torch.float64))
+_mode("default device", lambda: torch.device("cpu"))
+_mode("anomaly", lambda: torch.autograd.set_detect_anomaly(True, check_nan=False))
+_mode(
+    "deterministic",
+    lambda: _set(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+)
+
+
+@change
+def replace_a_module(w: World, r: random.Random) -> None:
+    """A layer of new parameters, which the optimizer does not know."""
+    w.model.second = torch.nn.Linear(3, 3).double()
+
+
+@change
+def wrap_a_module(w: World, r: random.Random) -> None:
+    w.model.second = torch.nn.Sequential(w.model.second, torch.nn.Tanh())
+
+
+@change
+def share_a_module(w: World, r: random.Random) -> None:
+    w.model.norm = torch.nn.Sequential(w.model.norm, w.model.norm)
+
+
+@change
+def another_buffer(w: World, r: random.Random) -> None:
+    norm = next(m for m in w.model.modules() if isinstance(m, torch.nn.BatchNorm1d))
+    norm.register_buffer("running_mean", torch.full_like(norm.running_mean, 0.5))
+
+
+@change
+def no_statistics(w: World, r: random.Random) -> None:
+    norm = next(m for m in w.model.modules() if isinstance(m, torch.nn.BatchNorm1d))
+    norm.momentum = r.choice([0.1, 0.3, None])
+
+
+@change
+def another_forward(w: World, r: random.Random) -> None:
+    forward, k = w.model.forward, r.choice([0.5, 0.9])
+    w.model.forward = lambda x: forward(x) * k
+
+
+@change
+def forward_hook(w: World, r: random.Random) -> None:
+    k = r.choice([0.5, 0.9])
+    w.handles.append(w.model.first.register_forward_hook(lambda module, args, out: out * k))
+
+
+@change
+def counting_forward_hook(w: World, r: random.Random) -> None:
+    w.handles.append(w.model.first.register_forward_hook(lambda module, args, out: w.seen.append(1)))
+
+
+@change
+def tie_parameters(w: World, r: random.Random) -> None:
+    second = w.model.second
+    if isinstance(second, torch.nn.Linear):
+        second.bias = w.model.first.bias
+
+
+@change
+def a_gradient_of_another_kind(w: World, r: random.Random) -> None:
+    """Fused optimizers of PyTorch on a CPU read a gradient in the order of its memory, whatever its strides are."""
+    p = _parameter(w, r)
+    turned = p.dim() == 2 and not w.optimizer.defaults.get("fused")
+    p.grad = torch.ones(*p.shape[::-1], dtype=p.dtype).t() if turned else torch.zeros_like(p)
+
+
+@change
+def group_of_a_module(w: World, r: random.Random) -> None:
+    """A group that is made of a generator, as `add_param_group` takes it."""
+    known = {id(p) for p in w.parameters()}
+    new = [p for p in w.model.parameters() if id(p) not in known]
+    if new:
+        w.optimizer.add_param_group({"params": (p for p in new), "lr": 0.03})
+
+
+@change
+def another_scheduler(w: World, r: random.Random) -> None:
+    if type(w.optimizer.step).__name__ == "function" or "step" not in vars(w.optimizer):
+        w.schedulers[:] = [torch.optim.lr_scheduler.ExponentialLR(w.optimizer, 0.9)]
+
+
+@change
+def load_with_other_options(w: World, r: random.Random) -> None:
+    state = copy.deepcopy(w.optimizer.state_dict())
+    for group in state["param_groups"]:
+        group["lr"] = group["lr"] * 0.5 if isinstance(group["lr"], float) else group["lr"]
+    w.optimizer.load_state_dict(state)
+
+
+@change
+def reset_state_hook(w: World, r: random.Random) -> None:
+    w.handles.append(w.optimizer.register_load_state_dict_post_hook(lambda o: w.seen.append("loaded")))

@@ -63,7 +63,8 @@ def run(seed: int, backend: str, between: list[list[str]]) -> Iterator[Any]:
                 CHANGES[name](world, chosen)
             x = torch.randn(5, 4, generator=drawn, dtype=torch.float64)
             y = torch.randint(0, 3, (5,), generator=drawn)
-            loss = step(x, y)
+            with world.around():
+                loss = step(x, y)
             yield {"loss": plain(loss), **world.observed()}
     except Exception as error:
         refused = "[DM" in str(error) and "[DM401]" not in str(error)
@@ -113,7 +114,8 @@ def describe(seed: int) -> str:
     world = World(seed)
     world.close()
     scaler = "" if world.scaler is None else f", {type(world.scaler).__name__}"
-    kept = ", gradients kept" if world.keep_grads else ""
+    kept = ", the update alone" if world.alone else ""
+    kept += ", gradients kept" if world.keep_grads else ""
     return (
         f"{world.optimizer_name}, clip: {world.clip_name}{scaler}, {world.accumulate} backwards a step{kept}"
     )

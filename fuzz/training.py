@@ -4,11 +4,12 @@ effects), what clips, a scaler.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import random
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class World:
             self.scaler = kind("cpu", init_scale=64.0, growth_interval=2)
         self.accumulate = chosen.choice([1, 1, 1, 2])
         self.keep_grads = chosen.random() < 0.2
+        self.alone = self.scaler is None and chosen.random() < 0.3  # the optimizer's step alone is compiled
+        self.modes: dict[str, Callable[[], Any]] = {}  # around each step
         self.saved = copy.deepcopy(self.optimizer.state_dict())
 
     def close(self) -> None:
@@ -64,9 +67,18 @@ class World:
     def parameters(self) -> list[torch.Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def step(self) -> Callable[..., torch.Tensor]:
-        """The eager loop."""
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """The modes that hold around a step now."""
+        with contextlib.ExitStack() as stack:
+            for mode in self.modes.values():
+                stack.enter_context(mode())
+            yield
+
+    def step(self, update: Callable[[], Any] | None = None) -> Callable[..., torch.Tensor]:
+        """The eager loop. `update`: in the place of the optimizer's step."""
         count = 0
+        update = update or (self.optimizer.step if self.alone else None)
 
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             nonlocal count
@@ -77,14 +89,14 @@ class World:
             (part if self.scaler is None else self.scaler.scale(part)).backward()
             count += 1
             if count % self.accumulate == 0:
-                self._update()
+                self._update(update)
                 if not self.keep_grads:
                     self.optimizer.zero_grad()
             return loss.detach()
 
         return step
 
-    def _update(self) -> None:
+    def _update(self, update: Callable[[], Any] | None) -> None:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if callable(self.clip):
@@ -92,12 +104,15 @@ class World:
         elif self.clip is not None:
             nn.utils.clip_grad_norm_(list(dict.fromkeys(self.parameters())), self.clip)
         if self.scaler is None:
-            self.optimizer.step()
+            (update or self.optimizer.step)()
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
     def compiled(self, backend: str) -> Callable[..., torch.Tensor]:
+        """The compiled step, or the eager loop around a compiled update."""
+        if self.alone:
+            return self.step(dynamotor.compile(self.optimizer.step, backend=backend))
         return dynamotor.compile_step(
             self.model,
             loss_of,

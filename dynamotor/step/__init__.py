@@ -229,7 +229,9 @@ class _Step:
             except CaptureError as error:
                 self._in_pieces("DM508", f"the forward pass is not captured as one graph: {error.what}")
             else:
-                if loss.requires_grad:  # more variants than are kept: this one was not captured
+                if (
+                    loss.requires_grad
+                ):  # the step is not one program, or its forward is none of the kept variants
                     self.update.in_pieces(loss)
                     self.update.end()
                 return loss.detach()

@@ -185,23 +185,23 @@ class GraphStep:
         if self.averager is not None:
             self.averager.ddp._pre_forward(None)  # with device_ids it wants something to move
         found = self._whole(tensors) if update.is_last and not self.why_not else None
-        if found is None:
-            found = self._in_pieces(tensors)
-        update.end()
-        return found
+        return self._in_pieces(tensors) if found is None else found
 
     # -- in pieces -------------------------------------------------------------------------------------------
     def _in_pieces(
         self, tensors: Sequence[torch.Tensor], forward: Callable[..., Any] | None = None
     ) -> list[Any]:
-        """Forward and backward compiled, the optimizer's own Python behind them."""
+        """The compiled forward. Its backward and the update follow where the loss arrives (`_Step`), behind the effects
+        that the forward has on Python objects: hooks, `clip` and the optimizer may look at these.
+        """
         forward = forward or self._pieces
         results = list(
             forward(*tensors) if self.averager is None else self.averager.forward(forward, tensors)
         )
         assert self.loss_at is not None
-        self.update.in_pieces(results[self.loss_at])
-        return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
+        if not results[self.loss_at].requires_grad:
+            results[self.loss_at].backward()  # PyTorch's error
+        return results
 
     def _pieces(self, *tensors: torch.Tensor) -> Any:
         if self.pieces is None:
@@ -445,6 +445,7 @@ class GraphStep:
             update.optimizer.zero_grad()
         for n, i in enumerate(program.grads):
             _leave(tensors[i], results[program.n_values + n], i in program.owned)
+        update.end()
         values = results[: program.n_values]
         return values if program.rebuild is None else program.rebuild(tensors, values)
 

@@ -413,3 +413,23 @@ def test_an_update_alone_gives_what_step_gives() -> None:
     for _ in range(3):
         weight.grad = torch.ones(3)
         assert update() == 5
+
+
+class Counted(nn.Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_the_update_sees_what_the_forward_has_changed() -> None:
+    seen: list[int] = []
+    net = Counted(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = dynamotor.compile_step(
+        net, nn.functional.mse_loss, optimizer, clip=lambda ps: seen.append(net.calls), backend="aot_eager"
+    )
+    for _ in range(3):
+        step(torch.ones(4, 3), torch.ones(4, 2))
+    assert seen == [1, 2, 3]
