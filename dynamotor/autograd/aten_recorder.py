@@ -38,6 +38,7 @@ from .functional import (
     TracedMemory,
     base,
     like,
+    moved,
     read,
     slices_of,
     source_of,
@@ -293,7 +294,8 @@ class GraphRecorder:
         parent = self.alias_of(source)
         parent.memory.viewed = True
         value = source_of(func, parent, self.emit)
-        node, have = self.emit(func, (value, *rest), kwargs), value.meta["val"]
+        have = value.meta["val"]
+        node = self.emit(func, (value, *moved(func, rest, have.offset - parent.spec.offset)), kwargs)
         val = node.meta["val"]
         if (have.stride, have.offset) != (parent.spec.stride, parent.spec.offset):  # written, without holes
             val = infer_spec(func, (parent.spec, *rest), kwargs)

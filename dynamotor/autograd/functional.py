@@ -17,7 +17,7 @@ from ..base.compat import OpOverload
 from ..base.registry import Registry, register_all
 from ..graph.result_strides import is_dense, preserved_stride
 from ..graph.shapes import UnsupportedOp
-from ..graph.sizes import Dims
+from ..graph.sizes import Dims, equal, known
 from ..graph.spec import TensorSpec, aten
 
 Emit = Callable[..., torch.fx.Node]
@@ -127,7 +127,8 @@ def read(alias: TracedAlias, emit: Emit) -> torch.fx.Node:
         return alias.node
     assert alias.func is not None
     func = LAZY_FLAGS.get(alias.func, alias.func)
-    alias.node = emit(func, (_parent(emit, alias), *alias.args), alias.kwargs)
+    parent = _parent(emit, alias)
+    alias.node = emit(func, (parent, *arguments_on(parent, func, alias)), alias.kwargs)
     alias.seen = alias.memory.version
     return alias.node
 
@@ -138,6 +139,12 @@ def source_of(func: OpOverload | None, parent: TracedAlias, emit: Emit) -> torch
     """
     node = read(parent, emit)
     have = spec_of_node(node)
+    UnsupportedOp.when(
+        func is aten.as_strided.default and parent.memory.version > 0 and not is_dense(parent.spec),
+        "DM237",
+        "as_strided of memory with holes that was written",
+        cure="clone it first",
+    )
     if func is not aten.as_strided.default or (have.offset, have.stride) == (
         parent.spec.offset,
         parent.spec.stride,
@@ -150,6 +157,25 @@ def source_of(func: OpOverload | None, parent: TracedAlias, emit: Emit) -> torch
         cure="clone it first",
     )
     return emit(aten.clone.default, (node,), {})
+
+
+def arguments_on(node: torch.fx.Node, func: OpOverload, alias: TracedAlias) -> tuple[Any, ...]:
+    """The arguments of a view of a node, which may lie elsewhere in its storage than the parent did."""
+    return moved(func, alias.args, spec_of_node(node).offset - _viewed(alias).spec.offset)
+
+
+def moved(func: OpOverload | None, args: Sequence[Any], by: Any) -> tuple[Any, ...]:
+    """The arguments of a view of memory that lies so many elements further on."""
+    if func is not aten.as_strided.default or len(args) < 3 or args[2] is None or equal(by, 0):
+        return tuple(args)
+    size, stride, offset = args
+    UnsupportedOp.when(
+        not known(">=", offset + by),
+        "DM237",
+        "as_strided of what lies before a tensor that was written",
+        cure="use select, slice or view",
+    )
+    return size, stride, offset + by
 
 
 def write(alias: TracedAlias, value: torch.fx.Node, emit: Emit) -> None:
@@ -291,7 +317,9 @@ def _as_strided(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.f
             if not spec_of_node(value).is_contiguous:
                 value = emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
             return emit(aten.view.default, (value, list(parents.shape)), {})
-    return emit(aten.as_strided_scatter.default, (_parent(emit, alias), value, *alias.args), {})
+    parent = _parent(emit, alias)
+    place = arguments_on(parent, aten.as_strided.default, alias)
+    return emit(aten.as_strided_scatter.default, (parent, value, *place), {})
 
 
 def slices_of(

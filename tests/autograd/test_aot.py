@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support import Compiled, check, twins
 
+import dynamotor
 from dynamotor.base.config import config
 
 
@@ -527,3 +528,33 @@ def test_streams_differ():
     x = torch.ones(1000)
     a, b = Compiled(lambda x: (F.dropout(x, 0.5), F.dropout(x, 0.5)), [x], 2).run(x)
     assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+@pytest.mark.parametrize("named", [False, True])
+def test_as_strided_of_an_input_inside_of_memory_follows_writes(backend, named):
+    def fn(x):
+        start = x.storage_offset()
+        v = x.as_strided((4,), (1,), storage_offset=start) if named else x.as_strided((4,), (1,), start)
+        x.copy_(x.cumsum(0))
+        v.add_(5)
+        x.mul_(2)
+        return v * 1, x * 1
+
+    ours, eager = (torch.arange(60.0).view(5, 4, 3)[1:] for _ in range(2))
+    assert all(map(torch.equal, dynamotor.compile(fn, backend=backend)(ours), fn(eager)))
+    assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_as_strided_sees_what_lies_between_the_elements_of_an_input(backend):
+    def fn(x):
+        x.as_strided((1,), (1,), 0).add_(1)
+        x[..., 1] = 7
+        v = x.as_strided((4,), (1,), 0)
+        v.mul_(2)
+        return v + 0, x * 1
+
+    ours, eager = (torch.arange(16.0).view(4, 4)[..., ::2] for _ in range(2))
+    assert all(map(torch.equal, dynamotor.compile(fn, backend=backend)(ours), fn(eager)))
+    assert torch.equal(ours._base, eager._base)
