@@ -191,8 +191,8 @@ class GraphStep:
     def _in_pieces(
         self, tensors: Sequence[torch.Tensor], forward: Callable[..., Any] | None = None
     ) -> list[Any]:
-        """The compiled forward. Its backward and the update follow where the loss arrives (`_Step`), behind the
-        effects that the forward has on Python objects: hooks, `clip` and the optimizer may look at these.
+        """The compiled forward. Its backward and the update follow where the loss arrives (`_Step`), behind
+        the effects that the forward has on Python objects: hooks, `clip` and the optimizer may look at these.
         """
         forward = forward or self._pieces
         results = list(
