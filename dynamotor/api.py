@@ -121,30 +121,29 @@ def compile(
     """Compile a function or module; also a decorator, with and without arguments.
 
     model: a function, method, `torch.nn.Module` or any callable; an optimizer's `step` runs as one program
-      (`step/optimizer_step.py`). Returns a callable of the same kind: a module gives a module that shares
-      parameters, buffers, hooks and `state_dict` keys with it, a class itself, the calls of its instances
-    compiled. backend: "native", "auto" (measures several for each graph, see docs/backends.md), "aot_eager",
-     "eager", any backend of `torch.compile` by name, or `(gm, example_inputs)
-    -> callable`. fullgraph: raise CaptureError instead of breaking the graph. dynamic: None: the first
-    program is special to the sizes that it sees; sizes and integers that differ at a later call become
-        symbols, and one general program serves all sizes that its guards admit (0 and 1 are programs of their
-        own). True: symbols from the first call on. False: never. `mark_dynamic` and `mark_static` choose
-        single dimensions. XLA compiles each size.
-    mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
-      "max-autotune-no-cudagraphs" time matrix products there against generated kernels, and choose the
-      backend as "auto" does. "default" is None.
-    options: fields of `dynamotor.config` that hold for this callable. Those of torch.compile's inductor are
-    accepted: the few
-      that mean the same set ours, others change nothing and say so once.
+      (`step/optimizer_step.py`). The result is of the same kind: for a module, a module that shares its
+      parameters, buffers, hooks and `state_dict` keys; a class is returned itself, with compiled calls.
+    backend: "native", "auto" (measures several for each graph, see docs/backends.md), "aot_eager", "eager",
+      any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
+    fullgraph: raise CaptureError instead of breaking the graph.
+    dynamic: None: the first program is for the sizes of its call. Sizes and integers that differ later become
+      symbols of one general program; 0 and 1 compile separately. True: symbols from the first call on.
+      False: never. `mark_dynamic` and `mark_static` choose single dimensions. XLA compiles each size.
+    mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs. "max-autotune" and
+      "max-autotune-no-cudagraphs" also time generated kernels against library products there, and choose
+      the backend as "auto" does. "default" is None.
+    options: fields of `dynamotor.config` for this callable. Options of inductor are accepted: those with a
+      counterpart set it, others do nothing and say so once.
     disable: return `model` unchanged.
-    recompile_limit: `config.cache_size_limit` for this callable. name, isolate_recompiles: of torch.compile;
-      they change nothing, since each callable has programs and limits of its own. shapes_spec is refused:
-      mark dimensions with `mark_dynamic`.
+    recompile_limit: `config.cache_size_limit` for this callable.
+    name, isolate_recompiles: accepted for torch.compile's signature; programs and limits are per callable.
+    shapes_spec: refused; mark dimensions with `mark_dynamic`.
 
-    Raises UsageError for a bad argument; compilation itself happens at the first call, or in
-    `compiled.warm_up(*args, **kwargs)`, which takes a call's arguments and builds, for the grad mode that
-    holds, what the call and its backward need, without running any of it. It gives a list of what has to be
-    built later and why: what follows a graph break depends on what ran before.
+    Compilation happens at the first call, or in `compiled.warm_up(*args, **kwargs)`: it builds what a call
+    with these arguments and its backward need, in the present grad mode, and runs nothing. It returns what
+    has to be built later and why, such as code behind a graph break.
+
+    Raises UsageError for a bad argument.
     """
     backend = "native" if backend is None else backend
     if backend == "native" and isinstance(mode, str) and mode.startswith("max-autotune"):
@@ -182,26 +181,33 @@ def compile(
     symbolic: Callable[[str, bool], bool] = functools.partial(takes_symbols, backend, settings)
     states = takes_states(backend)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
-    if isinstance(model, torch.nn.Module):
-        plain = _uncompiled(model)
-        inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
-        dispatcher = make_dispatcher(
-            types.MethodType(type(inside).__call__, inside),
-            settings,
-            backend_call,
-            symbolic,
-            states,
-            backend if inside is plain else None,
-        )
+
+    def make(fn: Callable[..., Any], backend: str | Backend | None) -> Any:
+        dispatcher = make_dispatcher(fn, settings, backend_call, symbolic, states, backend)
         _dispatchers.add(dispatcher)
-        dispatcher.__wrapped__ = dispatcher.original  # for inspect
-        return compile_module(plain, dispatcher, again)
-    dispatcher = make_dispatcher(model, settings, backend_call, symbolic, states, backend)
-    _dispatchers.add(dispatcher)
+        return dispatcher
+
+    if isinstance(model, torch.nn.Module):
+        return _module(model, make, backend, again)
+    dispatcher = make(model, backend)
     functools.update_wrapper(dispatcher, model, updated=())
     own = {"warm_up": dispatcher.miss.__self__.warm_up_own, "compiled_again": again}
     vars(dispatcher).update(own)  # attributes that are set are the function's
     return dispatcher
+
+
+def _module(
+    model: torch.nn.Module,
+    make: Callable[[Callable[..., Any], str | Backend | None], Any],
+    backend: str | Backend,
+    again: Callable[..., Any],
+) -> Any:
+    """A module whose calls are compiled; inside DDP's wrapper its own are. `make`: a dispatcher of a function."""
+    plain = _uncompiled(model)
+    inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
+    dispatcher = make(types.MethodType(type(inside).__call__, inside), backend if inside is plain else None)
+    dispatcher.__wrapped__ = dispatcher.original  # for inspect
+    return compile_module(plain, dispatcher, again)
 
 
 def _check_arguments(options: Any, recompile_limit: Any, shapes_spec: Any) -> None:

@@ -18,7 +18,6 @@ from torch import fx
 from ..base import compat
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import UsageError
 from ..base.events import counters, emit, log
 from ..base.probe import DDP, lost
 from ..graph.module import copy_of
@@ -29,8 +28,6 @@ from .insert_reductions import BackwardRewriter
 from .split import cut
 from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
 
-MODES = ("auto", "ingraph", "split", "off")
-
 
 @dataclass(frozen=True, slots=True)
 class CompiledForDdp:
@@ -40,20 +37,10 @@ class CompiledForDdp:
     reduces: bool
 
 
-def check_mode(options: Mapping[str, Any]) -> None:
-    """UsageError (DM700) for an unknown value of the option `ddp`."""
-    mode = options.get("ddp", config.ddp)
-    if mode not in MODES:
-        raise UsageError(
-            "DM700", f"unknown value {mode!r} of the option 'ddp'", cure="use one of " + ", ".join(MODES)
-        )
-
-
 def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
     """The backend, its training graphs aware of a DDP module around them. `options` are those of the compiled
     callable.
     """
-    check_mode(options)
     if lost(DDP):
         return backend
 

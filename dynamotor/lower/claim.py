@@ -85,7 +85,8 @@ def claimable(ctx: Realizer, x: LoopValue) -> bool:
     if root.kind == "const" or root.kind == "input" and root.name not in ctx.targets:
         return False
     later = sum(hint(numel(part.shape)) for part in _read_later(ctx, ref.name))
-    return 2 * later <= hint(ctx.buffers[ref.name].spec.numel)
+    size = hint(ctx.buffers[ref.name].spec.numel)
+    return size > 0 and 2 * later <= size  # an empty input that is read later must stay the input
 
 
 def _read_later(ctx: Realizer, name: str) -> list[LoopValue]:

@@ -257,3 +257,15 @@ def test_empty_buffers_are_written_by_kernels_of_aten():
         mine = torch.randn(size, size).bfloat16()
         eager = mine.clone()
         assert compiled(mine).equal(fn(eager)) and mine.equal(eager)
+
+
+def test_an_empty_input_that_its_own_write_reads_stays_an_input():
+    def fn(x):
+        x.masked_scatter_(x > 0, x)
+        return x * 2
+
+    compiled = dynamotor.compile(fn, dynamic=True)
+    for shape in ((3, 5), (4, 7), (15, 0), (16, 0), (0, 5)):
+        x = torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
+        mine = torch.empty_strided(x.shape, x.stride()).copy_(x)
+        assert compiled(mine).equal(fn(x)) and mine.equal(x)

@@ -39,7 +39,7 @@ def write_by_data(trace: Trace, written: Sequence[ShapeTensor]) -> None:
         tensor.requires_grad for tensor in written
     ):  # the alias gets a history, which `x.data` has not
         raise _refused("the value that is written has a history")
-    if any(_layout(v.example) != _layout(v.data_of.example) for v in taken if v.data_of is not None):
+    if any(layout(v.example) != layout(v.data_of.example) for v in taken if v.data_of is not None):
         raise _refused("it has another shape or order than the tensor")
     if taken:
         refuse_if_recorded(trace, memories)
@@ -49,8 +49,9 @@ def write_by_data(trace: Trace, written: Sequence[ShapeTensor]) -> None:
             node.op, node.target, node.args = "call_function", getattr, (node.args[0], "data")
 
 
-def _layout(example: Any) -> Any:
-    return example.shape, example.stride(), example.storage_offset()
+def layout(example: Any) -> Any:
+    """The dtype and device of an example, and its place in memory."""
+    return example.dtype, example.device, example.shape, example.stride(), example.storage_offset()
 
 
 def refuse_if_recorded(trace: Trace, memories: set[Any]) -> None:

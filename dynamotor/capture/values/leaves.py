@@ -20,7 +20,7 @@ from ...graph.shape_tensor import ShapeTensor
 from ..breaks import unsupported, unsupported_if
 from .base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
 from .constant import Constant
-from .data_writes import refuse_if_recorded
+from .data_writes import layout, refuse_if_recorded
 from .tensor import TensorValue, attribute_setters, torch_call, trial, version
 
 
@@ -97,7 +97,7 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
     """
     if not isinstance(value, TensorValue) or {type(value.example), type(tensor.example)} != {ShapeTensor}:
         return False
-    if _layout(value.example) != _layout(tensor.example):
+    if layout(value.example) != layout(tensor.example):
         return False
     if value.data_of is tensor:  # it is what it was
         return True
@@ -136,10 +136,6 @@ def _has_other_aliases(trace: Trace, tensor: TensorValue) -> bool:
     others = [v for v in trace.tensors.values() if type(v.example) is ShapeTensor and v is not tensor]
     alike = [v for v in others if v.example.memory is memory]
     return any(v.data_of is not tensor for v in alike)
-
-
-def _layout(example: Any) -> Any:
-    return example.dtype, example.device, example.shape, example.stride(), example.storage_offset()
 
 
 def makes_leaf(fn: Any, kwargs: Kwargs) -> bool:
