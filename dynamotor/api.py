@@ -202,7 +202,7 @@ def _module(
     backend: str | Backend,
     again: Callable[..., Any],
 ) -> Any:
-    """A module whose calls are compiled; inside DDP's wrapper its own are. `make`: a dispatcher of a function."""
+    """A module whose calls are compiled, of DDP's wrapper those of what it wraps. `make`: a dispatcher."""
     plain = _uncompiled(model)
     inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
     dispatcher = make(types.MethodType(type(inside).__call__, inside), backend if inside is plain else None)

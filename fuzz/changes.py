@@ -187,8 +187,11 @@ def forget_one(w: World, r: random.Random) -> None:
 
 @change
 def swap_states(w: World, r: random.Random) -> None:
+    """Not for optimizers that exchange or replace tensors of their state, which whole steps write in place
+    (docs/trust.md): a parameter that leaves later keeps the old ones.
+    """
     a, b, state = w.model.first.bias, w.model.second.bias, w.optimizer.state
-    if a in state and b in state:
+    if a in state and b in state and w.optimizer_name not in ("_swaps", "_shares"):
         state[a], state[b] = state[b], state[a]
 
 
@@ -201,8 +204,11 @@ def move_a_state(w: World, r: random.Random) -> None:
 
 @change
 def share_a_state(w: World, r: random.Random) -> None:
+    """Not for optimizers that exchange or replace tensors of their state, which whole steps write in place
+    (docs/trust.md): a parameter that leaves later keeps the old ones.
+    """
     a, b, state = w.model.first.bias, w.model.second.bias, w.optimizer.state
-    if a in state and b in state:
+    if a in state and b in state and w.optimizer_name not in ("_swaps", "_shares"):
         for key in state[a]:
             state[b][key] = state[a][key]
 

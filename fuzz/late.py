@@ -125,7 +125,7 @@ def observed(text: str, compile: Callable[[Any], Any]) -> list[Any]:
     call, found = compile(space["call"]), list[Any]()
     for value in (2.0, 5.0):
         torch.manual_seed(3)
-        x = torch.linspace(0.5, 1, 6).view(2, 3).requires_grad_()
+        x = torch.linspace(0.5, 1, 6, dtype=torch.float64).view(2, 3).requires_grad_()
         space["change"](value)
         try:
             loss = call(x)

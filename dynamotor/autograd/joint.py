@@ -372,8 +372,9 @@ def _plan(
     detach = _detach(tensor, source)
     if not steps and not detach:  # a view of all of it (`x[...]`) is another tensor
         steps = ((aten.alias.default, (), {}, True),)
+    counted = kind == "input" and source is not None and source._version > 0  # not by writes into `.data`
     return OutputPlan(
-        kind, index, steps, detach, early=kind == "input" and tensor.note.born < tensor.note.memory.version
+        kind, index, steps, detach, early=counted and tensor.note.born < tensor.note.memory.version
     )
 
 

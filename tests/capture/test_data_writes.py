@@ -132,3 +132,15 @@ def test_data_whose_shape_is_changed_in_place_has_that_shape(backend, change):
     got, want = dynamotor.compile(fn, backend=backend)(ours), fn(eager)
     assert got.stride() == want.stride() and torch.equal(got, want)
     assert torch.equal(ours, eager) and ours._version == eager._version
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_views_of_a_tensor_whose_data_was_written_are_returned(backend):
+    def fn(x):
+        x.data.mul_(2)
+        return x.detach(), x.view(-1)
+
+    ours, eager = (torch.arange(12.0).view(3, 4) for _ in range(2))
+    got, want = dynamotor.compile(fn, backend=backend)(ours), fn(eager)
+    assert all(map(torch.equal, got, want)) and torch.equal(ours, eager)
+    assert [t._version for t in (ours, *got)] == [t._version for t in (eager, *want)]
