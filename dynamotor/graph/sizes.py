@@ -101,8 +101,11 @@ class Guard:
     where: Any = None
 
     def holds(self, of: Mapping[Symbol, int]) -> bool:
-        """Whether it is true of these values."""
-        value = self.expr.value(of)
+        """Whether it is true of these values; a quotient by zero makes it false, as in csrc/sizes.c."""
+        try:
+            value = self.expr.value(of)
+        except ZeroDivisionError:
+            return False
         return value >= 0 if self.kind == ">=" else (value == 0) is (self.kind == "==")
 
     def __repr__(self) -> str:

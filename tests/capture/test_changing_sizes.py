@@ -650,3 +650,13 @@ def test_one_program_samples_grids_of_all_sizes(dims):
     assert counters["frames"]["captured"] == 2
     with pytest.raises(RuntimeError, match="same batch size"):
         compiled(torch.randn(3, 3, *[6] * dims), torch.rand(2, *[5] * dims, dims))
+
+
+def test_a_divisor_that_becomes_zero_compiles_anew():
+    def fn(x):
+        return x.diagonal().chunk(2, 0)[-1] + 1
+
+    compiled = dynamotor.compile(fn, dynamic=True)
+    for shape in ((2, 3), (64, 3), (65, 65), (1, 0), (0, 3)):
+        x = torch.randn(shape)
+        assert torch.equal(compiled(x), fn(x))
