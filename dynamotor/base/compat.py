@@ -47,6 +47,7 @@ deterministic_algorithms = name(
 )
 function_mode_stack = name("torch.overrides._get_current_function_mode_stack")
 count_function_modes = name("torch._C._len_torch_function_stack")
+function_mode_at = name("torch._C._get_function_stack_at")
 count_dispatch_modes = name("torch._C._len_torch_dispatch_stack")
 torch_function_enabled = name("torch._C._is_torch_function_enabled")
 torch_function_all_disabled = name("torch._C._is_torch_function_all_disabled")

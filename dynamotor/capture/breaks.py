@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "unsupported-mutation": "DM215",
     "random": "DM216",
     "context": "DM217",
+    "modes": "DM217",  # the stack of modes itself is read
     "generator": "DM218",
     "reconstruct": "DM219",
     "tensor-subclass": "DM220",
@@ -45,6 +46,7 @@ CURES: dict[str, str] = {
     "unsupported-mutation": "write outside of the compiled function, or return the new value",
     "random": "torch.rand and its kin, or pass the number as an argument",
     "context": "enter it around the compiled function",
+    "modes": "ask outside of the compiled function",
     "generator": "make a list of it",
     "reconstruct": "make the object outside of the compiled function",
     "tensor-subclass": "pass plain tensors",

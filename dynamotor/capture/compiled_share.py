@@ -27,7 +27,11 @@ from ..base.errors import EagerWarning
 from ..base.events import counters, emit, log
 from .breaks import BreakReason
 from .inner_frames import InnerFrames
+from .op_state import reaches
 
+_MODE_STACK = frozenset(
+    ("_len_torch_function_stack", "_get_function_stack_at", "_get_current_function_mode_stack")
+)
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 WATCHED_CALLS = 8  # after these nothing is counted any more
 TOLD_CALLS = 3  # so many calls are enough to tell
@@ -103,9 +107,15 @@ class Share:
                 found.compiled += calls
         return found
 
-    def natively(self, why: BreakReason | str, inner: InnerFrames | None) -> Callable[..., Any]:
-        """What runs a function natively: (function, *args) -> its result. inner: captures what it calls."""
-        unseen = not isinstance(why, str) and why.kind == "transform"  # PyTorch's own compilers see modes
+    def natively(
+        self, why: BreakReason | str, inner: InnerFrames | None, body: Any = None
+    ) -> Callable[..., Any]:
+        """What runs a function natively: (function, *args) -> its result. inner: captures what it calls.
+
+        body: the program's function that runs. PyTorch's own compilers, and code that reads the stack of modes, would
+        see the counting mode: such a run counts as one call.
+        """
+        unseen = not isinstance(why, str) and why.kind in ("transform", "modes") or reaches(body, _MODE_STACK)
         why = why if isinstance(why, str) else _text(why)
 
         def run(function: Callable[..., Any], *args: Any) -> Any:

@@ -254,7 +254,7 @@ class Compiler:
             self.handling = sys.exception() is not None
             found = self.entry_for(dispatcher, args, n_positional, kwnames)
         if found is None:
-            run = self.share.natively(self.why_eager, None)
+            run = self.share.natively(self.why_eager, None, self.fn)
             return self.share.ends_calls(functools.partial(run, self.eager))(args, kwnames)
         entry, tensors = found
         failed = None
@@ -747,7 +747,7 @@ class Compiler:
         by_itself = "transform", "frames", "" if stop.frames else "disabled"
         captures_calls = stop.reason.kind not in by_itself and not stop.uncaptured_calls
         hooked = self.inner if captures_calls else None
-        run = functools.partial(self.share.natively(stop.reason, hooked), self.eager)
+        run = functools.partial(self.share.natively(stop.reason, hooked, self.fn), self.eager)
         return Captured(
             None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason
         )

@@ -14,6 +14,7 @@ implementation that cannot be found (`Library.impl`) is taken for one that reads
 from __future__ import annotations
 
 import enum
+import itertools
 import random
 import re
 import types
@@ -107,6 +108,23 @@ def reads_late(*fns: Any) -> str:
     if access is Access.NONE:
         return f"asks PyTorch or the system for {scan.asked}" if scan.asked else ""
     return _LATE[access]
+
+
+def reaches(fn: Any, wanted: frozenset[str]) -> bool:
+    """Whether a function, or one that it reaches by names, uses one of these names."""
+    todo, seen = [fn], set()
+    while todo:
+        fn = getattr(todo[-1], "__func__", todo.pop())
+        if not isinstance(fn, types.FunctionType) or id(fn) in seen:
+            continue
+        seen.add(id(fn))
+        names = _names_of(fn.__code__)
+        if not wanted.isdisjoint((*names.attributes, *itertools.chain(*names.loaded))):
+            return True
+        if not trusted_module(fn.__globals__.get("__name__")):
+            found = (v for loaded in names.loaded for v in _values(fn, loaded))
+            todo += [f for v in found for f in _functions(v, names.attributes)]
+    return False
 
 
 _LATE = {

@@ -188,11 +188,13 @@ _CONVERSIONS = (
 _QUANTISERS = torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic
 
 # Function -> (kind of break, why).
+_MODE_STACK = (compat.count_function_modes, compat.function_mode_at)
 REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_RANDOM, ("random", "it reads or sets the state of a random number generator")),
     **dict.fromkeys(_EFFECTS, ("side-effect", "it changes PyTorch's global state or the file system")),
     **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
     **dict.fromkeys(_QUANTISERS, ("unsupported-op", "it gives a quantised tensor")),
+    **dict.fromkeys(_MODE_STACK, ("modes", "it reads the stack of active modes")),
     **dict.fromkeys(_COMPILERS, ("unsupported-call", "other compilers are not captured")),
     **dict.fromkeys(
         _CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")

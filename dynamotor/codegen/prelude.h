@@ -364,23 +364,26 @@ template<class T> INL T tanh_(T x){
  T two=bits<T>(bits<I>(t)<<23); T m=p*two+(two*0.5f-0.5f);
  return bits<T>(bits<I>(m/(m+1))|(bits<I>(x)&(int)0x80000000)); } }
 
-// == expm1_: as exp_, without the one
+// == expm1_: half of it is r*half+(half-0.5), plus the rounding errors of these sums and the polynomial's other terms
 template<class T> INL T expm1_(T x){ if constexpr(tr<T>::wide) return expm1_library(x);
  else { typedef typename tr<T>::I I; T y=clamp_(x,-18.f,89.f);
- T t=y*1.44269504f+12583039.f; T n=t-12583039.f; T r=y-n*0.693359375f; r=r+n*2.12194440e-4f;
- T p=r*1.3814539e-3f+8.3687454e-3f; p=p*r+4.1668389e-2f; p=p*r+1.6666521e-1f; p=p*r+4.9999994e-1f; p=p*(r*r)+r;
- T half=bits<T>((bits<I>(t)-1)<<23); T m=p*half+(half-0.5f); return copysign_(m+m,x); } }
+ T t=y*1.44269504f+12583039.f; T n=t-12583039.f; T high=y-n*0.693359375f; T low=n*2.12194440e-4f; T r=high+low;
+ T p=r*1.99533897e-4f+1.39357755e-3f; p=p*r+8.33319779e-3f; p=p*r+4.16664556e-2f; p=p*r+1.66666672e-1f; p=p*r+0.5f;
+ T half=bits<T>((bits<I>(t)-1)<<23); T less=half-0.5f; T lost=(half-less)-0.5f;
+ T part=high*half; T sum=part+less; lost=lost+(part-(sum-less));
+ T m=sum+((p*(r*r)+low)*half+lost); return copysign_(m+m,x); } }
 
-// == log1p_: the logarithm of 1+x, with what the sum rounded away added to its mantissa
+// == log1p_: the logarithm of 1+x; the rounding errors of 1+x and of the sum with the exponent's part join the small terms
 template<class T> INL T log1p_(T x){ if constexpr(tr<T>::wide) return log1p_library(x);
  else { typedef typename tr<T>::I I; T u=x+1.f; I b=bits<I>(u); I e=((b-0x3f3504f3)>>23);
  T lost=sel(gt(x,bc<T>(1.f)),1.f-(u-x),x-(u-1.f));
- I s=bc<I>(0x3f800000)-(e<<23); T m=bits<T>(b-(e<<23))-1.f+lost*bits<T>(sel(lt(s,bc<I>(0)),bc<I>(0),s));
- T n=cvt<T>(e); T z=m*m;
+ I s=bc<I>(0x3f800000)-(e<<23); lost=lost*bits<T>(sel(lt(s,bc<I>(0)),bc<I>(0),s));
+ T high=bits<T>(b-(e<<23))-1.f; T m=high+lost; T n=cvt<T>(e); T z=m*m;
  T p=m*7.0376836292e-2f-1.1514610310e-1f; p=p*m+1.1676998740e-1f; p=p*m-1.2420140846e-1f;
  p=p*m+1.4249322787e-1f; p=p*m-1.6668057665e-1f;
  p=p*m+2.0000714765e-1f; p=p*m-2.4999993993e-1f; p=p*m+3.3333331174e-1f; p=p*m*z; p=p+n*-2.12194440e-4f;
- p=p-z*0.5f; T r=copysign_(m+p+n*0.693359375f,x);
+ p=p-z*0.5f; T sum=n*0.693359375f+high; lost=lost+(high-(sum-n*0.693359375f));
+ T r=copysign_(sum+(p+lost),x);
  r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(-1.f)),bc<T>(-__builtin_inff()),r);
  return sel(lt(x,bc<T>(-1.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
 

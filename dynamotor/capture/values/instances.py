@@ -241,6 +241,8 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
         ):
             return Constant(NotImplemented)  # a sequence's `+` and `*` raise
     name = getattr(fn, "__qualname__", None) or repr(fn)
+    if "pybind11" in name:
+        name = fn.__name__
     module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", "")
     raise unsupported(
         "unsupported-call",
