@@ -35,7 +35,7 @@ import contextlib
 import importlib
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
 from ..distributed.wrapper import has_module_hooks, why_not_whole
 from ..graph.spec import GraphInfo
-from .graph_step import CompileGraph, GraphStep, Update, fall_in_pieces
+from .graph_step import CompileGraph, GraphStep, Update, fall_in_pieces, refuse_pieces
 from .optimizer_step import OptimizerStep, optimizer_of
 
 __all__ = ["compile_step"]
@@ -77,6 +77,7 @@ def compile_step(
     accumulate: int = 1,
     keep_grads: bool = False,
     n_inputs: int = 1,
+    fullgraph: bool = False,
     backend: str = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -89,7 +90,9 @@ def compile_step(
     clip: the largest norm of all gradients together, or a function of the optimizer's parameters that changes
     their `.grad`. scaler: scales the loss, skips steps whose gradients overflow, and is updated. accumulate:
     the parameters are updated at each so many calls. keep_grads: `.grad` stays until the next step begins.
-    mode, options: as `dynamotor.compile` has them. The returned loss is detached and not divided.
+    fullgraph: raise CaptureError (DM520) instead of running a part of a step in eager PyTorch;
+    `config.strict` does the same. mode, options: as `dynamotor.compile` has them. The returned loss is
+    detached and not divided.
 
     Any `torch.optim.Optimizer` works: its own `step()` is traced; learning rates and other floating
     hyperparameters are inputs, so that schedulers compile nothing. State, `state_dict` and `load_state_dict`
@@ -127,7 +130,7 @@ def compile_step(
     )
     update = Update(optimizer, clipped, scaler, accumulate, keep_grads)
     settings = CompileOptions(True, False, mode, types.MappingProxyType(dict(options or {})))
-    return _Step(model, loss_fn, update, n_inputs, backend, settings)
+    return _Step(model, loss_fn, update, n_inputs, backend, settings, replace(settings, fullgraph=fullgraph))
 
 
 def graph_compiler(backend: str, settings: dict[str, Any]) -> CompileGraph:
@@ -149,7 +152,7 @@ def _alone(method: Any, backend: Any, options: CompileOptions) -> OptimizerStep 
         return None
     with config.patch(**options.settings):  # gradients lie elsewhere at each step: nothing to replay
         settings = asdict(config.snapshot()) | {"cuda_graphs": False}
-    return OptimizerStep(method, optimizer, graph_compiler(backend, settings), settings)
+    return OptimizerStep(method, optimizer, graph_compiler(backend, settings), settings, options)
 
 
 SPECIAL.append(_alone)
@@ -187,7 +190,9 @@ class _Step:
         n_inputs: int,
         backend: str,
         settings: CompileOptions,
+        asked: CompileOptions,
     ) -> None:
+        self.asked = asked
         self.update, self.settings, self.backend, self.name = update, settings, backend, type(model).__name__
         self.reasons: list[tuple[str, str]] = []
         self.graphs: list[GraphStep] = []
@@ -227,6 +232,8 @@ class _Step:
             try:
                 loss = self.captured(*batch)
             except CaptureError as error:
+                if error.code == "DM520":
+                    raise
                 self._in_pieces("DM508", f"the forward pass is not captured as one graph: {error.what}")
             else:
                 if (
@@ -261,8 +268,10 @@ class _Step:
         )
 
     def _note(self, code: str, reason: str) -> None:
-        self.reasons.append((code, reason))
         what = f"compile_step({self.name}): forward and backward are compiled, the optimizer"
+        refuse_pieces(code, reason, what, self.asked)
+        if (code, reason) not in self.reasons:
+            self.reasons.append((code, reason))
         fall_in_pieces(code, reason, self.name, what)
 
     def _graph(self, gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> GraphStep:

@@ -18,6 +18,7 @@ from .. import _C
 from ..capture.dispatch import compile_program
 from ..capture.guards import (
     Absent,
+    Ambient,
     Apart,
     ConstEquals,
     DictKeys,
@@ -72,12 +73,15 @@ class Facts:
         if not alone:
             walk.is_stock(root, optimizer, "zero_grad", _ZERO_GRAD)
         places = tuple(map(inputs.get, walk.tensors))
-        structure = type(optimizer), groups, state, walk.scaler(scaler), places
+        # A captured forward has guards on PyTorch's modes (autocast, grad mode, ...) of its own.
+        modes = [Ambient.current()] if alone else []
+        structure = type(optimizer), groups, state, walk.scaler(scaler), places, *modes
         if walk.tensors:
             NotWhole.when(_overlap(walk.tensors), "DM505", "parameters or state share memory")
             sources = tuple(walk.sources)
             walk.rows.append(Apart(sources[0], sources[1:], len(sources)))
-        return Facts(structure, compile_program(walk.rows, []), optimizer, parameters, tuple(walk.numbers))
+        program = compile_program([*walk.rows, *modes], [])
+        return Facts(structure, program, optimizer, parameters, tuple(walk.numbers))
 
     def hold(self) -> bool:
         """Whether all is as it was."""

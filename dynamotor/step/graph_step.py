@@ -22,8 +22,8 @@ import torch.optim.optimizer
 from .. import _C
 from ..autograd.calls import call_without_autocast
 from ..base.collector import collector_paused
-from ..base.config import config
-from ..base.errors import DynamotorError, is_mistake
+from ..base.config import CompileOptions, config
+from ..base.errors import CaptureError, DynamotorError, is_mistake
 from ..base.events import counters, emit, fall_back, log, warn_once
 from ..distributed.averager import Averager
 from ..distributed.insert_reductions import BackwardRewriter
@@ -235,7 +235,7 @@ class GraphStep:
         if self.storages.intersection(
             [t.untyped_storage()._cdata for i, t in enumerate(tensors) if i not in self.static]
         ):
-            return None  # the batch lies in a parameter's memory
+            return self._not_now("the batch lies in a parameter's memory")
         changed: list[str] = []
         for bound in self.bound:
             if not bound.reads.hold():
@@ -286,10 +286,12 @@ class GraphStep:
                 if id(t) in mine and t.grad is not None:
                     held.append(i)
         if self.update.accumulate == 1 and held:
-            return None  # gradients from outside are added to, once: not worth a program
+            return self._not_now("parameters have gradients before the step, which it adds to")
         learns = {id(t) for t in tensors if t.requires_grad}
         if any(p.grad is not None for p in parameters if id(p) not in learns):
-            return None  # the optimizer moves what is unused or frozen too
+            return self._not_now(
+                "a parameter that the loss does not train has a gradient, which the optimizer uses"
+            )
         return (
             tuple(held) if not self._step_hooks() else self._refuse("DM503", "the optimizer has step hooks")
         )
@@ -311,8 +313,12 @@ class GraphStep:
 
     def _refuse(self, code: str, reason: str) -> Any:
         """From now on this graph's steps run in pieces."""
-        self.why_not = reason
         self.note(code, reason)
+        self.why_not = reason
+
+    def _not_now(self, reason: str) -> Any:
+        """This step runs in pieces."""
+        self.note("DM521", reason)
 
     def _trace(self, tensors: Sequence[torch.Tensor], held: tuple[int, ...]) -> Any:
         update, averager = self.update, self.averager
@@ -475,6 +481,17 @@ def _fill(room: torch.Tensor, numbers: list[float]) -> None:
 
 def _is_on_device(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+
+
+def refuse_pieces(code: str, reason: str, what: str, asked: CompileOptions) -> None:
+    """Raise CaptureError (DM520) for a step that is not one program, where that was asked for."""
+    CaptureError.when(
+        asked.fullgraph or bool(asked.settings.get("strict", config.strict)),
+        "DM520",
+        f"{what} would run in eager PyTorch",
+        why=f"[{code}] {reason}",
+        cure="take what the reason names out of the step, or accept it (fullgraph=False, strict=False)",
+    )
 
 
 def fall_in_pieces(code: str, reason: str, name: str, what: str) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from .._C import tensor_layouts
+from ..base.config import CompileOptions
 from ..graph.module import graph_module
-from .graph_step import CompileGraph, GraphStep, Update, are_same, fall_in_pieces
+from .graph_step import CompileGraph, GraphStep, Update, are_same, fall_in_pieces, refuse_pieces
 
 LAYOUTS = 8  # of parameters and gradients, that programs are kept for
 
@@ -41,8 +42,9 @@ class OptimizerStep:
         optimizer: torch.optim.Optimizer,
         compile_graph: CompileGraph,
         settings: dict[str, Any],
+        asked: CompileOptions,
     ) -> None:
-        self.original, self.optimizer = original, optimizer
+        self.original, self.optimizer, self.asked = original, optimizer, asked
         self.compile_graph, self.settings = compile_graph, settings
         self.steps: dict[Any, _Alone] = {}
         self.last: _Alone | None = None
@@ -62,8 +64,10 @@ class OptimizerStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; with a closure, and where it is no program, that of eager PyTorch."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers ask
-        if self.running or args or kwargs:
+        if self.running:
             return self.original(*args, **kwargs)
+        if args or kwargs:
+            return self._eagerly("it is given a closure", *args, **kwargs)
         self.running = True  # the trace calls `optimizer.step()`, which may be this object
         try:
             return self._step()
@@ -79,15 +83,23 @@ class OptimizerStep:
         key = tuple([(id(p), *_lies(p), *_lies(g)) for p, g in zip(learning, grads)])
         step = self.steps.get(key)
         if step is None:
-            others = any(t.device.type not in ("cpu", "cuda") or t.is_sparse for t in (*learning, *grads))
-            if others or len(self.steps) == LAYOUTS or not key:
+            if not key:
                 return self.original()
+            if any(t.device.type not in ("cpu", "cuda") or t.is_sparse for t in (*learning, *grads)):
+                return self._eagerly("a parameter or gradient is sparse, or on a device without programs")
+            if len(self.steps) == LAYOUTS:
+                return self._eagerly(f"parameters and gradients had more than {LAYOUTS} layouts")
             step = self.steps[key] = _Alone(self, len(learning))
         if {p.untyped_storage()._cdata for p in learning} & {g.untyped_storage()._cdata for g in grads}:
-            return self.original()
+            return self._eagerly("a gradient lies in a parameter's memory")
         step.note_layouts(learning, grads)
         self.last = step
         return step(*learning)
+
+    def _eagerly(self, reason: str, *args: Any, **kwargs: Any) -> Any:
+        """This step is that of eager PyTorch."""
+        self.note("DM521", reason)
+        return self.original(*args, **kwargs)
 
     def explain(self) -> str:
         """How the steps so far ran."""
@@ -97,8 +109,10 @@ class OptimizerStep:
 
     def note(self, code: str, reason: str) -> None:
         """Say why steps run in eager PyTorch."""
-        self.reasons.append((code, reason))
         step = f"{type(self.optimizer).__name__}.step"
+        refuse_pieces(code, reason, step, self.asked)
+        if (code, reason) not in self.reasons:
+            self.reasons.append((code, reason))
         fall_in_pieces(code, reason, step, step)
 
 

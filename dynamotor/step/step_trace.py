@@ -393,9 +393,10 @@ class _StepTrace:
         owned = {id(shadow) for shadow in shadows.parameters}
         self.mine = {i: grad for i, grad in self.grads.items() if id(feed[i]) in owned}
         self.recorder.updates = True
-        with recording(self.recorder), torch.no_grad(), no_autocast():
+        with recording(self.recorder), torch.no_grad():
             if self.scaled is not None:
-                self.found = _unscale(self.mine, self.scaled)
+                with no_autocast():
+                    self.found = _unscale(self.mine, self.scaled)
             self.versions = {id(s): s.note.memory.version for s in shadows.parameters}
             for i, grad in self.mine.items():
                 feed[i].grad = grad
@@ -406,7 +407,8 @@ class _StepTrace:
                 step()
 
             with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step):
-                watch(run)
+                watch(run)  # under the autocast of the call, as an eager loop in that region
+            torch.clear_autocast_cache()
             if self.recorder.raised is not None:
                 raise self.recorder.raised
             NotWhole.when(

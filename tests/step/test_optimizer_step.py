@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -182,4 +183,93 @@ def test_closures_hooks_and_shared_memory_are_left_to_eager() -> None:
     parameter.grad = torch.ones(3)
     step(), step()
     assert calls == ["closure", "hook", "hook"]
-    assert [code for code, _ in step.reasons] == ["DM503"]
+    assert [code for code, _ in step.reasons] == ["DM521", "DM521", "DM503"]
+
+
+class Orthogonal(torch.optim.Optimizer):
+    """Its update depends on PyTorch's modes: products (autocast) and new tensors (default dtype and device)."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            g = p.grad.sign()
+            g = g @ g.t() @ g.div(30) if p.dim() == 2 else g
+            p.add_(g.to(p.dtype) * torch.full((), 0.1).add(1e-9), alpha=-0.1)
+
+
+REGIONS: list[Callable[[], Any]] = [
+    contextlib.nullcontext,
+    lambda: torch.autocast("cpu", torch.bfloat16),
+    torch.no_grad,
+    torch.inference_mode,
+    lambda: default_dtype(torch.float64),
+    lambda: deterministic(),
+    lambda: torch.device("cpu"),
+]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["update", "whole step"])
+def test_modes_that_differ_between_steps(whole: bool) -> None:
+    def trained(compiled: bool) -> tuple[list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(6, 5)
+        optimizer = Orthogonal(list(net.parameters()))
+        loss = torch.nn.functional.mse_loss
+        step = dynamotor.compile(optimizer.step) if compiled else optimizer.step
+        if whole and compiled:
+            step = dynamotor.compile_step(net, loss, optimizer)
+        for k, region in enumerate(REGIONS * 2):
+            if whole and region in (torch.no_grad, torch.inference_mode):
+                continue
+            x, y = torch.randn(4, 11, generator=torch.Generator().manual_seed(k)).split((6, 5), 1)
+            with region() if whole else contextlib.nullcontext():
+                if whole and compiled:
+                    step(x, y)
+                    continue
+                loss(net(x), y).backward()
+            with region():
+                step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in net.parameters()], step
+
+    (found, step), (expected, _) = trained(True), trained(False)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    assert step.reasons == []
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_step_left_to_eager_is_an_error_under_fullgraph() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = dynamotor.compile(optimizer.step, fullgraph=True)
+    train(net, optimizer, step)
+    optimizer.register_step_post_hook(lambda *args: None)
+    before = [p.detach().clone() for p in net.parameters()]
+    for _ in range(2):  # each time
+        with pytest.raises(dynamotor.CaptureError, match="DM520.*SGD.step") as caught:
+            train(net, optimizer, step, 1)
+        assert "DM503" in str(caught.value)
+    torch.testing.assert_close(list(net.parameters()), before)
+    with pytest.raises(dynamotor.CaptureError, match="DM520"):
+        step(lambda: net(torch.ones(1, 6)).sum())

@@ -433,3 +433,37 @@ def test_the_update_sees_what_the_forward_has_changed() -> None:
     for _ in range(3):
         step(torch.ones(4, 3), torch.ones(4, 2))
     assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["fullgraph", "config", "options"])
+def test_a_step_in_pieces_is_an_error_under_strict(how: str) -> None:
+    def step(model: nn.Module, clip: Any) -> Any:
+        optimizer = sgd(model.parameters())
+        more = {"fullgraph": how == "fullgraph", "options": {"strict": True} if how == "options" else None}
+        return dynamotor.compile_step(
+            model, nn.functional.mse_loss, optimizer, clip=clip, backend="aot_eager", **more
+        )
+
+    def draws(parameters: Any) -> None:
+        each(parameters, random.random())
+
+    class Breaks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print(end="")
+            return super().forward(x)
+
+    batch = torch.ones(2, 3), torch.ones(2, 2)
+    with dynamotor.config.patch(strict=how == "config"):
+        for model, clip, why in ((nn.Linear(3, 2), draws, "DM510"), (Breaks(3, 2), None, "DM508")):
+            compiled = step(model, clip)
+            for call in range(3):
+                if call == 0 and clip is not None:
+                    compiled(*batch)  # in which the optimizer makes its state
+                    continue
+                with pytest.raises(dynamotor.CaptureError, match="DM520") as caught:
+                    compiled(*batch)
+                assert why in str(caught.value)
+        compiled = step(nn.Linear(3, 2), 1.0)
+        for _ in range(3):
+            compiled(*batch)
+        assert compiled.reasons == []
