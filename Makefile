@@ -27,7 +27,7 @@ $(VENV)/.packages: $(VENV)/.demo requirements-dev.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(SOURCES)
-	$(INSTALL) --no-build-isolation --no-deps -e .
+	$(INSTALL) --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
 	touch $@
 
 setup: $(VENV)/.packages $(VENV)/.installed

@@ -9,8 +9,18 @@ from .base import importing as _importing  # isort: skip  (before whatever takes
 from .api import compile, compile_fx, cudagraph_mark_step_begin, disable, reset
 from .backends import list_backends, register_backend
 from .base.artifacts import load_cache_artifacts, save_cache_artifacts
-from .base.config import config
-from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, EagerWarning, UsageError
+from .base.config import Options, config
+from .base.errors import (
+    BackendError,
+    BuildError,
+    CaptureError,
+    DistributedError,
+    DynamotorError,
+    EagerWarning,
+    InternalError,
+    UsageError,
+    XlaError,
+)
 from .base.events import counters
 from .capture.marks import (
     allow_in_graph,
@@ -36,9 +46,13 @@ __all__ = [
     "BackendError",
     "BuildError",
     "CaptureError",
+    "DistributedError",
     "DynamotorError",
     "EagerWarning",
+    "InternalError",
+    "Options",
     "UsageError",
+    "XlaError",
     "allow_in_graph",
     "assume_constant_result",
     "compile",

@@ -95,6 +95,7 @@ def compile_module(
             module, name
         ),  # parameters and the like, and what the module's class got later
         "__signature__": _Signature(module),
+        "__prepare_scriptable__": lambda self: module,  # torch.jit.script compiles the module itself
         "_orig_mod": property(lambda self: module),
         "_dynamotor": dispatcher,
     }

@@ -12,7 +12,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +21,7 @@ from . import _C
 from ._module import compile_module
 from .backends import Backend, resolve, takes_states, takes_symbols
 from .base import failures
-from .base.config import CompileOptions, config
+from .base.config import CompileOptions, Mode, Options, config
 from .base.errors import BackendError, BuildError, DynamotorError, InternalError, UsageError
 from .base.events import counters, emit, forget_warnings, phase_seconds, timed
 from .capture import siblings
@@ -48,60 +48,44 @@ R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-class _Decorator(Protocol):
-    """`compile(fullgraph=True)`: what is compiled keeps its type."""
+C = TypeVar("C")
+
+
+class Arguments(TypedDict, total=False):
+    """Keyword arguments of `compile`."""
+
+    backend: str | Backend | None
+    fullgraph: bool
+    dynamic: bool | None
+    mode: Mode | None
+    options: Options | None
+    disable: bool
+    name: str | None
+    recompile_limit: int | None
+    isolate_recompiles: bool
+    shapes_spec: None
+    dynamic_shapes: None
+
+
+class Decorator(Protocol):
+    """`compile(fullgraph=True)`: a decorator that keeps the type of its argument."""
 
     @overload
     def __call__(self, model: M, /) -> M: ...
+    @overload
+    def __call__(self, model: type[C], /) -> type[C]: ...
     @overload
     def __call__(self, model: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 @overload
-def compile(
-    model: M,
-    *,
-    backend: str | Backend | None = "native",
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    disable: bool = False,
-    name: str | None = None,
-    recompile_limit: int | None = None,
-    isolate_recompiles: bool = False,
-    shapes_spec: Any = None,
-) -> M: ...
+def compile(model: M, **arguments: Unpack[Arguments]) -> M: ...
 @overload
-def compile(
-    model: Callable[P, R],
-    *,
-    backend: str | Backend | None = "native",
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    disable: bool = False,
-    name: str | None = None,
-    recompile_limit: int | None = None,
-    isolate_recompiles: bool = False,
-    shapes_spec: Any = None,
-) -> Callable[P, R]: ...
+def compile(model: type[C], **arguments: Unpack[Arguments]) -> type[C]: ...
 @overload
-def compile(
-    model: None = None,
-    *,
-    backend: str | Backend | None = "native",
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    disable: bool = False,
-    name: str | None = None,
-    recompile_limit: int | None = None,
-    isolate_recompiles: bool = False,
-    shapes_spec: Any = None,
-) -> _Decorator: ...
+def compile(model: Callable[P, R], **arguments: Unpack[Arguments]) -> Callable[P, R]: ...
+@overload
+def compile(model: None = None, **arguments: Unpack[Arguments]) -> Decorator: ...
 
 
 def compile(
@@ -117,6 +101,7 @@ def compile(
     recompile_limit: int | None = None,
     isolate_recompiles: bool = False,
     shapes_spec: Any = None,
+    dynamic_shapes: Any = None,
 ) -> Any:
     """Compile a function or module; also a decorator, with and without arguments.
 
@@ -137,7 +122,7 @@ def compile(
     disable: return `model` unchanged.
     recompile_limit: `config.cache_size_limit` for this callable.
     name, isolate_recompiles: accepted for torch.compile's signature; programs and limits are per callable.
-    shapes_spec: refused; mark dimensions with `mark_dynamic`.
+    shapes_spec, dynamic_shapes: refused; mark dimensions with `mark_dynamic`.
 
     Compilation happens at the first call, or in `compiled.warm_up(*args, **kwargs)`: it builds what a call
     with these arguments and its backward need, in the present grad mode, and runs nothing. It returns what
@@ -148,7 +133,7 @@ def compile(
     backend = "native" if backend is None else backend
     if backend == "native" and isinstance(mode, str) and mode.startswith("max-autotune"):
         backend = "auto"
-    _check_arguments(options, recompile_limit, shapes_spec)
+    _check_arguments(options, recompile_limit, {"shapes_spec": shapes_spec, "dynamic_shapes": dynamic_shapes})
     options = own_options(options or {})
     if recompile_limit is not None:
         options = {"cache_size_limit": recompile_limit, **options}
@@ -158,10 +143,11 @@ def compile(
     )
     if model is None:
         return functools.partial(again, disable=disable)
+    model = model.original if type(model) is _C.Dispatcher else model  # compiled anew, with these arguments
     UsageError.when(
         not callable(model),
         "DM100",
-        f"what is compiled is a function, a method or a module, not {type(model).__name__}",
+        f"compile() expects a function, a method or an nn.Module, not {type(model).__name__}",
         cure="pass a callable",
     )
     if disable:
@@ -191,7 +177,11 @@ def compile(
         return _module(model, make, backend, again)
     dispatcher = make(model, backend)
     functools.update_wrapper(dispatcher, model, updated=())
-    own = {"warm_up": dispatcher.miss.__self__.warm_up_own, "compiled_again": again}
+    own = {
+        "warm_up": dispatcher.miss.__self__.warm_up_own,
+        "compiled_again": again,
+        "__prepare_scriptable__": lambda: model,  # torch.jit.script compiles the function itself
+    }
     vars(dispatcher).update(own)  # attributes that are set are the function's
     return dispatcher
 
@@ -210,26 +200,27 @@ def _module(
     return compile_module(plain, dispatcher, again)
 
 
-def _check_arguments(options: Any, recompile_limit: Any, shapes_spec: Any) -> None:
+def _check_arguments(options: Any, recompile_limit: Any, shapes: dict[str, Any]) -> None:
     UsageError.when(
         options is not None and not isinstance(options, Mapping),
         "DM146",
-        f"options are a dict, not a {type(options).__name__}",
+        f"`options` must be a dict, not {type(options).__name__}",
         cure="pass options={'threads': 2}",
     )
     UsageError.when(
         recompile_limit is not None and (type(recompile_limit) is not int or recompile_limit < 1),
         "DM146",
-        f"recompile_limit cannot be {recompile_limit!r}",
-        cure="pass a whole number of at least 1",
+        f"`recompile_limit` must be a positive int, not {recompile_limit!r}",
+        cure="pass an int of at least 1",
     )
-    UsageError.when(
-        shapes_spec is not None,
-        "DM146",
-        "shapes_spec is not taken",
-        why="marks and calls say which sizes may differ",
-        cure="mark_dynamic(tensor, dim, min=..., max=...), or dynamic=True",
-    )
+    for name, value in shapes.items():
+        UsageError.when(
+            value is not None,
+            "DM146",
+            f"`{name}` is not supported",
+            why="dynamic dimensions are found at later calls, or marked on tensors",
+            cure="call mark_dynamic(tensor, dim, min=..., max=...), or pass dynamic=True",
+        )
 
 
 def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -184,7 +183,7 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_OURS = frozenset(field.name for field in fields(Config))
+_OURS = frozenset(Config.__annotations__)
 
 
 def _is_of_inductor(name: str) -> bool:

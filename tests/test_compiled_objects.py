@@ -217,3 +217,34 @@ def test_attributes_of_a_compiled_object_are_its_own():
 def test_a_compiled_module_is_exported():
     exported = torch.export.export(dynamotor.compile(nn.Linear(3, 3)), (x,))
     assert exported.module()(x).shape == (2, 3)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 3), lambda: doubled], ids=["module", "function"])
+def test_torch_jit_scripts_and_traces_compiled_objects(make):
+    plain = make()
+    compiled = dynamotor.compile(plain)
+    other = torch.randn(5, 3)
+    for jitted in (torch.jit.script(compiled), torch.jit.trace(compiled, (x,))):
+        torch.testing.assert_close(jitted(other), plain(other))
+
+
+def test_a_module_that_holds_compiled_modules_is_scripted():
+    inner = nn.Linear(3, 3)
+    model = nn.Sequential(dynamotor.compile(inner), nn.ReLU())
+    torch.testing.assert_close(torch.jit.script(model)(x), inner(x).relu())
+
+
+def test_a_compiled_module_is_traced_symbolically():
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    traced = torch.fx.symbolic_trace(dynamotor.compile(module))
+    torch.testing.assert_close(traced(x), module(x))
+    function = torch.fx.symbolic_trace(doubled.__wrapped__)
+    assert function(x).equal(x * 2)
+
+
+def test_a_compiled_method_is_compiled_again():
+    module = nn.Linear(3, 3)
+    method = dynamotor.compile(module.forward, backend="eager")
+    whole = dynamotor.compile(method, fullgraph=True)
+    torch.testing.assert_close(whole(x), module(x))
+    torch.testing.assert_close(dynamotor.export(method, x).module("eager")(x), module(x))

@@ -66,7 +66,8 @@ def test_arguments_that_mean_nothing() -> None:
         ("DM107", lambda: dynamotor.register_backend("x")),  # type: ignore[call-overload]
         ("DM146", lambda: dynamotor.compile(torch.sin, options=["threads"])),  # type: ignore[call-overload]
         ("DM104", lambda: dynamotor.compile(torch.sin, mode=3)),  # type: ignore[call-overload]
-        ("DM146", lambda: dynamotor.compile(torch.sin, shapes_spec={})),
+        ("DM146", lambda: dynamotor.compile(torch.sin, shapes_spec={})),  # type: ignore[call-overload]
+        ("DM146", lambda: dynamotor.compile(torch.sin, dynamic_shapes={})),  # type: ignore[call-overload]
         ("DM146", lambda: dynamotor.compile(torch.sin, recompile_limit=0)),
         ("DM145", lambda: dynamotor.compile(torch.nn.Linear)),
     ):

@@ -15,10 +15,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, dataclass_transform
 
 from .errors import UsageError
 
@@ -41,10 +41,19 @@ def _default_cache_dir() -> str:
         return os.path.join(tempfile.gettempdir(), f"dynamotor-{os.geteuid()}")
 
 
-@dataclass(frozen=True)
+T = TypeVar("T")
+
+
+@dataclass_transform()
+def _frozen(cls: type[T]) -> type[T]:
+    """A frozen dataclass. Type checkers see a plain one, since `ConfigHandle` assigns to the same fields."""
+    return dataclass(frozen=True)(cls)
+
+
+@_frozen
 class Config:
-    """The settings, with their defaults. Each comment says what a user gains or loses by changing the
-    field.
+    """The settings, with their defaults. The comment above a field says what changing it gains or loses;
+    docs/settings.md is generated from these comments.
     """
 
     # What cannot be captured or built raises instead of running in eager PyTorch.
@@ -145,6 +154,73 @@ class Config:
     report: str = ""
 
 
+# Options of torch.compile's inductor that `options=` takes too: those with a counterpart set it.
+InductorOptions = TypedDict(
+    "InductorOptions",
+    {
+        "triton.cudagraphs": bool,
+        "epilogue_fusion": bool,
+        "shape_padding": bool,
+        "max_autotune_gemm": bool,
+        "layout_optimization": bool,
+        "emulate_precision_casts": bool,
+        "force_disable_caches": bool,
+        "cpp.threads": int,
+        "trace.enabled": bool,
+        "trace.graph_diagram": bool,
+    },
+    total=False,
+)
+
+
+class Settings(TypedDict, total=False):
+    """Fields of `Config` as keyword arguments, for type checkers (`patch`, `update`)."""
+
+    strict: bool
+    cache_size_limit: int
+    fallback_random: bool
+    exact: bool
+    disk_cache: bool
+    cache_dir: str
+    program_cache: bool
+    cache_megabytes: int
+    cxx: str
+    cxx_flags: tuple[str, ...]
+    build_seconds: float
+    isa: str
+    target: str
+    cuda_graphs: bool
+    cuda_graph_sizes: int
+    max_autotune: bool
+    auto_backends: str
+    auto_seconds: float
+    symbolic_sizes: bool
+    run_while_building: str
+    threads: int
+    layout_opt: bool
+    fold_constants: bool
+    pad_products_from: int
+    chunk_logits_from: float
+    aten_windows: bool
+    reuse_memory: bool
+    ddp: str
+    xla_strict: bool
+    xla_debug: bool
+    pad: int | str | tuple[int, ...]
+    xla_trace_limit: int
+    verify: bool
+    sanitize: bool
+    check: bool
+    debug: int
+    log: str
+    trace: str
+    report: str
+
+
+class Options(Settings, InductorOptions, total=False):
+    """The dictionary that `dynamotor.compile(options=...)` takes."""
+
+
 def _from_environment() -> Config:
     """The settings of the environment; a value that a field does not take is named on stderr and left out."""
     debug = os.environ.get("DYNAMOTOR_DEBUG", "0")
@@ -178,7 +254,7 @@ def _from_environment() -> Config:
 
 # What holds inside `patch` on this thread (or in this task), instead of the process's settings.
 _patched: ContextVar[Config | None] = ContextVar("dynamotor.config", default=None)
-_FIELDS = frozenset(f.name for f in fields(Config))
+_FIELDS = frozenset(Config.__annotations__)
 # What a field may hold: what its default is, or what stands for such a value.
 _HOLDS: dict[type, tuple[type, ...]] = {
     bool: (bool, int),
@@ -187,7 +263,7 @@ _HOLDS: dict[type, tuple[type, ...]] = {
     str: (str, os.PathLike),
     tuple: (tuple, list),
 }
-_TYPES = {f.name: _HOLDS[type(f.default)] for f in fields(Config)} | {"pad": (int, str, tuple)}
+_TYPES = {name: _HOLDS[type(getattr(Config, name))] for name in _FIELDS} | {"pad": (int, str, tuple)}
 
 
 # The words that a field takes, and the least number.
@@ -239,7 +315,13 @@ def _problem(name: str, value: Any) -> str:
     return f"{unknown[0]!r} is no channel; use some of {', '.join(CHANNELS)}" if unknown else ""
 
 
-class ConfigHandle:
+if TYPE_CHECKING:
+    _Fields = Config  # for type checkers the handle has the fields, and no others
+else:
+    _Fields = object
+
+
+class ConfigHandle(_Fields):
     """The live settings: reads give the current `Config`'s field, assignment replaces the whole `Config`.
 
     `patch` is a thread's (or task's) own: others neither see it nor change it, and go on with the process's
@@ -252,11 +334,13 @@ class ConfigHandle:
     def __init__(self, current: Config) -> None:
         object.__setattr__(self, "_process", current)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_patched.get() or self._process, name)
+    if not TYPE_CHECKING:
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.update(**{name: value})
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_patched.get() or self._process, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self.update(**{name: value})
 
     def __dir__(self) -> list[str]:
         return [*sorted(_FIELDS), "patch", "update", "snapshot"]
@@ -264,7 +348,7 @@ class ConfigHandle:
     def __repr__(self) -> str:
         return repr(self.snapshot())
 
-    def update(self, **changes: Any) -> None:
+    def update(self, **changes: Unpack[Settings]) -> None:
         """Set fields by name, until the enclosing `patch` ends or for the process. An unknown name is an
         AttributeError that lists the known ones."""
         changed = self._changed(changes)
@@ -273,20 +357,20 @@ class ConfigHandle:
         else:
             _patched.set(changed)
 
-    def _changed(self, changes: dict[str, Any]) -> Config:
+    def _changed(self, changes: Mapping[str, Any]) -> Config:
         if unknown := sorted(changes.keys() - _FIELDS):
             raise AttributeError(
                 f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(_FIELDS))}"
             )
         check_values(changes)
-        return replace(self.snapshot(), **changes)
+        return Config(**{**vars(self.snapshot()), **changes})
 
     def snapshot(self) -> Config:
         """The current settings, immutable."""
         return _patched.get() or self._process
 
     @contextlib.contextmanager
-    def patch(self, **changes: Any) -> Iterator[None]:
+    def patch(self, **changes: Unpack[Settings]) -> Iterator[None]:
         """Set fields on this thread for the duration of a `with` block (also usable as a decorator)."""
         before = _patched.get()
         _patched.set(self._changed(changes))
@@ -311,6 +395,7 @@ class ConfigHandle:
 config = ConfigHandle(_from_environment())
 
 
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -340,13 +425,12 @@ class CompileOptions:
                 f"unknown mode {self.mode!r}",
                 cure="use one of " + ", ".join(repr(m) for m in MODES[1:]),
             )
-        known = {f.name for f in fields(Config)}
-        if unknown := sorted(set(self.options) - known):
+        if unknown := sorted(set(self.options) - _FIELDS):
             raise UsageError(
                 "DM105",
                 f"unknown option {unknown[0]!r}",
                 why="options are fields of dynamotor.config",
-                cure="use one of " + ", ".join(sorted(known)),
+                cure="use one of " + ", ".join(sorted(_FIELDS)),
             )
         check_values(self.options)
 

@@ -11,7 +11,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -37,6 +37,7 @@ from .values.known_data import now
 from .values.torch_function import graph_function
 
 F = TypeVar("F", bound=Callable[..., Any])
+Marked = TypeVar("Marked", bound=Callable[..., Any] | list[Any] | tuple[Any, ...])
 _MARK = "_dynamotor_disabled"
 
 
@@ -87,7 +88,13 @@ def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def disable(fn: F | None = None, *, recursive: bool = True) -> Any:
+@overload
+def disable(fn: F, *, recursive: bool = True) -> F: ...
+@overload
+def disable(fn: None = None, *, recursive: bool = True) -> _Disable: ...
+
+
+def disable(fn: Any = None, *, recursive: bool = True) -> Any:
     """Mark a function, a module or the instances of a class: compiled code calls it as it is, outside of any
     graph. Also a decorator, with and without a call, and without a function a context manager.
 
@@ -108,7 +115,7 @@ def disables_calls(fn: types.FunctionType) -> bool:
     return fn.__dict__.get(_MARK, fn.__dict__.get("_torchdynamo_disable_recursive", True))
 
 
-def allow_in_graph(fn: Any) -> Any:
+def allow_in_graph(fn: Marked) -> Marked:
     """Make calls of a function one node of the graph each, without looking inside: it computes with tensors
     and has no other effect. Its Python runs when the graph is made. A function, or several in a list or
     tuple; also a decorator."""
@@ -117,7 +124,7 @@ def allow_in_graph(fn: Any) -> Any:
     return fn
 
 
-def disallow_in_graph(fn: Any) -> Any:
+def disallow_in_graph(fn: Marked) -> Marked:
     """Break the graph at calls of a function (one of torch's, too). A function, or several; also a
     decorator.
     """
@@ -135,7 +142,13 @@ def assume_constant_result(fn: F) -> F:
     return fn
 
 
-def nested_compile_region(fn: F | None = None, **options: Any) -> Any:
+@overload
+def nested_compile_region(fn: F, **options: Any) -> F: ...
+@overload
+def nested_compile_region(fn: None = None, **options: Any) -> Callable[[F], F]: ...
+
+
+def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     """For programs written for torch.compile, which compiles a region that is marked so once for all its
     calls. Here the function is captured like any other, and kernels that are equal are one function already.
     A decorator, with and without a call."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from .. import _C
 from ..base.errors import UsageError
@@ -17,6 +17,8 @@ from ..base.errors import UsageError
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
 _current = "default"
 Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def stance() -> str:
@@ -59,11 +61,11 @@ class set_stance(contextlib.ContextDecorator):  # noqa: N801
         return set_stance(self.name)
 
 
-def run(fn: Callable[..., Any]) -> Callable[..., Any]:
+def run(fn: Callable[P, R]) -> Callable[P, R]:
     """A function whose calls run what is compiled already and compile nothing."""
 
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with set_stance("eager_on_recompile"):
             return fn(*args, **kwargs)
 

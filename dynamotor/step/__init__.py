@@ -34,9 +34,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -45,7 +45,7 @@ from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
 from ..backends import Backend
 from ..base.compat import tree_map_only
-from ..base.config import CompileOptions, config
+from ..base.config import CompileOptions, Mode, Options, config
 from ..base.errors import CaptureError, UsageError
 from ..capture.frontend import make_dispatcher
 from ..capture.marks import is_compiling
@@ -67,6 +67,13 @@ torch.library.impl("dynamotor::loss_of_step", "CompositeImplicitAutograd", lambd
 _loss_of_step = torch.ops.dynamotor.loss_of_step
 
 
+class CompiledStep(Protocol):
+    """The result of `compile_step`."""
+
+    def __call__(self, *batch: Any) -> torch.Tensor: ...
+    def explain(self) -> str: ...
+
+
 def compile_step(
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor],
@@ -79,9 +86,9 @@ def compile_step(
     n_inputs: int = 1,
     fullgraph: bool = False,
     backend: str = "native",
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., torch.Tensor]:
+    mode: Mode | None = None,
+    options: Options | None = None,
+) -> CompiledStep:
     """A function `step(*batch) -> loss` that trains `model` for one step, as this loop would, in one program:
 
         loss = loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:]); (loss / accumulate).backward()
@@ -263,9 +270,8 @@ class _Step:
         """From now on all steps are a compiled model and the rest in eager."""
         self._note(code, reason)
         self.captured = None
-        self.compiled = compile_(
-            self.model, backend=self.backend, mode=self.settings.mode, options=self.settings.options
-        )
+        same: dict[str, Any] = {"mode": self.settings.mode, "options": self.settings.options}
+        self.compiled = compile_(self.model, backend=self.backend, **same)
 
     def _note(self, code: str, reason: str) -> None:
         what = f"compile_step({self.name}): forward and backward are compiled, the optimizer"

@@ -35,7 +35,7 @@ from ..autograd.recipe import Recipe
 from ..autograd.runtime import inference_callable
 from ..backends import native, static_inputs
 from ..base import cache
-from ..base.config import config
+from ..base.config import Settings, config
 from ..base.errors import BuildError, UsageError
 from ..base.events import collect
 from ..codegen import stored
@@ -121,7 +121,7 @@ def build_package(
 
         return call
 
-    whole = {
+    whole: Settings = {
         "program_cache": True,
         "disk_cache": True,
         "verify": False,
