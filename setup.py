@@ -1,12 +1,31 @@
 """Builds the C extension `dynamotor._C` (frame hook, guards, dispatch, launch); everything else is in
-pyproject.toml.
+pyproject.toml. In a checkout, `python setup.py build_ext --inplace` prepares dynamotor-xla, too.
 """
 
+import subprocess
+import sys
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+XLA = Path(__file__).resolve().parent / "xla"
+
+
+class BuildBoth(build_ext):
+    """In place: dynamotor-xla's extension as well, and the entry points of both, by which the core finds its parts."""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace and not self.editable_mode and (XLA / "setup.py").exists():
+            self.run_command("egg_info")
+            command = [sys.executable, "setup.py", "-q", "egg_info", "build_ext", "--inplace"]
+            subprocess.run(command, cwd=XLA, check=True)
+
 
 setup(
+    cmdclass={"build_ext": BuildBoth},
     ext_modules=[
         Extension(
             "dynamotor._C",
@@ -15,5 +34,5 @@ setup(
             extra_compile_args=["-O2", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
             libraries=["dl"],
         )
-    ]
+    ],
 )

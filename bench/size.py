@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+XLA = ROOT / "xla" / "dynamotor" / "xla"  # the package of the distribution dynamotor-xla
 
 
 @functools.cache
@@ -36,7 +37,7 @@ def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
 # What the files are there for: the first mechanism with a matching pattern (of paths in the package) has a
 # file.
 MECHANISMS: dict[str, str] = {
-    "padding to buckets (backend xla)": "graph/padding* graph/buckets*",
+    "padding to buckets (backend xla)": "graph/padding* graph/bucket_padding*",
     "symbolic sizes": "graph/siz* graph/sym* graph/data_sizes* capture/sizes* capture/values/size* codegen/triton_sizes* "
     "codegen/triton_family* lower/instance* autograd/variants*",
     "functions inside graphs (vmap, cond, flex_attention, checkpoints)": "graph/bodies* graph/control_flow* graph/flex* "
@@ -64,7 +65,6 @@ MECHANISMS: dict[str, str] = {
     "call programs, stored programs": "codegen/*",
     "GPU at run time (CUDA graphs, builds, launches)": "runtime/cuda* runtime/device* runtime/triton*",
     "builds and memory": "runtime/*",
-    "the lazy xla device and torch_xla's API": "xla/*",
     "data-parallel training": "distributed/*",
     "whole training steps": "step/*",
     "what people see (report, minify, packages, doctor)": "tools/*",
@@ -89,7 +89,7 @@ def mechanisms(package: Path = ROOT / "dynamotor") -> Counter[str]:
 
 
 def main() -> None:
-    """Print the package's rooms, and what lies beside the package; or its mechanisms."""
+    """Print the core's rooms, dynamotor-xla, and the folders beside them; or the core's mechanisms."""
     if "--mechanisms" in sys.argv:
         for name, count in mechanisms().most_common():
             print(f"{count:7,} {name}")
@@ -98,7 +98,8 @@ def main() -> None:
     for room, count in sorted(found.items()):
         print(f"{count:7,} dynamotor/{room}")
     print(f"{sum(found.values()):7,} dynamotor")
-    for other in ("bench", "fuzz", "tests", "examples", "tools"):
+    print(f"{sum(rooms(XLA).values()):7,} dynamotor-xla")
+    for other in ("bench", "fuzz", "tests", "xla/tests", "examples", "tools"):
         print(f"{sum(rooms(ROOT / other).values()):7,} {other}")
 
 

@@ -426,7 +426,7 @@ def _row(entry: Entry) -> str:
 
 def _file(module: str) -> str:
     """A module's file, from the repository's root."""
-    path = module.replace(".", "/")
+    path = module.replace("dynamotor.xla", "xla.dynamotor.xla", 1).replace(".", "/")
     return f"{path}/__init__.py" if (DOCUMENT.parents[1] / path).is_dir() else f"{path}.py"
 
 

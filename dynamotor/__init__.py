@@ -8,6 +8,7 @@ from .base import platform as _platform  # noqa: F401  # isort: skip  (first: ra
 from .base import importing as _importing  # isort: skip  (before whatever takes time)
 from .api import compile, compile_fx, cudagraph_mark_step_begin, disable, reset
 from .backends import list_backends, register_backend
+from .base import extensions as _extensions
 from .base.artifacts import load_cache_artifacts, save_cache_artifacts
 from .base.config import Options, config
 from .base.errors import (
@@ -82,5 +83,6 @@ __all__ = [
     "set_stance",
 ]
 
+_extensions.install()
 _install()
 _importing.done()

@@ -9,7 +9,6 @@ results are not eager's but for rounding is out. The decision is kept on disk; `
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
@@ -27,6 +26,7 @@ from .backends import Backend, Compiled, eager, native, resolve, static_inputs
 from .base import cache
 from .base.config import config
 from .base.events import counters, emit, silence, timed
+from .base.extensions import BACKENDS, names
 from .codegen import stored
 from .codegen.checked import checkable, difference
 from .graph.control_flow import ControlFlow
@@ -68,9 +68,7 @@ ROWS: dict[str, Row] = {
     # On a GPU jax takes most of its memory when it starts: only where the program uses it already.
     "xla": Row(
         _through_xla,
-        lambda device: (
-            importlib.util.find_spec("jax") is not None and (device == "cpu" or "jax" in sys.modules)
-        ),
+        lambda device: "xla" in names(BACKENDS) and (device == "cpu" or "jax" in sys.modules),
     ),
 }
 

@@ -20,7 +20,7 @@ import torch
 
 from .autograd.aot import aot_compile
 from .autograd.program_cache import Keeper
-from .base import compat
+from .base import compat, extensions
 from .base.config import CompileOptions, config
 from .base.errors import UsageError
 from .base.registry import Registry
@@ -62,28 +62,19 @@ def register_backend(fn: Backend | None = None, name: str | None = None) -> Any:
 
 def list_backends() -> list[str]:
     """Names that `compile(backend=...)` accepts: ours first, then those of `torch.compile`."""
-    own = sorted({*backends, *LATE})
+    own = sorted({*backends, *_LATE, *extensions.names(extensions.BACKENDS)})
     return own + [n for n in torch_backends() if n not in own]
 
 
-# Backends that not everybody needs, or whose library not everybody has: imported when they are asked for.
-LATE = {
-    "auto": "dynamotor.autobackend:auto",
-    "xla": "dynamotor.xla.bridge:trace_once",
-    "xla_trace_once": "dynamotor.xla.bridge:trace_once",
-    "xla_trace_everytime": "dynamotor.xla.bridge:trace_everytime",
-    "openxla": "dynamotor.xla.bridge:trace_once",
-    "torchxla_trace_once": "dynamotor.xla.bridge:trace_once",
-    "aot_torchxla_trace_once": "dynamotor.xla.bridge:trace_once",
-    "torchxla_trivial": "dynamotor.xla.bridge:trivial",
-    "aot_torchxla_trivial": "dynamotor.xla.bridge:trivial",
-}
+# Backends of the core that most programs do not need: imported when they are asked for.
+_LATE = {"auto": "dynamotor.autobackend:auto"}
 
 
 def _elsewhere(name: str) -> Backend | None:
-    if name not in LATE:
-        return None
-    module, _, function = LATE[name].partition(":")
+    """A backend that is imported when it is asked for: the core's own, or an extension's."""
+    if name not in _LATE:
+        return extensions.provided(extensions.BACKENDS, name)
+    module, _, function = _LATE[name].partition(":")
     return getattr(importlib.import_module(module), function)
 
 
@@ -102,7 +93,10 @@ def resolve(backend: str | Backend) -> Backend:
 def _named(backend: Any) -> Any:
     if not isinstance(backend, str):
         return backend
-    return backends.get(backend) or _elsewhere(backend) or torch_backend(backend)
+    found = backends.get(backend) or _elsewhere(backend)
+    if found is None and "xla" in backend and backend not in torch_backends():
+        raise extensions.MissingExtension(f"backend {backend!r}")
+    return found or torch_backend(backend)
 
 
 def _is_ours(backend: Any) -> bool:
@@ -113,7 +107,7 @@ def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str,
     """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls, or
     (`of_data`) that data decides: those only our own backends know."""
     wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
-    if settings.options.get("pad", config.pad) and _named(backend) is _elsewhere("xla"):
+    if settings.options.get("pad", config.pad) and getattr(_named(backend), "pads", False):
         return wanted and not of_data
     known = backend in ("native", "auto", "eager", "aot_eager") or hasattr(backend, "takes_symbols")
     return wanted and (known or not of_data and not _is_ours(_named(backend)))

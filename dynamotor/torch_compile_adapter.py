@@ -134,12 +134,12 @@ def answer(name: str, target: str) -> None:
     registry._COMPILER_FNS.pop(name, None)
 
 
-def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:
-    """Let `torch.compile` capture tensors of a subclass as it does plain ones, without looking inside: not at
-    what our kernels do between two graphs either.
+def capture_as_plain_tensor(subclass: type[torch.Tensor], packages: Sequence[str]) -> None:
+    """Let `torch.compile` capture tensors of a subclass as it does plain ones, without looking inside, and
+    capture no code of the packages that compute on them.
     """
     builder = compat.dynamo_builder()
-    for package in (__name__.partition(".")[0], "jax"):
+    for package in (__name__.partition(".")[0], *packages):
         compat.dynamo_trace_rules().add(package)
 
     wrap = builder.VariableBuilder._wrap

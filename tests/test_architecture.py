@@ -10,8 +10,11 @@ from pathlib import Path
 
 import torch
 
+from dynamotor import extension_api
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dynamotor"
+XLA = ROOT / "xla" / "dynamotor" / "xla"  # of the distribution dynamotor-xla
 
 # Lower rank may not import higher; equal rank may not import each other unless it is the same room.
 RANK = {
@@ -22,17 +25,15 @@ RANK = {
     "lower": 2,
     "runtime": 2,
     "codegen": 3,
-    "xla": 4,
     "distributed": 4,
     "torch_compile_adapter": 4,
-    "torch_compile_xla": 5,
-    "torch_compile_openxla": 5,
     "foreign": 5,
     "backends": 6,
     "autobackend": 7,
     "_module": 6,
     "api": 7,
     "step": 8,
+    "extension_api": 9,
     "tools": 9,
     "__init__": 10,
     "__main__": 11,
@@ -45,7 +46,24 @@ FORBIDDEN = (
     "torch_xla",
 )
 MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+CORE = sorted(PACKAGE.rglob("*.py"))
+SOURCES = CORE + sorted(XLA.rglob("*.py"))
+# Modules of dynamotor-xla that have the names of torch_xla's API: its top layer.
+XLA_API = {
+    *(
+        "_XLAC",
+        "_dynamo",
+        "_internal",
+        "alias",
+        "amp",
+        "backends",
+        "core",
+        "debug",
+        "distributed",
+        "experimental",
+    ),
+    *("install", "runtime", "stablehlo", "test", "toplevel", "utils"),
+}
 
 
 @functools.cache
@@ -53,18 +71,23 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def inside(path: Path) -> Path:
+    """A file's place in the package, whichever distribution installs it."""
+    return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else XLA.parent)
+
+
 def room_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).parts
+    parts = inside(path).parts
     return parts[0] if len(parts) > 1 else parts[0].removesuffix(".py")
 
 
-def _with_place(node: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, bool]]:
+def _with_place(node: ast.AST, nested: bool) -> Iterator[tuple[ast.AST, bool]]:
     """Statements and what holds them, and whether they are in a function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-            yield child, inside
+            yield child, nested
             yield from _with_place(
-                child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+                child, nested or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             )
 
 
@@ -72,16 +95,16 @@ def _with_place(node: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, bool]]:
 def imported_modules(path: Path) -> list[tuple[int, str, bool]]:
     """(line, absolute module name, whether inside a function) of each import in a file."""
     tree = parse(path)
-    package = ("dynamotor", *path.relative_to(PACKAGE).parts[:-1])
+    package = ("dynamotor", *inside(path).parts[:-1])
     found = []
-    for node, inside in _with_place(tree, False):
+    for node, nested in _with_place(tree, False):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, a.name, inside) for a in node.names]
+            found += [(node.lineno, a.name, nested) for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - (node.level - 1)] if node.level else ()
             module = ".".join((*base, node.module) if node.module else base)
             found += [
-                (node.lineno, module if a.name == "*" else f"{module}.{a.name}", inside) for a in node.names
+                (node.lineno, module if a.name == "*" else f"{module}.{a.name}", nested) for a in node.names
             ]
     return found
 
@@ -98,21 +121,57 @@ def own_room(module: str) -> str | None:
 def imports() -> Iterator[tuple[Path, str, str, bool]]:
     """(file, where it is, absolute module name, whether inside a function) of each import."""
     for path in SOURCES:
-        for line, module, inside in imported_modules(path):
-            yield path, f"{path.relative_to(PACKAGE)}:{line}: {module}", module, inside
+        for line, module, nested in imported_modules(path):
+            yield path, f"{inside(path)}:{line}: {module}", module, nested
 
 
 def test_imports_point_down() -> None:
     wrong = []
     for path, text, module, _ in imports():
         room, other = room_of(path), own_room(module)
-        if other is not None and other != room and RANK[other] >= RANK[room]:
+        if room != "xla" and other is not None and other != room and RANK[other] >= RANK[room]:
             wrong.append(text)
     assert not wrong
 
 
+def test_the_core_names_no_module_of_an_extension() -> None:
+    """Neither in imports nor in texts to be imported; extensions register their parts (base/extensions.py)."""
+    named = [
+        text for path, text, module, _ in imports() if path in CORE and module.startswith("dynamotor.xla")
+    ]
+    for path in CORE:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if re.fullmatch(r"dynamotor\.xla[\w.:]*", node.value) and path.name != "extensions.py":
+                    named.append(f"{inside(path)}:{node.lineno}: {node.value}")
+    assert not named
+
+
+def test_dynamotor_xla_uses_the_interface_for_extensions_and_nothing_else_of_the_core() -> None:
+    used = {
+        module: text
+        for path, text, module, _ in imports()
+        if path not in CORE and module.startswith("dynamotor.") and not module.startswith("dynamotor.xla.")
+    }
+    offered = {f"dynamotor.extension_api.{name}" for name in extension_api.__all__}
+    assert not [text for module, text in used.items() if module not in offered]
+    assert offered == set(used)  # what nothing uses is no part of the interface
+
+
+def test_the_api_of_torch_xla_is_the_top_layer() -> None:
+    below = [
+        text
+        for path, text, module, _ in imports()
+        if path not in CORE
+        and inside(path).with_suffix("").parts[1] not in XLA_API | {"__init__"}
+        and module.startswith("dynamotor.xla.")
+        and module.split(".")[2] in XLA_API
+    ]
+    assert not below
+
+
 def test_own_imports_stand_at_the_top() -> None:
-    assert not [text for _, text, module, inside in imports() if inside and module.startswith("dynamotor")]
+    assert not [text for _, text, module, nested in imports() if nested and module.startswith("dynamotor")]
 
 
 def test_what_the_project_replaces_is_not_imported() -> None:
@@ -152,7 +211,7 @@ def test_private_names_of_pytorch_come_from_one_module() -> None:
     """Operators and documented names apart (`base/compat.py` has the rule)."""
     wrong = []
     for path in SOURCES:
-        if path.name in ("compat.py", "probe.py"):
+        if path.name in ("compat.py", "probe.py"):  # of the core, of dynamotor-xla
             continue
         for line, name in _names_from_torch(path):
             private = next((part for part in name.split(".") if re.match("_(?!_)", part)), "")
@@ -163,19 +222,22 @@ def test_private_names_of_pytorch_come_from_one_module() -> None:
 
 
 def test_every_row_of_private_names_is_used() -> None:
-    rows = re.findall(r"^ *(\w+) = (?:name|late|attribute)\(", (PACKAGE / "base/compat.py").read_text(), re.M)
-    text = "\n".join(path.read_text() for path in SOURCES)
-    assert not [
-        row
-        for row in rows
-        if not re.search(rf"\b(compat\.{row}|import .*\b{row})\b|^ +{row},$|_fx_flag\(", text, re.M)
-    ]
+    pattern = r"^ *(\w+) = (?:probe\.|_)?(?:name|late|attribute)\("
+    unused = []
+    for table, files in ((PACKAGE / "base/compat.py", CORE), (XLA / "compat.py", sorted(XLA.rglob("*.py")))):
+        text = "\n".join(path.read_text() for path in files)
+        unused += [
+            row
+            for row in re.findall(pattern, table.read_text(), re.M)
+            if not re.search(rf"\b(compat\.{row}|import .*\b{row})\b|^ +{row},$|_fx_flag\(", text, re.M)
+        ]
+    assert not unused
 
 
 def test_no_file_is_over_a_thousand_lines() -> None:
     files = [
         p
-        for d in ("dynamotor", "tests", "bench", "fuzz")
+        for d in ("dynamotor", "tests", "xla", "bench", "fuzz")
         for ext in ("py", "c", "h")
         for p in (ROOT / d).rglob(f"*.{ext}")
     ]
@@ -189,7 +251,7 @@ LONG_LINES = {"capture"}
 
 def test_lines_are_short() -> None:
     assert not [
-        f"{path.relative_to(PACKAGE)}:{number}"
+        f"{inside(path)}:{number}"
         for path in SOURCES
         if room_of(path) not in LONG_LINES
         for number, line in enumerate(path.read_text().splitlines(), 1)
@@ -244,7 +306,7 @@ def test_an_error_code_has_one_row_and_one_room() -> None:
     rows = re.findall(r"^\| (DM\d{3}) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
     rooms: dict[str, set[str]] = {}
     for path in [*SOURCES, *(ROOT / "bench").glob("*.py"), *(PACKAGE / "csrc").glob("*.[ch]")]:
-        room = room_of(path) if path.is_relative_to(PACKAGE) else "bench"
+        room = "bench" if path.parent == ROOT / "bench" else room_of(path)
         for code in re.findall(r"(?:\"|dynamotor, )(DM\d{3})(?=[\":)])", path.read_text()):
             rooms.setdefault(code, set()).add(room)
     assert sorted(rows) == sorted(rooms)
@@ -267,4 +329,5 @@ def test_a_class_has_its_name_for_itself() -> None:
 def test_no_test_patches_a_constant() -> None:
     """What a test wants otherwise is a setting or an argument."""
     patched = re.compile(r"\.setattr\(\s*[\w.]+,\s*\"_?[A-Z][A-Z_]+\"")
-    assert not [path for path in (ROOT / "tests").rglob("*.py") if patched.search(path.read_text())]
+    files = [path for tests in ("tests", "xla/tests") for path in (ROOT / tests).rglob("*.py")]
+    assert not [path for path in files if patched.search(path.read_text())]

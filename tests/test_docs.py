@@ -87,12 +87,12 @@ def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
     missing = [name for name in named if name and not (page.parent / name).exists()]
     files = set(
         re.findall(
-            r"`((?:docs|tests|tools|examples|fuzz|bench|dynamotor)/[\w./-]+\.(?:py|md|sh|c|h|json|svg))`",
+            r"`((?:docs|tests|xla|tools|examples|fuzz|bench|dynamotor)/[\w./-]+\.(?:py|md|sh|c|h|json|svg))`",
             text,
         )
     )
     missing += [
-        name for name in files if not (ROOT / name).exists() and not (ROOT / "dynamotor" / name).exists()
+        name for name in files if not any((folder / name).exists() for folder in (ROOT, ROOT / "dynamotor"))
     ]
     assert not missing
 
@@ -131,11 +131,12 @@ def _hooks() -> ModuleType:
 
 def test_every_room_has_a_page_and_names_modules_that_exist() -> None:
     pages, nav = _hooks().pages(), (ROOT / "mkdocs.yml").read_text()
+    packages = ROOT / "dynamotor", ROOT / "xla" / "dynamotor"
     for room in _hooks().rooms():
         text = pages[f"rooms/{room.name}.md"]
         assert f"rooms/{room.name}.md" in nav and len(text) > 200, room
         modules = re.findall(r"`([a-z_]+\.py)`", text)
-        assert modules and not [m for m in modules if not list((ROOT / "dynamotor").rglob(m))], room
+        assert modules and not [m for m in modules if not any(list(p.rglob(m)) for p in packages)], room
 
 
 def test_the_dashboard_is_of_the_committed_files() -> None:

@@ -48,7 +48,7 @@ def environment(python: str, torch: str) -> Path:
         [f"torch=={torch}"],
         ["-r", "requirements-dev.txt"],
         ["--no-deps", f"torchvision=={vision}", "timm==1.0.31"],
-        ["--no-build-isolation", "--no-deps", "-e", "."],
+        ["--no-build-isolation", "--no-deps", "-e", ".", "-e", "./xla"],
     ):
         pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
         subprocess.run([*pip, "--no-compile", *packages], check=True, cwd=ROOT)
@@ -56,15 +56,23 @@ def environment(python: str, torch: str) -> Path:
 
 
 def rooms() -> list[str]:
-    """The folders of tests, and "." for the files beside them. Other people's libraries have an environment of their own."""
+    """The folders of tests, "." for the files beside them, and "xla" for those of dynamotor-xla. Other people's
+    libraries have an environment of their own.
+    """
     found = (path.parent for path in (ROOT / "tests").glob("*/test_*.py"))
-    return [".", *sorted({path.name for path in found} - {"libraries"})]
+    return [".", *sorted({path.name for path in found} - {"libraries"} | {"xla"})]
+
+
+def paths_of(room: str) -> list[str]:
+    """What pytest is given for a room."""
+    if room == ".":
+        return sorted(map(str, (ROOT / "tests").glob("test_*.py")))
+    return ["xla/tests" if room == "xla" else f"tests/{room}"]
 
 
 def run_room(python: Path, room: str, log: Path, jobs: int, limit: float) -> dict[str, Any]:
     """The counts of a room by outcome, and the names of the tests that did not pass."""
-    files = sorted(map(str, (ROOT / "tests").glob("test_*.py"))) if room == "." else [f"tests/{room}"]
-    command = [str(python), "-m", "pytest", *files, "-n", str(jobs), "--dist", "worksteal", "-rfE"]
+    command = [str(python), "-m", "pytest", *paths_of(room), "-n", str(jobs), "--dist", "worksteal", "-rfE"]
     single = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with log.open("w") as output:
         run = subprocess.Popen(
@@ -74,7 +82,7 @@ def run_room(python: Path, room: str, log: Path, jobs: int, limit: float) -> dic
             run.wait(limit)
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)
-            return {"errors": 1, "not passed": [f"tests/{room} after {limit:.0f} s"]}
+            return {"errors": 1, "not passed": [f"{room} after {limit:.0f} s"]}
     text = log.read_text()
     found = re.findall(r"(\d+) (passed|failed|skipped|error)s?\b", text.splitlines()[-1])
     counts: dict[str, Any] = {word if word != "error" else "errors": int(n) for n, word in found}

@@ -10,7 +10,7 @@ phase=${2:-train}
 models=${3:-resnet18,resnet50,resnext50_32x4d,alexnet,mobilenet_v2,mnasnet1_0,vgg16,squeezenet1_1,BERT_pytorch,timm_vision_transformer}
 python=${PYTHON:-python3}
 $python setup.py -q build_ext --inplace
-export PYTHONPATH="$PWD" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD:$PWD/xla" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(mktemp -d)} JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export XLA_FLAGS="${XLA_FLAGS:---xla_gpu_enable_triton_gemm=false}"
 bench() { "$@" $python -m dynamotor bench --xla --precision high --phase "$phase" $options; }

@@ -26,8 +26,9 @@ def room_page(room: Path) -> str:
 
 
 def rooms() -> list[Path]:
-    """The package's rooms."""
-    return sorted(path.parent for path in (ROOT / "dynamotor").glob("*/__init__.py"))
+    """The rooms of the package, of both distributions."""
+    found = sorted(path.parent for path in (ROOT / "dynamotor").glob("*/__init__.py"))
+    return [*found, ROOT / "xla" / "dynamotor" / "xla"]
 
 
 def geometric_mean(values: list[float]) -> float:

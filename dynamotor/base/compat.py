@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .probe import ADAPTER, DDP, GPU, RULE, XLA, attribute, late, name, tell
+from .probe import ADAPTER, DDP, GPU, RULE, attribute, late, name, tell
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload, OpOverloadPacket as OpOverloadPacket
@@ -74,13 +74,10 @@ DisableTorchDispatch = name("torch._C._DisableTorchDispatch")
 BelowAutograd = name("torch._C._AutoDispatchBelowAutograd")
 BelowViews = name("torch._C._AutoDispatchBelowADInplaceOrView")
 ExcludeDispatchKeys = name("torch._C._ExcludeDispatchKeyGuard")
-ForceDispatchKeys = name("torch._C._ForceDispatchKeyGuard", off=XLA)
 DispatchKeySet = name("torch._C.DispatchKeySet")
 parse_dispatch_key = name("torch._C._dispatch_key_parse")
 composite_explicit = name("torch._C.DispatchKey.CompositeExplicitAutograd")
 composite_implicit = name("torch._C.DispatchKey.CompositeImplicitAutograd")
-conjugate_key = name("torch._C.DispatchKey.Conjugate", off=XLA)
-negative_key = name("torch._C.DispatchKey.Negative", off=XLA)
 dispatch_keys = name("torch._C._dispatch_keys")
 has_kernel = name("torch._C._dispatch_has_kernel_for_dispatch_key")
 included_keys = name("torch._C._dispatch_tls_local_include_set")
@@ -187,25 +184,6 @@ tracing = late("torch._guards.tracing", off=ADAPTER)
 FakeTensorMode = late("torch._subclasses.fake_tensor.FakeTensorMode", off=ADAPTER)
 sympy_interp = late("torch.utils._sympy.interp.sympy_interp", off=ADAPTER)
 PythonReferenceAnalysis = late("torch.utils._sympy.reference.PythonReferenceAnalysis", off=ADAPTER)
-
-# The device xla ---------------------------------------------------------------------------------------------
-DeviceGuard = name("torch._C._acc.DeviceGuard", off=XLA)
-register_device_guard = name("torch._C._acc.register_python_privateuseone_device_guard", off=XLA)
-register_device_module = name("torch._register_device_module", off=XLA)
-DeviceType = name("torch._C._autograd.DeviceType", off=XLA)
-cxx11_abi = name("torch._C._GLIBCXX_USE_CXX11_ABI", off=XLA, instead=True)
-parse_key_name = name("torch._C._parse_dispatch_key", off=XLA)
-decomposition_table = name("torch._decomp.decomposition_table", off=XLA)
-suggest_memory_format = name("torch._prims_common.suggest_memory_format", off=XLA)
-rebuild_tensor_type = name("torch._tensor._rebuild_from_type_v2", off=XLA)
-rebuild_parameter = name("torch._utils._rebuild_parameter", off=XLA)
-rebuild_parameter_with_state = name("torch._utils._rebuild_parameter_with_state", off=XLA)
-rebuild_device_tensor = name("torch._utils._rebuild_device_tensor_from_cpu_tensor", off=XLA)
-tensor_metadata_setter = attribute("torch._utils.set_tensor_metadata", off=XLA)
-device_seeder = attribute("torch.random._seed_custom_device", off=XLA)
-module_apply = name("torch.nn.Module._apply", off=XLA)
-BatchNorm = name("torch.nn.modules.batchnorm._BatchNorm", off=XLA, instead=torch.nn.BatchNorm1d.__mro__[1])
-work_from_future = late("torch._C._distributed_c10d._create_work_from_future", off=XLA)
 
 
 def fx_is_tracing() -> bool:

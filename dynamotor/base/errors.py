@@ -51,10 +51,16 @@ def traceback_at(line: int, inner: TracebackType | None = None, **names: str) ->
     return TracebackType(inner, frame, frame.f_lasti, line)
 
 
+def folders_of(package: str) -> tuple[str, ...]:
+    """The folders that hold a package's files, each with a separator at its end; none where it is not loaded.
+    Extensions of this package may have folders of their own.
+    """
+    return tuple([folder + os.sep for folder in getattr(sys.modules.get(package), "__path__", ())])
+
+
 def user_line() -> UserLine | None:
     """The innermost line of the running program that is neither ours nor a library's."""
-    libraries = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
-    inside = ("<", *[os.path.dirname(path) + os.sep for path in libraries if path])
+    inside = ("<", *[folder for name in _LIBRARIES for folder in folders_of(name)])
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -139,6 +145,5 @@ def is_mistake(error: BaseException) -> bool:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    here = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    ours = last is not None and last.tb_frame.f_code.co_filename.startswith(here)
+    ours = last is not None and last.tb_frame.f_code.co_filename.startswith(folders_of("dynamotor"))
     return ours and isinstance(error, (AssertionError, AttributeError, KeyError, NameError, TypeError))

@@ -38,7 +38,6 @@ class Capability:
 COMPILE = Capability("compile", "every function runs in eager PyTorch")
 GPU = Capability("gpu", "graphs on NVIDIA GPUs run in eager PyTorch", is_built=torch.version.cuda is not None)
 DDP = Capability("ddp", "DistributedDataParallel's own reducer averages gradients, after the backward")
-XLA = Capability("xla", "the device xla and its backends cannot be used")
 ADAPTER = Capability("torch.compile", "backends of torch.compile cannot be used, nor ours under it")
 RULE = Capability("rule", "calls of this function break the graph")
 

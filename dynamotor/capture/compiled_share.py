@@ -11,7 +11,6 @@ Counter({'Model.forward': 97})                                  # per cent
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 import warnings
@@ -23,7 +22,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from ..base.compat import count_function_modes, function_mode_stack
-from ..base.errors import EagerWarning
+from ..base.errors import EagerWarning, folders_of
 from ..base.events import counters, emit, log
 from .breaks import BreakReason
 from .inner_frames import InnerFrames
@@ -32,7 +31,6 @@ from .op_state import reaches
 _MODE_STACK = frozenset(
     ("_len_torch_function_stack", "_get_function_stack_at", "_get_current_function_mode_stack")
 )
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 WATCHED_CALLS = 8  # after these nothing is counted any more
 TOLD_CALLS = 3  # so many calls are enough to tell
 ENOUGH = 0.8  # with less of its torch calls in graphs, a callable gets a warning
@@ -205,8 +203,8 @@ def _text(reason: BreakReason) -> str:
 
 def _level() -> int:
     """The `stacklevel` of the caller's line that called the compiled function."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<dynamotor")):
+    frame, level, ours = sys._getframe(1), 1, (*folders_of("dynamotor"), "<dynamotor")
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame, level = frame.f_back, level + 1
     return level
 

@@ -7,9 +7,7 @@
  *   guards.c      evaluating an entry's guards
  *   dispatch.c    guards -> gather -> compiled callable
  *   frame_hook.c  PEP 523, on only while a graph break runs user code
- *   timing.c      samples of durations
  *   python_compat.h, python_compat.c  CPython's structures, whose layout differs between versions
- *   xla_call.c    calls of XLA executables on xla tensors
  */
 #ifndef DYNAMOTOR_H
 #define DYNAMOTOR_H
@@ -122,15 +120,5 @@ int frame_hook_init(PyObject *module);
 
 /* ---- fingerprint.c ---- */
 int fingerprint_init(PyObject *module);
-
-/* ---- timing.c ---- */
-extern PyTypeObject Timing_Type;
-double clock_seconds(void); /* as time.perf_counter() */
-bool is_timing(PyObject *object);
-void timing_since(PyObject *timing, double start);
-int timing_init(PyObject *module);
-
-/* ---- xla_call.c ---- */
-int xla_call_init(PyObject *module);
 
 #endif

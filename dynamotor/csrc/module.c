@@ -11,7 +11,7 @@ PyMODINIT_FUNC PyInit__C(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || python_compat_init() < 0 || tensor_init(module, torch) < 0 || launch_init(module) < 0 || gpu_launch_init(module) < 0 ||
         expect_init(module) < 0 || ambient_init(module, torch) < 0 || guards_init(module) < 0 || dispatch_init(module) < 0 ||
-        frame_hook_init(module) < 0 || fingerprint_init(module) < 0 || timing_init(module) < 0 || xla_call_init(module) < 0) {
+        frame_hook_init(module) < 0 || fingerprint_init(module) < 0) {
         Py_XDECREF(module);
         module = NULL;
     }

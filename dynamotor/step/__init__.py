@@ -32,7 +32,6 @@ which takes and gives what the graph does and does the whole step.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -47,6 +46,7 @@ from ..backends import Backend
 from ..base.compat import tree_map_only
 from ..base.config import CompileOptions, Mode, Options, config
 from ..base.errors import CaptureError, UsageError
+from ..base.registry import Registry
 from ..capture.frontend import make_dispatcher
 from ..capture.marks import is_compiling
 from ..codegen import compile_aten
@@ -119,8 +119,9 @@ def compile_step(
     UsageError DM112 for wrong arguments.
     """
     _check(model, optimizer, accumulate)
-    if any(p.device.type == "xla" for p in model.parameters()):
-        return importlib.import_module("dynamotor.xla.step").compile_step(
+    other = next((p.device.type for p in model.parameters() if p.device.type in _of_devices), None)
+    if other is not None:
+        return _of_devices[other](
             model,
             loss_fn,
             optimizer,
@@ -138,6 +139,17 @@ def compile_step(
     update = Update(optimizer, clipped, scaler, accumulate, keep_grads)
     settings = CompileOptions(True, False, mode, types.MappingProxyType(dict(options or {})))
     return _Step(model, loss_fn, update, n_inputs, backend, settings, replace(settings, fullgraph=fullgraph))
+
+
+# Devices with a `compile_step` of their own.
+_of_devices: Registry[str, Callable[..., Callable[..., torch.Tensor]]] = Registry("step of a device")
+
+
+def register_step(device: str, function: Callable[..., Callable[..., torch.Tensor]]) -> None:
+    """Let `compile_step` of models on a type of device be this function of the same arguments, but for
+    `backend`, `mode` and `options`. KeyError where the device has one.
+    """
+    _of_devices.add(device, function)
 
 
 def graph_compiler(backend: str, settings: dict[str, Any]) -> CompileGraph:

@@ -36,6 +36,14 @@ from .reads import Lookups, Reads
 from .step_program import StepProgram, build_step
 from .step_trace import NotWhole, Path, StateGrows, trace_step
 
+_ALLOWED_HOOKS: set[Callable[..., Any]] = set()
+
+
+def allow_step_hook(hook: Callable[..., Any]) -> None:
+    """Let steps be whole beside this hook of all optimizers, which does nothing to models that they train."""
+    _ALLOWED_HOOKS.add(hook)
+
+
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple]]
 optim = sys.modules["torch.optim.optimizer"]  # torch.optim hides it behind a name of its own
 PROGRAMS = 16  # of one captured graph: other settings, other answers of the optimizer's branches
@@ -305,11 +313,7 @@ class GraphStep:
             optim._global_optimizer_pre_hooks,
             optim._global_optimizer_post_hooks,
         )
-        return any(
-            not getattr(hook, "__module__", "").startswith("dynamotor.xla")
-            for found in hooks
-            for hook in found.values()
-        )
+        return any(hook not in _ALLOWED_HOOKS for found in hooks for hook in found.values())
 
     def _refuse(self, code: str, reason: str) -> Any:
         """From now on this graph's steps run in pieces."""

@@ -18,6 +18,7 @@ from ..api import compile as compile_
 from ..base import probe
 from ..base.config import config
 from ..base.errors import DynamotorError
+from ..base.extensions import BACKENDS, names
 from ..runtime.cpp_build import find_compiler
 
 
@@ -49,12 +50,16 @@ def _gpu() -> str:
     )
 
 
+def _xla() -> str:
+    return "" if "xla" in names(BACKENDS) else "dynamotor-xla is not installed: pip install dynamotor[xla]"
+
+
 ENGINES = (
     Engine("eager (capture alone)", "eager", "cpu", _nothing),
     Engine("aot_eager (with autograd)", "aot_eager", "cpu", _nothing),
     Engine("native, C++", "native", "cpu", _nothing),
     Engine("native, Triton", "native", "cuda", _gpu),
-    Engine("xla", "xla", "cpu", lambda: _library("jax", "pip install dynamotor[xla]")),
+    Engine("xla", "xla", "cpu", _xla),
 )
 # Libraries of tools: name, what it is for, what to install.
 LIBRARIES = (
@@ -81,8 +86,9 @@ def main(args: argparse.Namespace) -> int:
     print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'}, {_free(config.cache_dir)})")
     for name, purpose, cure in LIBRARIES:
         print(f"{name} ({purpose}): {_library(name, cure) or 'there'}")
-    _print_names(args.names)
-    return max(_examine(engine) for engine in ENGINES)
+    worst = max(_examine(engine) for engine in ENGINES)
+    _print_names(args.names)  # those of extensions, too, which the engines have imported
+    return worst
 
 
 def _print_names(every: bool) -> None:

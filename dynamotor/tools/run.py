@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import runpy
 import sys
 from pathlib import Path
 
 from ..base.errors import UsageError
+from ..base.extensions import RUN, MissingExtension, provided
 from .replace import replace_torch_compile
 
 
@@ -45,8 +45,10 @@ def main(args: argparse.Namespace) -> int:
     sys.argv = [args.script, *args.args]
     sys.path[0] = str(script.resolve().parent)
     if args.torch_xla:
-        # Not a plain import: jax is an optional dependency, and only this option needs it.
-        importlib.import_module("dynamotor.xla.install").install_as_torch_xla()
+        install = provided(RUN, "torch-xla")
+        if install is None:
+            raise MissingExtension("--torch-xla")
+        install()
     with replace_torch_compile() if args.replace_torch_compile else contextlib.nullcontext():
         runpy.run_path(args.script, run_name="__main__")
     return 0

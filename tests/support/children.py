@@ -19,6 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = [str(ROOT), str(ROOT / "xla")]  # both distributions
 LIMIT_SECONDS = 150.0  # a run takes 5 to 15 s; this is for machines with much else to do
 
 
@@ -32,7 +33,7 @@ def environment(**more: str | None) -> dict[str, str]:
         if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     }
     found = env | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([*PATHS, *filter(None, [env.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",
@@ -90,7 +91,7 @@ def _run(code: str, env: dict[str, str], output: str, errors: str, arguments: tu
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # of the environment, too
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = PATHS
     sys.argv[:] = ["-c", *arguments]
     for stream, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
