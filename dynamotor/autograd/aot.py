@@ -464,6 +464,17 @@ class _Backward:
     reach: tuple[frozenset[int], ...]  # for each gradient, the tangents that lead to it
     info: GraphInfo
 
+    @property
+    def n_saved(self) -> int:
+        """How many of the graph's inputs come before the tangents."""
+        return len(self.saved_inputs) + len(self.saved_outputs)
+
+    def without(self, absent: frozenset[int]) -> torch.fx.GraphModule | None:
+        """The graph without the tangents at these positions; None where zeros have to stand in."""
+        reached = frozenset(n for n, tangents in enumerate(self.reach) if tangents - absent)
+        first = self.n_saved
+        return without_tangents(self.graph(), frozenset(first + k for k in absent), first, reached)
+
 
 def _backward_name(name: str, number: int) -> str:
     return f"{name}_backward{number or ''}"
@@ -549,9 +560,17 @@ def _autograd_nodes(
             one.gradients,
             one.tangents,
             one.reach,
+            functools.partial(_reads, one),
         )
         for k, one in enumerate(backwards)
     ]
+
+
+def _reads(backward: _Backward, absent: frozenset[int]) -> frozenset[int]:
+    """Which saved tensors (by place, sizes left out) the backward reads where some tangents do not arrive."""
+    graph = backward.without(absent) or backward.graph()
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"][: backward.n_saved]
+    return frozenset(k for k, node in enumerate(n for n in inputs if not is_size(n)) if node.users)
 
 
 def _cut(joint: Joint, name: str) -> _Cut:
@@ -644,15 +663,10 @@ class _BackwardCompiler:
 
     def graph(self, absent: frozenset[int]) -> torch.fx.GraphModule | None:
         """The graph of what arrives; None when nothing does."""
-        one = self.backward
-        graph = one.graph()
-        n_saved = len(one.saved_inputs) + len(one.saved_outputs)
-        if (
-            sum(node.op == "placeholder" for node in graph.graph.nodes) <= n_saved + 1
-        ):  # the graph is kept for other tangents
-            return graph
-        reached = frozenset(n for n, tangents in enumerate(one.reach) if tangents - absent)
-        return without_tangents(graph, frozenset(n_saved + k for k in absent), n_saved, reached)
+        graph = self.backward.graph()
+        n_inputs = sum(node.op == "placeholder" for node in graph.graph.nodes)
+        # With one tangent the graph is kept as it is, for other tangents.
+        return graph if n_inputs <= self.backward.n_saved + 1 else self.backward.without(absent)
 
 
 def _adopt_layouts(

@@ -26,6 +26,7 @@ from .double_backward import Again, Given, is_batched
 from .inner_outputs import is_users, linker, refuse_hooks
 from .recipe import Recipe
 from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
+from .separate_backwards import Reads, SeparateBackwards
 
 Finish = Callable[
     [Sequence, Sequence, Sequence], tuple
@@ -40,7 +41,8 @@ class AutogradNode:
 
     compile_backward: called with the positions of tangents that do not arrive; None where it needs zeros in
     their place. gradients: the inputs that it leads to. tangents: which of the joint graph's lead to it, in
-    their order. reach: for each gradient, the positions among `tangents` of those that lead to it.
+    their order. reach: for each gradient, the positions among `tangents` of those that lead to it. reads:
+    which of the saved tensors, sizes left out, a backward without some tangents reads.
     """
 
     compile_backward: Callable[[frozenset[int]], Compiled | None]
@@ -49,6 +51,7 @@ class AutogradNode:
     gradients: tuple[int, ...]
     tangents: tuple[int, ...]
     reach: tuple[frozenset[int], ...]
+    reads: Reads
 
 
 def through_one_node(
@@ -261,6 +264,7 @@ class Backward:
         self.keeps_more = again is not None and bool(again.unsaved)
         self.draws = bool(recipe.draws)
         self.saves = recipe.frees or bool(saved) or bool(node.saved_outputs)
+        self.separate = SeparateBackwards.of(node.tangents, recipe.parts, node.reads)
         self.compiled_for = _compiled_when_called(node.compile_backward, once=len(self.arriving) == 1)
 
     def __call__(self, ctx: Any, tangents: Sequence) -> Sequence:
@@ -282,14 +286,7 @@ class Backward:
             why="its backward was compiled for plain gradients, and the graph cannot run again",
             cure="give the loss a plain tensor (to_local(), full_tensor(), ...)",
         )
-        try:
-            saved = list(ctx.saved_tensors) if self.saves else []
-        except RuntimeError as error:
-            if self.n_saved_inputs:
-                note_write(error)
-            raise
-        if not lie_as_noted(saved, ctx.layouts):
-            saved = as_they_lay(saved, ctx.layouts, ctx._raw_saved_tensors)
+        saved = self._saved(ctx, tangents)
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
         sizes = ctx.sizes if self.in_order else ()
         if not _is_grad_enabled():
@@ -300,6 +297,26 @@ class Backward:
             return self._again(again, ctx.given, tangents)
         with torch.no_grad():
             return _only_once(tuple(self._run(saved, tangents, sizes)))
+
+    def _saved(self, ctx: Any, tangents: Sequence) -> list:
+        """The saved tensors, in the layouts in which they were saved."""
+        separate, arrive = self.separate, frozenset[int]()
+        if separate is not None:
+            arrive = frozenset([n for n, (k, _) in enumerate(self.arriving) if tangents[k] is not None])
+        try:
+            saved = list(ctx.saved_tensors) if self.saves else []
+        except RuntimeError as error:
+            left = None if separate is None else separate.take(ctx, arrive)
+            if left is not None:
+                return left
+            if self.n_saved_inputs:
+                note_write(error)
+            raise
+        if not lie_as_noted(saved, ctx.layouts):
+            saved = as_they_lay(saved, ctx.layouts, ctx._raw_saved_tensors)
+        if separate is not None:
+            separate.leave(ctx, saved, arrive)
+        return saved
 
     def _again(self, again: Again, given: Given, tangents: Sequence) -> Sequence:
         found = tuple([tangents[k] for k, _ in self.arriving])

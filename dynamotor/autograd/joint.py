@@ -28,7 +28,7 @@ from .aten_recorder import GraphRecorder
 from .calls import no_autocast
 from .desugar import Spec, WrapperBoundary, boundary_of, feed, refuse_views, take_apart, tangent_of
 from .functional import TracedAlias, read, with_holes
-from .reach import reaching
+from .reach import reaching, saving_parts
 from .recipe import OutputPlan, Recipe, Step
 
 
@@ -53,7 +53,7 @@ class Joint:
         default_factory=dict
     )  # for each user output that others are computed from, their tangents
     versions: dict[int, int] = field(default_factory=dict)  # of the values that were written, by place
-    frees: bool = True  # whether eager's nodes have something to free after a backward
+    parts: tuple[int, ...] = ()  # tangents (bits) in groups: see `saving_parts`
     boundary: WrapperBoundary | None = None  # of a program with tensors of wrapper subclasses
 
     @property
@@ -83,7 +83,7 @@ class Joint:
             tuple(node.meta["val"] for node in self.tangents),
             self.inner,
             self.versions,
-            frees=self.frees,
+            parts=self.parts,
         )
 
 
@@ -133,14 +133,15 @@ def trace_joint(
     back = _Gradients([], [], [], [], [])
     reach: dict[int, Any] = {}
     inner: Sequence[int] = []
-    frees = bool(leaves) and _frees([t.grad_fn for t in [*roots, *found.graded] if t is not None])
+    parts = saving_parts(wanted) if leaves else ()
     if leaves:
         wrapped = given.has_wrapper() or bool(found.wrappers)
         if not wrapped:
             reached, inner = reaching(wanted, [given.values[i] for i in leaves], results)
         back = _backward(recorder, wanted, [given.values[i] for i in leaves], given.places(leaves))
         if wrapped:
-            reached = [(1 << len(back.tangents)) - 1] * len(back.places)
+            everything = (1 << len(back.tangents)) - 1
+            reached, parts = [everything] * len(back.places), (everything,) if parts else ()
         reach = dict(zip(back.places, reached, strict=True))
     tangents, grads = back.tangents, back.nodes
     with recording(recorder), torch.no_grad():
@@ -160,25 +161,9 @@ def trace_joint(
         reach,
         {k: mask for k, mask in enumerate(inner) if mask},
         {k: alias.memory.version for k, (alias, _) in enumerate(sources) if alias.memory.version},
-        frees,
+        parts,
         boundary,
     )
-
-
-def _frees(nodes: list[Any]) -> bool:
-    """Whether any node behind these saved a tensor: where none did, eager runs a second backward."""
-    seen = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        names = [name for name in dir(node) if name.startswith("_raw_saved_")]
-        # not unpacked: that of a result of a tensor subclass imports torch.distributed.tensor, and sympy
-        if any(torch.is_tensor(saved.data) for name in names for saved in tree_leaves(getattr(node, name))):
-            return True
-        nodes += [following for following, _ in node.next_functions]
-    return False
 
 
 _SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that say nothing of what they were given

@@ -7,11 +7,13 @@ graph leads to.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ..base.compat import tree_leaves
 from ..graph.nodes import in_order
 from ..graph.shape_tensor import shape_mode
 
@@ -24,6 +26,18 @@ def reaching(
 
     An output has a graph of its own, which does not count: 0 says that nothing else is computed from it.
     """
+    masks, through = _masks(roots)
+    inner = [
+        through.get((tensor.grad_fn, tensor.output_nr), 0)
+        if isinstance(tensor, torch.Tensor) and tensor.grad_fn
+        else 0
+        for tensor in outputs
+    ]
+    return [masks.get(_node_of(leaf), 0) for leaf in inputs], inner
+
+
+def _masks(roots: Sequence[torch.Tensor]) -> tuple[dict[Any, int], dict[tuple[Any, int], int]]:
+    """For each node, and each edge into one, the roots whose graph leads there."""
     masks: dict[Any, int] = {}
     through: dict[tuple[Any, int], int] = {}
     for k, root in enumerate(roots):
@@ -33,13 +47,34 @@ def reaching(
         for following, place in node.next_functions:
             masks[following] = masks.get(following, 0) | masks[node]
             through[following, place] = through.get((following, place), 0) | masks[node]
-    inner = [
-        through.get((tensor.grad_fn, tensor.output_nr), 0)
-        if isinstance(tensor, torch.Tensor) and tensor.grad_fn
-        else 0
-        for tensor in outputs
-    ]
-    return [masks.get(_node_of(leaf), 0) for leaf in inputs], inner
+    return masks, through
+
+
+def saving_parts(roots: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The roots (bits, as in `reaching`) in groups: two are in one group where their graphs share a node
+    that saved a tensor, so that eager cannot run a backward of one after a backward of the other. A root
+    that leads to no such node is in none: eager runs its backward as often as one likes.
+    """
+    masks, _ = _masks(roots)
+    parts: list[int] = []
+    for node, mask in masks.items():
+        if any(mask & ~part == 0 for part in parts) or not _saves(node):
+            continue
+        joined = [part for part in parts if part & mask]
+        parts = [part for part in parts if not part & mask] + [functools.reduce(int.__or__, joined, mask)]
+    return tuple(sorted(parts))
+
+
+@functools.cache
+def _saved_attributes(cls: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(cls) if name.startswith("_raw_saved_"))
+
+
+def _saves(node: Any) -> bool:
+    """Whether a node of autograd's graph saved a tensor."""
+    # Not unpacked: that of a result of a tensor subclass imports torch.distributed.tensor, and sympy.
+    saved = (leaf for name in _saved_attributes(type(node)) for leaf in tree_leaves(getattr(node, name)))
+    return any(torch.is_tensor(one.data) for one in saved)
 
 
 def leads_to(node: Any) -> list[Any]:

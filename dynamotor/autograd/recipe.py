@@ -48,8 +48,8 @@ class Recipe:
     inner: for each user output that others are computed from, their tangents (bits). versions: the
     results that in-place ops made, and how many ops. For second derivatives (`double_backward.py`): the
     written inputs whose `old` contents gradients need, the devices of whose generators it `draws`, and
-    whether the graph can run but `once`. frees: whether eager's backward frees something, and so does not run
-    twice.
+    whether the graph can run but `once`. parts: the tangents (bits) of which eager takes those of a group in
+    one backward only, since it frees the tensors that were saved for them; other tangents may come again.
     """
 
     n_inputs: int
@@ -67,4 +67,9 @@ class Recipe:
     old: tuple[int, ...] = ()
     draws: tuple[torch.device, ...] = ()
     once: bool = False
-    frees: bool = True
+    parts: tuple[int, ...] = ()
+
+    @property
+    def frees(self) -> bool:
+        """Whether eager's backward frees something, and so does not run twice."""
+        return bool(self.parts)
