@@ -545,11 +545,11 @@ class NoOverlap(Together):
 @dataclass(frozen=True)
 class Apart(Together):
     """`NoOverlap` of `source` and the first of `others`, `n_written` tensors that are written, with all
-    tensors, which a module holds: one row, because their memory hardly ever moves."""
+    tensors: one row, because the memory of most hardly ever moves."""
 
     n_written: int
     code = "apart"
-    text = "parameters or buffers of which some are written share memory now"
+    text = "tensors of which some are written share memory now"
 
     def check_value(self, value: Any) -> bool:
         return are_apart(value, self.n_written)

@@ -15,19 +15,19 @@ def guard_overlaps(trace: Trace) -> None:
     """
     inputs = [v for v in trace.outside if v.in_graph]
     written = [v for v in inputs if v.written]
-    loose = [v for v in inputs if not v.settled]
     for value in written:
         if (
             value.example.requires_grad and not value.obj.is_inference()
         ):  # eager lets nobody write into a leaf
             trace.reader.attribute(value.source, value.obj, "is_leaf")
-        others = [o for o in (loose if value.settled else inputs) if o is not value]
-        others = [o for o in others if not o.written or id(o) > id(value)]
+    if not written:
+        return
+    rest = [v for v in inputs if not v.written]
+    if are_apart([v.obj for v in (*written, *rest)], len(written)):
+        first, *others = [v.source for v in (*written, *rest)]
+        trace.reader.guard(Apart(first, tuple(others), len(written)))
+        return
+    for at, value in enumerate(written):
+        others = [*written[at + 1 :], *rest]
         if others and are_apart([value.obj, *[o.obj for o in others]], 1):
             trace.reader.guard(NoOverlap(value.source, tuple([o.source for o in others])))
-    settled = [v for v in inputs if v.settled and not hasattr(type(v.obj), "_memory_token")]
-    settled.sort(key=lambda v: not v.written)
-    n_written = sum(v.written for v in settled)
-    if n_written and are_apart([v.obj for v in settled], n_written):
-        first, *rest = [v.source for v in settled]
-        trace.reader.guard(Apart(first, tuple(rest), n_written))

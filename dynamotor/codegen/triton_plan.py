@@ -418,9 +418,11 @@ class Planner:
         looped = row > self.tuning.whole_row or (passes == 1 and row > self.tuning.loop_tile)
         r_block = self.loop_tile(row) if looped else power_of_two(row)
         x_block = _rows_of_tile(rows, max(1, 1024 // r_block), self.tuning.programs)
+        each = self.tuning.loop_warp if looped else 512
+        if looped and passes == 1 and max(_places(kernel, x, r)[0], default=4) <= 2:
+            each //= 2  # a thread's 16 bytes
         warps = min(
-            32 if r_block * x_block >= self.tuning.whole_row else 16,
-            max(1, r_block * x_block // (self.tuning.loop_warp if looped else 512)),
+            32 if r_block * x_block >= self.tuning.whole_row else 16, max(1, r_block * x_block // each)
         )
         if r_block <= self.tuning.one_warp and not divides(4, row):
             warps = 1

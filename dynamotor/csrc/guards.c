@@ -157,34 +157,35 @@ static bool are_distinct(const GuardProgram *program, const Check *check, PyObje
     return true;
 }
 
-static bool overlap(PyObject *one, PyObject *other) {
-    uintptr_t start, stop, other_start, other_stop;
-    if (tensor_range(one, &start, &stop) < 0 || tensor_range(other, &other_start, &other_stop) < 0) return true;
-    return start < stop && other_start < other_stop && other_start < stop && start < other_stop;
+/* Whether two ranges of memory, each a start and a stop, share a byte. */
+static bool overlap(const uintptr_t *one, const uintptr_t *other) {
+    return one[0] < one[1] && other[0] < other[1] && other[0] < one[1] && one[0] < other[1];
 }
 
 static bool none_overlaps(const GuardProgram *program, const Check *check, PyObject **slots) {
-    PyObject *written = node_value(&program->nodes[check->node], slots);
-    for (int i = 0; i < check->n_nodes; i++)
-        if (overlap(written, node_value(&program->nodes[check->nodes[i]], slots))) return false;
+    uintptr_t written[2], other[2];
+    if (tensor_range(node_value(&program->nodes[check->node], slots), &written[0], &written[1]) < 0) return false;
+    for (int i = 0; i < check->n_nodes; i++) {
+        if (tensor_range(node_value(&program->nodes[check->nodes[i]], slots), &other[0], &other[1]) < 0) return false;
+        if (overlap(written, other)) return false;
+    }
     return true;
 }
 
-/* None of the first `number` tensors overlaps another one. All pairs are looked at only after a tensor has moved. */
+/* None of the first `number` tensors overlaps another one. The ranges of memory that were found apart last are kept,
+ * and only tensors that lie elsewhere now are compared: of a decoder's caches and parameters none moves. */
 static bool stay_apart(const GuardProgram *program, const Check *check, PyObject **slots) {
-    bool moved = false;
+    size_t bytes = 2 * sizeof(uintptr_t) * (size_t)check->n_nodes;
+    uintptr_t *now = alloca(bytes), *before = check->ranges;
+    for (int i = 0; i < check->n_nodes; i++)
+        if (tensor_range(node_value(&program->nodes[check->nodes[i]], slots), &now[2 * i], &now[2 * i + 1]) < 0) return false;
     for (int i = 0; i < check->n_nodes; i++) {
-        void *place;
-        if (tensor_data_ptr(node_value(&program->nodes[check->nodes[i]], slots), &place) < 0) return false;
-        moved |= check->places[i] != (uintptr_t)place;
-        check->places[i] = (uintptr_t)place;
+        if (now[2 * i] == before[2 * i] && now[2 * i + 1] == before[2 * i + 1]) continue;
+        int others = i < check->number ? check->n_nodes : check->number;
+        for (int j = 0; j < others; j++)
+            if (j != i && overlap(&now[2 * i], &now[2 * j])) return false;
     }
-    for (int i = 0; moved && i < check->number; i++)
-        for (int j = i + 1; j < check->n_nodes; j++)
-            if (overlap(node_value(&program->nodes[check->nodes[i]], slots), node_value(&program->nodes[check->nodes[j]], slots))) {
-                check->places[0] = 0; /* look at all pairs again */
-                return false;
-            }
+    memcpy(before, now, bytes);
     return true;
 }
 
@@ -297,8 +298,8 @@ static int parse_check_data(GuardProgram *program, Check *check) {
         PyObject *nodes;
         if (!PyArg_ParseTuple(check->data, "nO", &check->number, &nodes)) return -1;
         if (parse_indices(nodes, program->n_nodes, &check->nodes, &check->n_nodes) < 0) return -1;
-        check->places = PyMem_Calloc((size_t)check->n_nodes + 1, sizeof(uintptr_t));
-        if (check->places == NULL) PyErr_NoMemory();
+        check->ranges = PyMem_Calloc(2 * (size_t)check->n_nodes + 1, sizeof(uintptr_t));
+        if (check->ranges == NULL) PyErr_NoMemory();
         break;
     }
     case CHECK_MRO_IS:
@@ -407,7 +408,7 @@ static int program_clear(PyObject *self) {
         Py_CLEAR(program->checks[i].slow);
         PyMem_Free(program->checks[i].facts.dims);
         PyMem_Free(program->checks[i].nodes);
-        PyMem_Free(program->checks[i].places);
+        PyMem_Free(program->checks[i].ranges);
         PyMem_Free(program->checks[i].sizes);
     }
     program->has_ambient = false;

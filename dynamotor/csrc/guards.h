@@ -55,7 +55,7 @@ typedef struct {
     TensorFacts facts;  /* tensor_match */
     int *nodes;         /* distinct, no_overlap, apart */
     int n_nodes;
-    uintptr_t *places;  /* apart: where the tensors were when they were last found apart */
+    uintptr_t *ranges;  /* apart: start and stop of each tensor's memory when they were last found apart */
     SizeProgram *sizes; /* sizes */
 } Check;
 

@@ -345,6 +345,20 @@ def _only_inner_columns(group: Group, m: Member) -> bool:
 
 
 @rule
+def sums_run_along_memory(group: Group, m: Member) -> Refuse | None:
+    """Sums across rows must not read what lies along these sums: each row would touch a cache line an element
+    (the weights of the second of two products of a row, `down(up(x))`).
+    """
+    across = m.is_reduction and group.template == ROWS and m.reduced == group.big_vars - group.loop
+    for e in m.loads() if across else ():
+        index = e.args[1]
+        crosses = index.vars() >= m.reduced and not any(is_one(index.coefficient(v)) for v in group.loop)
+        if crosses and index.vars() & group.loop and any(is_one(index.coefficient(v)) for v in m.reduced):
+            return Refuse(f"sums along {e.args[0]}, and the rows cross it")
+    return None
+
+
+@rule
 def beside_the_nest(group: Group, m: Member) -> Refuse | None:
     """What is done once the nest is complete must wait for one of its sums: anything else runs in parallel on
     its own.

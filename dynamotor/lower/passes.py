@@ -25,8 +25,8 @@ from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolut
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
-from .narrow_weights import sum_narrow_products
 from .product_padding import pad_products
+from .row_products import sum_row_products
 
 Pass = Callable[[fx.GraphModule, GraphInfo], None]
 
@@ -49,6 +49,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     if on_gpu:
         layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
         return [
+            ("sum products of few rows", partial(sum_row_products, on_gpu=True)),
             ("pad products", pad_products),
             ("add embedding rows", partial(add_embedding_rows, on_gpu=True)),
             ("split bias off convolutions", split_convolution_bias),
@@ -59,7 +60,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
         ("split bias off matrix products", split_bias, True),
-        ("sum products of few rows with bytes", sum_narrow_products, True),
+        ("sum products of few rows", sum_row_products, True),
         ("add embedding rows in place", add_embedding_rows, True),
         ("weight gradients as products", multiply_weight_gradients, config.layout_opt),
         ("channels-last layout", assign_layouts, config.layout_opt),

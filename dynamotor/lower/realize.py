@@ -39,6 +39,7 @@ CHEAP_HALF_COST, CHEAP_HALF_LOADS = 8, 4
 MAX_COST, MAX_LOADS = 400, 12
 # The same of operations one behind the other: what walks an expression goes as deep.
 MAX_DEPTH = 100
+IN_MEMORY = "in memory"  # key of a node's meta: its value is not computed again by each reader
 CLONE, CLONE_OUT = torch.ops.aten.clone.default, torch.ops.aten.clone.out
 # Views pass their readers' count on to what they view.
 VIEW_OPS = frozenset(
@@ -180,7 +181,7 @@ class Realizer:
             return
         x.stride, x.origin = spec.stride, str(node)
         readers = self.readers[node]
-        if node in self.outputs:
+        if node in self.outputs or node.meta.get(IN_MEMORY):
             self.realize(x)
             return
         if not readers:

@@ -14,6 +14,7 @@ from dynamotor.capture.guards import (
     Absent,
     Ambient,
     Answer,
+    Apart,
     ConstEquals,
     DictKeys,
     Distinct,
@@ -565,6 +566,28 @@ def test_overlapping_memory():
     ]
     for a, b, passes in cases:
         assert (program.check((a, b)) is not None) == passes
+
+
+def test_written_tensors_stay_apart_as_tensors_move_and_come_back():
+    memory = torch.zeros(12)
+    z = Arg(2, "z")
+    guard = Apart(x, (y, z), 1)  # x is written; y and z may share memory
+    program = compile_program([guard], [])
+    a, b, c = memory[:4], memory[4:8], memory[8:]
+    cases = [
+        ((a, b, c), True),
+        ((a, b, b), True),
+        ((a, b, memory[3:5]), False),
+        ((a, b, c), True),
+        ((a, memory[3:5], c), False),
+        ((a, memory[3:5], c), False),  # what was refused is looked at again
+        ((b, a, c), True),
+        ((memory[:5], b, c), False),  # the same start, another end
+        ((b, b, c), False),
+        ((memory[:0], memory, memory), True),
+    ]
+    for tensors, passes in cases:
+        assert (program.check(tensors) is not None) == guard.check_value(list(tensors)) == passes
 
 
 def ambient_changes():

@@ -1,10 +1,12 @@
-"""Products of a few rows with weights that are kept as bytes (int8, uint8) and converted in the graph.
+"""Products of a few rows, where reading the weights takes the time: each row becomes sums over products.
 
-    mm(x, t(w).to(x.dtype) * s)       # x: up to 8 rows
+    mm(x, t(w))                       # on a GPU: x is one row, w lies row by row
+    mm(x, t(w).to(x.dtype) * s)       # bytes (int8, uint8) that are converted in the graph
 
-A product by MKL needs the converted weights in memory: written once and read once, at four times the bytes.
-With few rows the memory's rate decides, so each row becomes a sum over products, and one kernel that reads
-the bytes once computes all of them. With more rows a library's blocking of registers is worth more.
+A product by a library needs converted weights in memory: written once and read once, at several times the
+bytes. With few rows the memory's rate decides, so one kernel that reads the weights as they are, once,
+computes all sums; loops over them fuse with what follows (a gate, an activation, a residual). With more rows
+a library's blocking of registers is worth more.
 """
 
 from __future__ import annotations
@@ -12,28 +14,61 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..base.compat import OpOverload
 from ..graph.nodes import arguments, find_spec, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, aten, numel
 from .lowering import lowerings
+from .realize import IN_MEMORY
 
-ROWS = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 2}  # oneDNN has instructions for halves
+# The most rows, by type of the product. On a CPU weights of bytes alone: oneDNN has instructions for halves.
+ROWS_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 2}
+ROWS_GPU = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1)
 LEAST = 1 << 16  # weights; below, a call costs more than their memory
 NARROW = (torch.int8, torch.uint8)
 _CHEAP = (aten._to_copy.default, aten.reshape.default, aten._unsafe_view.default)
 
 
-def sum_narrow_products(gm: fx.GraphModule, info: GraphInfo) -> None:
-    """mm and addmm of few rows with converted bytes → sums."""
+def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> None:
+    """mm and addmm of few rows → sums, where the time is that of reading the weights."""
     for node in [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
         *bias, x, w = arguments(node)
         spec = spec_of(node)
-        if node.kwargs or spec.is_symbolic or spec.device.type != "cpu" or not _is_narrow(w, node):
+        if node.kwargs or spec.is_symbolic or not _pays(node, w, on_gpu):
             continue
-        if spec.shape[0] <= ROWS.get(spec.dtype, 0):
-            with gm.graph.inserting_before(node):
-                take_place(_sums(gm.graph, x, w, bias, spec.dtype), node)
+        _keep(x)
+        with gm.graph.inserting_before(node):
+            take_place(_sums(gm.graph, x, w, bias, spec.dtype), node)
+
+
+def _pays(product: fx.Node, w: fx.Node, on_gpu: bool) -> bool:
+    """Whether sums are faster than the library's product."""
+    spec = spec_of(product)
+    if not on_gpu and spec.device.type != "cpu":
+        return False
+    if spec.shape[0] > (ROWS_GPU if on_gpu else ROWS_CPU).get(spec.dtype, 0):
+        return False
+    return _is_narrow(w, product) or (on_gpu and _lies_by_rows(w))
+
+
+def _keep(x: fx.Node) -> None:
+    """Let a row be computed once: each program that sums reads all of it."""
+    while isinstance(x.target, OpOverload) and facts(x.target).is_view:
+        x = operand(x, 0)
+    x.meta[IN_MEMORY] = True
+
+
+def _lies_by_rows(w: fx.Node) -> bool:
+    """Whether weights in memory are contiguous along the sums."""
+    spec = find_spec(w)
+    return (
+        spec is not None
+        and not spec.is_symbolic
+        and spec.stride[0] == 1
+        and spec.shape[0] >= 256  # a program takes whole rows
+        and int(numel(spec.shape)) >= LEAST
+    )
 
 
 def _is_narrow(w: fx.Node, product: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Products of a few rows with weights of bytes: one kernel reads the bytes once."""
+"""Products of a few rows: one kernel reads the weights once."""
 
 import pytest
 import torch
@@ -71,3 +71,14 @@ def test_gradients():
     (ours,) = torch.autograd.grad(dynamotor.compile(scaled_after, dynamic=False)(x).sum(), x)
     (eager,) = torch.autograd.grad(scaled_after(x.double()).sum(), x)
     torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-3)
+
+
+def test_two_products_of_a_row_do_not_share_a_kernel():
+    """The weights of the second would be read across their rows."""
+    up, down = (torch.randint(-127, 127, shape, dtype=torch.int8) for shape in ((512, 256), (256, 512)))
+
+    def block(x):
+        return F.linear(torch.relu(F.linear(x, up.to(x.dtype))), down.to(x.dtype))
+
+    kernels = dynamotor.lower(block, torch.randn(1, 256)).call_program
+    assert [line for line in kernels.splitlines() if "sum_dim" in line][1:] and "part" not in kernels

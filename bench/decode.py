@@ -1,0 +1,339 @@
+"""`python -m bench decode`: tokens of a language model one at a time, eager beside torch.compile, dynamotor
+and a hand-written loop, and the products of few rows that decoding consists of.
+
+Each way runs in a process of its own. Weights are random, nothing is downloaded.
+
+    python -m bench decode                                         # generate, batch 1
+    python -m bench decode --rows products,layer,generate --batches 1,8
+    python -m bench decode --rows generate --ways eager,dynamotor --profile
+    python -m bench decode --device cpu --small                    # seconds, on any machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bench import torchvision_stub
+from bench.llm_rows import SMALL, model_of
+from bench.measure import quartiles
+from dynamotor.tools.tables import render
+
+WAYS = {
+    "products": ("eager", "torch.compile", "dynamotor"),
+    "generate": ("eager", "torch.compile", "dynamotor", "loop", "generate compiled"),
+}
+SHAPES = (
+    (2048, 2048),
+    (2048, 512),
+    (2048, 8192),
+    (8192, 2048),
+    (2048, 32000),
+    (4096, 4096),
+    (4096, 14336),
+    (14336, 4096),
+)
+REPEATS = 64  # products in a call, on different weights: more memory than a cache holds
+MODE = "reduce-overhead"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run rows by batches by ways, print a table, write JSON."""
+    args = _arguments(argv)
+    if args.worker:
+        print(json.dumps(_worker(args)), flush=True)
+        return 0
+    results: list[dict[str, Any]] = []
+    for row in args.rows.split(","):
+        for batch in map(int, args.batches.split(",")):
+            for way in args.ways.split(",") if args.ways else WAYS[row]:
+                results.append(_in_process(args, row, batch, way))
+                print(json.dumps(results[-1]), flush=True)
+    facts = {"command": "python -m bench decode " + " ".join(sys.argv[1:]), "torch": torch.__version__}
+    Path(args.json).write_text(json.dumps({**facts, "rows": results}, indent=1) + "\n")
+    print(render(_lines(results), ("row", "batch", "way", "of", "ms", "quartiles", "GB/s")))
+    return int(any("error" in r for r in results))
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench decode",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", default="generate", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--model", default="llama-1.2b", help="a row of `bench llm`")
+    parser.add_argument("--batches", default="1")
+    parser.add_argument("--ways", default="", help="default: each row's own")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each generation")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--times", type=int, default=5, help="timed generations")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a way may take")
+    parser.add_argument("--small", action="store_true", help="two narrow layers, few tokens")
+    parser.add_argument(
+        "--profile", action="store_true", help="print kernels and host time of one generation"
+    )
+    parser.add_argument("--json", default="decode.json")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def _in_process(args: argparse.Namespace, row: str, batch: int, way: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench", "decode", "--worker", f"{row}:{batch}:{way}"]
+    for name in ("model", "tokens", "prompt", "times", "dtype", "device"):
+        command += [f"--{name}", str(getattr(args, name))]
+    command += [f"--{name}" for name in ("small", "profile") if getattr(args, name)]
+    found: dict[str, Any] = {"row": row, "batch": batch, "way": way}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return {**found, "error": f"not done in {args.timeout:.0f} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if args.profile:
+        print(done.stdout, flush=True)
+    if done.returncode or not lines:
+        return {**found, "error": (done.stderr.strip().splitlines() or ["no answer"])[-1][:400]}
+    return {**found, **json.loads(lines[-1])}
+
+
+def _worker(args: argparse.Namespace) -> dict[str, Any]:
+    row, batch, way = args.worker.split(":")
+    torchvision_stub.prepare()
+    torch.manual_seed(0)
+    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    return {"device": device} | (_products if row == "products" else _generate)(args, int(batch), way)
+
+
+def _compiler(way: str) -> Callable[[Any], Any]:
+    if way == "torch.compile":
+        return lambda f: torch.compile(f, mode=MODE)
+    if way == "eager":
+        return lambda f: f
+    import dynamotor
+
+    return lambda f: dynamotor.compile(f, mode=MODE)
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _timed(call: Callable[[], object], count: int, device: str) -> list[float]:
+    """Milliseconds of each of `count` calls."""
+    times = []
+    for _ in range(count):
+        _finish(device)
+        start = time.perf_counter()
+        call()
+        _finish(device)
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+# -- products ------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def _products(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
+    """Milliseconds of a product of `batch` rows with weights (outputs x inputs), by shape."""
+    dtype, found = getattr(torch, args.dtype), {}
+    for inner, outer in SHAPES[:2] if args.small else SHAPES:
+        repeats = 2 if args.small else max(4, min(REPEATS, (1 << 30) // (2 * inner * outer)))
+        weights = [
+            torch.randn(outer, inner, dtype=dtype, device=args.device) / inner**0.5 for _ in range(repeats)
+        ]
+        x = torch.randn(batch, inner, dtype=dtype, device=args.device)
+
+        def call(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+            return [F.linear(x, w) for w in weights]
+
+        compiled = (
+            _graphed(call, x, weights) if way == "eager" and args.device == "cuda" else _compiler(way)(call)
+        )
+        for _ in range(5):
+            results = compiled(x, *weights)
+        error = max(
+            float((r.double() - x.double() @ w.double().t()).abs().max())
+            for r, w in zip(results[:2], weights, strict=False)
+        )
+        del results
+        times = [t / repeats for t in _timed(partial(compiled, x, *weights), 4 * args.times, args.device)]
+        size = weights[0].nbytes
+        found[f"{inner}x{outer}"] = {
+            "ms": quartiles(times),
+            "GB/s": size / quartiles(times)[1] / 1e6,
+            "error": error,
+        }
+    return {"shapes": found}
+
+
+def _graphed(
+    call: Callable[..., Any], x: torch.Tensor, weights: Sequence[torch.Tensor]
+) -> Callable[..., Any]:
+    """The library's products as one CUDA graph, so that launches do not count."""
+    call(x, *weights)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call(x, *weights)
+
+    def replay(*_: torch.Tensor) -> list[torch.Tensor]:
+        graph.replay()
+        return results
+
+    return replay
+
+
+# -- generation ----------------------------------------------------------------------------------------------
+def _generate(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
+    """Milliseconds a token of greedy generation over a static cache, first call aside."""
+    import transformers
+
+    tokens = 8 if args.small else args.tokens
+    _, model = model_of(args.model, args.prompt + tokens, SMALL if args.small else {})
+    model = model.to(args.device, getattr(torch, args.dtype)).eval()
+    model.config.use_cache = True
+    ids = torch.randint(0, model.config.vocab_size, (batch, args.prompt), device=args.device)
+    settings = transformers.GenerationConfig(
+        disable_compile=True,
+        pad_token_id=0,
+        cache_implementation="static",
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        use_cache=True,
+    )
+    reference = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    generate = model.generate
+    if way == "generate compiled":
+        generate = _compiler(way)(model.generate)
+    elif way == "loop":
+        return _loop(args, model, ids, tokens, reference)
+    else:
+        model.forward = _compiler(way)(model.forward)
+
+    def call() -> torch.Tensor:
+        return generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+
+    start = time.perf_counter()
+    ours = call()
+    first = time.perf_counter() - start
+    call()
+    times = [t / tokens for t in _timed(call, args.times, args.device)]
+    if args.profile:
+        _profile(call, tokens)
+    return {
+        "ms": quartiles(times),
+        "first_s": first,
+        "tokens": tokens,
+        **_agreement(ours, reference, args.prompt),
+        **_counts(),
+    }
+
+
+def _counts() -> dict[str, Any]:
+    if "dynamotor" not in sys.modules:
+        return {}
+    from dynamotor.base.events import counters
+
+    return {"cudagraphs": dict(counters["cudagraphs"]), "fallbacks": dict(counters["fallback"])}
+
+
+def _agreement(ours: torch.Tensor, reference: torch.Tensor, prompt: int) -> dict[str, Any]:
+    """How many tokens were eager's before the first other one (half precision: ties may fall differently)."""
+    same = (ours[:, prompt:] == reference[:, prompt:]).all(0).long().cumprod(0).sum()
+    return {"tokens as in eager": int(same)}
+
+
+@torch.no_grad()
+def _loop(
+    args: argparse.Namespace, model: Any, ids: torch.Tensor, tokens: int, reference: torch.Tensor
+) -> dict[str, Any]:
+    """A loop by hand over a step that is compiled with CUDA graphs: what a user writes who knows that the
+    host costs most.
+    """
+    import transformers
+
+    import dynamotor
+
+    batch, prompt = ids.shape
+    cache = transformers.StaticCache(config=model.config, max_cache_len=prompt + tokens)
+    head = torch.arange(prompt, device=args.device)
+    model(ids, past_key_values=cache, position_ids=head[None], use_cache=True)
+
+    def one(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        logits = model(token, past_key_values=cache, position_ids=position[None], use_cache=True).logits
+        return logits[:, -1].argmax(-1, keepdim=True)
+
+    step = dynamotor.compile(one, mode=MODE)
+
+    def call() -> torch.Tensor:
+        cache.reset()
+        logits = model(ids, past_key_values=cache, position_ids=head[None], use_cache=True).logits
+        token, position = logits[:, -1].argmax(-1, keepdim=True), head[-1:] + 1
+        made = [ids, token]
+        for _ in range(tokens - 1):
+            token, position = step(token, position).clone(), position + 1
+            made.append(token)
+        return torch.cat(made, 1)
+
+    ours = call()
+    call()
+    times = [t / tokens for t in _timed(call, args.times, args.device)]
+    if args.profile:
+        _profile(call, tokens)
+    return {"ms": quartiles(times), "tokens": tokens, **_agreement(ours, reference, prompt), **_counts()}
+
+
+def _profile(call: Callable[[], object], tokens: int) -> None:
+    """Print a call's kernels, and the functions that take the host's time, by token."""
+    import collections
+    import cProfile
+    import pstats
+
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    spent: collections.Counter[str] = collections.Counter()
+    count: collections.Counter[str] = collections.Counter()
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[event.name[:80]] += event.time_range.elapsed_us() / tokens
+            count[event.name[:80]] += 1
+    print(f"kernels: {sum(spent.values()):.0f} us a token, {sum(count.values()) / tokens:.0f} launches")
+    for name, us in spent.most_common(24):
+        print(f"  {us:9.1f} us x{count[name] / tokens:.1f} {name}")
+    host = cProfile.Profile()
+    host.runcall(call)
+    pstats.Stats(host).sort_stats("tottime").print_stats(16)
+
+
+def _lines(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    lines = []
+    for r in results:
+        head = [r["row"], str(r["batch"]), r["way"]]
+        if "error" in r:
+            lines.append([*head, r["error"][:60], "", "", ""])
+            continue
+        for name, one in r.get("shapes", {"": r}).items():
+            low, middle, high = one["ms"]
+            rate = f"{one['GB/s']:.0f}" if "GB/s" in one else ""
+            lines.append([*head, name, f"{middle:.4f}", f"{low:.4f} to {high:.4f}", rate])
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
