@@ -392,7 +392,7 @@ def _plain_program(place: Kept, recipe: Recipe, backwards: Sequence[_Backward]) 
     rows = []
     for one in backwards:
         info = replace(one.info, name="")  # counts the programs of this process
-        facts = one.saved_inputs, one.saved_outputs, one.gradients, one.tangents, one.reach, info
+        facts = one.saved_inputs, one.saved_outputs, one.gradients, one.tangents, one.reach, info, one.unsaved
         rows.append([encode(facts), json.dumps(encode_graph(one.graph()))])
     place.backwards = cache.digest(json.dumps(rows))
     return {"recipe": encode(recipe), "backwards": rows}
@@ -408,7 +408,7 @@ def _found(gm: torch.fx.GraphModule, place: Kept, name: str, compile_graph: Comp
         recipe: Recipe = decode(data["recipe"], symbols)
         backwards: list[_Backward] = []
         for facts, text in data["backwards"]:
-            inputs, outputs, gradients, tangents, reach, info = decode(facts, symbols)
+            inputs, outputs, gradients, tangents, reach, info, unsaved = decode(facts, symbols)
             info = replace(info, name=_backward_name(name, len(backwards)))
             backwards.append(
                 _Backward(
@@ -419,6 +419,7 @@ def _found(gm: torch.fx.GraphModule, place: Kept, name: str, compile_graph: Comp
                     tangents,
                     reach,
                     info,
+                    unsaved,
                 )
             )
         assert forward is not None
@@ -463,6 +464,7 @@ class _Backward:
     tangents: tuple[int, ...]
     reach: tuple[frozenset[int], ...]  # for each gradient, the tangents that lead to it
     info: GraphInfo
+    unsaved: frozenset[int]
 
     @property
     def n_saved(self) -> int:
@@ -508,9 +510,8 @@ def _compile_training(
         reach = tuple(
             frozenset(k for k, tangent in enumerate(tangents) if joint.reach[i] >> tangent & 1) for i in group
         )
-        backwards.append(
-            _Backward(functools.partial(_itself, graph), inputs, outputs, tuple(group), tangents, reach, info)
-        )
+        graph_of, unsaved = functools.partial(_itself, graph), _unsaved(joint, inputs, graph)
+        backwards.append(_Backward(graph_of, inputs, outputs, tuple(group), tangents, reach, info, unsaved))
     recipe = double_backward.repeatable(joint)
     info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
@@ -561,9 +562,21 @@ def _autograd_nodes(
             one.tangents,
             one.reach,
             functools.partial(_reads, one),
+            one.unsaved,
         )
         for k, one in enumerate(backwards)
     ]
+
+
+def _unsaved(joint: Joint, saved_inputs: Sequence[int], graph: torch.fx.GraphModule) -> frozenset[int]:
+    """The inputs that only a custom autograd function's backward reads, off its context. One from which the
+    backward also computes forward values again has to be as it was.
+    """
+    return frozenset(
+        i
+        for i, node in zip(saved_inputs, graph.graph.nodes, strict=False)
+        if i in joint.on_contexts and all(user.meta.get("stage") == "backward" for user in node.users)
+    )
 
 
 def _reads(backward: _Backward, absent: frozenset[int]) -> frozenset[int]:

@@ -42,7 +42,8 @@ class AutogradNode:
     compile_backward: called with the positions of tangents that do not arrive; None where it needs zeros in
     their place. gradients: the inputs that it leads to. tangents: which of the joint graph's lead to it, in
     their order. reach: for each gradient, the positions among `tangents` of those that lead to it. reads:
-    which of the saved tensors, sizes left out, a backward without some tangents reads.
+    which of the saved tensors, sizes left out, a backward without some tangents reads. unsaved: the inputs
+    that the backward reads as they are when it runs: a custom autograd function kept them on its context.
     """
 
     compile_backward: Callable[[frozenset[int]], Compiled | None]
@@ -52,6 +53,7 @@ class AutogradNode:
     tangents: tuple[int, ...]
     reach: tuple[frozenset[int], ...]
     reads: Reads
+    unsaved: frozenset[int]
 
 
 def through_one_node(
@@ -221,10 +223,13 @@ def saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Sequen
     """Notes on a node's context what its backward needs of the inputs and the forward's results."""
     n_inputs, sizes = recipe.n_inputs, tuple(recipe.symbols)
     saved_inputs = tuple(i for i in node.saved_inputs if i < n_inputs and i not in sizes)
-    saved_outputs = node.saved_outputs
+    saved_outputs, unsaved = node.saved_outputs, node.unsaved
 
     def save(ctx: Any, inputs: Sequence, outs: Sequence, given: Given | None) -> None:
-        saved = [*[inputs[i] for i in saved_inputs], *[outs[i] for i in saved_outputs]]
+        saved = [
+            *[inputs[i].data if i in unsaved else inputs[i] for i in saved_inputs],
+            *[outs[i] for i in saved_outputs],
+        ]
         ctx.save_for_backward(*saved)
         ctx.layouts = tensor_layouts(saved)
         ctx.set_materialize_grads(False)

@@ -28,7 +28,7 @@ from .aten_recorder import GraphRecorder
 from .calls import no_autocast
 from .desugar import Spec, WrapperBoundary, boundary_of, feed, refuse_views, take_apart, tangent_of
 from .functional import TracedAlias, read, with_holes
-from .reach import reaching, saving_parts
+from .reach import kept_tensors, reaching, saving_parts
 from .recipe import OutputPlan, Recipe, Step
 
 
@@ -54,6 +54,7 @@ class Joint:
     )  # for each user output that others are computed from, their tangents
     versions: dict[int, int] = field(default_factory=dict)  # of the values that were written, by place
     parts: tuple[int, ...] = ()  # tangents (bits) in groups: see `saving_parts`
+    on_contexts: frozenset[int] = frozenset()  # inputs on contexts of custom functions
     boundary: WrapperBoundary | None = None  # of a program with tensors of wrapper subclasses
 
     @property
@@ -134,6 +135,7 @@ def trace_joint(
     reach: dict[int, Any] = {}
     inner: Sequence[int] = []
     parts = saving_parts(wanted) if leaves else ()
+    kept = _kept_on_contexts(wanted, inputs, mutated)
     if leaves:
         wrapped = given.has_wrapper() or bool(found.wrappers)
         if not wrapped:
@@ -162,8 +164,27 @@ def trace_joint(
         {k: mask for k, mask in enumerate(inner) if mask},
         {k: alias.memory.version for k, (alias, _) in enumerate(sources) if alias.memory.version},
         parts,
+        kept,
         boundary,
     )
+
+
+def _kept_on_contexts(
+    roots: Sequence[torch.Tensor], inputs: dict[int, ShapeTensor], mutated: Iterable[int]
+) -> frozenset[int]:
+    """The inputs of which custom autograd functions keep the memory (`ctx.state = state`) and nothing saves
+    it."""
+    on_contexts, saved = (
+        {t.note.memory for t in tensors if type(t) is ShapeTensor} for tensors in kept_tensors(roots)
+    )
+    kept = frozenset(i for i, tensor in inputs.items() if tensor.note.memory in on_contexts)
+    UnsupportedOp.when(
+        kept & set(mutated),
+        "DM290",
+        "an autograd function keeps an input on ctx that the graph writes",
+        cure="pass it to ctx.save_for_backward, or keep a clone",
+    )
+    return frozenset(i for i in kept if inputs[i].note.memory not in saved)
 
 
 _SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that say nothing of what they were given

@@ -8,7 +8,7 @@ graph leads to.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,11 +58,21 @@ def saving_parts(roots: Sequence[torch.Tensor]) -> tuple[int, ...]:
     masks, _ = _masks(roots)
     parts: list[int] = []
     for node, mask in masks.items():
-        if any(mask & ~part == 0 for part in parts) or not _saves(node):
+        if any(mask & ~part == 0 for part in parts) or next(_saved(node), None) is None:
             continue
         joined = [part for part in parts if part & mask]
         parts = [part for part in parts if not part & mask] + [functools.reduce(int.__or__, joined, mask)]
     return tuple(sorted(parts))
+
+
+def kept_tensors(roots: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that custom autograd functions have put on their contexts, where the backward finds them
+    as they are then, and those that autograd's nodes have saved, which nothing may have written then.
+    """
+    nodes = in_order({root.grad_fn: None for root in roots if root.grad_fn is not None}, leads_to)
+    contexts = [vars(node) for node in nodes if isinstance(node, torch.autograd.function.FunctionCtx)]
+    on_contexts = [leaf for leaf in tree_leaves(contexts) if isinstance(leaf, torch.Tensor)]
+    return on_contexts, [tensor for node in nodes for tensor in _saved(node)] if on_contexts else []
 
 
 @functools.cache
@@ -70,11 +80,11 @@ def _saved_attributes(cls: type) -> tuple[str, ...]:
     return tuple(name for name in dir(cls) if name.startswith("_raw_saved_"))
 
 
-def _saves(node: Any) -> bool:
-    """Whether a node of autograd's graph saved a tensor."""
+def _saved(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a node of autograd's graph saved."""
     # Not unpacked: that of a result of a tensor subclass imports torch.distributed.tensor, and sympy.
     saved = (leaf for name in _saved_attributes(type(node)) for leaf in tree_leaves(getattr(node, name)))
-    return any(torch.is_tensor(one.data) for one in saved)
+    yield from (one.data for one in saved if torch.is_tensor(one.data))
 
 
 def leads_to(node: Any) -> list[Any]:
