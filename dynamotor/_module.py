@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from .base import compat
 from .capture.marks import is_compiling
 
 
@@ -113,7 +115,17 @@ def compile_module(
     )  # a `__new__` is for new modules, and this is not one
     object.__setattr__(twin, "__dict__", module.__dict__)
     _strip_at_end(twin)
+    _share_state(module, twin)
     return twin
+
+
+def _share_state(module: torch.nn.Module, twin: Any) -> None:
+    """Show `fully_shard` and its kin, which keep their states beside modules, the module's state."""
+    if "torch.distributed._composable_state" in sys.modules:
+        states: Any = compat.states_of_modules()
+        state = states._get_module_state(module)
+        if state is not None:
+            states._insert_module_state(twin, state)
 
 
 def _strip_at_end(twin: Any) -> None:

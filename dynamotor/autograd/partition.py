@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..graph.kernel_checks import PRODUCTS
-from ..graph.nodes import needed_for, overload
-from ..graph.op_facts import facts
+from ..graph.nodes import needed_for, operand, overload
+from ..graph.op_facts import facts, is_collective
 from ..graph.size_nodes import is_size
 from ..graph.sizes import hint
 from ..graph.spec import HALVES, TensorSpec, aten
@@ -261,6 +261,8 @@ def _is_checkpointed(node: Node) -> bool:
     """Whether the program wants the op to run again in the backward, which it can where it draws from no
     generator.
     """
+    if node.target is operator.getitem and is_collective(operand(node, 0).target):
+        return "recompute" in operand(node, 0).meta  # the parts of what is gathered again
     if "recompute" not in node.meta or _asks_halves(node):
         return False
     if node.target is operator.getitem or is_size(node):

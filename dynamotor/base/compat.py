@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .probe import ADAPTER, DDP, GPU, RULE, attribute, late, name, tell
+from .probe import ADAPTER, DDP, FSDP, GPU, RULE, attribute, late, name, tell
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload, OpOverloadPacket as OpOverloadPacket
@@ -173,6 +173,10 @@ group_size_by_name = name("torch.distributed.distributed_c10d._get_group_size_by
 group_store = name("torch.distributed.distributed_c10d._get_process_group_store", off=DDP)
 first_bucket_bytes = name("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", off=DDP, instead=1 << 20)
 active_ddp_module = attribute("torch.nn.parallel.DistributedDataParallel._active_ddp_module", off=DDP)
+states_of_modules = late("torch.distributed._composable_state", off=FSDP)
+gradient_divide_factors = late(
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_gradient_divide_factors", off=FSDP
+)
 
 # The adapter for torch.compile, and its backends here -------------------------------------------------------
 dynamo_registry = late("torch._dynamo.backends.registry", off=ADAPTER)

@@ -38,6 +38,7 @@ class Capability:
 COMPILE = Capability("compile", "every function runs in eager PyTorch")
 GPU = Capability("gpu", "graphs on NVIDIA GPUs run in eager PyTorch", is_built=torch.version.cuda is not None)
 DDP = Capability("ddp", "DistributedDataParallel's own reducer averages gradients, after the backward")
+FSDP = Capability("fsdp", "the hooks of fully_shard run between graphs, in eager PyTorch")
 ADAPTER = Capability("torch.compile", "backends of torch.compile cannot be used, nor ours under it")
 RULE = Capability("rule", "calls of this function break the graph")
 

@@ -33,6 +33,7 @@ CODES: dict[str, str] = {
     "loop": "DM226",
     "transform": "DM227",
     "frames": "DM228",
+    "sharded": "DM460",
 }
 
 # What a user can do, where the rule that refused has nothing better to say (docs/errors.md has these, too).
@@ -54,6 +55,7 @@ CURES: dict[str, str] = {
     "disabled": "take the mark away, or accept the break",
     "transform": "keep the function free of effects",
     "frames": "pass what is needed as an argument",
+    "sharded": "accept the break, or change what only the hooks can do",
 }
 
 

@@ -24,7 +24,7 @@ from .breaks import unsupported_if
 from .dispatch import compile_program
 from .guards import Guard, IdIs, TensorIs, TensorMatch, Together, const_equal, first_failure, is_constant
 from .source import Arg, Attr, Called, Const, Source
-from .values.base import MISSING, Trace, Value
+from .values.base import MISSING, Epoch, Trace, Value
 from .values.constant import Constant
 from .values.function import CellValue
 from .values.number import FloatValue
@@ -42,6 +42,7 @@ class CheckpointReads:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.active = self.pending = False
+        self.begun = 0  # the epoch in which the outermost of these functions began
         self.sources: dict[Source, Any] = {}  # with the objects that they lead to, where those are held
         self.guards: dict[Guard, None] = {}
 
@@ -49,6 +50,7 @@ class CheckpointReads:
     def inside(self, pending: bool) -> Generator[None, None, None]:
         """While a checkpointed function is interpreted. `pending`: outside objects have been changed before."""
         before, self.active = self.active, True
+        self.begun = self.begun if before else Epoch.now
         self.pending = self.pending or pending
         known = len(self.trace.reader.guards)
         try:
@@ -75,7 +77,7 @@ class CheckpointReads:
         if instr.op == "LOAD_DEREF":
             cell = frame.fast[instr.arg]
             pending = isinstance(cell, CellValue) and not cell.settled and cell.obj is MISSING
-            pending = pending and instr.argval in frame.code.co_freevars
+            pending = pending and instr.argval in frame.code.co_freevars and cell.born < self.begun
         else:
             outside = instr.op == "LOAD_GLOBAL" or isinstance(owner, Value) and owner.source is not None
             numbers = isinstance(value, Constant | FloatValue | SizeValue)

@@ -98,6 +98,7 @@ class Trace(Protocol):
         self.owner: Source | None = None  # of the module, where the program is for all modules of its class
         self.given_away: set[Any] = set()  # memories that parameters made in the trace have taken over
         self.read_only: set[Any] = set()  # memories of arrays that NumPy lets nobody write
+        self.whole: list[Any] = []  # states of sharded modules whose parameters are whole here
         self.plain_calls = 0  # open regions in which no `__torch_function__` is asked
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
         self.reader.guard(

@@ -1,5 +1,5 @@
 """Data-parallel training: gradients are reduced inside the compiled backward, or the graph is cut at DDP's
-buckets.
+buckets; sharded parameters are gathered inside the compiled graphs.
 
 ## Contract 6: data-parallel training (`distributed/`)
 
@@ -28,4 +28,8 @@ buckets.
 * `collectives.py`: calls of `torch.distributed._functional_collectives` are captured as a start and a wait.
   Collectives are never merged, dropped or reordered (`graph.op_facts.is_collective`); waits move down to the
   first use, starts of a backward up to their inputs.
+* `fully_shard`: `shard_capture.py` puts nodes in the place of FSDP2's hooks (`shard_ops.py`), or leaves the
+  hooks to PyTorch with a reason (DM460). `shard_group.py` runs them, with what the hooks would send;
+  `prefetch.py` moves gathers up. Gathered weights are computed again in the backward unless
+  `reshard_after_forward=False`; `.grad` of the shards is complete when the backward ends.
 """

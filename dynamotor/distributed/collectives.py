@@ -158,9 +158,13 @@ for _target in (_start_all_reduce, _wait):  # the first copies its input itself
     lowerings.add(_target, functools.partial(_lower, _target))
 
 
+def _is_functional(target: Any) -> bool:
+    return isinstance(target, compat.OpOverload) and target.namespace == "_c10d_functional"
+
+
 def has_collectives(graph: fx.Graph) -> bool:
     """Whether a graph holds functional collectives."""
-    return any(node.op == "call_function" and is_collective(node.target) for node in graph.nodes)
+    return any(node.op == "call_function" and _is_functional(node.target) for node in graph.nodes)
 
 
 def sink_waits(graph: fx.Graph) -> None:
@@ -181,6 +185,9 @@ def hoist_starts(graph: fx.Graph) -> None:
     before: fx.Node | None = None
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_collective(node.target) or node.target is _wait:
+            continue
+        if not _is_functional(node.target):  # sharded parameters: `prefetch.py` has put it there
+            before = node
             continue
         anchors = {
             arg for arg in (*node.all_input_nodes, before) if arg is not None and arg.op != "placeholder"

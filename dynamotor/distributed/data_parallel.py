@@ -7,6 +7,7 @@ DDP module.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,12 @@ from ..base.events import counters, emit, log
 from ..base.probe import DDP, lost
 from ..graph.module import copy_of
 from ..graph.spec import Backend, Compiled
+from . import shard_capture  # noqa: F401  (it registers its rules)
 from .averager import Averager, averager_of
 from .collectives import has_collectives, overlap, sink_waits
 from .insert_reductions import BackwardRewriter
+from .prefetch import BYTES_AHEAD, has_shards, prefetch
+from .shard_ops import Unshard, without_gradients
 from .split import cut
 from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
 
@@ -45,10 +49,15 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
         return backend
 
     def compile_graph(gm: fx.GraphModule, example_inputs: list[torch.Tensor]) -> Compiled:
+        if has_shards(gm.graph):
+            prefetch(gm.graph, BYTES_AHEAD)
+            gm.recompile()
+            counters["fsdp"]["graphs"] += 1
         if has_collectives(gm.graph):
             sink_waits(gm.graph)
             gm.recompile()
-            gm.meta["on_backward"] = _overlapping
+        if has_shards(gm.graph) or has_collectives(gm.graph):
+            gm.meta["on_backward"] = functools.partial(_overlapping, _anchors(gm, example_inputs))
         if not _may_record(gm) or not any(
             isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs
         ):
@@ -179,9 +188,19 @@ class DdpVariants:
         return CompiledForDdp(stages if stages is not None else self.plain or self._plain(inputs), False)
 
 
-def _overlapping(backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:
+def _anchors(gm: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
+    """The places, among the gradients, of anchors of sharded parameters: these gradients are empty."""
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    graded = [node for node, t in zip(nodes, inputs, strict=True) if getattr(t, "requires_grad", False)]
+    return frozenset(
+        i for i, node in enumerate(graded) if any(isinstance(u.target, Unshard) for u in node.users)
+    )
+
+
+def _overlapping(anchors: frozenset[int], backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:
+    prefetch(backward.graph, 0)
     overlap(backward)
-    return lambda compiled: compiled
+    return lambda compiled: without_gradients(compiled, anchors) if anchors else compiled
 
 
 def _note(mode: str, found: Any) -> None:

@@ -43,17 +43,24 @@ class GradientSlot:
         return _reinterpret(flat, self.shape, self.stride, self.offset)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bucket:
-    """Gradients of one dtype on one device that are reduced by one call."""
+    """Gradients of one dtype on one device that are reduced by one call; or a rank's shards of them, or of
+    parameters.
+    """
 
     slots: tuple[GradientSlot, ...]
     dtype: torch.dtype
     device: torch.device
 
-    @property
+    @cached_property
+    def numels(self) -> list[int]:
+        """The number of elements of each slot."""
+        return [slot.numel for slot in self.slots]
+
+    @cached_property
     def numel(self) -> int:
-        return sum(slot.numel for slot in self.slots)
+        return sum(self.numels)
 
     @property
     def nbytes(self) -> int:

@@ -158,7 +158,9 @@ def is_collective(target: object) -> bool:
     """Whether a call is part of a collective: every rank makes it, in the same order, whether or not anybody
     uses the result.
     """
-    return isinstance(target, OpOverload) and target.namespace == "_c10d_functional"
+    if not isinstance(target, OpOverload):
+        return False
+    return target.namespace == "_c10d_functional" or target.name().startswith("dynamotor::shard_")
 
 
 def meets_ranks(target: object) -> bool:

@@ -37,7 +37,7 @@ def zero(rank: int) -> dict[str, Any]:
 
 
 def fsdp(rank: int) -> dict[str, Any]:
-    """FSDP2 shards each layer and the whole; its hooks run between the graphs."""
+    """FSDP2 shards each layer and the whole."""
     dynamotor.reset()
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def _serve(rank: int, port: int, timeout: float, device: str, pipe: Any) -> None:
+def _serve(rank: int, size: int, port: int, timeout: float, device: str, pipe: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
@@ -37,7 +37,7 @@ def _serve(rank: int, port: int, timeout: float, device: str, pipe: Any) -> None
     join = {
         "init_method": f"tcp://127.0.0.1:{port}",
         "rank": rank,
-        "world_size": 2,
+        "world_size": size,
         "timeout": timedelta(seconds=timeout),
     }
     if device == "cuda":
@@ -56,16 +56,16 @@ def _serve(rank: int, port: int, timeout: float, device: str, pipe: Any) -> None
 
 
 class Pair:
-    """The two processes. `run` gives both ranks' results; an error on either is raised here."""
+    """The two processes (or more). `run` gives all ranks' results; an error on any is raised here."""
 
-    def __init__(self, group_timeout: float = 20.0, device: str = "cpu") -> None:
+    def __init__(self, group_timeout: float = 20.0, device: str = "cpu", size: int = 2) -> None:
         context = children.server()
         port = free_port()
         self.pipes, self.processes = [], []
-        for rank in range(2):
+        for rank in range(size):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, port, group_timeout, device, there), daemon=True
+                target=_serve, args=(rank, size, port, group_timeout, device, there), daemon=True
             )
             process.start()
             there.close()  # so that a process that dies is noticed at once

@@ -15,7 +15,7 @@ LIMITS = {
     "base": 1_200,
     "capture": 14_400,
     "codegen": 7_000,
-    "distributed": 1_300,
+    "distributed": 1_800,
     "graph": 5_700,
     "lower": 5_900,
     "runtime": 1_500,

@@ -393,6 +393,16 @@ class DictValue(Value):
             trace.effects.change(self)
         self.table[hash_key] = (key if old is None else old[0], value)
 
+    def show(self, key: str, value: Value | None) -> None:
+        """Let a key that is there lead to another value while a part is traced, and then (None) to its own
+        again: the outside dict stays as it is."""
+        if value is not None:
+            self.table[key] = (Constant(key), value)
+        elif self.complete:
+            self.table[key] = (Constant(key), self._read(key))
+        else:
+            self.table.pop(key, None)
+
     def _may_replace(self, key: Hashable) -> None:
         """A write needs not know whether the key is there: who asks for the keys and their order (`load`)
         guards them."""

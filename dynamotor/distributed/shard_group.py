@@ -1,0 +1,389 @@
+"""The parameters that one `fully_shard` gathers and reduces together, seen from compiled code: an all-gather
+before they are used, a reduce-scatter of their gradients.
+
+What goes over the wire, and in which order, is what FSDP2's own hooks send. So one rank may run the hooks
+while another runs compiled code. Everything that may change between steps (the shards' memory, whether
+gradients are reduced, factors) is read at the time at which the hooks would read it.
+
+>>> group = shard_group_of(state._fsdp_param_groups[0], state)
+>>> flat = group.start_gather()                    # runs beside what comes next
+>>> weights = group.finish_gather(flat)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..base import compat
+from ..base.events import emit, listening
+from ..graph.spec import TensorSpec, contiguous_stride
+from .plan import Bucket, GradientSlot
+from .rank_failures import install, told
+
+# Their names since PyTorch 2.13, and before.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_KEY = "_dynamotor_shards"
+_numbers = itertools.count(1)
+_groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()
+# Gradients that are on their way: the oldest are waited for before more bytes than these are in flight.
+BYTES_IN_FLIGHT = 256 << 20
+_copied: list[Any] = []  # on a GPU: after it nobody reads the memory of the last gather that was waited for
+
+
+def shard_group_of(parameters: Any, state: Any) -> ShardGroup:
+    """The group of an `FSDPParamGroup` of an `FSDPState`; the first call attaches it."""
+    found = vars(parameters).get(_KEY)
+    if found is None:
+        found = vars(parameters)[_KEY] = ShardGroup(parameters, state)
+    return found
+
+
+def group_of(number: int) -> ShardGroup:
+    """The group that a number in a graph stands for."""
+    return _groups[number]
+
+
+class ShardGroup:
+    """One `FSDPParamGroup`. `anchor` is the tensor through which autograd reaches the group: the parameters
+    themselves take no part in it, as under the hooks.
+    """
+
+    def __init__(self, parameters: Any, state: Any) -> None:
+        self.parameters, self.state = parameters, state
+        self.number = next(_numbers)
+        _groups[self.number] = self
+        self.anchor = torch.zeros((), device=parameters.device, requires_grad=True)
+        with torch.enable_grad():
+            self._node = torch.autograd.graph.get_gradient_edge(self.anchor).node
+        self._reduced: dict[torch.dtype, Bucket] = {}  # of gradients of all parameters
+        self._started: dict[int, Any] = {}  # gathers that nobody has waited for, by their memory
+        install(self.group)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self.parameters.mesh_info.shard_process_group
+
+    @property
+    def world(self) -> int:
+        return self.group.size()
+
+    @property
+    def params(self) -> Sequence[Any]:
+        """The `FSDPParam`s, in the order in which they lie in what is sent."""
+        return self.parameters.fsdp_params
+
+    @property
+    def reshards(self) -> bool:
+        """Whether gathered weights are freed after the forward and gathered again for the backward."""
+        return self.parameters.post_forward_mesh_info is not None
+
+    def __repr__(self) -> str:
+        return f"ShardGroup({self.parameters._module_fqn or 'root'})"
+
+    # Plans --------------------------------------------------------------------------------------------------
+    @cached_property
+    def gathered(self) -> Bucket:
+        """A rank's part of the all-gather: the padded shards in the type in which they are used."""
+        return self._bucket(self.params, self.params[0].param_dtype or self.params[0].orig_dtype)
+
+    def reduced(self, params: Sequence[Any], dtype: torch.dtype) -> Bucket:
+        """A rank's part of the reduce-scatter: the padded shards of the gradients of these parameters."""
+        if len(params) < len(self.params):
+            return self._bucket(params, dtype)
+        if dtype not in self._reduced:
+            self._reduced[dtype] = self._bucket(params, dtype)
+        return self._reduced[dtype]
+
+    def _bucket(self, params: Sequence[Any], dtype: torch.dtype) -> Bucket:
+        slots: list[GradientSlot] = []
+        end = 0
+        for param in params:
+            shape = tuple(param.padded_sharded_param_size)
+            stride: tuple[Any, ...] = contiguous_stride(shape)
+            slots.append(GradientSlot(param._param_fqn or "", shape, stride, end))
+            end += slots[-1].numel
+        return Bucket(tuple(slots), dtype, self.parameters.device)
+
+    @property
+    def weights(self) -> tuple[TensorSpec, ...]:
+        """What a gather gives."""
+        return tuple(
+            TensorSpec.dense(tuple(p._orig_size), p.param_dtype or p.orig_dtype, self.anchor.device)
+            for p in self.params
+        )
+
+    # Gathering ----------------------------------------------------------------------------------------------
+    def start_gather(self) -> torch.Tensor:
+        """Start the all-gather; the memory into which it writes."""
+        bucket = self.gathered
+        with self._beside(), told("while parameters were gathered"):
+            flat = torch.empty(bucket.numel * self.world, dtype=bucket.dtype, device=bucket.device)
+            own = flat.narrow(0, bucket.numel * self.group.rank(), bucket.numel)
+            parts = own.split(bucket.numels)
+            torch._foreach_copy_(list(parts), [p._sharded_param_data for p in self.params])
+            work = None
+            if self.world > 1:
+                work = _all_gather(flat, own, group=self.group, async_op=not flat.is_cuda)
+            self._started[flat.data_ptr()] = (
+                torch.cuda.current_stream().record_event() if flat.is_cuda else work
+            )
+        if listening("shards"):
+            emit("shards", what="gather", group=self, nbytes=flat.nbytes)
+        return flat
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a GPU: on the stream for gathers, which waits for what has written the shards, and for those who
+        read its memory before."""
+        if self.anchor.device.type != "cuda":
+            yield
+            return
+        stream = self.parameters.comm_ctx.all_gather_stream
+        in_backward, hooked = compat.current_task() != -1, self.state._state_ctx.iter_forward_root is not None
+        if not in_backward and not hooked:  # the root's own hook has waited
+            stream.wait_stream(torch.cuda.current_stream())
+        elif _copied:
+            stream.wait_event(_copied[0])
+        with torch.cuda.stream(stream):
+            yield
+
+    def finish_gather(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Wait for an all-gather; the whole parameters."""
+        work = self._started.pop(flat.data_ptr(), None)
+        if work is not None:
+            with told("while parameters were gathered"):
+                work.wait()
+        bucket, world = self.gathered, self.world
+        whole = [flat.new_empty(n * world) for n in bucket.numels]
+        torch.split_with_sizes_copy(
+            flat.view(world, -1),
+            bucket.numels,
+            dim=1,
+            out=[t.view(world, -1) for t in whole],
+        )
+        if flat.is_cuda:
+            _copied[:] = [torch.cuda.current_stream().record_event()]
+        return [_joined(t, p, world) for t, p in zip(whole, self.params, strict=True)]
+
+    # Reducing -----------------------------------------------------------------------------------------------
+    def reduce(self, which: Sequence[int], grads: Sequence[torch.Tensor], late: bool) -> None:
+        """Take the gradients of some of the whole parameters; start their reduction (late: when the backward
+        ends), or keep them where the program has turned it off.
+        """
+        if not self._is_wanted():
+            return
+        new: dict[int, torch.Tensor] = dict(zip(which, grads, strict=True))
+        if not self.parameters.reduce_grads:
+            for i, grad in new.items():
+                self._keep(self.params[i], grad)
+            return
+        params, whole = [], []
+        for i, param in enumerate(self.params):
+            found = self._with_kept(param, new.get(i))
+            if found is not None:
+                params.append(param)
+                # of late ones the program may use the memory again before they are packed
+                whole.append(found.clone() if late and found is new.get(i) else found)
+        if params:
+            reductions.take(Reduction(self, params, whole), late)
+
+    def _is_wanted(self) -> bool:
+        """Whether the backward that runs is to write `.grad`: that of `torch.autograd.grad` is not."""
+        try:
+            return compat.engine_will_run(self._node)
+        except RuntimeError:  # so it answers for leaves under torch.autograd.grad
+            return False
+
+    def _keep(self, param: Any, grad: torch.Tensor) -> None:
+        """Add to what the parameter keeps until gradients are reduced, where the hooks would find it."""
+        if not hasattr(param, "_unsharded_param"):
+            dtype = param.param_dtype or param.orig_dtype
+            numel = param.padded_sharded_param_size.numel()
+            param.init_all_gather_outputs([numel], [dtype], self.world, self.parameters.device)
+            param.init_unsharded_param()
+            param.free_unsharded_param()
+        if param.unsharded_accumulated_grad is None:
+            param.unsharded_accumulated_grad = torch.empty_like(
+                grad, dtype=param.reduce_dtype or grad.dtype, memory_format=torch.contiguous_format
+            ).copy_(grad)
+        else:
+            param.unsharded_accumulated_grad += grad
+
+    def _with_kept(self, param: Any, grad: torch.Tensor | None) -> torch.Tensor | None:
+        """A gradient with what was kept of earlier backwards, which is taken out."""
+        kept = param.unsharded_accumulated_grad
+        param.unsharded_accumulated_grad = None
+        unsharded = getattr(param, "_unsharded_param", None)
+        if unsharded is not None and unsharded.grad is not None:  # the hooks kept it, in the gradient's type
+            kept = unsharded.grad if kept is None else kept + unsharded.grad
+            unsharded.grad = None
+        if kept is None:
+            if grad is None and getattr(self.parameters, "reduce_scatter_unused_params", False):
+                return param.unsharded_zero_grad_data
+            return grad
+        return kept if grad is None else kept.add_(grad)
+
+
+def _joined(flat: torch.Tensor, param: Any, world: int) -> torch.Tensor:
+    """A whole parameter, from the shards of all ranks behind each other."""
+    dim, shape = param.fsdp_placement.dim, list(param.padded_sharded_param_size)
+    if dim == 0:
+        return flat.narrow(0, 0, param._orig_size.numel()).view(param._orig_size)
+    return torch.cat(flat.view(world, *shape).unbind(), dim)
+
+
+def _rows(grad: torch.Tensor, param: Any, world: int) -> torch.Tensor:
+    """A whole gradient with the ranks' parts behind each other in its first dimension."""
+    dim = param.fsdp_placement.dim
+    return grad if dim == 0 or world == 1 else torch.cat(grad.chunk(world, dim))
+
+
+@dataclass(eq=False)
+class Reduction:
+    """The gradients of one group on their way: packed, scattered, (with replicas) summed over these, and
+    added to the shards' `.grad`.
+    """
+
+    of: ShardGroup
+    params: list[Any]
+    grads: list[torch.Tensor]  # let go when they are packed
+    nbytes: int = 0
+    work: Any = None
+    sent: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+
+    @cached_property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The group over which shards are replicated (HSDP)."""
+        return getattr(self.of.parameters.mesh_info, "replicate_process_group", None)
+
+    def start(self) -> None:
+        """Pack the gradients and start the reduce-scatter; on a GPU all that follows is queued too."""
+        of, group = self.of, self.of.parameters
+        dtype = group._reduce_dtype or self.grads[0].dtype
+        bucket = of.reduced(self.params, dtype)
+        self.factors = compat.gradient_divide_factors()(
+            of.group,
+            self.replicas,
+            dtype,
+            group.device.type,
+            group.gradient_divide_factor,
+            group.force_sum_reduction_for_comms,
+        )
+        self.sent = torch.empty(bucket.numel * of.world, dtype=dtype, device=bucket.device)
+        rows = [_rows(g, p, of.world) for g, p in zip(self.grads, self.params, strict=True)]
+        torch._chunk_cat(rows, dim=0, num_chunks=of.world, out=self.sent.view(of.world, -1))
+        self.grads, rows = [], []
+        self.nbytes = self.sent.nbytes
+        if listening("shards"):
+            emit("shards", what="reduce", group=of, nbytes=self.nbytes)
+        if not self.sent.is_cuda:
+            self.work = self._scatter(bucket, async_op=True)
+            return
+        stream = group.comm_ctx.reduce_scatter_stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._scatter(bucket, async_op=False)
+            self._hand_out()
+            self.work = stream.record_event()
+
+    def _scatter(self, bucket: Bucket, async_op: bool) -> Any:
+        of, group, sent = self.of, self.of.parameters, self.sent
+        before, _, operation, _ = self.factors
+        assert sent is not None
+        if before is not None and before != 1:
+            sent.div_(before)
+        if of.world > 1:
+            self.output = sent.new_empty(bucket.numel)
+            scatter = group._reduce_scatter_process_group
+            return _reduce_scatter(self.output, sent, op=operation, group=scatter, async_op=async_op)
+        factor = group.gradient_divide_factor
+        self.output = sent if factor is None else sent / factor
+        return None
+
+    def finish(self) -> None:
+        """Wait until the shards have their gradients."""
+        if self.work is not None:
+            self.work.wait()
+        if self.output is not None:
+            self._hand_out()
+        self.sent = None
+
+    def _hand_out(self) -> None:
+        """Sum over the replicas, and add the result to the shards' gradients."""
+        output, self.output = self.output, None
+        group = self.of.parameters
+        assert output is not None
+        _, after, _, operation = self.factors
+        if self.replicas is not None:
+            dist.all_reduce(output, group=self.replicas, op=operation)
+        if after is not None and after != 1:
+            output.div_(after)
+        flat = output.to(group._orig_dtype)
+        slots = self.of.reduced(self.params, flat.dtype).slots
+        for param, slot in zip(self.params, slots, strict=True):
+            _add_to_gradient(param, slot.of(flat))
+
+
+def _add_to_gradient(param: Any, flat: torch.Tensor) -> None:
+    """Give a shard its gradient, as AccumulateGrad would."""
+    shard = param.sharded_param
+    local = torch.as_strided(flat, param.sharded_size, param.contiguous_sharded_stride, flat.storage_offset())
+    if shard.grad is None:
+        shard.grad = param.to_sharded_dtensor(local)
+    else:
+        shard.grad._local_tensor += local
+    for hook in (getattr(shard, "_post_accumulate_grad_hooks", None) or {}).values():
+        hook(shard)
+
+
+class Reductions:
+    """What is on its way in this process, in order; all of it has arrived when the backward ends."""
+
+    def __init__(self) -> None:
+        self.pending: list[Reduction] = []
+        self.late: list[Reduction] = []
+
+    def take(self, reduction: Reduction, late: bool) -> None:
+        """Reduce now, or when the backward ends."""
+        if not self.pending and not self.late:
+            compat.execution_engine.get().queue_callback(self.finish)
+        if late:
+            self.late.append(reduction)
+        else:
+            self._start(reduction)
+
+    def _start(self, reduction: Reduction) -> None:
+        """Start one, behind those that there is no room for beside it."""
+        with told("in a backward, while gradients were reduced"), torch.no_grad():
+            reduction.start()
+            while self.pending and sum(one.nbytes for one in (*self.pending, reduction)) > BYTES_IN_FLIGHT:
+                self.pending.pop(0).finish()
+        self.pending.append(reduction)
+
+    def finish(self) -> None:
+        """Start what is late, in the order of the hooks, and wait for all."""
+        late, self.late = self.late, []
+        for reduction in sorted(late, key=_place):
+            self._start(reduction)
+        with told("in a backward, while gradients were reduced"), torch.no_grad():
+            while self.pending:
+                self.pending.pop(0).finish()
+
+
+def _place(reduction: Reduction) -> int:
+    state = reduction.of.state
+    return state._state_ctx.all_states.index(state)
+
+
+reductions = Reductions()
