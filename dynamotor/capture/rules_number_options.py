@@ -1,5 +1,6 @@
-"""Floats that differ between calls as options of torch functions (`alpha=`, bounds, weights, what is filled in), and as
-arguments of custom autograd functions: the call is written with a tensor of the number, an input of the graph.
+"""Floats that differ between calls as options of torch functions (`alpha=`, bounds, weights, what is filled
+in), and as arguments of custom autograd functions: the call is written with a tensor of the number, an input
+of the graph.
 
 >>> torch.add(x, y, alpha=k), x.clamp(max=k), x.lerp(y, k), torch.full((3,), k)
 """
@@ -19,7 +20,13 @@ from .values.constant import Constant, is_none
 from .values.number import FloatValue
 from .values.tensor import TensorValue, number_rules, number_tensor, torch_call
 
-_NAMES = {"__setitem__": "setitem", "mod": "remainder", "__pow__": "pow", "__rpow__": "pow"}
+_NAMES = {
+    "__setitem__": "setitem",
+    "mod": "remainder",
+    "__pow__": "pow",
+    "__rpow__": "pow",
+    "_threshold": "threshold",
+}
 # Options that are read as tensors where they are floats; another float among the arguments stays a number.
 _NUMBERS = frozenset(
     (
@@ -35,13 +42,38 @@ _NUMBERS = frozenset(
         "other",
         "negative_slope",
         "scale",
+        "exponent",
+        "threshold",
+        "min_val",
+        "max_val",
+        "lambd",
+        "delta",
+        "eps",
+        "momentum",
     )
-    + ("exponent",)
+)
+# Their polyfills have intermediate results, which kernels for 16-bit floats do not round.
+_NOT_HALVES = frozenset(
+    (
+        number_options.pow,
+        number_options.celu,
+        number_options.softplus,
+        number_options.softshrink,
+        number_options.huber_loss,
+        number_options.smooth_l1_loss,
+        number_options.layer_norm,
+        number_options.rms_norm,
+        number_options.group_norm,
+        number_options.batch_norm,
+        number_options.instance_norm,
+        number_options.normalize,
+    )
 )
 
 
 def _rewritten(function: types.FunctionType, trace: Trace, args: Args, kwargs: Kwargs) -> Value | None:
-    """The call by its polyfill; None where it has other arguments, or tensors that a number's type may change."""
+    """The call by its polyfill; None where it has other arguments, or tensors that a number's type may
+    change."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     given = dict(zip(names, args)) | {{"self": "input"}.get(name, name): v for name, v in kwargs.items()}
@@ -54,12 +86,13 @@ def _rewritten(function: types.FunctionType, trace: Trace, args: Args, kwargs: K
         or not numbers.keys() <= _NUMBERS
         or trace.sizes.in_body
         or not all(map(_takes_number, tensors))
-        or function is number_options.pow
+        or function in _NOT_HALVES
         and any(tensor.example.dtype not in (torch.float32, torch.float64) for tensor in tensors)
         or not all(number.is_exact and _is_in_range(trace, number) for number in numbers.values())
     ):
         return None
-    return trace.call_python(function, [], given)
+    found = trace.call_python(function, [], given)
+    return None if type(found) is Constant and found.value is NotImplemented else found
 
 
 def _takes_number(value: TensorValue) -> bool:
@@ -70,7 +103,8 @@ def _takes_number(value: TensorValue) -> bool:
 
 
 def _is_in_range(trace: Trace, number: FloatValue) -> bool:
-    """Whether the number is finite, and small enough for float32; guarded, since eager refuses some others."""
+    """Whether the number is finite, and small enough for float32; guarded, since eager refuses some
+    others."""
     small = trace.make(torch.finfo(torch.float32).max)
     return trace.truth(trace.binary(operator.le, trace.call(trace.make(abs), [number]), small))
 
@@ -93,7 +127,7 @@ def _number(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 for _name, _function in vars(number_options).items():
-    if isinstance(_function, types.FunctionType) and _name != "number":
+    if isinstance(_function, types.FunctionType) and _name != "number" and not _name.startswith("_"):
         number_rules.add(_name, functools.partial(_rewritten, _function))
 for _alias, _name in _NAMES.items():
     number_rules.add(_alias, number_rules[_name])

@@ -536,9 +536,9 @@ register_all(
             (aten.hardtanh_backward.default,),
             lambda ctx, g, x, min_val, max_val: ctx.pointwise(
                 lambda g, a: select(
-                    op("and", compare("gt", a, like(min_val, a)), compare("lt", a, like(max_val, a))),
-                    g,
+                    op("or", compare("le", a, like(min_val, a)), compare("ge", a, like(max_val, a))),
                     like(0, g),
+                    g,
                 ),
                 g,
                 x,

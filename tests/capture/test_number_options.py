@@ -1,5 +1,5 @@
-"""Floats that differ between calls as options of functions, arguments of custom functions and parts of keys need two
-programs at most, and give eager's results and gradients."""
+"""Floats that differ between calls as options of functions, arguments of custom functions and parts of keys
+need two programs at most, and give eager's results and gradients."""
 
 import pytest
 import torch
@@ -49,10 +49,28 @@ PROGRAMS = {
     "remainder": lambda x, k: x % k,
     "tensor": lambda x, k: x * torch.tensor(k),
     "leaky_relu": lambda x, k: F.leaky_relu(x, k) + F.elu(x, alpha=k),
+    "softplus": lambda x, k: F.softplus(x, k) + F.softplus(x * 3, threshold=k),
+    "celu": lambda x, k: F.celu(x, k) + F.celu(x * 100, alpha=k),
+    "threshold": lambda x, k: F.threshold(x, k, 0.5) + F.threshold(x, 0.1, k),
+    "shrink": lambda x, k: F.hardshrink(x, k) + F.softshrink(x, k) + F.hardtanh(x, -k, k),
+    "huber": lambda x, k: (
+        F.huber_loss(x, x.detach() * 2, delta=k) + F.smooth_l1_loss(x, x.detach() * 3, beta=k)
+    ),
+    "pad": lambda x, k: F.pad(x, (1, 2), value=k) * k,
+    "layer_norm": lambda x, k: F.layer_norm(x, (6,), x * 2, x, eps=k) + F.rms_norm(x, (6,), x, eps=k),
+    "group_norm": lambda x, k: F.group_norm(x.view(1, 6), 3, x, x, eps=k) * F.normalize(x, dim=0, eps=k),
+    "instance_norm": lambda x, k: F.instance_norm(x.view(1, 2, 3), weight=x[:2], eps=k) ** 2,
+    "batch_norm": lambda x, k: _batch_norm(x.view(3, 2), k),
     "setitem": lambda x, k: _set(x * 1, k),
     "function": lambda x, k: Scaled.apply(x, k),
     "key": lambda x, k: {f"loss_{k}": x.sum(), "last": x * 1, f"{k:.3f}": x * 2},
 }
+
+
+def _batch_norm(x, k):
+    mean, variance = torch.zeros(2), torch.ones(2)
+    normed = F.batch_norm(x, mean, variance, x[0], x[1], True, k / 10, k) ** 2
+    return torch.cat([normed, mean[None], variance[None], F.batch_norm(x, mean, variance, eps=k)])
 
 
 def _set(y, k):
@@ -131,3 +149,24 @@ def test_texts_as_keys_are_read_where_the_program_looks():
     compiled = dynamotor.compile(program, backend="eager")
     for n in (5, 3, 4, 3):
         assert str(compiled(torch.ones(2), n)) == str(program(torch.ones(2), n))
+
+
+@pytest.mark.parametrize(
+    "name", ["celu", "elu", "softplus", "threshold", "hardshrink", "softshrink", "hardtanh"]
+)
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_gradients_are_eagers_where_values_are_not_finite(name, backend):
+    def program(x, k):
+        return getattr(F, name)(x, *{"threshold": (k, 0.5), "hardtanh": (-k, k)}.get(name, (k,)))
+
+    compiled = dynamotor.compile(program, backend=backend)
+    for k in (0.4, 0.5, 0.6):
+        found = []
+        for run in (compiled, program):
+            x = torch.tensor(
+                [float("nan"), 200.0, -200.0, float("inf"), -float("inf"), 0.0, 0.1]
+            ).requires_grad_()
+            y = run(x, k)
+            y.sum().backward()
+            found.append((y.detach(), x.grad))
+        torch.testing.assert_close(*found, equal_nan=True)

@@ -1,6 +1,8 @@
-"""Functions with a number among their options, over tensors: the number is an input where it differs between calls.
+"""Functions with a number among their options, over tensors: the number is an input where it differs between
+calls.
 
-The parameters have the names of PyTorch's, so that arguments are bound as there.
+The parameters have the names of PyTorch's, so that arguments are bound as there. None stands for a call that
+is left to PyTorch, with the number as a constant.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import torch.nn.functional as F
 
 
 def number(value: Any, like: torch.Tensor) -> Any:
-    """A number as a tensor without dimensions that does not change the type of a result (a rule of the trace)."""
+    """A number as a tensor without dimensions that does not change the type of a result (a rule of the
+    trace)."""
     raise NotImplementedError
 
 
@@ -139,7 +142,175 @@ def leaky_relu(input: Any, negative_slope: Any = 0.01) -> Any:
 
 
 def elu(input: Any, alpha: Any = 1.0) -> Any:
-    return torch.where(input > 0, input, torch.expm1(input) * alpha)
+    # The exponential of what is not chosen overflows, and its gradient would be 0 * inf.
+    return torch.where(input <= 0, torch.expm1(torch.clamp_max(input, 0)) * alpha, input)
+
+
+def celu(input: Any, alpha: Any = 1.0) -> Any:
+    return torch.where(input <= 0, torch.expm1(torch.clamp_max(input, 0) * (1 / alpha)) * alpha, input)
+
+
+def softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
+    scaled = input * beta
+    linear = scaled > threshold
+    return torch.where(linear, input, torch.log1p(torch.exp(torch.where(linear, 0.0, scaled))) / beta)
+
+
+def threshold(input: Any, threshold: Any, value: Any) -> Any:
+    return torch.where(input <= threshold, number(value, input), input)
+
+
+def hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0) -> Any:
+    if min_val > max_val:
+        raise ValueError("min_val cannot be greater than max_val")
+    upper = torch.where(input >= max_val, number(max_val, input), input)
+    return torch.where(input <= min_val, number(min_val, input), upper)
+
+
+def hardshrink(input: Any, lambd: Any = 0.5) -> Any:
+    return torch.where((input >= -lambd) & (input <= lambd), 0.0, input)
+
+
+def softshrink(input: Any, lambd: Any = 0.5) -> Any:
+    if lambd < 0:
+        raise RuntimeError("lambda must be greater or equal to 0")
+    small = torch.where((input >= -lambd) & (input <= lambd), input * 0.0, input)  # not so of a NaN
+    return torch.where(input > lambd, input - lambd, torch.where(input < -lambd, input + lambd, small))
+
+
+def huber_loss(input: Any, target: Any, reduction: Any = "mean", weight: Any = None, delta: Any = 1.0) -> Any:
+    if delta <= 0 or weight is not None or input.shape != target.shape:
+        return NotImplemented
+    apart = torch.abs(input - target)
+    loss = torch.where(apart < delta, 0.5 * apart * apart, (apart - 0.5 * delta) * delta)
+    return _reduced(loss, reduction)
+
+
+def smooth_l1_loss(
+    input: Any,
+    target: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: Any = "mean",
+    beta: Any = 1.0,
+) -> Any:
+    if beta <= 0 or size_average is not None or reduce is not None or input.shape != target.shape:
+        return NotImplemented
+    apart = torch.abs(input - target)
+    loss = torch.where(apart < beta, 0.5 * apart * apart / beta, apart - 0.5 * beta)
+    return _reduced(loss, reduction)
+
+
+def _reduced(loss: Any, reduction: Any) -> Any:
+    if reduction == "mean":
+        return torch.mean(loss)
+    if reduction == "sum":
+        return torch.sum(loss)
+    return loss if reduction == "none" else NotImplemented
+
+
+def pad(input: Any, pad: Any, mode: Any = "constant", value: Any = None) -> Any:
+    if mode != "constant":
+        return NotImplemented
+    inside = F.pad(torch.ones_like(input, dtype=torch.bool), pad)
+    return torch.where(inside, F.pad(input, pad), number(value, input))
+
+
+def layer_norm(
+    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
+) -> Any:
+    dims = _last(input, normalized_shape)
+    if dims is None:
+        return NotImplemented
+    variance, mean = torch.var_mean(input, dims, correction=0, keepdim=True)
+    return _affine((input - mean) * torch.rsqrt(variance + eps), weight, bias)
+
+
+def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    dims = _last(input, normalized_shape)
+    if dims is None:
+        return NotImplemented
+    return _affine(input * torch.rsqrt(torch.mean(input * input, dims, keepdim=True) + eps), weight, None)
+
+
+def group_norm(input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+    if input.dim() < 2 or input.shape[1] % num_groups != 0 or not input.is_contiguous():
+        return NotImplemented
+    grouped = torch.flatten(torch.unflatten(input, 1, (num_groups, input.shape[1] // num_groups)), 2)
+    variance, mean = torch.var_mean(grouped, [2], correction=0, keepdim=True)
+    normed = torch.reshape((grouped - mean) * torch.rsqrt(variance + eps), input.shape)
+    return _affine(normed, _by_channel(weight, input), _by_channel(bias, input))
+
+
+def batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: Any = False,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+) -> Any:
+    if input.dim() < 2 or (running_mean is None) != (running_var is None):
+        return NotImplemented
+    if training:
+        count = input.numel() // input.shape[1]
+        if count < 2:
+            return NotImplemented
+        dims = [d for d in range(input.dim()) if d != 1]
+        variance, mean = torch.var_mean(input, dims, correction=0)
+        if running_mean is not None:
+            with torch.no_grad():
+                running_mean.mul_(1 - momentum).add_(mean * momentum)
+                running_var.mul_(1 - momentum).add_(variance * (count / (count - 1)) * momentum)
+    else:
+        mean, variance = running_mean, running_var
+        if mean is None:
+            return NotImplemented
+    normed = (input - _by_channel(mean, input)) * _by_channel(torch.rsqrt(variance + eps), input)
+    return _affine(normed, _by_channel(weight, input), _by_channel(bias, input))
+
+
+def instance_norm(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: Any = True,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+) -> Any:
+    if input.dim() < 3 or not use_input_stats or running_mean is not None or running_var is not None:
+        return NotImplemented
+    variance, mean = torch.var_mean(input, [*range(2, input.dim())], correction=0, keepdim=True)
+    normed = (input - mean) * torch.rsqrt(variance + eps)
+    return _affine(normed, _by_channel(weight, input), _by_channel(bias, input))
+
+
+def _last(input: Any, shape: Any) -> Any:
+    """The last dimensions, if they have this shape."""
+    n = len(shape)
+    return [*range(-n, 0)] if n and tuple(input.shape[-n:]) == tuple(shape) else None
+
+
+def _by_channel(value: Any, input: Any) -> Any:
+    return None if value is None else torch.reshape(value, (1, -1) + (1,) * (input.dim() - 2))
+
+
+def _affine(value: Any, weight: Any, bias: Any) -> Any:
+    if weight is not None:
+        value = value * weight
+    return value if bias is None else value + bias
+
+
+def normalize(input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12, out: Any = None) -> Any:
+    return (
+        None
+        if out is not None
+        else input / torch.clamp_min(torch.norm(input, p, dim, True), number(eps, input))
+    )
 
 
 def scaled_dot_product_attention(
