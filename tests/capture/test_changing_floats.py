@@ -73,7 +73,6 @@ def test_the_general_program_gives_the_bits_of_a_special_one(name, dtype):
 def test_what_needs_the_number_itself_is_a_program_each():
     x = torch.randn(7)
     calls = [(x, f) for f in NUMBERS]
-    assert captures(lambda x, f: torch.nn.functional.celu(x, f), calls) == len(calls)
     assert captures(lambda x, f: torch.arange(3) * f, calls) == len(calls)  # of the default type
     assert captures(lambda x, f: x.to(torch.complex64) * f, calls) == len(calls)
 
