@@ -18,7 +18,7 @@ from .autograd.aot import aot_compile
 from .autograd.variants import Variants
 from .base import compat
 from .base.config import Config
-from .base.errors import UsageError
+from .base.errors import SettingWarning, UsageError
 from .base.events import counters, warn_once
 from .base.probe import COMPILE, lost
 from .codegen import compile_aten
@@ -176,7 +176,8 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
         elif _is_of_inductor(key):
             warn_once(
                 f"option {key}",
-                f"option {name!r} is one of torch.compile's inductor and changes nothing here",
+                f"option {name!r} of torch.compile's inductor has no effect",
+                SettingWarning,
             )
         else:
             found[name] = value

@@ -21,9 +21,11 @@ from kernels import forget_kernels
 
 import dynamotor
 from dynamotor import __main__, config
+from dynamotor.base import errors
 from dynamotor.codegen import cpp_ops
 
 ROOT = Path(__file__).parents[1]
+SITE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Homepage"]
 PAGES = [
     ROOT / "README.md",
@@ -146,6 +148,14 @@ def test_the_dashboard_is_of_the_committed_files() -> None:
         and "| `h200-gpu` | train | 8 | 8 | 2.53 | 1.62 |" in text
     )
     assert "xla device, OpInfo | float32 | 672 | 664 (98.8 %)" in text
+
+
+def test_every_error_code_has_an_anchor_that_messages_link_to() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    codes = set(re.findall(r"^\| (DM\d{3}) \|", text, re.MULTILINE))
+    anchors = set(re.findall(r'<a id="(dm\d{3})"></a>', _hooks().with_anchors(text)))
+    assert anchors == {code.lower() for code in codes} and len(codes) > 190
+    assert errors.link("DM211") == f"{SITE}errors/#dm211"
 
 
 def test_the_site_builds(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from warned import text_of
 
 import dynamotor
 from dynamotor import UsageError, counters
@@ -235,12 +236,12 @@ def test_nested_compile_regions_are_captured_like_other_functions(mark):
     assert graphs_and_breaks(lambda x: region(x) + region(x + 1)) == (1, 0)
 
 
-def test_options_of_inductor(capfd):
+def test_options_of_inductor(recwarn):
     compiled = dynamotor.compile(
         plain, options={"epilogue_fusion": True, "triton.cudagraphs": False, "fallback_random": True}
     )
     torch.testing.assert_close(compiled(x), plain(x))
-    assert "'epilogue_fusion'" in capfd.readouterr().err
+    assert "'epilogue_fusion'" in text_of(recwarn)
     settings = compiled.miss.__self__.options.options
     assert settings == {"cuda_graphs": False, "fallback_random": True}
     with pytest.raises(UsageError, match="DM105"):

@@ -113,7 +113,7 @@ def test_settings_of_the_environment_that_mean_nothing(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == ["0", "''", "0"]
     for name in ("DYNAMOTOR_DEBUG", "DYNAMOTOR_LOG", "DYNAMOTOR_RUN_WHILE_BUILDING", "DYNAMOTOR_TRACE"):
-        assert f"{name} is left out" in done.stderr
+        assert f"{name} is ignored" in done.stderr
 
 
 def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

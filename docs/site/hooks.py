@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,13 @@ def on_files(files: Any, config: Any) -> Any:
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def with_anchors(text: str) -> str:
+    """The table of error codes, each code with an anchor: messages link to `errors/#dm211`."""
+    return re.sub(r"^\| (DM\d{3}) \|", lambda m: f'| <a id="{m[1].lower()}"></a>{m[1]} |', text, flags=re.M)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """MkDocs asks for a page's text."""
+    return with_anchors(markdown) if page.file.src_uri == "errors.md" else markdown

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..base.config import config
-from ..base.errors import InternalError
+from ..base.errors import EagerWarning, InternalError
 from ..base.events import fall_back, warn_once
 from ..graph.module import copy_of
 from ..graph.size_nodes import is_size
@@ -54,7 +54,8 @@ class Narrow:
             return self.call(*inputs)
         reason = f"the backward was compiled for sizes with {unmet}"
         fall_back("backward.sizes", what="call", name=self.name, reason=reason, code="sizes")
-        warn_once(f"backward-{self.name}-{unmet}", f"{self.name}: {reason}; at others it runs op by op")
+        what = f"{self.name}: {reason}; at others it runs op by op"
+        warn_once(f"backward-{self.name}-{unmet}", what, EagerWarning)
         return self.op_by_op(*inputs)
 
 

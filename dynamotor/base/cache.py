@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import config
+from .errors import SettingWarning
 from .events import counters, warn_once
 
 _DIGEST = 32
@@ -63,6 +64,7 @@ def _is_ours(path: Path | str, status: os.stat_result) -> bool:
             f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}), "
             "and what lies there is run as code\n"
             f"  what to do: remove it, or point DYNAMOTOR_CACHE_DIR at a folder of your own",
+            SettingWarning,
         )
     return trusted
 
@@ -248,5 +250,6 @@ def store(kind: str, key: str, payload: bytes) -> bool:
             f"  what happens: programs are compiled anew in each process\n"
             "  what to do: free disk space there, or point DYNAMOTOR_CACHE_DIR at a folder that can be "
             "written",
+            SettingWarning,
         )
         return False

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, dataclass_transform
 
-from .errors import UsageError
+from .errors import SettingWarning, UsageError
 
 # Channels of the log: base/events.py says at which level each is shown.
 CHANNELS = ("breaks", "recompiles", "fallbacks", "timings", "guards", "code", "graphs", "passes", "bytecode")
@@ -222,7 +222,7 @@ class Options(Settings, InductorOptions, total=False):
 
 
 def _from_environment() -> Config:
-    """The settings of the environment; a value that a field does not take is named on stderr and left out."""
+    """The settings of the environment; a value that a field does not take is ignored with a warning."""
     debug = os.environ.get("DYNAMOTOR_DEBUG", "0")
     asked = {
         "debug": int(debug) if debug.isdigit() else debug,
@@ -233,7 +233,7 @@ def _from_environment() -> Config:
         try:
             check_values({name: asked[name]})
         except UsageError as error:
-            print(f"dynamotor: DYNAMOTOR_{name.upper()} is left out: {error}", file=sys.stderr)
+            warnings.warn(f"DYNAMOTOR_{name.upper()} is ignored: {error}", SettingWarning, stacklevel=2)
             del asked[name]
     return Config(
         strict=_flag("DYNAMOTOR_STRICT", False),

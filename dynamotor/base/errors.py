@@ -32,6 +32,10 @@ class UserLine:
         where = f"{self.filename}:{self.lineno}" + (f" in {self.function}" if self.function else "")
         return f"{where}\n    {text}" if text else where
 
+    def on_one_line(self) -> str:
+        """The line without a line break, for lists."""
+        return ": ".join(part.strip() for part in str(self).split("\n"))
+
     def entry(self) -> str:
         """The line as a traceback prints it."""
         text = linecache.getline(self.filename, self.lineno).strip()
@@ -71,6 +75,14 @@ def user_line() -> UserLine | None:
     return None
 
 
+SITE = "https://dynamotor.github.io/dynamotor"
+
+
+def link(code: str) -> str:
+    """The address of an error code's description."""
+    return f"{SITE}/errors/#{code.lower()}"
+
+
 class RaisedWhen(Exception):
     """What says in one statement when it is raised: `NotPlain.when(recipe.constants, "a constant")`."""
 
@@ -81,8 +93,20 @@ class RaisedWhen(Exception):
             raise cls(*args, **kwargs)
 
 
-class EagerWarning(UserWarning):
-    """Much of a compiled callable runs in eager PyTorch."""
+class DynamotorWarning(UserWarning):
+    """Base of all warnings of the compiler."""
+
+
+class EagerWarning(DynamotorWarning):
+    """A callable, graph or step runs in eager PyTorch, in part or as a whole."""
+
+
+class SettingWarning(DynamotorWarning):
+    """A setting or argument has no effect, or a file that it names cannot be used."""
+
+
+class CompatibilityWarning(DynamotorWarning):
+    """This PyTorch has not been tested, or lacks a private name that a capability needs."""
 
 
 class DynamotorError(RuntimeError, RaisedWhen):
@@ -96,6 +120,7 @@ class DynamotorError(RuntimeError, RaisedWhen):
         lines += [f"  at {where}"] if where else []
         lines += [f"  cause: {why}"] if why else []
         lines += [f"  what to do: {cure}"] if cure else []
+        lines += [f"  more: {link(code)}"]
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """One event stream: passes, builds, breaks and recompilations are emitted here; counters and reports listen.
-And the log ladder: DYNAMOTOR_DEBUG=0..7 picks a level, DYNAMOTOR_LOG=guards,breaks picks channels by name.
+And the log, one logger `dynamotor.<channel>` per channel: DYNAMOTOR_DEBUG=0..7 or DYNAMOTOR_LOG=guards,breaks
+turns channels on, as does the logger's own level. And warnings, under the categories of base/errors.py.
 
 >>> with collect() as events:
 ...     emit("break", reason="print")
@@ -10,14 +11,20 @@ And the log ladder: DYNAMOTOR_DEBUG=0..7 picks a level, DYNAMOTOR_LOG=guards,bre
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import re
 import sys
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from .config import config
+from .errors import DynamotorWarning, link, user_line
 
 # Fallbacks are shown with breaks and recompilations. 5: graphs and kernels after each stage, 6: graphs after
 # each pass, 7: every bytecode instruction.
@@ -35,23 +42,75 @@ LEVELS: dict[str, int] = {
 
 _once: set[str] = set()
 
+_logger = logging.getLogger("dynamotor")
+_loggers = {channel: _logger.getChild(channel) for channel in LEVELS}
+_logger.setLevel(logging.WARNING)  # a level for the root logger turns no channel on
+
+# The compilation that is running: "3/1" is the second program of the fourth compiled callable.
+compile_id: ContextVar[str] = ContextVar("dynamotor.compile_id", default="")
+
+
+class _Stderr(logging.Handler):
+    """Writes records to the present `sys.stderr`, unless the program has a handler that receives them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if any(handler is not self for handler in (*_logger.handlers, *logging.root.handlers)):
+            return
+        rank = f" rank {record.rank}" if record.rank is not None else ""  # type: ignore[attr-defined]
+        of = f" {record.compile_id}" if record.compile_id else ""  # type: ignore[attr-defined]
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        channel = record.name.partition(".")[2]
+        text = f"{when}.{record.msecs:03.0f}{rank} [dynamotor:{channel}]{of} {record.getMessage()}"
+        print(text, file=sys.stderr, flush=True)
+
+
+_logger.addHandler(_Stderr())
+
+
+def _rank() -> int | None:
+    """The rank of this process where several train together."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() else None
+
 
 def enabled(channel: str) -> bool:
     """Whether text of this channel would be shown."""
-    return config.debug >= LEVELS[channel] or channel in config.log.split(",")
+    if config.debug >= LEVELS[channel] or channel in config.log.split(","):
+        return True
+    return _loggers[channel].isEnabledFor(_severity(channel))
+
+
+def _severity(channel: str) -> int:
+    return logging.INFO if LEVELS[channel] <= 2 else logging.DEBUG
 
 
 def log(channel: str, text: Any) -> None:
-    """Write text to stderr when the channel is on; a callable is called only then."""
-    if enabled(channel):
-        print(f"[dynamotor:{channel}] {text() if callable(text) else text}", file=sys.stderr, flush=True)
+    """Send text to the channel's logger when the channel is on; a callable is called only then. Records have
+    the attributes `rank` and `compile_id`.
+    """
+    if not enabled(channel):
+        return
+    logger, said = _loggers[channel], text() if callable(text) else text
+    facts = {"rank": _rank(), "compile_id": compile_id.get()}
+    where = user_line()
+    file, line = (where.filename, where.lineno) if where else (__file__, 0)
+    record = logger.makeRecord(logger.name, _severity(channel), file, line, said, (), None, extra=facts)
+    logger.handle(record)  # whatever the logger's level is: settings may have turned the channel on
 
 
-def warn_once(key: str, text: str) -> None:
-    """Warn the user, once per process and key."""
+def warn_once(key: str, text: str, category: type[DynamotorWarning] = DynamotorWarning) -> None:
+    """Warn at the user's line, once per process and key."""
     if key not in _once:
         _once.add(key)
-        print(f"dynamotor: {text}", file=sys.stderr, flush=True)
+        where = user_line()
+        file, line = (where.filename, where.lineno) if where else (__file__, 0)
+        code = re.match(r"\[(DM\d+)\]", text)
+        if code and "  more: " not in text:
+            text += f"\n  more: {link(code[1])}"
+        warnings.warn_explicit(text, category, file, line)
 
 
 def forget_warnings() -> None:
@@ -61,11 +120,14 @@ def forget_warnings() -> None:
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened: its kind, its data and when (seconds of `time.perf_counter`)."""
+    """One thing that happened: its kind, its data, when (seconds of `time.perf_counter`), and in which
+    compilation.
+    """
 
     kind: str
     data: dict[str, Any] = field(default_factory=dict)
     time: float = 0.0
+    compile_id: str = ""
 
 
 Listener = Callable[[Event], None]
@@ -79,7 +141,7 @@ counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 def emit(kind: str, **data: Any) -> None:
     """Send an event to every listener; costs nothing when nobody listens."""
     if _listeners:
-        event = Event(kind, data, time.perf_counter())
+        event = Event(kind, data, time.perf_counter(), compile_id.get())
         for listener, kinds in tuple(_listeners):
             if not kinds or kind in kinds:
                 listener(event)

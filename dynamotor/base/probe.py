@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .errors import CaptureError
+from .errors import CaptureError, CompatibilityWarning
 from .events import warn_once
 
 TESTED = (2, 11), (2, 14)  # the oldest and the newest minor version of PyTorch that the test suite runs on
@@ -200,4 +200,4 @@ def tell() -> None:
 
 
 def _warn(code: str, text: str) -> None:
-    warn_once(text, f"[{code}] {text}")
+    warn_once(text, f"[{code}] {text}", CompatibilityWarning)

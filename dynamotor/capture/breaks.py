@@ -6,10 +6,13 @@ show.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..base.errors import CaptureError, UserLine
+import torch
+
+from ..base.errors import CaptureError, UserLine, link
 
 # Kind of break -> stable error code (docs/errors.md).
 CODES: dict[str, str] = {
@@ -59,6 +62,13 @@ CURES: dict[str, str] = {
 }
 
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def _in_torch(line: UserLine) -> bool:
+    return line.filename.startswith(_TORCH)
+
+
 @dataclass(frozen=True)
 class BreakReason:
     """One reason for a graph break: its kind, what happened, why it cannot be captured, what a user can do,
@@ -80,14 +90,27 @@ class BreakReason:
         """The innermost user line."""
         return self.stack[-1] if self.stack else None
 
+    @property
+    def own_line(self) -> UserLine | None:
+        """The innermost line outside of PyTorch; the innermost one, if all are inside."""
+        return next((line for line in reversed(self.stack) if not _in_torch(line)), self.where)
+
     def error(self) -> CaptureError:
         """The same reason as an error, for `fullgraph=True`."""
-        return CaptureError(self.code, self.what, why=self.cause, cure=self.cure, where=self.where)
+        return CaptureError(self.code, self.what, why=self.cause, cure=self.cure, where=self.own_line)
 
     def __str__(self) -> str:
         text = f"[{self.code}] {self.what}" + (f": {self.cause}" if self.cause else "")
-        text += f"\n  at {self.where}" if self.where else ""
-        return text + (f"\n  what to do: {self.cure}" if self.cure else "")
+        own, inside = self.own_line, self.where
+        if own is not None:
+            text += f"\n  at {own}"
+            text += f"\n  inside PyTorch: {inside.on_one_line()}" if inside is not own and inside else ""
+            callers = self.stack[: self.stack.index(own)]
+            text += "".join(
+                f"\n  called from {line.on_one_line()}" for line in reversed(callers) if not _in_torch(line)
+            )
+        text += f"\n  what to do: {self.cure}" if self.cure else ""
+        return f"{text}\n  more: {link(self.code)}"
 
 
 class OfTrace(Exception):

@@ -89,7 +89,7 @@ class ResumePoint:
     def names(self) -> list[str]:
         """A name for each flat value."""
         slots = localsplus_names(self.at.code)
-        return [slots[i] for i in self.at.bound_slots] + [f"stack{i}" for i in self.at.full_stack]
+        return [slots[i] for i in self.at.bound_slots] + [f"temporary value {i}" for i in self.at.full_stack]
 
     def run(self, trace: Trace, args: tuple[Any, ...]) -> Value:
         """Interpret from here on, over the flat values of a call."""

@@ -25,7 +25,15 @@ from .. import _C
 from ..base import compat, failures
 from ..base.collector import collector_paused
 from ..base.config import CompileOptions, config
-from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
+from ..base.errors import (
+    BackendError,
+    CaptureError,
+    DynamotorError,
+    EagerWarning,
+    InternalError,
+    UsageError,
+    UserLine,
+)
 from ..base.events import Event, collect, counters, emit, log, timed, warn_once
 from ..base.probe import COMPILE, lost, require
 from ..base.recursion import deep_recursion
@@ -37,6 +45,7 @@ from . import (
     failed_graphs,
     ops_control,
     ops_stack,
+    recompiles,
     rules_attention,
     rules_autograd,
     rules_builtins,
@@ -64,7 +73,7 @@ from .checks import CheckFailed, checked
 from .compiled_share import Share, without_counting
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard, ConstEquals, TensorIs, first_failure
+from .guards import Ambient, AnyGuard, TensorIs, first_failure
 from .inner_frames import InnerFrames
 from .input_overlaps import guard_overlaps
 from .lazy_modules import Afresh
@@ -200,7 +209,8 @@ class Compiler:
         self.breaks_for_all = False  # that was tried, and the graph broke
         self.own_dispatcher: Any = None
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
-        self.share.name = self.name
+        self.share.name = self.title = self.name
+        self.compilations = recompiles.Compilations()
         self.why_eager = ""  # once it runs eager as a whole
 
     def dispatcher(self) -> Any:
@@ -230,6 +240,7 @@ class Compiler:
         """Whether a graph break is an error."""
         return self.options.fullgraph or bool(self.options.options.get("strict", config.strict))
 
+    @recompiles.one_report
     def miss(self, dispatcher: Any, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """No entry fits this call: compile it, or run it as it is."""
         n_positional = len(args) - len(kwnames)
@@ -316,7 +327,7 @@ class Compiler:
         self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
     ) -> Any:
         """Capture and compile a call."""
-        with collector_paused(), unseen_by_hooks():
+        with collector_paused(), unseen_by_hooks(), self.compilations.next():
             self.for_all = not self.breaks_for_all and siblings.is_for_all(self)
             captured, run = self.compiled(args, kwnames)
             CaptureError.when(
@@ -472,7 +483,7 @@ class Compiler:
                     self.policy.unbind(e.info.guards, flat)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
-        log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
+        recompiles.report(self.title, reasons)
         if full:
             self.told_full = True
             self.why_eager = (
@@ -480,39 +491,15 @@ class Compiler:
             )
             self.share.begin_again()
             counters["frames"]["cache_limit"] += 1
+            why = recompiles.why_many(dispatcher.entries, self.policy, self.options.dynamic)
             warn_once(
                 f"cache-limit-{id(self)}",
-                f"{self.name} was compiled {len(dispatcher.entries)} times; further "
-                f"variants run eager. The last one differed because {reasons[0]}. {self.why_many(dispatcher)}If that is "
-                "meant, raise dynamotor.config.cache_size_limit",
+                f"{self.name} was compiled {len(dispatcher.entries)} times; further variants run in eager PyTorch. "
+                f"The last recompile: {reasons[0]}. {why}"
+                "If so many variants are intended, raise dynamotor.config.cache_size_limit",
+                EagerWarning,
             )
         return not full
-
-    def why_many(self, dispatcher: Any) -> str:
-        """What keeps a size that differs between calls from being a symbol, if that is what happened, and
-        what to do.
-        """
-        fixed = {
-            source: guard for e in dispatcher.entries for source, guard in e.info.data.sizes.fixed.items()
-        }
-        for source, guard in fixed.items():
-            if type(guard) is FloatIs:
-                return f"{source} differs between calls and is needed as a number at {guard.where}: pass a tensor. "
-            return (
-                f"{source} differs between calls and is needed as a number at {guard.where} (range(), indexing a list, text, "
-                "true division and the like): keep it an integer of tensor calls there, or compile a smaller part. "
-            )
-        for row in dispatcher.entries[0].info.guards if dispatcher.entries else ():
-            if type(row) is ConstEquals and type(row.value) is float and row.source in self.policy.varying:
-                return (
-                    f"{row.source} differs between calls and is needed as a number (sums, products, quotients and "
-                    "comparisons with a tensor of floats take it as an input): pass a tensor. "
-                )
-        if self.policy.varying and self.policy.refused:
-            return f"{next(iter(self.policy.varying))} differs between calls, and with symbols for sizes: {self.policy.refused}. "
-        if self.policy.varying and self.options.dynamic is False:
-            return f"{next(iter(self.policy.varying))} differs between calls, and dynamic=False compiles for each size. "
-        return ""
 
     def takes_any_module(self, args: tuple[Any, ...]) -> bool:
         """Whether modules that come as arguments have one program, as soon as a second one has come: where
@@ -548,7 +535,7 @@ class Compiler:
         counters["frames"]["failed"] += 1
         emit("fallback", what="function", name=self.name, reason=str(error), code=error.code)
         self.why_eager = str(error).splitlines()[0]
-        warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")
+        warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs in eager PyTorch", EagerWarning)
         dispatcher.disabled = True
 
     def eager(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
@@ -690,7 +677,7 @@ class Compiler:
             if not told:
                 told.append(reason)
                 note_break(reason)
-                warn_once(f"raised-{id(self)}", str(reason))
+                warn_once(f"raised-{id(self)}", str(reason), EagerWarning)
             return result
 
         counters["frames"]["raised"] += 1
@@ -779,6 +766,7 @@ class ResumeCompiler(Compiler):
     def __init__(self, point: ResumePoint, parent: Compiler) -> None:
         super().__init__(point.native(), parent.options, parent.backend, parent.policy.again())
         self.point, self.share = point, parent.share
+        self.title = f"{parent.title}, resumed at line {point.at.instr.line},"
         self.resumes, self.inner = parent.resumes, parent.inner
         self.meets_modules_of(parent)
 

@@ -7,7 +7,7 @@ program (`csrc/guards.c`), which decides at every call. `capture.dispatch` turns
 >>> guard.check((3,)), guard.check((3.0,))
 (True, False)
 >>> guard.reason((4,))
-'n is 4, was 3'
+'argument `n` is 4, was 3'
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dynamotor.graph.kernel_checks import kernel_settings
 from dynamotor.graph.spec import TensorSpec
 
 from ..base import compat
-from .source import Attr, Const, DictItem, Missing, SlotOf, Source, TypeAttr
+from .source import Arg, Attr, Const, DictItem, Missing, SlotOf, Source, TypeAttr
 
 _SAME_BY_VALUE = frozenset(
     {int, str, bytes, range, torch.device, torch.dtype, torch.layout, torch.memory_format, types.CodeType}
@@ -112,22 +112,27 @@ class Guard:
         """Whether the guard holds when the source gives this value."""
         raise NotImplementedError
 
+    @property
+    def subject(self) -> str:
+        """The source, as messages name it."""
+        return f"argument `{self.source}`" if type(self.source) is Arg else f"`{self.source}`"
+
     def reason(self, args: tuple[Any, ...]) -> str:
         """Why it does not hold, for people."""
         try:
             value = self.source.fetch(args)
         except Missing as missing:
             return (
-                f"{self.source} is gone ({missing})"
+                f"{self.subject} is gone (`{missing}`)"
                 if str(missing) != str(self.source)
-                else f"{self.source} is gone"
+                else f"{self.subject} is gone"
             )
         return self.explain(value)
 
     def explain(self, value: Any) -> str:
         """Why it does not hold when the source gives this value."""
         facts = {f.name: _short(getattr(self, f.name)) for f in fields(self)[1:]}
-        return self.text.format(self, source=self.source, now=_short(value), **facts)
+        return self.text.format(self, source=self.subject, now=_short(value), **facts)
 
     def __str__(self) -> str:
         values = [getattr(self, f.name) for f in fields(self) if f.name != "source"]
@@ -155,7 +160,7 @@ class TypeIs(Guard):
         return type(value) is self.cls
 
     def explain(self, value: Any) -> str:
-        return f"type({self.source}) is {type(value).__name__}, was {self.cls.__name__}"
+        return f"{self.subject} has type {type(value).__name__}, was {self.cls.__name__}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +254,7 @@ class Answer(_Exact):
         return const_equal(answer_of(self.ask, value), self.answer)
 
     def explain(self, value: Any) -> str:
-        return f"{self.asked} of {self.source} is {_short(answer_of(self.ask, value))}, was {_short(self.answer)}"
+        return f"{self.asked} of {self.subject} is {_short(answer_of(self.ask, value))}, was {_short(self.answer)}"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         ask, answer = self.ask, self.answer
@@ -307,15 +312,21 @@ class TensorMatch(Guard):
 
     def _facts(self, value: Any) -> list[tuple[str, Any, Any]]:
         if value.layout != torch.strided:
-            return [("layout", value.layout, torch.strided)]
+            return [("layout {}", value.layout, torch.strided)]
         return [
-            ("dtype", value.dtype, self.dtype),
-            ("device", value.device, self.device),
-            ("rank", value.dim(), len(self.shape)),
-            *((f"shape[{i}]", a, b) for i, (a, b) in enumerate(zip(value.shape, self.shape))),
-            *((f"stride({i})", a, b) for i, (a, b) in enumerate(zip(value.stride(), self.stride))),
-            ("requires_grad", value.requires_grad, self.requires_grad),
-            ("dispatch keys", hex(key_set(value)), hex(self.keys)),
+            ("dtype {}", value.dtype, self.dtype),
+            ("device {}", value.device, self.device),
+            ("{} dimension(s)", value.dim(), len(self.shape)),
+            *(
+                ("size {} at dimension " + str(i), a, b)
+                for i, (a, b) in enumerate(zip(value.shape, self.shape))
+            ),
+            *(
+                ("stride {} at dimension " + str(i), a, b)
+                for i, (a, b) in enumerate(zip(value.stride(), self.stride))
+            ),
+            ("requires_grad={}", value.requires_grad, self.requires_grad),
+            ("dispatch keys {}", hex(key_set(value)), hex(self.keys)),
         ]
 
     def check_value(self, value: Any) -> bool:
@@ -325,11 +336,11 @@ class TensorMatch(Guard):
 
     def explain(self, value: Any) -> str:
         if type(value) is not self.cls:
-            return f"type({self.source}) is {type(value).__name__}, was {self.cls.__name__}"
-        name, now, then = next(
+            return f"{self.subject} has type {type(value).__name__}, was {self.cls.__name__}"
+        text, now, then = next(
             (f for f in self._facts(value) if f[1] != f[2] and f[2] is not None), ("", "", "")
         )
-        return f"{self.source} has {name} {now}, was {then}"
+        return f"{self.subject} has {text.format(now)}, was {then}"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         wild = tuple(-1 if size is None else size for size in self.shape)
@@ -351,7 +362,7 @@ class Length(Guard):
         return self._of(value) == self.n
 
     def explain(self, value: Any) -> str:
-        return f"len({self.source}) is {self._of(value)}, was {self.n}"
+        return f"{self.subject} has length {self._of(value)}, was {self.n}"
 
     @staticmethod
     def _of(value: Any) -> int:
@@ -386,7 +397,7 @@ class DictKeys(_Exact):
         return all(map(_key_equal, ordered_keys(value), self.keys))
 
     def explain(self, value: Any) -> str:
-        return f"{self.source} has keys {_short([*ordered_keys(value)])}, had {_short(list(self.keys))}"
+        return f"{self.subject} has keys {_short([*ordered_keys(value)])}, had {_short(list(self.keys))}"
 
 
 # What the C program calls the absence of each kind of thing.
@@ -442,7 +453,7 @@ class MroIs(Guard):
         return isinstance(value, type) and _mro_of(value) == self.mro
 
     def explain(self, value: Any) -> str:
-        return f"{self.source} has the bases {_short(value.__bases__)} now"
+        return f"{self.subject} has the bases {_short(value.__bases__)} now"
 
 
 @dataclass(frozen=True)
@@ -622,8 +633,14 @@ class Ambient:
 
     def reason(self, args: tuple[Any, ...]) -> str:
         now = Ambient.current()
-        facts = [(f.name, getattr(now, f.name), getattr(self, f.name)) for f in fields(self)]
-        return "; ".join(f"{name} is {a}, was {b}" for name, a, b in facts if a != b)
+        facts = [
+            (f.name.replace("_", " "), getattr(now, f.name), getattr(self, f.name)) for f in fields(self)
+        ]
+        return "; ".join(f"{name} is {_state(a)}, was {_state(b)}" for name, a, b in facts if a != b)
+
+
+def _state(value: Any) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 AnyGuard = Guard | Ambient

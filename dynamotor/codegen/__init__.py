@@ -53,7 +53,7 @@ import torch
 from torch import fx
 
 from ..base.config import config
-from ..base.errors import BuildError
+from ..base.errors import BuildError, EagerWarning
 from ..base.events import counters, fall_back, timed, warn_once
 from ..base.probe import GPU, why_off
 from ..graph.module import copy_of
@@ -186,7 +186,7 @@ def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
 
 def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Compiled:
     """The graph op by op; said once and counted. With symbols: it compiled with numbers instead ("graph")."""
-    warn_once(f"device-{device.type}-{why}", f"{why}: such graphs run on aten kernels")
+    warn_once(f"device-{device.type}-{why}", f"{why}: such graphs run on aten kernels", EagerWarning)
     what = "graph" if "shape_env" in gm.meta else "device"
     fall_back(f"device.{device.type}", what=what, name=device.type, reason=why)
     gm.recompile()
@@ -199,7 +199,7 @@ def _build_failed(gm: fx.GraphModule, info: GraphInfo, strict: bool, error: Buil
     """
     if strict:
         raise error
-    warn_once("build-failed", f"{error}\ndynamotor: running such graphs on aten kernels instead")
+    warn_once("build-failed", f"{error}\n  such graphs run on aten kernels instead", EagerWarning)
     fall_back(f"build.{error.code}", what="build", name=info.name, reason=str(error), code=error.code)
     gm.recompile()
     return gm.forward

@@ -142,7 +142,7 @@ def compile_step(
 
 
 # Devices with a `compile_step` of their own.
-_of_devices: Registry[str, Callable[..., Callable[..., torch.Tensor]]] = Registry("step of a device")
+_of_devices: Registry[str, Callable[..., Any]] = Registry("step of a device")
 
 
 def register_step(device: str, function: Callable[..., Callable[..., torch.Tensor]]) -> None:

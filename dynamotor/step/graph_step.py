@@ -23,7 +23,7 @@ from .. import _C
 from ..autograd.calls import call_without_autocast
 from ..base.collector import collector_paused
 from ..base.config import CompileOptions, config
-from ..base.errors import CaptureError, DynamotorError, is_mistake
+from ..base.errors import CaptureError, DynamotorError, EagerWarning, is_mistake
 from ..base.events import counters, emit, fall_back, log, warn_once
 from ..distributed.averager import Averager
 from ..distributed.insert_reductions import BackwardRewriter
@@ -501,4 +501,6 @@ def refuse_pieces(code: str, reason: str, what: str, asked: CompileOptions) -> N
 def fall_in_pieces(code: str, reason: str, name: str, what: str) -> None:
     """Count, and say once, that something of a step runs in eager PyTorch."""
     fall_back(f"step.{code}", what="step", name=name, reason=reason, code=code)
-    warn_once(f"step.{name}.{code}.{reason}", f"[{code}] {what} runs in eager PyTorch: {reason}")
+    warn_once(
+        f"step.{name}.{code}.{reason}", f"[{code}] {what} runs in eager PyTorch: {reason}", EagerWarning
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..api import compile as compile_, cudagraph_mark_step_begin, reset
+from ..base.errors import SettingWarning
 from ..base.events import warn_once
 from ..capture.stance import STANCES, set_stance
 
@@ -32,7 +33,9 @@ def _compile(
     """`dynamotor.compile` with the signature of `torch.compile`; "inductor" means "native"."""
     for name in _ITS_OWN & arguments.keys():
         if arguments.pop(name) not in (None, False):
-            warn_once(f"torch.compile {name}", f"torch.compile's argument {name!r} changes nothing here")
+            warn_once(
+                f"torch.compile {name}", f"torch.compile's argument {name!r} has no effect", SettingWarning
+            )
     if recompile_limit is not None:
         arguments["options"] = {**(arguments.get("options") or {}), "cache_size_limit": recompile_limit}
     return compile_(model, backend="native" if backend in (None, "inductor") else backend, **arguments)
@@ -42,7 +45,9 @@ def _set_stance(stance: str = "default", **rest: Any) -> set_stance:
     """torch.compiler's stances; those that only say when it compiles ("eager_then_compile") are "default"."""
     if stance not in STANCES or rest:
         warn_once(
-            f"torch.compiler stance {stance}", f"stance {stance!r} of torch.compiler means 'default' here"
+            f"torch.compiler stance {stance}",
+            f"torch.compiler's stance {stance!r} is taken as 'default'",
+            SettingWarning,
         )
     return set_stance(stance if stance in STANCES else "default")
 

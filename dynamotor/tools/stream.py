@@ -18,7 +18,8 @@ from typing import IO, Any
 
 from ..base import failures
 from ..base.config import config
-from ..base.events import Event, subscribe
+from ..base.errors import SettingWarning
+from ..base.events import Event, subscribe, warn_once
 from .minify import write_script
 from .record import Record
 from .report import write
@@ -83,7 +84,7 @@ def _stream(path: str) -> Stream | None:
     try:
         return Stream(path)
     except OSError as error:
-        print(f"dynamotor: DYNAMOTOR_TRACE is left out: {error}", file=sys.stderr)
+        warn_once("trace", f"DYNAMOTOR_TRACE is ignored: {error}", SettingWarning)
         return None
 
 
@@ -99,10 +100,11 @@ def _write_report(record: Record, path: str) -> None:
     if not (record.captures or record.xla):  # a worker process that compiled nothing
         return
     try:
-        told = f"the report is {write(record, path, os.path.basename(sys.argv[0]) or 'a program')}"
+        written = write(record, path, os.path.basename(sys.argv[0]) or "a program")
     except OSError as error:
-        told = f"the report was not written: {error}"
-    print(f"dynamotor: {told}", file=sys.stderr)
+        warn_once("report", f"the report was not written: {error}", SettingWarning)
+    else:
+        print(f"dynamotor: wrote the report {written}", file=sys.stderr)
 
 
 class Stream:
@@ -131,6 +133,7 @@ class Stream:
             "time": round(event.time - self.start, 6),
             "pid": os.getpid(),
             "thread": threading.get_native_id(),
+            **({"compile_id": event.compile_id} if event.compile_id else {}),
             **small,
         }
 

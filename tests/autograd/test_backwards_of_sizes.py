@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from warned import text_of
 
 import dynamotor
 from dynamotor.base.config import config
@@ -40,7 +41,7 @@ def test_an_embedding_with_a_padding_row_is_compiled_once():
     assert not counters["specialised"] and not counters["fallback"]
 
 
-def test_a_backward_that_assumes_more_runs_op_by_op_and_says_so(monkeypatch, capfd):
+def test_a_backward_that_assumes_more_runs_op_by_op_and_says_so(monkeypatch, recwarn):
     from dynamotor.lower import embedding
 
     real = embedding.call
@@ -59,7 +60,7 @@ def test_a_backward_that_assumes_more_runs_op_by_op_and_says_so(monkeypatch, cap
             for ours, eagers in zip(trained(compiled, weight, ids), trained(padded_rows, weight, ids)):
                 torch.testing.assert_close(ours, eagers)
     assert counters["fallback"]["backward.sizes"] == 1
-    assert "s0*s1 == 21; at others it runs op by op" in capfd.readouterr().err
+    assert "s0*s1 == 21; at others it runs op by op" in text_of(recwarn)
 
 
 def few_pixels(weight, x):

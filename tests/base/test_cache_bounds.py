@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from warned import text_of
 
 from dynamotor.__main__ import main
 from dynamotor.base import cache
@@ -107,14 +108,14 @@ def test_processes_that_are_killed_leave_whole_entries_or_none(tmp_path):
             assert not waited
 
 
-def test_a_full_disk_is_no_entry_and_no_error(monkeypatch, capsys):
+def test_a_full_disk_is_no_entry_and_no_error(monkeypatch, recwarn):
     def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     assert not cache.store("program", key(1), b"x")
     assert cache.load("program", key(1)) is None and not list(cache.entries())
-    assert "DM310" in capsys.readouterr().err
+    assert "DM310" in text_of(recwarn)
 
 
 def test_an_entry_made_between_the_look_and_the_lock_is_looked_for_again():

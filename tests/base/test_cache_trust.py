@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from children import run_forked
+from warned import text_of
 
 from dynamotor.base import cache
 from dynamotor.base.config import config
@@ -34,12 +35,12 @@ def test_folders_and_entries_are_made_for_this_user_alone():
 
 @pytest.mark.parametrize("up", [0, 1, 2, 3])
 @pytest.mark.parametrize("mode", [0o020, 0o002])
-def test_what_others_may_write_is_refused(up, mode, capsys):
+def test_what_others_may_write_is_refused(up, mode, recwarn):
     cache.store("build", KEY, b"code")
     place = [cache.entry_path("build", KEY), *cache.entry_path("build", KEY).parents][up]
     place.chmod(place.stat().st_mode | mode)
     assert cache.load("build", KEY) is None and counters["cache"]["refused"]
-    text = capsys.readouterr().err
+    text = text_of(recwarn)
     assert "DM307" in text and str(place) in text and "DYNAMOTOR_CACHE_DIR" in text
     assert cache.store("build", KEY, b"other") is (up == 0)  # a file of its own replaces a loose file
 

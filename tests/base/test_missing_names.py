@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from warned import text_of
 
 import dynamotor
 from dynamotor.base import compat, events, probe
@@ -67,8 +68,8 @@ def test_the_newest_place_of_a_name_is_taken_and_a_stand_in_raises_when_it_is_us
     assert probe.lost(COMPILE) == ["torch._C._gone"]
 
 
-def test_a_newer_pytorch_is_said_to_be_untested(monkeypatch, capsys):
+def test_a_newer_pytorch_is_said_to_be_untested(monkeypatch, recwarn):
     events.forget_warnings()
     monkeypatch.setattr(torch, "__version__", "9.1.0")
     probe.tell()
-    assert "[DM151]" in capsys.readouterr().err
+    assert "[DM151]" in text_of(recwarn)

@@ -15,6 +15,7 @@ import torch
 from programs import PROGRAMS
 from programs_odd import PROGRAMS as ODD
 from test_programs import Recorder, same
+from warned import text_of
 
 import dynamotor
 from dynamotor.base.errors import CaptureError
@@ -25,7 +26,7 @@ from dynamotor.capture.trace import Trace
 
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_cut_at_many_instructions(name, monkeypatch, capfd):
+def test_cut_at_many_instructions(name, monkeypatch, recwarn):
     fn = PROGRAMS[name]
     for steps in (1, 7, 23, 61, 150):
         monkeypatch.setattr(frontend, "Trace", functools.partial(Trace, max_steps=steps))
@@ -33,18 +34,18 @@ def test_cut_at_many_instructions(name, monkeypatch, capfd):
         for _ in range(2):
             x = torch.randn(2, 3, dtype=torch.float64)
             assert same(fn(x), compiled(x)), steps
-    assert "DM90" not in capfd.readouterr().err
+    assert "DM90" not in text_of(recwarn)
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_programs(name, capfd):
+def test_odd_programs(name, capfd, recwarn):
     """In one graph or several, without a mistake of the capture's own."""
     fn = ODD[name]
     compiled = dynamotor.compile(fn, backend=Recorder())
     for _ in range(2):
         x = torch.randn(2, 3, dtype=torch.float64)
         assert same(fn(x), compiled(x))
-    assert not capfd.readouterr().err
+    assert not capfd.readouterr().err and not text_of(recwarn)
 
 
 def prints(x):

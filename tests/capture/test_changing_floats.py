@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from test_programs import same
+from warned import text_of
 
 import dynamotor
 from dynamotor.base.events import counters
@@ -93,12 +94,12 @@ def test_special_numbers():
     assert counters["frames"]["captured"] - before == 2
 
 
-def test_the_warning_of_the_limit_says_what_to_do(capfd):
+def test_the_warning_of_the_limit_says_what_to_do(recwarn):
     compiled = dynamotor.compile(lambda x, alpha: torch.nan_to_num(x, nan=alpha), backend="eager")
     with dynamotor.config.patch(cache_size_limit=3):
         for f in NUMBERS:
             compiled(torch.randn(3), f)
-    assert "alpha differs between calls and is needed as a number" in capfd.readouterr().err
+    assert "alpha differs between calls and is needed as a number" in text_of(recwarn)
 
 
 def test_other_types_are_other_programs():

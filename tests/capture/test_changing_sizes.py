@@ -16,6 +16,7 @@ import torch
 from programs import PROGRAMS
 from test_programs import same
 from torch import nn
+from warned import text_of
 
 import dynamotor
 from dynamotor.backends import backends
@@ -287,7 +288,7 @@ def test_a_recompile_says_what_made_a_number_of_the_size() -> None:
     with collect("recompile") as events:
         check(fn, tensors((3, 9), (4, 9), (5, 9)))
     first, second = [event.data["reasons"] for event in events]
-    assert first == ["x has shape[0] 4, was 3"]
+    assert first == ["argument `x` has size 4 at dimension 0, was 3"]
     (general,) = [reason for reason in second if "was 4" in reason]
     assert "(a number there, asked at" in general and "for i in range(x.shape[0])" in general
 
@@ -336,10 +337,10 @@ def test_the_batch_is_learnt_with_the_length() -> None:
     assert len(compiled.entries) == 2
 
 
-def test_at_the_limit_the_warning_names_the_size_and_what_to_do(capsys: Any) -> None:
+def test_at_the_limit_the_warning_names_the_size_and_what_to_do(recwarn: pytest.WarningsRecorder) -> None:
     with dynamotor.config.patch(cache_size_limit=2):
         check(lambda x: [x] * x.shape[0], tensors((3,), (4,), (5,)))
-    text = capsys.readouterr().err
+    text = text_of(recwarn)
     assert "x.shape[0] differs between calls and is needed as a number at" in text
 
 

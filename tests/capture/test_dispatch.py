@@ -272,7 +272,7 @@ def test_threads():
 def test_reasons():
     x = Arg(0, "x")
     entry = make_entry([ConstEquals(x, 1)], [], lambda: 1, None, 1)
-    assert miss_reason(entry, (2,), 1, ()) == "x is 2, was 1"
+    assert miss_reason(entry, (2,), 1, ()) == "argument `x` is 2, was 1"
     assert "keywords ['y'], was 1 and []" in miss_reason(entry, (2,), 0, ("y",))
     assert "no guard fails" in miss_reason(entry, (1,), 1, ())
     entry = make_entry([TypeIs(x, list)], [SeqItem(x, 3)], lambda v: 1, None, 1)

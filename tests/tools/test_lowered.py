@@ -131,7 +131,7 @@ def test_a_debug_level_shows_its_channels_and_those_below(level: int, tmp_path: 
     for n, (channel, piece) in enumerate(LEVELS, 1):
         assert (f"[dynamotor:{channel}]" in text) == (n <= level), channel
         assert n > level or piece in text, (channel, text)
-    assert "[dynamotor:recompiles]" in text and "n is 3.0, was 2.0" in text
+    assert "[dynamotor:recompiles]" in text and "argument `n` is 3.0, was 2.0" in text
 
 
 @pytest.mark.parametrize("channel, piece", LEVELS)

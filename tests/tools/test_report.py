@@ -57,7 +57,7 @@ def test_it_shows_source_breaks_guards_recompiles_and_refusals(record: Record, p
     text = page.read_text()
     assert "DM211" in text and "print() is called" in text and "breaks the graph" in text
     assert f"{Path(__file__).name}:" in text and "TensorMatch" in text
-    assert "x has shape[0] 6, was 4" in text
+    assert "argument `x` has size 6 at dimension 0, was 4" in text
     assert "complete only after the nest" in text
     assert all(step.name in text for program in record.programs for step in program.steps)
     assert "= x.shape[0]" in text or "x.shape[0]" in text  # sizes

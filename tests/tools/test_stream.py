@@ -44,7 +44,9 @@ def test_each_event_of_a_program_is_a_line_of_json(tmp_path: Path) -> None:
         row["kind"] for row in rows
     }
     assert all({"time", "pid", "thread"} <= row.keys() for row in rows)
-    assert "n is 3.0, was 2.0" in str(next(row for row in rows if row["kind"] == "recompile")["reasons"])
+    assert "argument `n` is 3.0, was 2.0" in str(
+        next(row for row in rows if row["kind"] == "recompile")["reasons"]
+    )
     assert "[DM211]" in next(row for row in rows if row["kind"] == "break")["reason"]
     assert max(len(json.dumps(row)) for row in rows) < 3000
 

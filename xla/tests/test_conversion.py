@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from warned import text_of
 
 pytest.importorskip("jax", reason="jax is not installed")
 
@@ -93,14 +94,14 @@ def test_gradients_move_along():
 
 
 @pytest.mark.parametrize("reason", ["graph", "weak reference"])
-def test_where_a_parameter_cannot_keep_its_identity_a_warning_says_so(reason, capsys):
+def test_where_a_parameter_cannot_keep_its_identity_a_warning_says_so(reason, recwarn):
     forget_warnings()
     model = torch.nn.Linear(3, 2)
     held = model(torch.ones(1, 3, requires_grad=True)) if reason == "graph" else weakref.ref(model.weight)
     before = model.weight
     model.to("xla")
     assert model.weight is not before and type(model.weight) is XLATensor
-    assert "another Python object" in capsys.readouterr().err
+    assert "another Python object" in text_of(recwarn)
     assert held is not None
 
 

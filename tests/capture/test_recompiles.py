@@ -1,0 +1,77 @@
+"""The log of breaks and recompiles: the user's stack, compilation IDs, and each recompile once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+
+def block(x: torch.Tensor) -> torch.Tensor:
+    x = x.sin()
+    print(end="")
+    return x.cos()
+
+
+def two_blocks(x: torch.Tensor) -> torch.Tensor:
+    first = block(x)
+    second = block(first)
+    return first + second
+
+
+def logged(channel: str, capsys: pytest.CaptureFixture[str], fn: Any, *calls: tuple[Any, ...]) -> list[str]:
+    compiled = dynamotor.compile(fn, backend="eager", dynamic=False)
+    with dynamotor.config.patch(log=channel):
+        for args in calls:
+            compiled(*args)
+    return re.split(rf"^.*?\[dynamotor:{channel}\] ", capsys.readouterr().err, flags=re.MULTILINE)[1:]
+
+
+def test_breaks_in_equal_blocks_name_their_callers(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = logged("breaks", capsys, two_blocks, (torch.ones(2),))
+    for text, line in ((first, "first = block(x)"), (second, "second = block(first)")):
+        assert 'print(end="")' in text and f"in two_blocks: {line}" in text and "/errors/#dm211" in text
+
+
+def test_a_break_inside_pytorch_names_the_users_line(capsys: pytest.CaptureFixture[str]) -> None:
+    linear = torch.nn.Linear(2, 2)
+    linear.register_forward_hook(lambda *_: print(end=""))
+    model = torch.nn.Sequential(linear)
+    reasons = dynamotor.explain(lambda x: model(x).sin(), backend="eager")(torch.ones(2)).break_reasons
+    assert reasons and all(__file__ in f"{reason.own_line}" for reason in reasons)
+
+
+def broken(x: torch.Tensor, n: int, facts: dict[str, int]) -> torch.Tensor:
+    y = x * n
+    print(end="")
+    return y + facts["a"]
+
+
+def test_a_recompile_is_reported_once_in_terms_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
+    x, facts = torch.ones(2, 3), {"a": 1}
+    calls = [
+        (x, 1, facts),
+        (x[:1].repeat(3, 1), 1, facts),
+        (x, 2, facts),
+        (x.double(), 1, facts),
+        (x, 1, {"a": 2}),
+    ]
+    sized, counted, typed, rest = logged("recompiles", capsys, broken, *calls)
+    assert re.match(r"\d+/\d+ ", sized) is None  # a recompile is told before it is numbered
+    assert sized == "broken is compiled again: argument `x` has size 3 at dimension 0, was 2\n"
+    assert "argument `n` is 2, was 1" in counted
+    assert typed.count("torch.float64") == 1
+    assert "`facts['a']` is 2, was 1" in rest and "broken, resumed at line" in rest
+
+
+def test_modes_are_on_or_off(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = dynamotor.compile(block, backend="eager")
+    with dynamotor.config.patch(log="recompiles"):
+        compiled(torch.ones(2))
+        with torch.no_grad():
+            compiled(torch.ones(2))
+    assert "grad mode is off, was on" in capsys.readouterr().err
