@@ -1,4 +1,5 @@
-"""Equal maps over small buffers as one launch: updates of parameters, casts of weights, counters.
+"""Equal maps over small buffers, and equal sums of rows, as one launch: updates of parameters, casts of
+weights, counters; products of one row with several weights.
 
 Maps whose drafts have the same text but for marked numbers become one function: each program finds its item
 by a tree of comparisons, which gives it the item's pointers and numbers, and runs the text once. Steps move
@@ -16,17 +17,18 @@ from dataclasses import dataclass, replace
 
 from ..base.events import counters
 from ..graph.spec import numel
-from ..lower.ir import Store, of_kind
+from ..lower.ir import Kernel, Store, of_kind
 from ..lower.program import Program, Step
 from .call_program import step_accesses
 from .triton import TritonStep, draft_piece
 from .triton_body import Axis
 from .triton_kernel import LaunchPiece, LaunchPlan, TritonFunction
 from .triton_ops import mark
-from .triton_plan import is_map, is_wide, map_plan
+from .triton_plan import is_map, is_wide, map_plan, row_plan
 from .triton_sizes import NUMBERS, constant_of, settle
 
 SMALL = 1 << 20  # elements up to which a launch costs a map as much as its memory does
+SMALL_SUMS = 1 << 22  # of sums of rows: from here on they fill the GPU
 FEWEST = 4  # maps of a kind for which it pays to build another function
 BLOCK = 1024  # elements that a program takes
 MOST_POINTERS = 480  # parameters of a launch are 4 kB
@@ -63,19 +65,28 @@ def _item(step: Step, program: Program) -> _Item | None:
     if not isinstance(step, TritonStep) or step.function is None or step.partial:
         return None
     function, kernel = step.function, step.kernel
-    if function.checks or function.scratch or function.fallback or kernel is None or not is_map(kernel):
+    if function.checks or function.scratch or function.fallback or kernel is None:
         return None
-    loops = (*kernel.outer, *kernel.middle, *kernel.inner)
-    if kernel.streams() or numel(v.size for v in loops) > SMALL or is_wide(kernel):
+    plan = _plan(kernel)
+    if plan is None:
         return None
-    stores = [of_kind(s, Store) for s in kernel.statements()]
-    if any(s.scatters or s.part for s in stores) or map_plan(kernel).second is not None:
-        return None
-    draft = draft_piece(LaunchPiece(kernel, LaunchPlan("map", Axis.of("x", loops, BLOCK, exact=False)), {}))
+    draft = draft_piece(LaunchPiece(kernel, plan, {}))
     parts = NUMBERS.split(draft.source)
     buffers = (program.buffers[name] for name in step.args)
     nbytes = sum(b.spec.extent * b.spec.dtype.itemsize for b in buffers if b.kind == "temp")
     return _Item(step, draft, (*parts[::2], draft.signature), tuple(parts[1::2]), nbytes)
+
+
+def _plan(kernel: Kernel) -> LaunchPlan | None:
+    """How a kernel runs as part of a batch; None where it does not."""
+    loops = (*kernel.outer, *kernel.middle, *kernel.inner)
+    stores = [of_kind(s, Store) for s in kernel.statements() if isinstance(s, Store)]
+    if kernel.streams() or is_wide(kernel) or any(s.scatters or s.part for s in stores):
+        return None
+    if is_map(kernel):
+        few = numel(v.size for v in loops) <= SMALL and map_plan(kernel).second is None
+        return LaunchPlan("map", Axis.of("x", loops, BLOCK, exact=False)) if few else None
+    return row_plan(kernel) if numel(v.size for v in loops) <= SMALL_SUMS else None
 
 
 # -- order ---------------------------------------------------------------------------------------------------

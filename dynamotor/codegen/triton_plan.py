@@ -358,8 +358,18 @@ def map_plan(kernel: Kernel) -> LaunchPlan:
     return Planner(_no_buffer, DEFAULT).map_plan(kernel)
 
 
+def row_plan(kernel: Kernel) -> LaunchPlan | None:
+    """How sums of rows run if that is one launch with a program a row that holds all of it; else None."""
+    if kernel.template != ROWS or kernel.final or kernel.final_once:
+        return None
+    if len(kernel.phases) != 1 or any(s.across for s in kernel.statements() if isinstance(s, Reduce)):
+        return None
+    plan = Planner(_no_buffer, DEFAULT).tile(kernel, *_axes(kernel))
+    return plan if plan.form == "rows" and plan.x.block == 1 and not plan.looped else None
+
+
 def _no_buffer(spec: TensorSpec) -> str:
-    raise AssertionError("an elementwise kernel leaves nothing for another launch")
+    raise AssertionError("one launch leaves nothing for another")
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +467,8 @@ class Planner:
         return LaunchPlan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
 
     def loop_tile(self, row: Dim) -> int:
-        return self.tuning.long_tile if row > self.tuning.whole_row else self.tuning.loop_tile
+        tile = self.tuning.long_tile if row > self.tuning.whole_row else self.tuning.loop_tile
+        return tile // 2 if not divides(tile, row) and divides(tile // 2, row) else tile
 
     def loop_plan(self, x: Sequence[Var], r: Sequence[Var], wide: bool) -> LaunchPlan:
         """A program a row that goes through it in a loop."""

@@ -37,6 +37,7 @@ from .space import Env, Split, match
 MAX_PARAMS = 24
 MAX_MEMBERS = 40
 MAX_CHAIN = 400  # operations one behind the other
+SUMS_TOGETHER = 1 << 23  # elements from which on sums of one row share a kernel; smaller ones share a launch
 MAX_ACROSS = 16384  # elements of a per-thread partial result
 
 
@@ -506,7 +507,19 @@ def shares_enough(group: Group, node: LoopNode) -> bool:
     wide = {
         e.args[0] for e in loads_of(node.evaluate()) if elements(e.args[1].vars()) * 2 > elements(node.own)
     }
-    return bool(wide & group.params())
+    return bool(wide & group.params()) or _sums_alike(group, node)
+
+
+def _sums_alike(group: Group, node: LoopNode) -> bool:
+    """Whether both are large sums of the same shape over products with one row (a gate and what it gates):
+    one kernel reads the row once, and what follows finds both sums there.
+    """
+    return (
+        node.reduce == "sum"
+        and group.template == ROWS
+        and group.size == elements(node.own) >= SUMS_TOGETHER
+        and any(m.node.reduce == "sum" and m.node.shape == node.shape for m in group.members)
+    )
 
 
 class Fuser:
