@@ -19,6 +19,7 @@ import torch
 import dynamotor
 from dynamotor.base.events import counters
 
+from . import share
 from .numerics import largest_error, output_tensors
 
 Tensors = dict[str, torch.Tensor]
@@ -82,6 +83,7 @@ class Way:
         )
 
 
+@share.aside()
 def named(**groups: Iterable[torch.Tensor]) -> Tensors:
     """Copies of tensors under the names of their group."""
     return {
@@ -89,16 +91,19 @@ def named(**groups: Iterable[torch.Tensor]) -> Tensors:
     }
 
 
+@share.aside()
 def gradients_of(model: torch.nn.Module) -> Tensors:
     """The gradients of a module's parameters."""
     return {f"grad {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
+@share.aside()
 def state_of(model: torch.nn.Module) -> Tensors:
     """Parameters and buffers."""
     return {f"state {n}": t.detach().clone() for n, t in model.state_dict().items() if torch.is_tensor(t)}
 
 
+@share.aside()
 def weighed(output: Any) -> torch.Tensor:
     """A scalar in which every element of every output has a weight of its own."""
     total: Any = 0.0
@@ -125,6 +130,27 @@ class Row:
     why: dict[str, int] | None = None
     fallbacks: dict[str, int] | None = None
     error: str = ""
+    share: float | None = None  # of aten calls in compiled graphs; `share.py`
+    torch_share: float | None = None
+    eager: dict[str, int] | None = None  # the aten calls outside of graphs, the most frequent
+
+
+def add_shares(row: Row, program: Callable[[Way], Tensors]) -> Row:
+    """Fill in the shares of aten calls that run compiled, here and with torch.compile."""
+    found: list[float | None] = []
+    for compiler in ("dynamotor", "torch.compile"):
+        torch.manual_seed(0)
+        try:
+            calls = share.measured(lambda compile_: program(Way(compile_, backend="eager")), compiler)
+        except Exception as e:
+            row.error = row.error or f"share with {compiler}: {told(e)}"
+            found.append(None)
+            continue
+        found.append(calls.share)
+        if compiler == "dynamotor":
+            row.eager = dict(calls.eager.most_common(8))
+    row.share, row.torch_share = found
+    return row
 
 
 def measure(name: str, program: Callable[[Way], Tensors], *, exact: bool = True) -> Row:
@@ -145,7 +171,7 @@ def measure(name: str, program: Callable[[Way], Tensors], *, exact: bool = True)
     finally:
         dynamotor.reset()
     row.torch_graphs, row.torch_breaks = torch_counts(program)
-    return row
+    return add_shares(row, program)
 
 
 def run(program: Callable[[Way], Tensors], way: Way) -> Tensors:
@@ -243,8 +269,8 @@ def in_child(name: str, work: Callable[[], Row], timeout: float) -> Row:
 def table(rows: Iterable[dict[str, Any]], reasons: dict[str, str]) -> str:
     """A Markdown table of rows as they lie in JSON."""
     lines = [
-        "| program | right | error (eager's) | graphs, breaks | `torch.compile`: graphs, breaks | why more |",
-        "|---|---|---|---|---|---|",
+        "| program | right | error (eager's) | graphs, breaks | `torch.compile`: graphs, breaks | compiled share (`torch.compile`'s) | why more |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         theirs = "fails" if row["torch_graphs"] is None else f"{row['torch_graphs']}, {row['torch_breaks']}"
@@ -253,16 +279,21 @@ def table(rows: Iterable[dict[str, Any]], reasons: dict[str, str]) -> str:
             "-" if row["error_ours"] is None else f"{row['error_ours']:.0e} ({row['error_eager'] or 0:.0e})"
         )
         right = "yes" if row["right"] else "**no**"
+        shares = f"{_percent(row.get('share'))} ({_percent(row.get('torch_share'))})"
         lines.append(
-            f"| {row['name']} | {right} | {errors} | {row['graphs']}, {row['breaks']} | {theirs} | {reason} |"
+            f"| {row['name']} | {right} | {errors} | {row['graphs']}, {row['breaks']} | {theirs} | {shares} | {reason} |"
         )
     return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def printed(row: Row) -> str:
     """A row for the terminal."""
     errors = f"{row.error_ours} ({row.error_eager}) {row.worst}"
     counts = f"{row.graphs}, {row.breaks} ({row.torch_graphs}, {row.torch_breaks})"
-    return " | ".join(
-        [row.name, "right" if row.right else "WRONG", errors, counts, f"{row.why or ''} {row.error}"]
-    )
+    counts += f" | {_percent(row.share)} ({_percent(row.torch_share)})"
+    why = f"{row.why or ''} {row.eager or ''} {row.error}"
+    return " | ".join([row.name, "right" if row.right else "WRONG", errors, counts, why])

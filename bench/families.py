@@ -12,6 +12,7 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from .beside import (
     Row,
     Tensors,
     Way,
+    add_shares,
     gradients_of,
     in_child,
     measure,
@@ -28,6 +30,7 @@ from .beside import (
     printed,
     state_of,
 )
+from .share import aside
 
 LIST = Path(__file__).with_name("families.txt")
 PHASES = ("infer", "train", "generate")
@@ -49,7 +52,8 @@ def infer(case: models.ModelCase, way: Way) -> Tensors:
     found: Tensors = {}
     with torch.no_grad():
         for seed in (0, 1):
-            _, inputs = case.make_inputs(seed)
+            with aside():
+                _, inputs = case.make_inputs(seed)
             out = compiled(**{k: way.cast(v) for k, v in inputs.items()})
             found |= named(**{f"out{seed}": output_tensors(out)})
     return found
@@ -61,7 +65,8 @@ def train(case: models.ModelCase, way: Way) -> Tensors:
     compiled, optimizer = way.compile(model), torch.optim.SGD(model.parameters(), lr=1e-2)
     found: Tensors = {}
     for seed in (0, 1):
-        _, inputs = case.make_inputs(seed, train=True)
+        with aside():
+            _, inputs = case.make_inputs(seed, train=True)
         optimizer.zero_grad()
         loss = case.loss(
             compiled(**{k: v if isinstance(v, bool) else way.cast(v) for k, v in inputs.items()})
@@ -83,12 +88,14 @@ def generate(case: models.ModelCase, way: Way) -> Tensors:
     return {"tokens": model.generate(**first, max_new_tokens=4, min_new_tokens=4, do_sample=False)}
 
 
-def one(name: str, phase: str) -> Row:
-    """A phase of a family."""
+def one(name: str, phase: str, known: dict[str, Any] | None = None) -> Row:
+    """A phase of a family; of a row that is `known`, the shares of now."""
     case = models.load(name, small=True, dropout=False)
     if phase == "generate" and not (hasattr(case.model, "can_generate") and case.model.can_generate()):
         return Row(name, error="no generate")
     program = partial({"infer": infer, "train": train, "generate": generate}[phase], case)
+    if known is not None:
+        return add_shares(Row(**known), program)
     return measure(name, program, exact=phase != "generate")
 
 
@@ -97,6 +104,9 @@ def main() -> None:
     parser.add_argument("--json", default="families.json")
     parser.add_argument("--names", default="")
     parser.add_argument("--phases", default=",".join(PHASES))
+    parser.add_argument(
+        "--shares", action="store_true", help="only the compiled share of rows that are there"
+    )
     parser.add_argument("--timeout", type=float, default=120.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -107,7 +117,10 @@ def main() -> None:
     models.load(listed[0], small=True)  # the children begin with transformers imported
     for name in options.names.split(",") if options.names else listed:
         for phase in options.phases.split(","):
-            row = in_child(name, partial(one, name, phase), options.timeout)
+            known = found.get(phase, {}).get(name) if options.shares else None
+            row = in_child(name, partial(one, name, phase, known), options.timeout)
+            if known is not None and row.share is None:
+                continue  # the row stays as it is
             if row.error != "no generate":
                 found.setdefault(phase, {})[name] = asdict(row)
                 print(phase, printed(row), flush=True)

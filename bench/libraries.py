@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from . import dynamo_tests, torchvision_stub
-from .beside import Row, in_child, measure, printed, table
+from .beside import Row, add_shares, in_child, measure, printed, table
 from .families import PHASES, REASONS as FAMILY_REASONS
 from .library_cases import CASES
 
@@ -41,6 +41,11 @@ wrote the figures, `python -m bench libraries --page docs/libraries.md` this pag
 def one(name: str) -> Row:
     """A case, measured."""
     return measure(name, CASES[name].run, exact=CASES[name].exact)
+
+
+def with_shares(known: dict[str, Any], name: str) -> Row:
+    """The row that is there, with the shares of now."""
+    return add_shares(Row(**known), CASES[name].run)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
@@ -96,6 +101,9 @@ def main() -> None:
     parser.add_argument("--json", default="libraries.json")
     parser.add_argument("--names", default="", help="parts of names, comma-separated")
     parser.add_argument("--timeout", type=float, default=150.0)
+    parser.add_argument(
+        "--shares", action="store_true", help="only the compiled share of rows that are there"
+    )
     parser.add_argument("--page", default="", help="only write this page")
     options = parser.parse_args()
     if options.page:
@@ -107,7 +115,10 @@ def main() -> None:
     found = json.loads(path.read_text()) if path.exists() else {}  # rows asked for again are replaced
     for name in CASES:
         if any(part in name for part in options.names.split(",")):
-            row = in_child(name, partial(one, name), options.timeout)
+            work = partial(with_shares, found[name]) if options.shares and name in found else one
+            row = in_child(name, partial(work, name), options.timeout)
+            if work is not one and row.share is None:
+                continue  # the row stays as it is
             found[name] = asdict(row)
             print(printed(row), flush=True)
             path.write_text(json.dumps({n: found[n] for n in CASES if n in found}, indent=1) + "\n")

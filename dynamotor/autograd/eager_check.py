@@ -17,15 +17,12 @@ import torch
 from ..base.config import config
 from ..base.errors import InternalError
 from ..base.events import counters, silence
-from ..graph.control_flow import ControlFlow
+from ..graph.repeatable import may_run_again
 from ..graph.spec import Compiled, duplicate, far
-from ..graph.states import STATE_CALLS
-from ..graph.subgraphs import Transformed
 
 Values = dict[str, torch.Tensor | None]
 _FAR = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}
 _FAR_HALF = 0.1
-_PLAIN = ("torch", "_operator", "builtins", "math")
 
 
 def check_traced(
@@ -35,7 +32,7 @@ def check_traced(
     trace: Callable[[Sequence[Any]], Compiled],
 ) -> None:
     """Compare what `trace(examples)` gives with the torch graph; InternalError DM922 where they differ."""
-    if not _repeatable(gm, inputs):
+    if not may_run_again(gm, inputs):
         return
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     state = torch.get_rng_state()
@@ -56,34 +53,6 @@ def check_traced(
         if (why := _difference(got[name], value)) is not None:
             cure = "report the program; backend='eager' runs it as it is"
             raise InternalError("DM922", f"{name} of a traced graph is not eager's", why=why, cure=cure)
-
-
-def _repeatable(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether the graph has effects on its inputs alone, which are plain tensors with memory of their own."""
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    alone = len({x.untyped_storage()._cdata for x in tensors}) == len(tensors)
-    calls = [node.target for node in gm.graph.nodes if node.op == "call_function"]
-    return (
-        alone
-        and "on_backward" not in gm.meta
-        and all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type == "cpu" for x in tensors)
-        and not any(isinstance(f, (Transformed, ControlFlow)) for f in calls)
-        and STATE_CALLS.isdisjoint(calls)
-        and all(_is_plain(getattr(f, "__module__", None) or "torch") for f in calls)
-        and not any("empty" in str(node.target) or "generator" in node.kwargs for node in gm.graph.nodes)
-        and not (any("conv" in str(f) for f in calls) and any(map(_is_channels_last, tensors)))
-    )
-
-
-def _is_channels_last(x: torch.Tensor) -> bool:
-    """oneDNN's backward of a strided 1×1 convolution over such an image writes beyond memory, as in eager."""
-    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _is_plain(module: str) -> bool:
-    """Whether a function of a module has no effects: a custom op, or a collective, may have some."""
-    ops = module.startswith("torch._ops.")
-    return module == "torch._ops.aten" if ops else module.split(".")[0] in _PLAIN
 
 
 def _copies(inputs: Sequence[Any], graded: Sequence[bool]) -> list[Any]:

@@ -145,6 +145,9 @@ class Config:
     # Every compiled graph runs beside eager, over poisoned and guarded memory; the first node that differs is
     # named (tests do).
     check: bool = False
+    # On a CPU, each new graph runs a few times beside its torch calls, for about 3 % of its compilation's
+    # time; a callable whose graphs are slower than eager gives one warning.
+    warn_slower: bool = True
     # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/events.py.
     debug: int = 0
     log: str = ""

@@ -25,6 +25,7 @@ from ..base.compat import count_function_modes, function_mode_stack
 from ..base.errors import EagerWarning, folders_of
 from ..base.events import counters, emit, log
 from .breaks import BreakReason
+from .eager_times import EagerTimes
 from .inner_frames import InnerFrames
 from .op_state import reaches
 
@@ -92,6 +93,7 @@ class Share:
         self.native: Counter[str] = Counter()
         self.seconds = 0.0
         self.before = Counts()
+        self.times, self.told_times = EagerTimes(), False
 
     def counts(self) -> Counts:
         """What was counted so far."""
@@ -153,12 +155,16 @@ class Share:
             self.tell()
         elif captured.reason is None and not self.calls:
             counters["compiled share"][self.name] = int(100 * self.counts().share)
+            if not self.native:  # no rest of a function behind a break
+                emit("share", name=self.name, of=id(self), counts=self.counts())
+                self.compare()
 
     def called(self) -> None:
         """A call with something left to eager has ended."""
         self.calls += 1
         if self.calls in (TOLD_CALLS, WATCHED_CALLS):
             self.tell()
+            self.compare()
         self.watching = self.calls < WATCHED_CALLS
 
     @contextlib.contextmanager
@@ -181,7 +187,7 @@ class Share:
         """State the share; warn once if it is low."""
         counts = self.counts() - self.before
         counters["compiled share"][self.name] = int(100 * counts.share)
-        emit("share", name=self.name, counts=counts)
+        emit("share", name=self.name, of=id(self), counts=counts)
         if counts.share < 1:
             log("breaks", lambda: f"{self.name}: {counts}")
         if counts.share < enough and not self.told:
@@ -190,6 +196,29 @@ class Share:
             warnings.warn(
                 f"{self.name} (dynamotor.compile): {counts}; most of the rest, {calls} calls, is left to eager since "
                 f"{why}. dynamotor.explain lists all of it",
+                EagerWarning,
+                stacklevel=_level(),
+            )
+
+    def measure(self, entry: Any, inputs: Any, seconds: float) -> None:
+        """Time an entry's graph, which has run once, beside eager; `seconds`: of its compilation."""
+        data = entry.info.data
+        if (
+            self.watching
+            and data.gm is not None
+            and "beside eager" in data.gm.meta
+            and not data.left_to_eager
+        ):
+            self.times.add(data.gm, entry.run, inputs, seconds)
+
+    def compare(self) -> None:
+        """Warn once where the graphs take longer than their torch calls in eager."""
+        if self.times.are_slower and not self.told_times:
+            self.told_times = True
+            counters["slower than eager"][self.name] += 1
+            warnings.warn(
+                f"{self.name} (dynamotor.compile) is slower than eager PyTorch: its graphs take {self.times}. "
+                "dynamotor.report shows what takes the time; config.warn_slower = False ends these measurements",
                 EagerWarning,
                 stacklevel=_level(),
             )

@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 import types
 import weakref
 from collections import Counter
@@ -261,6 +262,7 @@ class Compiler:
                 cure="call it with such arguments before set_stance",
             )
             return self.eager(args, kwnames)
+        begin = time.perf_counter()
         with _compiling:
             self.handling = sys.exception() is not None
             found = self.entry_for(dispatcher, args, n_positional, kwnames)
@@ -279,6 +281,7 @@ class Compiler:
         if failed is None:
             entry.info.data.eager += eager_texts(events)
             entry.info.data.missed += 1
+            self.share.measure(entry, tensors, time.perf_counter() - begin)
             try:
                 return entry.finish(outs, args)
             finally:

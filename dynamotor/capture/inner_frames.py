@@ -18,6 +18,7 @@ import torch
 
 from dynamotor import _C
 
+from ..base.events import emit
 from .marks import disables_calls, is_disabled
 from .resume import why_not_resumable
 from .siblings import Shelf
@@ -74,7 +75,9 @@ class InnerFrames:
         why = why_native(code, function)
         if why is not None:
             if why:
-                self.native[f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"] = why
+                name = f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+                self.native[name] = why
+                emit("native", name=name, why=why)
             return None
         if function.__closure__ is None:
             return self._dispatcher_of(function)  # the hook remembers it

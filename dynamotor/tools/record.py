@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 
 from ..base.errors import UserLine
 from ..base.events import Event, subscribe
+from ..capture.compiled_share import Counts
 from ..graph.graph_text import call_text, program_text
 from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, numel
@@ -135,6 +137,9 @@ class Record:
         self.phases: list[tuple[str, float, float]] = []  # name, start, seconds
         self.ddp: list[dict[str, str]] = []
         self.xla: list[dict[str, Any]] = []
+        self.shares: dict[int, tuple[str, Counts]] = {}  # of compiled callables, by identity
+        self.native: dict[str, str] = {}  # functions that are never captured, and why
+        self._names: Counter[str] = Counter()
         self._lines: dict[str, UserLine] = {}
         self._refusals: Counter[tuple[str, str, str]] = Counter()
 
@@ -155,12 +160,25 @@ class Record:
         _HANDLERS[event.kind](self, event)
 
     def _capture(self, event: Event) -> None:
-        captured, name = event.data["captured"], event.data["name"]
+        captured, name = event.data["captured"], self._distinct(event.data["name"], event.data["captured"])
         graph = None if captured.gm is None else GraphText.of(name, "captured", captured.gm)
         guards = [(str(guard), captured.lines.get(guard)) for guard in captured.guards]
         self.captures.append(
             CaptureRecord(name, graph, guards, captured.reason, captured.sizes.report(), captured.code)
         )
+
+    def _distinct(self, name: str, captured: Any) -> str:
+        """A row's name: other functions of that name have other lines, other captures other numbers."""
+        lines = [line for line in captured.lines.values() if line is not None]
+        nodes = () if captured.gm is None else captured.gm.graph.nodes
+        lines += [node.meta["where"] for node in nodes if node.meta.get("where")]
+        place = f" ({os.path.basename(lines[0].filename)}:{lines[0].lineno})" if lines and "<" in name else ""
+        self._names[name + place] += 1
+        times = self._names[name + place]
+        return f"{name}{place}" + (f", capture {times}" if times > 1 else "")
+
+    def _share(self, event: Event) -> None:
+        self.shares[event.data["of"]] = event.data["name"], event.data["counts"]
 
     def _graph(self, event: Event) -> None:
         gm = event.data["graph"]
@@ -251,6 +269,8 @@ _HANDLERS: dict[str, Any] = {
         {k: str(v) for k, v in event.data.items() if v is not None}
     ),
     "phase": Record._phase,
+    "share": Record._share,
+    "native": lambda self, event: self.native.update({event.data["name"]: event.data["why"]}),
     "ddp": Record._ddp,
     "xla.compiled": Record._xla,
     "xla.compile": Record._xla,

@@ -22,6 +22,7 @@ from bench import torchvision_stub
 from dynamotor.base.events import _listeners
 from dynamotor.tools.record import GraphNode, GraphText, Record
 from dynamotor.tools.report import drawing, write
+from dynamotor.tools.verdict import Verdict
 
 # `make test-report` sets this folder: screenshots for the documents are taken.
 PICTURES = os.environ.get("DYNAMOTOR_PICTURES", "")
@@ -67,6 +68,61 @@ def test_it_needs_no_network(page: Path) -> None:
     text = page.read_text()
     assert "<script src" not in text and '<link rel="stylesheet' not in text and "@import" not in text
     assert not [part for part in text.split('src="')[1:] if part.startswith("http")]
+
+
+@dynamotor.disable
+def kept_out(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().cos()
+
+
+class Other(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return kept_out(x.relu()) * 2
+
+
+def test_the_verdict_says_shares_time_and_the_first_thing_to_fix(tmp_path: Path) -> None:
+    text = dynamotor.report(Other(), torch.ones(3), path=tmp_path / "r.html").read_text()
+    head = text[text.index('id="verdict"') : text.index('id="summary"')]
+    assert "50 % of the torch calls ran compiled" in head and "2 of 4" in head
+    assert "times as fast as eager" in head and "of the time of a forward pass" in head
+    assert "<b>First to fix:</b> [DM222]" in head and "take the mark away" in head
+    text = dynamotor.report(lambda x: x.sin() * 2, torch.ones(3), path=tmp_path / "r.html").read_text()
+    assert "100 % of the torch calls ran compiled" in text and "Nothing: every function" in text
+
+
+def test_all_that_is_left_to_eager_is_listed() -> None:
+    record = Record()
+    with record.listening():
+        compiled = dynamotor.compile(Other())
+        for _ in range(3):
+            compiled(torch.ones(3))
+        dynamotor.compile(runs_a_text)(torch.ones(3))
+    verdict = Verdict.of(record)
+    found = {left.name: left for left in verdict.left}
+    assert found["Other"].calls == 6 and found["Other"].why.startswith("[DM222]")
+    assert verdict.left[0] is found["Other"] and verdict.first.endswith("or accept the break")
+    (never,) = [left for left in verdict.left if left.name.startswith("uses_its_locals")]
+    assert never.why.startswith("never captured: what it puts into its dict of locals")
+
+
+def uses_its_locals(x: torch.Tensor) -> torch.Tensor:
+    locals()["y"] = 1
+    return locals()["x"].sin()
+
+
+def runs_a_text(x: torch.Tensor) -> torch.Tensor:
+    return eval("uses_its_locals(x)")
+
+
+def test_rows_of_functions_of_one_name_are_told_apart() -> None:
+    record = Record()
+    with record.listening():
+        for factor in (2, 3):
+            for size in (3, 4):
+                dynamotor.compile(lambda x: x * factor, dynamic=False)(torch.ones(size))  # noqa: B023
+        dynamotor.compile(lambda x: x - 1)(torch.ones(3))
+    names = [capture.name for capture in record.captures]
+    assert len(set(names)) == len(names) > 2
 
 
 def test_a_report_measures_its_kernels(tmp_path: Path) -> None:
@@ -179,6 +235,53 @@ def test_sections_open_search_filters_and_the_console_is_silent(browser: Any, pa
     field.clear()
     field.send_keys("no such thing")
     assert browser.execute_script(shown) == 0
+    assert not browser.get_log("browser")
+
+
+@needs_browser
+def test_a_narrow_window_needs_no_sideways_scrolling(browser: Any, page: Path) -> None:
+    size = browser.get_window_size()
+    try:
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True},
+        )
+        _opened(browser, page)
+        browser.execute_script("for (const d of document.querySelectorAll('details')) d.open = true;")
+        wide = "return [document.documentElement.scrollWidth, window.innerWidth]"
+        scrolled, window = browser.execute_script(wide)
+        assert scrolled <= window == 400
+        _picture(browser, "report-narrow.png")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.set_window_size(size["width"], size["height"])
+
+
+@needs_browser
+def test_keys_reach_search_sections_and_pictures(browser: Any, page: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    _opened(browser, page)
+    body = browser.find_element("tag name", "body")
+    body.send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "skip to the verdict"
+    body.send_keys("/")
+    assert browser.switch_to.active_element.get_attribute("id") == "search"
+    browser.switch_to.active_element.send_keys("no such thing", Keys.ESCAPE)
+    assert browser.find_element("id", "search").get_attribute("value") == ""
+    summary = browser.find_element("css selector", "details:not([open]) > summary")
+    summary.send_keys(Keys.ENTER)
+    assert browser.execute_script("return arguments[0].parentElement.open", summary)
+    for opened in ("details > summary", "details.picture > summary"):
+        browser.execute_script(
+            "for (const s of document.querySelectorAll(arguments[0])) s.parentElement.open = true;", opened
+        )
+    picture = browser.find_element("css selector", ".zoom svg")
+    box = "const b = arguments[0].viewBox.baseVal; return [b.x, b.y, b.width]"
+    before = browser.execute_script(box, picture)
+    picture.send_keys(Keys.ARROW_RIGHT, "+")
+    x, y, width = browser.execute_script(box, picture)
+    assert x > before[0] and width < before[2]
     assert not browser.get_log("browser")
 
 

@@ -1,0 +1,140 @@
+"""The share of a program's aten calls that run in compiled graphs, counted alike for dynamotor and torch.compile.
+
+Both captures give their graphs to one backend, which runs a graph op by op in a range of PyTorch's profiler. An aten
+call counts as compiled inside of such a range; calls of the backward, of optimizers, of the measurement itself
+(`aside`) and of the compilation count for nobody.
+
+>>> counts = measured(program, "dynamotor"); counts.share
+1.0
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+import dynamotor
+from dynamotor.capture.frontend import Compiler
+
+ASIDE, GRAPH, BEGIN = "share: aside", "share: a graph", "share: begin"
+# Ranges in which nothing counts: engine and optimizers have names of PyTorch's.
+_NOT_COUNTED = re.compile(rf"{ASIDE}|autograd::engine.*|.*Backward\d*|Optimizer\..*")
+_OP = re.compile(r"(?!autograd::)\w+::\w+")
+# They hand numbers to Python, take a tensor over as it is, or begin a backward.
+_READS = frozenset(("item", "is_nonzero", "detach", "lift_fresh", "alias", "detach_", "ones_like"))
+
+
+@dataclass
+class Calls:
+    """Aten calls in compiled graphs, and those that eager PyTorch ran, by name."""
+
+    compiled: int = 0
+    eager: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def share(self) -> float | None:
+        """The part that ran compiled; None where nothing was counted."""
+        total = self.compiled + self.eager.total()
+        return self.compiled / total if total else None
+
+
+def aside() -> Any:
+    """A region of a program whose calls count for nobody."""
+    return record_function(ASIDE)
+
+
+def measured(program: Callable[[Callable[..., Any]], Any], compiler: str) -> Calls:
+    """Run `program(compile)` with the capture of "dynamotor" or "torch.compile", and count."""
+    theirs = torch.compile
+
+    def compile_(fn: Any = None, **options: Any) -> Any:
+        if fn is None:
+            return lambda fn: compile_(fn, **options)
+        with record_function(BEGIN):
+            options = {key: options[key] for key in ("fullgraph", "dynamic") if key in options}
+        return (dynamotor.compile if compiler == "dynamotor" else theirs)(fn, backend=_backend, **options)
+
+    around = _marks_compilation_of_ours if compiler == "dynamotor" else _marks_compilation_of_theirs
+    dynamotor.reset()
+    torch._dynamo.reset()
+    torch.compile = compile_
+    try:
+        with around(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            program(compile_)
+    finally:
+        torch.compile = theirs
+    return count(profile.events())
+
+
+def _backend(gm: torch.fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with record_function(GRAPH):
+            return gm.forward(*args)
+
+    return run
+
+
+@contextlib.contextmanager
+def _marks_compilation_of_ours() -> Iterator[None]:
+    compile_ = Compiler.entry_for
+
+    def marked(self: Compiler, *args: Any) -> Any:
+        with aside():
+            return compile_(self, *args)
+
+    Compiler.entry_for = marked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Compiler.entry_for = compile_  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _marks_compilation_of_theirs() -> Iterator[None]:
+    from torch._dynamo.callback import callback_handler
+
+    open_: list[Any] = []
+
+    def start(*args: Any) -> None:
+        open_.append(aside())
+        open_[-1].__enter__()
+
+    def end(*args: Any) -> None:
+        open_.pop().__exit__(None, None, None)
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
+
+
+def count(events: Any) -> Calls:
+    """The outermost aten calls behind the first compilation, by where they ran."""
+    begin = min((e.time_range.start for e in events if e.name == BEGIN), default=0)
+    found = Calls()
+    for event in events:
+        if _OP.fullmatch(event.name) and event.time_range.start >= begin:
+            ranges = list(_around(event))
+            if any(_OP.fullmatch(name) or _NOT_COUNTED.fullmatch(name) for name in ranges):
+                continue
+            op = event.name.partition("::")[2]
+            if GRAPH in ranges:
+                found.compiled += op not in _READS
+            elif op not in _READS:
+                found.eager[event.name] += 1
+    return found
+
+
+def _around(event: Any) -> Iterator[str]:
+    while (event := event.cpu_parent) is not None:
+        yield event.name

@@ -1,0 +1,95 @@
+"""A callable whose graphs are slower than eager gives one warning; measuring is not seen by the program."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.capture import eager_times
+from dynamotor.capture.compiled_share import Share
+from dynamotor.capture.eager_times import EagerTimes
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What a compiled function warns of, where its graphs and eager take so many seconds."""
+
+    def run(fn: Any, *args: Any, compiled: float, eager: float, calls: int = 4) -> list[str]:
+        def seconds(run: Any, inputs: Any) -> float:
+            run(*inputs)
+            return next(turns)
+
+        def measure(share: Share, entry: Any, inputs: Any, seconds: float) -> None:
+            original(share, entry, inputs, 1.0)  # a compilation that took long enough
+
+        original, turns = Share.measure, itertools.cycle((compiled, eager))
+        monkeypatch.setattr(eager_times, "_seconds", seconds)
+        monkeypatch.setattr(Share, "measure", measure)
+        with dynamotor.config.patch(check=False), warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            function = dynamotor.compile(fn)
+            for _ in range(calls):
+                function(*args)
+        return [str(w.message) for w in found if w.category is dynamotor.EagerWarning]
+
+    return run
+
+
+def two_graphs(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin() * 2
+    print(end="")
+    return y.cos() + 1
+
+
+def test_a_slow_callable_warns_once(measured: Any) -> None:
+    (text,) = measured(two_graphs, torch.ones(3), compiled=1.6e-4, eager=2e-5)
+    assert "slower than eager PyTorch" in text and "0.32 ms compiled, 0.04 ms in eager" in text
+
+
+@pytest.mark.parametrize("compiled, eager", [(2e-5, 1.6e-4), (1.2e-4, 1e-4), (9e-5, 1e-6)])
+def test_no_warning_within_noise(measured: Any, compiled: float, eager: float) -> None:
+    assert not measured(lambda x: x.sin() * 2, torch.ones(3), compiled=compiled, eager=eager)
+
+
+def test_the_shortest_times_count() -> None:
+    times, turns = EagerTimes(), iter(range(100))
+
+    def sometimes_slow() -> None:
+        if next(turns) % 3:
+            time.sleep(0.002)
+
+    times._measure(lambda: None, sometimes_slow, (), 60.0)
+    assert not times.are_slower
+    times._measure(lambda: None, lambda: time.sleep(0.002), (), 60.0)
+    assert times.are_slower
+
+
+def test_programs_with_effects_run_once_and_draw_the_same_numbers(measured: Any) -> None:
+    calls = []
+
+    @torch.library.custom_op("eager_times::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.clone()
+
+    counted.register_fake(lambda x: torch.empty_like(x))
+    measured(lambda x: counted(x) * 2, torch.ones(3), compiled=1e-5, eager=1e-5, calls=1)
+    assert len(calls) == 1
+    x = torch.zeros(3)
+    measured(lambda x: x.add_(1), x, compiled=1e-5, eager=1e-5, calls=1)
+    assert x.tolist() == [1, 1, 1]
+    after = []
+    for warn_slower in (True, False):
+        dynamotor.reset()
+        torch.manual_seed(0)
+        with dynamotor.config.patch(warn_slower=warn_slower):
+            measured(lambda x: x + torch.rand(3), x, compiled=1e-5, eager=1e-5, calls=1)
+        after.append(torch.rand(1))
+    assert after[0] == after[1]
