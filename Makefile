@@ -13,7 +13,7 @@ SOURCES := $(wildcard dynamotor/csrc/*.[ch] xla/dynamotor/xla/csrc/*.[ch])
 PYTHON_CODE := dynamotor xla tests fuzz bench docs conftest.py
 TESTS := tests xla/tests
 
-.PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries test-versions test-aarch64 fuzz sanitize lint docs wheel bench clean
+.PHONY: all setup demo test test-core test-report test-quick test-isa test-all test-libraries test-versions test-aarch64 fuzz sanitize lint docs wheel bench clean
 all: test
 
 $(VENV)/.demo: requirements-demo.txt Makefile
@@ -47,6 +47,10 @@ test: setup
 test-report: setup
 	mkdir -p docs/pictures
 	DYNAMOTOR_PICTURES=docs/pictures OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests/tools/test_report.py -m "slow or not slow"
+
+# The core's tests with jax and dynamotor-xla hidden.
+test-core: setup
+	PYTHONPATH=tests/support OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -p without_jax -n $(JOBS) --dist worksteal
 
 test-all: setup
 	XLA_FLAGS= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist worksteal -m "slow or not slow"

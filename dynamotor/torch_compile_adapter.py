@@ -10,6 +10,8 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -134,13 +136,17 @@ def answer(name: str, target: str) -> None:
     registry._COMPILER_FNS.pop(name, None)
 
 
-def capture_as_plain_tensor(subclass: type[torch.Tensor], packages: Sequence[str]) -> None:
+def capture_as_plain_tensor(
+    subclass: type[torch.Tensor], packages: Sequence[str], traced: Sequence[ModuleType] = ()
+) -> None:
     """Let `torch.compile` capture tensors of a subclass as it does plain ones, without looking inside, and
-    capture no code of the packages that compute on them.
+    capture no code of the packages that compute on them, but for functions of `traced` modules that captured
+    code calls.
     """
-    builder = compat.dynamo_builder()
+    builder, rules = compat.dynamo_builder(), compat.dynamo_trace_rules()
     for package in (__name__.partition(".")[0], *packages):
-        compat.dynamo_trace_rules().add(package)
+        rules.add(package)
+    rules.get_mod_inlinelist().update(str(Path(module.__file__ or "").with_suffix("")) for module in traced)
 
     wrap = builder.VariableBuilder._wrap
 

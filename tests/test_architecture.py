@@ -50,19 +50,9 @@ CORE = sorted(PACKAGE.rglob("*.py"))
 SOURCES = CORE + sorted(XLA.rglob("*.py"))
 # Modules of dynamotor-xla that have the names of torch_xla's API: its top layer.
 XLA_API = {
-    *(
-        "_XLAC",
-        "_dynamo",
-        "_internal",
-        "alias",
-        "amp",
-        "backends",
-        "core",
-        "debug",
-        "distributed",
-        "experimental",
-    ),
-    *("install", "runtime", "stablehlo", "test", "toplevel", "utils"),
+    *("_XLAC", "_dynamo", "_internal", "alias", "amp", "backends", "core", "debug", "distributed"),
+    *("experimental", "install", "runtime", "stablehlo", "test", "toplevel", "torch_compile"),
+    *("torch_compile_openxla", "utils"),
 }
 
 

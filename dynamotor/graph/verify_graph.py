@@ -25,9 +25,12 @@ def _is_value(value: Any) -> bool:
 
 
 def verify_torch_graph(gm: torch.fx.GraphModule) -> None:
-    """Contract 2: placeholders, functions and methods only, a flat output."""
+    """Contract 2: placeholders, functions and methods only, a flat output. Graphs of `torch.compile`
+    may have bodies of operators as attributes.
+    """
     for node in gm.graph.nodes:
-        if node.op in ("get_attr", "call_module"):
+        body = node.op == "get_attr" and isinstance(getattr(gm, node.target, None), torch.fx.GraphModule)
+        if node.op in ("get_attr", "call_module") and not body:
             wrong(node, f"{node.op} nodes are not allowed, outside tensors are placeholders", "torch")
         if node.op == "call_function" and not callable(node.target):
             wrong(node, "the target cannot be called", "torch")

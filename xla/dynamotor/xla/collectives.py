@@ -53,7 +53,8 @@ def _plan(groups: Groups) -> tuple[list[int], int]:
 def _check(tensors: Iterable[Any], reduce_type: str = REDUCE_SUM) -> None:
     for tensor in tensors:
         kind = getattr(tensor, "device", type(tensor).__name__)
-        _require(is_xla(tensor), f"a collective needs XLA tensors, got {kind}", 'move it with .to("xla")')
+        on_device = isinstance(tensor, torch.Tensor) and tensor.device.type == "xla"  # in captures, too
+        _require(on_device, f"a collective needs XLA tensors, got {kind}", 'move it with .to("xla")')
     _require(
         reduce_type in _REDUCTIONS,
         f"{reduce_type!r} is not a reduction",
@@ -116,20 +117,37 @@ def all_reduce(
     return inputs
 
 
+def _each(function: Callable[..., torch.Tensor], given: Any, output: Any) -> Any:
+    """A function of one tensor, of a tensor or of each in a list; `output`: what takes the results."""
+    if isinstance(given, torch.Tensor):
+        result = function(given)
+        return result if output is None else output.copy_(result)
+    results = [function(tensor) for tensor in given]
+    _require(
+        output is None or len(output) == len(results),
+        f"{len(results)} tensors, but output has {0 if output is None else len(output)}",
+        "give one output for each",
+    )
+    return results if output is None else [out.copy_(one) for out, one in zip(output, results)]
+
+
 def all_gather(
-    value: torch.Tensor,
+    value: torch.Tensor | Sequence[torch.Tensor],
     dim: int = 0,
     groups: Groups = None,
-    output: torch.Tensor | None = None,
+    output: torch.Tensor | Sequence[torch.Tensor] | None = None,
     pin_layout: bool = True,
 ) -> Any:
-    """The values of all replicas of a group, in its order, concatenated along `dim`. `output`: a tensor that
-    takes the result.
+    """The values of all replicas of a group, in its order, concatenated along `dim`; of a list: a list.
+    `output`: what takes the result.
     """
-    _check([value])
-    flat, share = _plan(groups)
-    gathered = _ops.all_gather(value.detach(), _dim(value, dim), flat, share)
-    return gathered if output is None else output.copy_(gathered)
+
+    def gathered(tensor: torch.Tensor) -> torch.Tensor:
+        _check([tensor])
+        flat, share = _plan(groups)
+        return _ops.all_gather(tensor.detach(), _dim(tensor, dim), flat, share)
+
+    return _each(gathered, value, output)
 
 
 def all_to_all(
@@ -160,31 +178,34 @@ def all_to_all(
 
 def reduce_scatter(
     reduce_type: str,
-    input: torch.Tensor,
+    input: torch.Tensor | Sequence[torch.Tensor],
     scale: float = 1.0,
     scatter_dim: int = 0,
     shard_count: int | None = None,
     groups: Groups = None,
-    output: torch.Tensor | None = None,
+    output: torch.Tensor | Sequence[torch.Tensor] | None = None,
     pin_layout: bool = True,
-) -> torch.Tensor:
+) -> Any:
     """Reduce over the replicas of a group, and keep of the result the part along `scatter_dim` that is this
-    replica's.
+    replica's; of a list: a list.
 
-    shard_count: the number of parts; the size of a group, which is the default. `output`: a tensor that takes
-    the result.
+    shard_count: the number of parts; the size of a group, which is the default. `output`: what takes the
+    result.
     """
-    _check([input], reduce_type)
-    flat, share = _plan(groups)
-    _require(
-        shard_count in (None, share),
-        f"shard_count={shard_count}, but a group has {share} replicas",
-        "leave it out",
-    )
-    dim = _dim(input, scatter_dim)
-    _divisible(input, dim, share)
-    part = _ops.reduce_scatter(input.detach(), reduce_type, float(scale), dim, flat, share)
-    return part if output is None else output.copy_(part)
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        _check([tensor], reduce_type)
+        flat, share = _plan(groups)
+        _require(
+            shard_count in (None, share),
+            f"shard_count={shard_count}, but a group has {share} replicas",
+            "leave it out",
+        )
+        dim = _dim(tensor, scatter_dim)
+        _divisible(tensor, dim, share)
+        return _ops.reduce_scatter(tensor.detach(), reduce_type, float(scale), dim, flat, share)
+
+    return _each(part, input, output)
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -412,7 +412,7 @@ def all_gather_bucketized(
     """`all_gather` of each tensor. The options that say how large a bucket is are accepted: one graph has all
     of them.
     """
-    return [all_gather(t, dim, groups) for t in input_list]
+    return all_gather(list(input_list), dim, groups)
 
 
 def reduce_scatter_bucketized(
@@ -427,7 +427,7 @@ def reduce_scatter_bucketized(
     """`reduce_scatter` of each tensor. The options that say how large a bucket is are accepted: one graph has
     all of them.
     """
-    return [reduce_scatter(reduce_type, t, scale, scatter_dim, shard_count, groups) for t in input_list]
+    return reduce_scatter(reduce_type, list(input_list), scale, scatter_dim, shard_count, groups)
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:

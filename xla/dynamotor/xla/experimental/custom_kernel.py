@@ -11,6 +11,7 @@ operations.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,14 +67,15 @@ def _flash(
 def _flash_on_tpu(
     q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any, causal: bool, scale: float, sharding: Any
 ) -> jax.Array:
-    """jax's kernel, whose positions have 32 bits. XLA does not divide kernels over a mesh: with a sharding
-    each device runs it on its part."""
+    """jax's kernel, whose positions have 32 bits. XLA does not divide kernels: each device of a mesh runs it
+    on its part."""
     from jax.experimental.pallas.ops.tpu import flash_attention as kernel  # only with a TPU
 
     def attend(q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any) -> jax.Array:
         ids = None if q_ids is None else kernel.SegmentIds(q_ids.astype(jnp.int32), kv_ids.astype(jnp.int32))
         return kernel.flash_attention(q, k, v, ab, ids, causal=causal, sm_scale=scale)
 
+    sharding = _default_sharding(q, k) if sharding is None else sharding
     if sharding is not None:
         whole, rows = sharding.spec, jax.sharding.PartitionSpec(*sharding.spec[:1])
         specs = tuple(
@@ -83,44 +85,9 @@ def _flash_on_tpu(
     return _in_32_bits(attend)(q, k, v, q_ids, kv_ids, ab)
 
 
-def _in_32_bits(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A function that is traced without 64-bit types, as is its backward pass, which jax traces later."""
-
-    @jax.custom_vjp
-    def narrow(*args: Any) -> jax.Array:
-        with jax.enable_x64(False):
-            return function(*args)
-
-    def forward(*args: Any) -> tuple[jax.Array, Any]:
-        with jax.enable_x64(False):
-            return jax.vjp(function, *args)
-
-    def backward(pull: Any, gradient: jax.Array) -> Any:
-        with jax.enable_x64(False):
-            return pull(gradient)
-
-    narrow.defvjp(forward, backward)
-    return narrow
-
-
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    q_segment_ids: torch.Tensor | None = None,
-    kv_segment_ids: torch.Tensor | None = None,
-    sm_scale: float = 1.0,
-    *,
-    ab: torch.Tensor | None = None,
-    partition_spec: Any = None,
-    mesh: Any = None,
-) -> torch.Tensor:
-    """softmax(q k^T sm_scale + ab) v, with gradients, for q, k, v [batch, heads, length, d].
-
-    causal: query i sees the keys up to i. *_segment_ids int [batch, length]: a query sees the keys of its own
-    segment. ab [batch, heads, n, m] is added to the scores. partition_spec: the axes of `mesh` (the global
-    one where not given) that divide q, k, v, batch and heads among them: each device attends to its part.
+def _default_sharding(q: Any, k: Any) -> jax.sharding.NamedSharding | None:
+    """Which part each device attends to where the program does not say; XLA moves operands to fit. Each axis
+    of the operands' mesh divides the batch, else the heads, else nothing. None without a mesh.
     """
     sharding = None
     if partition_spec is not None:
