@@ -89,6 +89,59 @@ def _default_sharding(q: Any, k: Any) -> jax.sharding.NamedSharding | None:
     """Which part each device attends to where the program does not say; XLA moves operands to fit. Each axis
     of the operands' mesh divides the batch, else the heads, else nothing. None without a mesh.
     """
+    mesh = next((m for x in (q, k) if (m := jax.typeof(x).sharding.mesh).size > 1), None)
+    if mesh is None:
+        return None
+    divided: tuple[list[str], list[str]] = ([], [])
+    left = [math.gcd(q.shape[d], k.shape[d]) for d in (0, 1)]
+    for axis, size in mesh.shape.items():
+        d = next((d for d in (0, 1) if left[d] % size == 0), None)
+        if d is not None:
+            divided[d].append(axis)
+            left[d] //= size
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(tuple(d) or None for d in divided)))
+
+
+def _in_32_bits(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function that is traced without 64-bit types, as is its backward pass, which jax traces later."""
+
+    @jax.custom_vjp
+    def narrow(*args: Any) -> jax.Array:
+        with jax.enable_x64(False):
+            return function(*args)
+
+    def forward(*args: Any) -> tuple[jax.Array, Any]:
+        with jax.enable_x64(False):
+            return jax.vjp(function, *args)
+
+    def backward(pull: Any, gradient: jax.Array) -> Any:
+        with jax.enable_x64(False):
+            return pull(gradient)
+
+    narrow.defvjp(forward, backward)
+    return narrow
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    q_segment_ids: torch.Tensor | None = None,
+    kv_segment_ids: torch.Tensor | None = None,
+    sm_scale: float = 1.0,
+    *,
+    ab: torch.Tensor | None = None,
+    partition_spec: Any = None,
+    mesh: Any = None,
+) -> torch.Tensor:
+    """softmax(q k^T sm_scale + ab) v, with gradients, for q, k, v [batch, heads, length, d].
+
+    causal: query i sees the keys up to i. *_segment_ids int [batch, length]: a query sees the keys of its own
+    segment. ab [batch, heads, n, m] is added to the scores. partition_spec: the axes of `mesh` (the global
+    one where not given) that divide q, k, v, batch and heads among them: each device attends to its part. By
+    default on a mesh of TPUs each axis divides the batch, or the heads where the batch is too small.
+    """
     sharding = None
     if partition_spec is not None:
         found: Any = mesh or get_global_mesh()
