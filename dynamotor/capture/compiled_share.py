@@ -33,6 +33,7 @@ _MODE_STACK = frozenset(
     ("_len_torch_function_stack", "_get_function_stack_at", "_get_current_function_mode_stack")
 )
 WATCHED_CALLS = 8  # after these nothing is counted any more
+WATCHED_GRAPHS = 512  # nor after so many calls of graphs: a call may be a loop that runs for hours
 TOLD_CALLS = 3  # so many calls are enough to tell
 ENOUGH = 0.8  # with less of its torch calls in graphs, a callable gets a warning
 # Reads of a tensor by Python, which compute nothing: graph breaks consist of them.
@@ -89,7 +90,7 @@ class Share:
     def __init__(self, name: str, entries: Callable[[], Iterable[Any]]) -> None:
         self.name, self.entries = name, entries
         self.watching, self.told = True, False
-        self.calls = 0
+        self.calls = self.graphs = 0
         self.native: Counter[str] = Counter()
         self.seconds = 0.0
         self.before = Counts()
@@ -128,7 +129,7 @@ class Share:
         return run
 
     def _watch(self, why: str, inner: InnerFrames | None, function: Callable[..., Any], *args: Any) -> Any:
-        counting = _Counting(self.native, why)
+        counting = _Counting(self, why)
         begin = time.perf_counter()
         counting.__enter__()
         try:
@@ -165,23 +166,31 @@ class Share:
         if self.calls in (TOLD_CALLS, WATCHED_CALLS):
             self.tell()
             self.compare()
-        self.watching = self.calls < WATCHED_CALLS
+        self.watching = self.watching and self.calls < WATCHED_CALLS
+
+    def goes_on(self) -> bool:
+        """Whether to count on behind another call of a graph."""
+        self.graphs += 1
+        if self.graphs == WATCHED_GRAPHS:
+            self.watching = False
+            self.tell()
+        return self.watching
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Counts]:
         """The counts of what a `with` block calls, once it has ended."""
-        found, before, watching = Counts(), self.counts(), self.watching
-        self.watching = True
+        found, before, watching, graphs = Counts(), self.counts(), self.watching, self.graphs
+        self.watching, self.graphs = True, WATCHED_GRAPHS + 1  # to the end
         try:
             yield found
         finally:
-            self.watching = watching and self.calls < WATCHED_CALLS
+            self.watching, self.graphs = watching and self.calls < WATCHED_CALLS, graphs
             now = self.counts() - before
             found.compiled, found.eager, found.seconds = now.compiled, now.eager, now.seconds
 
     def begin_again(self) -> None:
         """Watch the next calls: from now on they differ from those before."""
-        self.before, self.calls, self.watching, self.told = self.counts(), 0, True, False
+        self.before, self.calls, self.graphs, self.watching, self.told = self.counts(), 0, 0, True, False
 
     def tell(self, enough: float = ENOUGH) -> None:
         """State the share; warn once if it is low."""
@@ -241,9 +250,9 @@ def _level() -> int:
 class _Counting(TorchFunctionMode):
     """Counts torch calls; not those in graphs that run meanwhile (`unseen`)."""
 
-    def __init__(self, native: Counter[str], why: str) -> None:
+    def __init__(self, share: Share, why: str) -> None:
         super().__init__()
-        self.native, self.why, self.seconds = native, why, 0.0
+        self.share, self.native, self.why, self.seconds = share, share.native, why, 0.0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") not in _READS:
@@ -260,7 +269,8 @@ class _Counting(TorchFunctionMode):
         try:
             return dispatcher(*args)
         finally:
-            self.__enter__()
+            if self.share.goes_on():
+                self.__enter__()
             self.seconds += time.perf_counter() - begin
 
 

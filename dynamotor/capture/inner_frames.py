@@ -72,6 +72,8 @@ class InnerFrames:
             return None
         if is_disabled(function) or is_compiled_code(code, function):
             return False  # nothing that it calls is captured either
+        if (known := self._closures.get(function)) is not None:  # asked about at each call
+            return known
         why = why_native(code, function)
         if why is not None:
             if why:
@@ -81,9 +83,7 @@ class InnerFrames:
             return None
         if function.__closure__ is None:
             return self._dispatcher_of(function)  # the hook remembers it
-        found = self._closures.get(function)
-        if found is None:
-            found = self._closures[function] = self._dispatcher_of(function)
+        found = self._closures[function] = self._dispatcher_of(function)
         return found
 
 

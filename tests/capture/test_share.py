@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.base.compat import count_function_modes
 from dynamotor.base.events import collect, counters
+from dynamotor.capture.compiled_share import WATCHED_GRAPHS, Share
 
 
 @dynamotor.disable
@@ -97,7 +99,10 @@ def test_a_function_that_is_compiled_no_more():
     compiled, lengths = dynamotor.compile(program), iter(range(9))
     with dynamotor.config.patch(cache_size_limit=2):
         found = told(lambda: compiled(torch.ones(3), next(lengths)), calls=9)
-    assert ["ran compiled" in str(w.message) for w in found] == [False, True]  # first: why it is compiled no more
+    assert ["ran compiled" in str(w.message) for w in found] == [
+        False,
+        True,
+    ]  # first: why it is compiled no more
     assert counters["compiled share"]["test_a_function_that_is_compiled_no_more.<locals>.program"] == 0
 
 
@@ -149,3 +154,24 @@ def test_regions_that_are_open_at_a_break_end_as_in_eager() -> None:
     for _ in range(3):
         assert [t.device.type for t in compiled(torch.ones(2))] == ["meta", "cpu"]
         assert torch._C._len_torch_function_stack() == 0
+
+
+class _Inner:
+    """A frame hook that gives the function how graphs are called within it."""
+
+    def call(self, function, *args, around=None):
+        return function(around or (lambda f, *args: f(*args)), *args)
+
+
+def test_a_native_call_that_is_a_long_loop_is_watched_for_a_while():
+    share = Share("loop", lambda: ())
+    run = share.natively("a break", _Inner())
+
+    def loop(call_graph, count):
+        for _ in range(count):
+            call_graph(torch.relu, torch.ones(1))
+        return count_function_modes()
+
+    assert run(loop, WATCHED_GRAPHS - 1) == 1 and share.watching
+    assert run(loop, 2) == 0 and not share.watching and count_function_modes() == 0
+    assert run(loop, 2) == 0
