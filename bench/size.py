@@ -37,12 +37,13 @@ def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
 # What the files are there for: the first mechanism with a matching pattern (of paths in the package) has a
 # file.
 MECHANISMS: dict[str, str] = {
-    "padding to buckets (backend xla)": "graph/padding* graph/bucket_padding*",
-    "symbolic sizes": "graph/siz* graph/sym* graph/data_sizes* capture/sizes* capture/values/size* codegen/triton_sizes* "
+    "padding to buckets (backend xla)": "graph/bucket_padding*",
+    "symbolic sizes": "graph/siz* graph/sym_* graph/data_sizes* capture/sizes* capture/values/size* codegen/triton_sizes* "
     "codegen/triton_family* lower/instance* autograd/variants*",
     "functions inside graphs (vmap, cond, flex_attention, checkpoints)": "graph/bodies* graph/control_flow* graph/flex* "
     "capture/bodies* capture/rules_control_flow* capture/rules_attention* capture/rules_transforms* capture/rules_autograd* codegen/flex_*",
-    "shapes and strides of eager's kernels": "graph/shape* graph/kernel_checks* graph/layout* graph/spec* graph/op_facts*",
+    "definitions of ops: shapes, layouts, requirements, padding": "graph/ops/* graph/op_definition* graph/layouts*",
+    "shapes and strides of eager's kernels": "graph/shape* graph/kernel_checks* graph/result_strides* graph/spec* graph/op_facts*",
     "bytecode: decoding, opcodes, breaks, resumption": "capture/bytecode* capture/ops_* capture/interpreter* capture/cut* "
     "capture/resume* capture/assembler* capture/inner_frames* capture/breaks* capture/output*",
     "guards and sources": "capture/guards* capture/source* capture/reader* capture/dispatch*",

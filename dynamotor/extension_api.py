@@ -33,9 +33,7 @@ from .capture.values.tensor import wrap_tensor
 
 # Graphs: specs, symbolic sizes, shapes and facts of ops, padding.
 from .graph import (
-    padding_layers,  # noqa: F401  (for its rules)
-    padding_moves,  # noqa: F401
-    padding_rules,  # noqa: F401
+    ops,  # noqa: F401  (the definitions of ops)
     prims,
 )
 from .graph.bucket_padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded

@@ -50,7 +50,7 @@
   bits without dimensions, on the CPU, made by a `Called` source); what is computed from it is computed by
   Python at each call, and a comparison of it is an `Answer` row.
 * A call whose result's size data decides (`nonzero`, `t[mask]`, `unique`, `repeat_interleave`, `item()` of
-  integers, ...; `graph/data_sizes.py`) is a node with `meta["data_dependent"]`, followed by `size` calls for
+  integers, ...; `sizes_from_data` rules of `graph/ops/`) is a node with `meta["data_dependent"]`, followed by `size` calls for
   the unbacked symbols that it makes. They are `SizeValue`s like others: arithmetic and use as a size stay in
   the graph, a question that nothing proves breaks it at its line (a comparison first gives a
   `ConditionValue`, which `torch._check` takes), results read them from the graph's outputs. A float or bool

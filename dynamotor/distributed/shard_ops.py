@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..graph.shapes import shape_rule
+from ..graph.op_definition import layout
 from ..graph.spec import TensorSpec
 from ..lower.lowering import lowerings
 from .shard_group import ShardGroup, group_of
@@ -50,19 +50,19 @@ for _op in (shard_gather, shard_weights, shard_reduce):
     lowerings.add(_op, lambda ctx, *args, op=_op: ctx.extern(op, args, {}, agnostic=True))
 
 
-@shape_rule(shard_gather)
+@layout(shard_gather)
 def _gather_shape(anchor: TensorSpec, group: int) -> TensorSpec:
     of = group_of(group)
     bucket = of.gathered
     return TensorSpec.dense((bucket.numel * of.world,), bucket.dtype, anchor.device)
 
 
-@shape_rule(shard_weights)
+@layout(shard_weights)
 def _weights_shape(flat: TensorSpec, group: int) -> tuple[TensorSpec, ...]:
     return group_of(group).weights
 
 
-@shape_rule(shard_reduce)
+@layout(shard_reduce)
 def _reduce_shape(grads: Any, anchor: TensorSpec, group: int, which: Any, late: bool) -> TensorSpec:
     return anchor
 

@@ -7,8 +7,8 @@ text.
   `node.meta["val"]` is a `TensorSpec`, a tuple of (`TensorSpec` | None | number) for multi-output ops, or a
   Python number/bool for scalar results.
 * `graph.shape_tensor.ShapeTensor`: a wrapper tensor subclass without data. `ShapeTensor.make(spec,
-  requires_grad=False)`. Ops on it run through `graph.shapes.infer(func, args, kwargs)`: our own rules for
-  common ops (registry `shape_rule`, one row an op), and a memo over PyTorch's meta kernels for the rest.
+  requires_grad=False)`. Ops on it run through `graph.shapes.infer_spec(func, args, kwargs)`: the op's
+  definition (`graph/ops/<family>.py`), and a memo over PyTorch's meta kernels for the rest.
   PyTorch's own autograd, autocast and composite decompositions run above it in C++. Data-dependent results
   raise `graph.shape_tensor.DataDependent`.
 * `graph.shape_tensor.recording(recorder)`: context manager; while on, each op that reaches the dispatch level
@@ -39,7 +39,7 @@ text.
   sizes define are placeholders too: the caller (the dispatcher) computes them once, beside the guards.
 * Guards of an entry are complete when its backend has returned; whoever compiles later (a backward at its
   first call) checks its own before it runs.
-* An unbacked symbol (`u0`; `ShapeEnv.unbacked`, made by a row of `data_sizes.py` while `shape_mode` has a
+* An unbacked symbol (`u0`; `ShapeEnv.unbacked`, made by a `sizes_from_data` rule while `shape_mode` has a
   `DataSizes`) is a size that is known only when a node of the graph has run: the first node whose `val` is
   the bare symbol gives it. `lo` is 0 for a count, -infinity for an integer that a tensor held; 0 and 1 are
   among its values. Its hint answers nothing: what is not provable for all values raises

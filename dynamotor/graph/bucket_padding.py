@@ -13,7 +13,7 @@ DM679, with the op).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,14 +22,18 @@ from torch import fx
 
 from ..base import compat
 from ..base.errors import RaisedWhen
-from ..base.registry import Registry
 from .module import graph_module, writes
+from .op_definition import definition
 from .shapes import call
 from .size_nodes import is_size
 from .sizes import Dim, Size, Symbol, equal, settled
 from .spec import TensorSpec, aten, contiguous_stride
 
 Values = Mapping[Symbol, int]
+Padded = tuple[
+    fx.Node, Any
+]  # answer of a padding rule: the new node (or a tuple of them) and the axes of its results
+POINTWISE = "pointwise"  # the definition whose padding rule all pointwise ops share
 
 
 class CannotPad(RaisedWhen):
@@ -240,9 +244,9 @@ class Padder:
             self.made[node] = new
             self.axes[new] = self._plain_axes(val)
             return
-        rule = rules.get(node.target) if node.op == "call_function" else None
+        rule = definition(node.target).padding if node.op == "call_function" else None
         if rule is None and isinstance(node.target, compat.OpOverload) and _is_pointwise(node.target):
-            rule = rules["pointwise"]
+            rule = definition(POINTWISE).padding
         if rule is None:
             raise CannotPad("the graph writes its inputs" if writes(node) else str(node.target))
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: self.made[a])
@@ -399,7 +403,7 @@ class Call:
         self.writer.axes[node] = axes
         return node
 
-    def emit(self, axes: Any, target: Any = None) -> tuple[fx.Node, Any]:
+    def emit(self, axes: Any, target: Any = None) -> Padded:
         """The node with these arguments."""
         new = self.writer.graph.create_node(
             "call_function", target or self.node.target, tuple(self.args), self.kwargs
@@ -427,11 +431,18 @@ class Call:
         return self.node.meta["val"].shape
 
 
-rules: Registry[Any, Callable[[Call], tuple[fx.Node, Any]]] = Registry("padding")
-rule = rules.register
+def untouched(call: Call, place: int, *dims: int) -> None:
+    """Refuse a call whose argument is padded along one of these dimensions."""
+    axes = call.axes(place)
+    CannotPad.when(is_padded(*[axes[d] for d in dims]), f"{call.node.target} along a padded dimension")
 
 
-def broadcast(all_axes: Sequence[Axes]) -> Axes:
+def in_a_row(call: Call, axes: Axes, *dims: int) -> None:
+    """Refuse a call along dimensions with padding between elements."""
+    CannotPad.when(not all(at_end(axes[d]) for d in dims), f"{call.node.target} along merged dimensions")
+
+
+def broadcast_axes(all_axes: Sequence[Axes]) -> Axes:
     """The axes of what tensors with these give together."""
     n = max(map(len, all_axes), default=0)
     found: list[Axis] = []

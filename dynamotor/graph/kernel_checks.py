@@ -21,50 +21,16 @@ import torch
 
 from ..base import compat
 from ..base.compat import OpOverload
+from .op_definition import checks, questions
 from .op_facts import facts
-from .shapes import UnsupportedOp, infer_spec
+from .shapes import UnsupportedOp
 from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, mapped, numbers
 from .spec import TensorSpec, aten
 from .sym_int import from_torch
 
 Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
 
-# Ops that put a number into a tensor of a dtype that does not follow from the number.
-_FILLS = frozenset(
-    (
-        "full",
-        "full_like",
-        "new_full",
-        "fill",
-        "fill_",
-        "scalar_tensor",
-        "constant_pad_nd",
-        "index_fill",
-        "index_fill_",
-        "scatter",
-        "scatter_",
-        "masked_fill",
-        "masked_fill_",
-    )
-)
-_PUTS = frozenset(("index_put", "index_put_", "_unsafe_index_put"))
-_EXTREMES = frozenset(("max", "min", "median", "nanmedian", "mode"))  # of no elements there is none
-_DRAWS = frozenset(
-    (
-        "uniform",
-        "normal_functional",
-        "bernoulli",
-        "exponential",
-        "log_normal",
-        "cauchy",
-        "geometric",
-        "random",
-    )
-)  # the functional forms of draws into a tensor
-_NUMBERS = ("value", "fill_value", "s")  # what the number is called
-_ANY_DTYPE = frozenset(
-    ("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding")
-)  # not worth asking
+_NUMBERS = ("value", "fill_value", "s")  # names of an argument that is a number
 _INDICES = frozenset(
     (
         "index",
@@ -77,9 +43,6 @@ _INDICES = frozenset(
         "bag_size",
         "maximum_indices",
     )
-)
-_ALIKE = frozenset(
-    (aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)
 )
 _RANGES = {
     dtype: (int(info.min), int(info.max))
@@ -145,7 +108,7 @@ def _bounded(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     guarded to stay within what the tensors' dtypes hold, or is a constant where it does not: what a kernel
     answers about one it answers about all.
     """
-    dtypes: set[Any] = {kwargs.get("dtype"), *(t.dtype for t in _tensors((args, tuple(kwargs.values()))))}
+    dtypes: set[Any] = {kwargs.get("dtype"), *(t.dtype for t in tensors_in((args, tuple(kwargs.values()))))}
     lows, highs = zip((-LARGEST, LARGEST), *[_RANGES[dtype] for dtype in dtypes & _RANGES.keys()])
     types = {a.name: str(a.type) for a in func._schema.arguments}
 
@@ -172,63 +135,30 @@ def _checks(func: OpOverload) -> tuple[Check, ...]:
         found.append(_refuse_assertion)
     if about.writes:
         found.append(_check_memory)
-    if name in _EXTREMES:
-        found.append(_ask_of_none)
-    if name in _FILLS:
-        found.append(_ask_fill)
-    if name in _PUTS:
-        found.append(_check_values)
-    if torch.Tag.pointwise in func.tags or about.pointwise or func in _ALIKE:
-        found.append(_ask_element)
-    elif name == "randint":
-        found.append(_ask_bounds)
-    elif about.random and (about.writes or name in _DRAWS):
-        found.append(_ask_nothing)
-    elif not about.data_dependent and name not in _ANY_DTYPE:
-        found.append(_ask_dtypes)
-    return tuple(found)
+    if name in checks:
+        found.append(checks[name])
+    if name in questions:
+        ask_kernel = questions[name]
+    elif torch.Tag.pointwise in func.tags or about.pointwise:
+        ask_kernel = ask_element
+    elif about.random and about.writes:
+        ask_kernel = ask_nothing
+    else:
+        ask_kernel = None if about.data_dependent else ask_dtypes
+    return (*found, ask_kernel) if ask_kernel else tuple(found)
 
 
 def _refuse_assertion(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     raise UnsupportedOp("DM213", f"{func} returns nothing: it raises or not as the data are")
 
 
-def _check_values(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Values that are put at positions have the shape of what lies there, or are broadcast to it."""
-    x, positions, values = (*args, kwargs.get("values"))[:3]
-    specs = [_spec(t) if isinstance(t, torch.Tensor) else t for t in (x, *positions, values)]
-    if any(spec is not None and spec.dtype in (torch.bool, torch.uint8) for spec in specs[1:-1]):
-        return  # how many there are is in the data
-    shape = infer_spec(aten.index.Tensor, (specs[0], specs[1:-1]), {}).shape
-    given = specs[-1].shape
-    if len(given) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape))):
-        raise UnsupportedOp("DM213", f"{func} puts values of shape {tuple(given)} where {tuple(shape)} are")
-
-
 # Kernels that are asked -------------------------------------------------------------------------------------
-def _ask_of_none(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """An extreme of no elements: shape rules say what it would look like."""
-    spec = _spec(args[0])
-    if any(type(n) is int and n == 0 for n in spec.shape):
-        empty = torch.empty([hint(n) for n in spec.shape], dtype=spec.dtype, device="cpu")
-        error = _run(func, (empty, *args[1:]), kwargs)
-        if error is not None:
-            raise error
-
-
-def _ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """A draw like a tensor: without elements it looks at its numbers and leaves the generator alone."""
-    _ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype, device="cpu"))
+    ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype, device="cpu"))
 
 
-def _ask_bounds(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """`randint` draws between numbers that it leaves to `random_`."""
-    named = dict(zip(_argument_names(func), args)) | kwargs
-    whole = torch.empty(0, dtype=named.get("dtype") or torch.int64, device="cpu")
-    _ask_nothing(getattr(aten.random_, "from"), (whole, named.get("low", 0), named["high"]), {})
-
-
-def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """A map: one element says what all would."""
 
     def element(tensor: torch.Tensor) -> Any:
@@ -238,29 +168,29 @@ def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         dtype, device, rank = kind
         return torch.ones((1,) * rank, dtype=dtype, device=device)
 
-    _ask(func, args, kwargs, element, make)
+    ask(func, args, kwargs, element, make)
 
 
-def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """Anything else, unless its tensors are of one floating-point dtype, but for masks and indices of 64
     bits.
     """
-    tensors = list(_tensors((args, tuple(kwargs.values()))))
-    names = _argument_names(func)
+    tensors = list(tensors_in((args, tuple(kwargs.values()))))
+    names = argument_names(func)
     if "dim" not in names and len(found := {t.dtype for t in tensors}) == 1 and found.pop().is_floating_point:
         return
     named = dict(zip(names, args)) | kwargs
     dim, rank = named.get("dim"), max([1, *[t.dim() for t in tensors[:1]]])
     if type(dim) is int and not -rank <= dim < rank:
-        _ask_element(func, args, kwargs)
-    dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
+        ask_element(func, args, kwargs)
+    dtypes = {t.dtype for t in tensors_in([value for name, value in named.items() if name not in _INDICES])}
     # Nor where LAPACK swaps the rows that numbers name, wherever those lie.
     unasked = {"pivots", "LU_pivots"} & named.keys() or (
         len(dtypes) == 1
         and next(iter(dtypes)).is_floating_point
         and {t.dtype for t in tensors} - dtypes <= {torch.int64, torch.bool}
     )
-    if unasked or not tensors or sum(_spec(t).extent for t in tensors) > _LIMIT:
+    if unasked or not tensors or sum(spec_at_hints(t).extent for t in tensors) > _LIMIT:
         return
 
     def make(spec: TensorSpec) -> torch.Tensor:
@@ -273,33 +203,30 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
             memory[0], spec = True, TensorSpec.dense(spec.shape, spec.dtype)
         return memory.as_strided(numbers(spec.shape), numbers(spec.stride))
 
-    if func.overloadpacket.__name__ in _PUTS:  # values fit, or only the data say whether they do
-        args = (*args[:2], torch.ones((), dtype=named["values"].dtype, device="cpu"), *args[3:])
-        kwargs = {name: given for name, given in kwargs.items() if name != "values"}
-    _ask(func, args, kwargs, _spec, make)
+    ask(func, args, kwargs, spec_at_hints, make)
 
 
 @functools.cache
-def _argument_names(func: OpOverload) -> tuple[str, ...]:
+def argument_names(func: OpOverload) -> tuple[str, ...]:
     return tuple([a.name for a in func._schema.arguments])
 
 
-def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """Whether the number fits into the dtype."""
-    named = dict(zip(_argument_names(func), args)) | kwargs
+    named = dict(zip(argument_names(func), args)) | kwargs
     number = next(
         (named[name] for name in _NUMBERS if type(named.get(name)) in (int, float, bool, complex)), None
     )
-    dtype = named.get("dtype") or next((t.dtype for t in _tensors(args)), None)
+    dtype = named.get("dtype") or next((t.dtype for t in tensors_in(args)), None)
     if dtype is None and type(number) in (int, float):
         whole = type(number) is int and func is aten.full.default
         dtype = torch.int64 if whole else torch.get_default_dtype()
     if number is None:  # a symbol
         return
     if func is aten.scalar_tensor.default:  # which takes what other fills refuse
-        _ask(func, (number,), {"dtype": dtype}, lambda t: t, lambda t: t)
+        ask(func, (number,), {"dtype": dtype}, lambda t: t, lambda t: t)
     elif dtype is not None:
-        _ask(
+        ask(
             aten.fill_.Scalar,
             (torch.empty(2, dtype=dtype, device="cpu"), number),
             {},
@@ -308,7 +235,7 @@ def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         )
 
 
-def _ask(
+def ask(
     func: OpOverload,
     args: tuple,
     kwargs: dict[str, Any],
@@ -327,13 +254,13 @@ def _ask(
         made = mapped(
             lambda leaf: make(kind_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
         )
-        _answers[key] = _run(func, *made)
+        _answers[key] = run_kernel(func, *made)
     answer = _answers[key]
     if answer is not None:
         raise type(answer)(*answer.args)
 
 
-def _run(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Exception | None:
+def run_kernel(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Exception | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -360,11 +287,11 @@ def _kinds(value: Any, kind_of: Callable[[torch.Tensor], Any]) -> Any:
     return (type(value), value) if isinstance(value, int | float | complex) else value
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in leaves_in(value) if isinstance(leaf, torch.Tensor))
 
 
-def _spec(tensor: torch.Tensor) -> TensorSpec:
+def spec_at_hints(tensor: torch.Tensor) -> TensorSpec:
     return tensor.spec.hinted() if hasattr(tensor, "spec") else TensorSpec.of(tensor)
 
 
@@ -374,19 +301,19 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
     place: eager raises, or the order in which its kernel goes decides."""
     for where in facts(func).writes:
         target = kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
-        for written in _tensors(target):
+        for written in tensors_in(target):
             if not hasattr(written, "memory"):
                 continue
-            spec = _spec(written)
+            spec = spec_at_hints(written)
             UnsupportedOp.when(
                 sees_twice(spec), "DM229", f"{func} writes into memory that the tensor sees more than once"
             )
-            for other in _tensors((args, tuple(kwargs.values()))):
+            for other in tensors_in((args, tuple(kwargs.values()))):
                 if (
                     other is not written
                     and getattr(other, "memory", None) is written.memory
                     # asked of symbols too, the answer is a guard
-                    and (meet(spec, _spec(other)) or meet(written.spec, other.spec))  # type: ignore[attr-defined]
+                    and (meet(spec, spec_at_hints(other)) or meet(written.spec, other.spec))  # type: ignore[attr-defined]
                 ):
                     raise UnsupportedOp("DM229", f"{func} writes into memory that another argument sees")
 

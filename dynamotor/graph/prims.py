@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .shapes import shape_rule
+from .op_definition import layout
 from .spec import CPU, TensorSpec, device_with_index, numel
 
 _library = torch.library.Library("dynamotor", "DEF")
@@ -73,12 +73,12 @@ _library.impl("new_seed", new_seed, "CompositeExplicitAutograd")
 _library.impl("rand", rand, "CompositeExplicitAutograd")
 
 
-@shape_rule(torch.ops.dynamotor.new_seed.default)
+@layout(torch.ops.dynamotor.new_seed.default)
 def _new_seed_shape(*, device: torch.device | None = None) -> TensorSpec:
     return TensorSpec.dense((1,), torch.int64, device_with_index(device or CPU))
 
 
-@shape_rule(torch.ops.dynamotor.rand.default)
+@layout(torch.ops.dynamotor.rand.default)
 def _rand_shape(
     seed: TensorSpec,
     stream: int,

@@ -15,8 +15,9 @@ import torch
 
 from ..base import compat
 from ..base.compat import OpOverload, TorchDispatchMode
-from . import contiguous_shapes, kernel_checks, plain_shapes, products, shape_rules  # noqa: F401  (they register their rules)
-from .data_sizes import DataSizes, Unknown, data_rules
+from . import kernel_checks, ops, products  # noqa: F401  (`ops` and `products` register)
+from .data_sizes import DataSizes
+from .op_definition import Unknown, definition
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .sizes import leaves_in
@@ -289,7 +290,7 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
         about = facts(func)
         self.draws = self.draws or about.random
         self.asserts = self.asserts or about.asserts
-        if self.data_sizes is not None and about.data_dependent and func in data_rules:
+        if self.data_sizes is not None and about.data_dependent and definition(func).sizes_from_data:
             try:
                 specs, named = spec_of(args), {name: spec_of(v) for name, v in kwargs.items()}
                 return materialise(self.data_sizes.infer(func, args, specs, named))

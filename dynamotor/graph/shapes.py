@@ -1,8 +1,7 @@
 """Shape inference: what an op returns, from the specs of its arguments.
 
-PyTorch's meta kernels answer, through a memo; where they differ from the CPU kernels a rule of our own does
-(one row an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec` in each tensor's
-place and returns what `node.meta["val"]` holds, or `PASS` to leave a case to the meta kernel.
+The op's definition answers (`op_definition.py`), through a memo; PyTorch's meta kernel where the definition
+has no rule or leaves the case to it.
 
 >>> a, b = TensorSpec.dense((2, 3), torch.float32), TensorSpec.dense((3, 4), torch.float32)
 >>> infer_spec(torch.ops.aten.mm.default, (a, b), {}).shape
@@ -12,7 +11,6 @@ place and returns what `node.meta["val"]` holds, or `PASS` to leave a case to th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,20 +21,17 @@ from ..base import compat
 from ..base.compat import OpOverload
 from ..base.errors import DynamotorError
 from ..base.events import counters
-from ..base.registry import Registry
+from .op_definition import PASS, Shape, Unknown, broadcast, definition, operands, require
 from .op_facts import facts
-from .result_strides import iterated_stride, preserved_stride
-from .sizes import DataDependent, Size, hint, is_symbolic, is_unbacked, mapped
-from .spec import CPU, TensorSpec, aten, device_with_index
+from .result_strides import (
+    dense_in_order,
+    iterated_stride,
+    preserved_stride,
+    suggests_channels_last,
+)
+from .sizes import DataDependent, Size, hint, is_symbolic, is_unbacked, leaves_in, mapped
+from .spec import CPU, TensorSpec, aten, contiguous_stride, device_with_index
 from .sym_int import from_torch, to_torch
-from .symbolic_demands import demands
-from .symbolic_rules import Unknown, broadcast, completed, operands, require, symbolic_rules
-
-PASS = object()
-ShapeRule = Callable[..., Any]
-shape_rules: Registry[OpOverload, ShapeRule] = Registry("shape")
-shape_rule = shape_rules.register
-contiguous_rules: Registry[OpOverload, ShapeRule] = Registry("contiguous shape")  # asked before `shape_rules`
 
 _META = torch.device("meta")
 _onednn_is_on, _function_modes = compat.onednn_enabled, compat.count_function_modes
@@ -107,27 +102,75 @@ def _ambient() -> tuple[Any, ...]:
 
 
 def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    rule = shape_rules.get(func)
+    op = definition(func)
+    symbolic = (op.shape or op.requires) is not None and has_symbols((args, kwargs))
     try:
-        if func in demands and has_symbols((args, kwargs)):
-            demands[func](*args, **kwargs)
-        if rule is None and facts(func).elementwise:
+        if op.requires is not None and symbolic:
+            op.requires(*args, **kwargs)
+        if op.layout is None and facts(func).elementwise:
             return _infer_pointwise(func, args, kwargs)
-        if func in symbolic_rules and has_symbols((args, kwargs)):
-            found = symbolic_rules[func](*args, **kwargs)
+        if op.shape is not None and symbolic:
+            found = op.shape(*args, **kwargs)
             if type(found) is TensorSpec and is_unbacked(*found.shape, found.offset):
                 return found  # a view of a part that data decides: at the hints it may lie outside
-            return completed(found, infer_spec(func, *at_hints((args, kwargs))))
+            return _completed(found, infer_spec(func, *at_hints((args, kwargs))))
     except Unknown:
         pass
+    result = PASS
     try:
-        quick = contiguous_rules.get(func)
-        result = PASS if quick is None else quick(*args, **kwargs)
-        if result is PASS and rule is not None:
-            result = rule(*args, **kwargs)
+        if op.contiguous is not None and _are_row_major((args, kwargs)):
+            result = op.contiguous(*args, **kwargs)
+        if result is PASS and op.layout is not None:
+            result = op.layout(*args, **kwargs)
     except Unknown:  # the meta kernel says what is wrong with the arguments
         result = PASS
     return infer_by_meta_kernel(func, args, kwargs) if result is PASS else result
+
+
+def _are_row_major(value: Any) -> bool:
+    """Whether all tensors are row-major, of one device, have elements, and sizes that are numbers."""
+    tensors = [leaf for leaf in leaves_in(value) if type(leaf) is TensorSpec]
+    plain = all(
+        not is_symbolic((*t.shape, *t.stride))
+        and t.stride == contiguous_stride(t.shape)
+        and not suggests_channels_last(t)
+        and 0 not in t.shape
+        for t in tensors
+    )
+    return plain and len({t.device for t in tensors}) == 1
+
+
+def _completed(shapes: Any, like: Any) -> Any:
+    """The specs (and numbers) that a `shape` rule and the answer at the hints give together; Unknown where
+    they disagree.
+    """
+    if isinstance(like, tuple):
+        several = isinstance(shapes, list)
+        return tuple(
+            [
+                None if spec is None else _completed(shapes[k] if several else shapes, spec)
+                for k, spec in enumerate(like)
+            ]
+        )
+    if type(like) is int:
+        require(hint(shapes) == like)
+        return shapes
+    spec = shapes if type(shapes) is TensorSpec else _laid_out(tuple(shapes), like)
+    if spec.hinted() != like:
+        raise Unknown
+    if any(
+        type(n) is Size and n.hint < 2 for n in spec.shape
+    ):  # 0 and 1 are programs of their own, computed sizes too
+        return replace(spec, shape=tuple([int(n) if hint(n) < 2 else n for n in spec.shape]))
+    return spec
+
+
+def _laid_out(shape: Shape, like: TensorSpec) -> TensorSpec:
+    """A new tensor of this shape whose dimensions lie in the order that `like` has."""
+    if like.is_contiguous and like.stride == contiguous_stride(like.shape):
+        return TensorSpec.dense(shape, like.dtype, like.device)
+    order = sorted(range(len(shape)), key=lambda d: (like.stride[d], like.shape[d], -d))
+    return TensorSpec(shape, dense_in_order(order, shape), like.dtype, like.device)
 
 
 def _on_xla(value: Any) -> bool:
@@ -300,7 +343,7 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
             "DM243",
             f"{func} has no shape rule",
             why=str(error).split("\n")[0],
-            cure="register one with dynamotor.graph.shapes.shape_rule, or a meta kernel",
+            cure="register one with dynamotor.graph.op_definition.layout, or a meta kernel",
         ) from error
     if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
         raise UnsupportedOp(

@@ -39,6 +39,14 @@ ROWS: list[tuple[str, Callable[..., torch.Tensor], str]] = [
     ("transforms", lambda x: torch.fft.fftn(x.transpose(0, 1), dim=(0, 2)).real, "bmn"),
     ("half a transform", lambda x: torch.view_as_real(torch.fft.rfft(x, dim=1)), "bmk"),
     ("transformed back", lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape[1:]), "bmn"),
+    ("gated", lambda x: F.glu(x, 1), "bchw"),
+    ("norms", lambda x: F.normalize(x, dim=1) * torch.linalg.vector_norm(x, dim=(0, 2))[:, None], "bmn"),
+    ("counted", lambda x: x * torch.count_nonzero(x.detach() > 0, 1)[:, None], "mk"),
+    ("extremes", lambda x: x + torch.stack(torch.aminmax(x.detach(), dim=1)).sum(0)[:, None], "mk"),
+    ("a slope per channel", lambda x, w: F.prelu(x, w), "bchw c"),
+    ("complex", lambda x, y: torch.complex(x, y).abs(), "mk mk"),
+    ("renormalised", lambda x: torch.renorm(x, 2, 0, 1.0), "mk"),
+    ("distances", lambda x, y: torch.cdist(x, y), "bmk bnk"),
     ("two vectors", lambda x, a, b: torch.addr(x, a, b), "mk m k"),
 ]
 
