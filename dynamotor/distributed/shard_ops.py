@@ -115,7 +115,8 @@ class _Unshard(torch.autograd.Function):
         which = [i for i, grad in enumerate(grads) if grad is not None]
         (anchor,) = ctx.saved_tensors
         given = [g for g in grads if g is not None]
-        return None, shard_reduce(given, anchor.detach(), ctx.of.number, which, ctx.of.late), None
+        empty = shard_reduce(given, anchor.detach(), ctx.of.number, which, ctx.of.late)
+        return None, None if type(empty) is torch.Tensor else empty, None  # a trace must lead to the anchor
 
 
 def without_gradients(compiled: Callable[..., Any], anchors: frozenset[int]) -> Callable[..., tuple]:

@@ -52,6 +52,7 @@ from ..capture.marks import is_compiling
 from ..codegen import compile_aten
 from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
+from ..distributed.prefetch import has_shards
 from ..distributed.wrapper import has_module_hooks, why_not_whole
 from ..graph.spec import GraphInfo
 from .graph_step import CompileGraph, GraphStep, Update, fall_in_pieces, refuse_pieces
@@ -308,14 +309,15 @@ class _Step:
                 )
 
         pieces: Backend = differentiated
-        if self.averager is not None:
+        sharded = has_shards(gm.graph)
+        if self.averager is not None or sharded:
             pieces = data_parallel(differentiated, self.settings.options)
 
-        whole = (
-            compile_graph
-            if self.backend in ("native", "aot_eager")
-            else f"the backend {self.backend!r} takes no whole steps"
-        )
+        whole: CompileGraph | str = compile_graph
+        if self.backend not in ("native", "aot_eager"):
+            whole = f"the backend {self.backend!r} takes no whole steps"
+        if sharded:
+            whole = "the parameters are sharded (fully_shard): they are updated behind the backward"
         self.graphs.append(
             GraphStep(gm, loss_at, self.update, whole, pieces, self._note, settings, self.averager)
         )

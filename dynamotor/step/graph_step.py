@@ -225,6 +225,8 @@ class GraphStep:
     def _whole(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The step as one program; None where it is to run in pieces."""
         optimizer = self.update.optimizer
+        if isinstance(self.compile_graph, str):
+            return self._refuse("DM504", self.compile_graph)
         reduced = True if self.averager is None else self.averager.takes_step()
         if isinstance(reduced, Reason):
             return self._refuse("DM504", reduced.text)
@@ -326,8 +328,6 @@ class GraphStep:
 
     def _trace(self, tensors: Sequence[torch.Tensor], held: tuple[int, ...]) -> Any:
         update, averager = self.update, self.averager
-        if isinstance(self.compile_graph, str):
-            return self._refuse("DM504", self.compile_graph)
         if any(isinstance(value, torch.optim.Optimizer) for value in vars(update.optimizer).values()):
             return self._refuse("DM505", "the optimizer has another optimizer inside, which no trace sees")
         scaler = update.scaler if update.scales else None
@@ -355,6 +355,7 @@ class GraphStep:
                     else BackwardRewriter(averager, tensors, reduced_parameters(averager.ddp)),
                 )
                 device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
+                assert not isinstance(self.compile_graph, str)
                 program = build_step(traced, self.compile_graph, self.static, device)
         except StateGrows as grows:
             self.growths += 1

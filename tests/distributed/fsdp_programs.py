@@ -306,6 +306,26 @@ def meshes(kind: str) -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
+def whole_steps(rank: int) -> dict[str, Any]:
+    """`compile_step` of a sharded model with clipping, beside the loop that it stands for."""
+    dynamotor.reset()
+    want, got = Run("plain", meshes(""), "eager"), Run("plain", meshes(""), "eager")
+    step = dynamotor.compile_step(got.model, lambda out: out.square().mean(), got.optimizer, clip=0.05)
+    with collect() as events:
+        for _ in range(4):
+            got.found.append(step(got.ids()))
+            got.found += map(whole, got.model.parameters())
+    for _ in range(4):
+        loss = want.loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(want.model.parameters(), 0.05)
+        want.optimizer.step()
+        want.optimizer.zero_grad()
+        want.found += map(whole, want.model.parameters())
+    worst = max(float((a - b).abs().max()) for a, b in zip(got.found, want.found, strict=True))
+    return {"worst": worst, "sent": sum(e.kind == "shards" for e in events), "text": step.explain()}
+
+
 def compare(
     rank: int, name: str, step: str, how: str, backend: str = "native", mesh: str = ""
 ) -> dict[str, Any]:

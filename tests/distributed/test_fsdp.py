@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fsdp_programs import MODELS, STEPS, compare, modes_of_ranks, refusals, saved_weights
+from fsdp_programs import MODELS, STEPS, compare, modes_of_ranks, refusals, saved_weights, whole_steps
 from ranks import Pair
 
 # In float32 kernels of ours round elsewhere than eager's.
@@ -53,6 +53,12 @@ def test_gathered_weights_are_saved_for_the_backward_only_where_they_are_kept(pa
 def test_ranks_may_run_hooks_and_compiled_code_side_by_side(pair: Pair) -> None:
     for worst in pair.run(modes_of_ranks):
         assert worst <= 1e-11
+
+
+def test_a_compiled_step_updates_behind_the_reductions(pair: Pair) -> None:
+    for result in pair.run(whole_steps):
+        assert result["worst"] <= 1e-11 and "DM504" in result["text"], result
+        assert result["sent"] == 4 * 11, result
 
 
 def test_cases_of_the_hooks_alone_are_reported(pair: Pair) -> None:
