@@ -8,11 +8,13 @@ True
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
+_TAKES_OUTPUT = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters  # from PyTorch 2.12 on
 _RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
@@ -35,6 +37,7 @@ class PolicyRun:
 
     def saves(self, op: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> bool:
         """Whether the op's result is saved rather than computed again; True and False are older answers."""
-        context = SelectiveCheckpointContext(is_recompute=False, op_output=result)
+        output = {"op_output": result} if _TAKES_OUTPUT else {}
+        context = SelectiveCheckpointContext(is_recompute=False, **output)
         answer = self._ask(context, op, *args, **kwargs)
         return answer if isinstance(answer, bool) else answer not in _RECOMPUTED
