@@ -262,7 +262,9 @@ def main(args: argparse.Namespace) -> int:
         "rows": rows,
         "summary": totals,
     }
-    path = args.json or "dynamotor-bench.json"
-    Path(path).write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {path}")
-    return 0 if all(r["pass"] for r in rows) else 1
+    passed = all(r["pass"] for r in rows)
+    if args.json or passed:  # no file of failures that was not asked for
+        path = args.json or "dynamotor-bench.json"
+        Path(path).write_text(json.dumps(result, indent=1) + "\n")
+        print(f"written to {path}")
+    return 0 if passed else 1

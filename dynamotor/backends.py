@@ -62,8 +62,12 @@ def register_backend(fn: Backend | None = None, name: str | None = None) -> Any:
 
 def list_backends() -> list[str]:
     """Names that `compile(backend=...)` accepts: ours first, then those of `torch.compile`."""
-    own = sorted({*backends, *_LATE, *extensions.names(extensions.BACKENDS)})
+    own = _own_names()
     return own + [n for n in torch_backends() if n not in own]
+
+
+def _own_names() -> list[str]:
+    return sorted({*backends, *_LATE, *extensions.names(extensions.BACKENDS)})
 
 
 # Backends of the core that most programs do not need: imported when they are asked for.
@@ -96,7 +100,7 @@ def _named(backend: Any) -> Any:
     found = backends.get(backend) or _elsewhere(backend)
     if found is None and "xla" in backend and backend not in torch_backends():
         raise extensions.MissingExtension(f"backend {backend!r}")
-    return found or torch_backend(backend)
+    return found or torch_backend(backend, _own_names())
 
 
 def _is_ours(backend: Any) -> bool:

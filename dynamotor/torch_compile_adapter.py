@@ -6,8 +6,10 @@ This is the one module of the package that may import what the project stands be
 
 from __future__ import annotations
 
+import difflib
 import functools
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -197,16 +199,18 @@ def _is_of_inductor(name: str) -> bool:
     return name in compat.inductor_options()()
 
 
-def torch_backend(name: str) -> Callable[..., Any]:
-    """A backend registered with `torch.compile`, by name; UsageError when there is none."""
+def torch_backend(name: str, own: Sequence[str] = ()) -> Callable[..., Any]:
+    """A backend registered with `torch.compile`, by name. UsageError where there is none; its text lists `own`
+    names first.
+    """
     registry = compat.dynamo_registry()
-    known = registry.list_backends(exclude_tags=())
-    if name not in known:
+    if name not in registry.list_backends(exclude_tags=()):
+        known = [*own, *(other for other in torch_backends() if other not in own)]
+        near = difflib.get_close_matches(name, known, 1)
         raise UsageError(
             "DM106",
-            f"unknown backend {name!r}",
-            cure="use native, aot_eager, eager, a callable, or one of torch.compile's: "
-            + ", ".join(sorted(known)),
+            f"unknown backend {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            cure=f"pass a callable, or one of {', '.join(known)}",
         )
     return registry.lookup_backend(name)
 
@@ -217,5 +221,6 @@ def source_of(name: str) -> Any:
 
 
 def torch_backends() -> list[str]:
-    """Names of the backends registered with `torch.compile`."""
-    return sorted(compat.dynamo_registry().list_backends(exclude_tags=()))
+    """Names of the backends registered with `torch.compile`, without those of its tests and minifier."""
+    names = compat.dynamo_registry().list_backends(exclude_tags=())
+    return sorted(name for name in names if not re.search("TESTING_ONLY|minifier", name))

@@ -160,3 +160,15 @@ def test_without_a_compiler_programs_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [True] * 3
     assert done.stderr.count("DM301") == 1
+
+
+def test_an_unknown_backend_gets_the_nearest_name_and_no_names_of_tests() -> None:
+    with pytest.raises(UsageError, match="did you mean 'native'") as raised:
+        dynamotor.compile(torch.sin, backend="natve")
+    assert "auto" in str(raised.value) and "TESTING_ONLY" not in str(raised.value)
+    assert "auto" in dynamotor.list_backends()
+    assert not [name for name in dynamotor.list_backends() if "TESTING_ONLY" in name]
+
+
+def test_a_positional_tensor_is_exported() -> None:
+    assert dynamotor.export(torch.nn.Linear(2, 2), torch.ones(3, 2)).graph_module is not None

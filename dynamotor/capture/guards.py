@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import re
 import struct
 import types
 import weakref
@@ -75,6 +76,9 @@ def is_constant(value: Any) -> bool:
     )
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
 def _short(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return (
@@ -82,8 +86,11 @@ def _short(value: Any) -> str:
             if value.layout == torch.strided
             else "a sparse tensor"
         )
+    if type(value) is weakref.ref:
+        held = value()
+        return "a freed object" if held is None else _short(held)
     try:
-        text = repr(value)
+        text = _ADDRESS.sub("", repr(value))
     except Exception:  # whatever a class of the program's raises: this is for people
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -192,6 +192,8 @@ def write(
 
 def _si(value: float, unit: str) -> str:
     """A number with three digits and a prefix: 1.23 GB/s."""
+    if not value:
+        return f"0 {unit}"
     for factor, prefix in (
         (1e12, "T"),
         (1e9, "G"),

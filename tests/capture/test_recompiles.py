@@ -75,3 +75,11 @@ def test_modes_are_on_or_off(capsys: pytest.CaptureFixture[str]) -> None:
         with torch.no_grad():
             compiled(torch.ones(2))
     assert "grad mode is off, was on" in capsys.readouterr().err
+
+
+def test_guards_are_printed_without_addresses(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = dynamotor.compile(torch.nn.Linear(2, 2), backend="eager")
+    with dynamotor.config.patch(log="guards"):
+        compiled(torch.ones(1, 2))
+    text = capsys.readouterr().err
+    assert "a Parameter of" in text and "weakref" not in text and "0x" not in text

@@ -21,7 +21,7 @@ import dynamotor
 from bench import torchvision_stub
 from dynamotor.base.events import _listeners
 from dynamotor.tools.record import GraphNode, GraphText, Record
-from dynamotor.tools.report import drawing, write
+from dynamotor.tools.report import _si, drawing, write
 from dynamotor.tools.verdict import Verdict
 
 # `make test-report` sets this folder: screenshots for the documents are taken.
@@ -325,3 +325,7 @@ def test_the_report_of_a_bert_training_step_is_small_and_opens_soon(browser: Any
 def _picture(browser: Any, name: str) -> None:
     if PICTURES:
         browser.save_screenshot(str(Path(PICTURES) / name))
+
+
+def test_nothing_has_no_prefix() -> None:
+    assert _si(0, "B") == "0 B" and _si(1500, "B") == "1.5 kB"
