@@ -5,6 +5,7 @@ site builds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import re
@@ -20,6 +21,7 @@ import torch
 from kernels import forget_kernels
 
 import dynamotor
+from bench import torchvision_stub
 from dynamotor import __main__, config
 from dynamotor.base import errors
 from dynamotor.codegen import cpp_ops
@@ -41,6 +43,9 @@ RUN = [
     "docs/how-it-works.md",
     "docs/from-torch-compile.md",
     "docs/backends.md",
+    "docs/guide/training.md",
+    "docs/guide/custom-ops.md",
+    "docs/guide/troubleshooting.md",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/debug").glob("*.md"))),
 ]
 SNIPPETS = [
@@ -86,7 +91,15 @@ def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
         for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(rf"{REPOSITORY}/(?:blob|tree)/main/", "", text))
         if not target.startswith("http")
     ]
-    missing = [name for name in named if name and not (page.parent / name).exists()]
+    generated = {str((ROOT / "docs" / path).resolve()) for path in _hooks().pages()}
+    missing = [
+        name
+        for name in named
+        if name
+        and not (page.parent / name).exists()
+        and not (ROOT / name).exists()
+        and str((page.parent / name).resolve()) not in generated
+    ]
     files = set(
         re.findall(
             r"`((?:docs|tests|xla|tools|examples|fuzz|bench|dynamotor)/[\w./-]+\.(?:py|md|sh|c|h|json|svg))`",
@@ -125,6 +138,7 @@ def _exists(name: str) -> bool:
     return True
 
 
+@functools.cache
 def _hooks() -> ModuleType:
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/site/hooks.py")
     assert spec and spec.loader
@@ -150,6 +164,38 @@ def test_the_dashboard_is_of_the_committed_files() -> None:
         and "| `h200-gpu` | train | 8 | 8 | 2.53 | 1.62 |" in text
     )
     assert "xla device, OpInfo | float32 | 672 | 664 (98.8 %)" in text
+
+
+def test_generate_in_the_guide_gives_eagers_tokens() -> None:
+    pytest.importorskip("transformers")
+    torchvision_stub.prepare()
+    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guide/huggingface.md").read_text(), re.DOTALL)[
+        1
+    ]
+    exec(compile(snippet, "generate", "exec"), {})  # it compares the tokens
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    text = _hooks().pages()["api.md"]
+    assert not [name for name in dynamotor.__all__ if f"### `dynamotor.{name}`" not in text]
+    described = re.findall(r"### `dynamotor.(\w+)`.*?\n\n(.*?)(?=\n###|\n## |\Z)", text, re.DOTALL)
+    assert not [name for name, body in described if len(body) < 40]
+
+
+def test_the_settings_page_has_every_setting_with_its_meaning() -> None:
+    text = _hooks().pages()["settings.md"]
+    rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| .*? \| (.*?) \|$", text, re.MULTILINE))
+    assert rows.keys() == vars(config.snapshot()).keys() and all(len(row) > 20 for row in rows.values())
+    assert "`DYNAMOTOR_CACHE_DIR`" in text
+
+
+def test_terms_of_the_glossary_name_files_that_exist() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 25 and {"dynamic shape", "double backward", "rematerialisation"} <= {
+        row[0] for row in rows
+    }
 
 
 def test_every_error_code_has_an_anchor_that_messages_link_to() -> None:

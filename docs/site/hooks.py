@@ -8,8 +8,12 @@ import ast
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+import reference  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -142,6 +146,7 @@ def operators() -> list[tuple[str, str, int, int]]:
 def pages() -> dict[str, str]:
     """The generated pages, by path."""
     found = {f"rooms/{room.name}.md": room_page(room) for room in rooms()}
+    found |= {"api.md": reference.api_page(), "settings.md": reference.settings_page()}
     return found | {"dashboard.md": dashboard(), "changelog.md": (ROOT / "CHANGELOG.md").read_text()}
 
 

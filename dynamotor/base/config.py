@@ -58,8 +58,8 @@ class Config:
 
     # What cannot be captured or built raises instead of running in eager PyTorch.
     strict: bool = False
-    # Guard sets kept per compiled callable (eight times as many with dynamic=True); the next one runs eager
-    # and says so once.
+    # Programs kept per compiled callable (eight times as many with dynamic=True); further variants run in
+    # eager PyTorch with a RecompileWarning.
     cache_size_limit: int = 16
     # Random ops draw eager's exact numbers (slower) instead of the compiler's counter-based ones.
     fallback_random: bool = False
@@ -67,13 +67,16 @@ class Config:
     exact: bool = False
     # Compiled artefacts are kept on disk and shared by processes.
     disk_cache: bool = True
+    # The folder of the disk cache: $DYNAMOTOR_CACHE_DIR, else dynamotor in $XDG_CACHE_HOME or ~/.cache.
     cache_dir: str = ""
-    # Whole programs are kept there, so that another process differentiates, lowers and writes no graph again.
+    # Whole programs are kept in that folder, so that another process differentiates, lowers and writes no
+    # graph again.
     program_cache: bool = True
     # Megabytes that the folder may hold; what was used longest ago goes first.
     cache_megabytes: int = 4096
     # The C++ compiler; "" means $CXX, then g++, then clang++.
     cxx: str = ""
+    # Further flags of the C++ compiler.
     cxx_flags: tuple[str, ...] = ()
     # Seconds after which a C++ compiler that has not ended is stopped (DM303).
     build_seconds: float = 300.0
@@ -112,7 +115,7 @@ class Config:
     # this.
     pad_products_from: int = 512
     # The cross-entropy of a linear layer is computed in chunks, with its gradients, where the logits would
-    # take so many megabytes in the type of the loss; 0: never. A loss that nobody differentiates then costs
+    # take so many megabytes in the type of the loss; 0: never. A loss without a backward then costs
     # gradients too.
     chunk_logits_from: float = 512.0
     # Pooling and bilinear upsampling on a CPU call aten's kernels, which are quicker; False makes loops of

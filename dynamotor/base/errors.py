@@ -101,6 +101,10 @@ class EagerWarning(DynamotorWarning):
     """A callable, graph or step runs in eager PyTorch, in part or as a whole."""
 
 
+class RecompileWarning(DynamotorWarning):
+    """A callable has as many programs as it may have; further variants run in eager PyTorch."""
+
+
 class SettingWarning(DynamotorWarning):
     """A setting or argument has no effect, or a file that it names cannot be used."""
 

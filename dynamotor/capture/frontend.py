@@ -32,6 +32,7 @@ from ..base.errors import (
     DynamotorError,
     EagerWarning,
     InternalError,
+    RecompileWarning,
     UsageError,
     UserLine,
 )
@@ -500,7 +501,7 @@ class Compiler:
                 f"{self.name} was compiled {len(dispatcher.entries)} times; further variants run in eager PyTorch. "
                 f"The last recompile: {reasons[0]}. {why}"
                 "If so many variants are intended, raise dynamotor.config.cache_size_limit",
-                EagerWarning,
+                RecompileWarning,
             )
         return not full
 
