@@ -200,8 +200,8 @@ def _is_of_inductor(name: str) -> bool:
 
 
 def torch_backend(name: str, own: Sequence[str] = ()) -> Callable[..., Any]:
-    """A backend registered with `torch.compile`, by name. Where there is none, the text of the UsageError lists
-    `own` names first.
+    """A backend registered with `torch.compile`, by name. Where there is none, the text of the UsageError
+    lists `own` names first.
     """
     registry = compat.dynamo_registry()
     if name not in registry.list_backends(exclude_tags=()):
