@@ -1,0 +1,157 @@
+"""The table "Where to add" of docs/architecture.md: files and names exist, and rows are followed on a copy."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from overlay import ROOT, overlay
+
+TABLE = (ROOT / "docs" / "architecture.md").read_text().split("## Where to add")[1]
+ROWS = [
+    row for row in re.findall(r"^\| (.*?) \| (.*) \|$", TABLE, re.MULTILINE) if row[0] not in ("what", "---")
+]
+FOLDERS = (ROOT / "dynamotor", ROOT)
+FILE = re.compile(r"[\w/<>*.]+\.(?:py|c|h|md|txt|toml)")
+
+LIBRARY = (ROOT / "tests/support/dummy_op.py").read_text()
+OP = {
+    "dynamotor/graph/ops/pointwise.py": """
+
+define(torch.ops.dummy.gate.default, shape=lambda x, y: broadcast([x.shape, y.shape]))
+""",
+    "dynamotor/lower/ops_pointwise.py": """
+
+@lowering(torch.ops.dummy.gate.default)
+def _gate(ctx: LoopBuilder, x: LoopValue, y: LoopValue) -> LoopValue:
+    return ctx.pointwise(lambda a, b: mul(a, sigmoid(b)), x, y)
+""",
+}
+ADDED = OP | {
+    "dynamotor/capture/guards.py": '''
+
+@dataclass(frozen=True)
+class IsMultiple(Guard):
+    """`value % of == 0`."""
+
+    of: int
+    code = "predicate"
+    text = "{source} is {now}, no multiple of {of}"
+
+    def check_value(self, value: Any) -> bool:
+        return type(value) is int and value % self.of == 0
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.check_value
+''',
+    "dynamotor/capture/ops_stack.py": """
+
+@opcode("DUMMY_DOUBLE_TOP")
+def dummy_double_top(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(frame.stack[-1])
+""",
+    "dynamotor/backends.py": """
+
+@register_backend
+def dummy_backend(gm: Any, inputs: Any) -> Any:
+    return gm
+
+
+@register_backend
+def dummy_error(gm: Any, inputs: Any) -> Any:
+    raise UsageError("DM289", "the dummy error")
+""",
+    "dynamotor/lower/fusion.py": """
+
+dummy_refuses = False
+
+
+@rule
+def dummy_rule(group: Group, m: Member) -> Refuse | None:
+    return Refuse("the dummy rule") if dummy_refuses else None
+""",
+    "docs/errors.md": "| DM289 | a dummy | nothing |\n",
+}
+KNOB = "    strict: bool = False\n", "    # A dummy.\n    dummy_knob: int = 3\n"
+KNOB_TYPE = "    strict: bool\n", "    dummy_knob: int\n"
+
+
+@pytest.mark.parametrize(("what", "where"), ROWS, ids=[what for what, _ in ROWS])
+def test_files_and_names_of_a_row_exist(what: str, where: str) -> None:
+    quoted = re.findall(r"`([^`]+)`", where)
+    names = [name for name in quoted if not FILE.fullmatch(name)]
+    found = []
+    for name in filter(FILE.fullmatch, quoted):
+        pattern = re.sub(r"<\w+>", "*", name)
+        files = [path for folder in FOLDERS for path in folder.glob(pattern)]
+        assert files, name
+        found += files
+    text = "\n".join(path.read_text() for path in found)
+    for name in names:
+        last = re.findall(r"\w+", name.partition("(")[0])[-1]
+        assert re.search(rf"\b{last}\b", text), name
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    folder = tmp_path_factory.mktemp("extended")
+    environment = overlay(folder, ADDED, {"dynamotor/base/config.py": (KNOB, KNOB_TYPE)})
+    (folder / "conftest.py").write_text(LIBRARY)
+    return folder, environment
+
+
+@pytest.fixture(scope="module")
+def results(extended: tuple[Path, dict[str, str]]) -> str:
+    program = ROOT / "tests" / "added_rows.py"
+    done = subprocess.run(
+        [sys.executable, str(program)], env=extended[1], capture_output=True, text=True, cwd=extended[0]
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "op_on_cpus",
+        "op_of_any_size",
+        "op_in_triton",
+        "guard",
+        "opcode",
+        "backend",
+        "fusion_rule",
+        "knob",
+        "error",
+    ],
+)
+def test_an_added_row_works(results: str, row: str) -> None:
+    assert f"passed {row}\n" in results, results
+
+
+def test_an_op_for_cpus_gpus_and_xla_is_at_most_four_files() -> None:
+    assert len(OP) + 1 <= 4  # and `xla/dynamotor/xla/ops_pointwise.py`
+
+
+def test_additions_keep_the_rules_of_the_architecture(extended: tuple[Path, dict[str, str]]) -> None:
+    """Imports, names of classes, and one row of docs/errors.md per code."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "tests/test_architecture.py",
+        ]
+        + ["-k", "imports_point_down or an_error_code or a_class_has"],
+        env=extended[1],
+        capture_output=True,
+        text=True,
+        cwd=extended[0],
+    )
+    assert done.returncode == 0, done.stdout
