@@ -59,7 +59,7 @@ from .stages import Part, StagedCall
 Node = torch.fx.Node
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
 # Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form:
-# `gm.meta["on_backward"]`.
+# `gm.meta["on_backward"]`. With `of_part(gm, inputs)`, which gives that of a part, the graph may be cut.
 OnBackward = Callable[[torch.fx.GraphModule], Callable[[Compiled], Compiled]]
 # Calls in a row that are not worth a graph of their own: in training it costs as much as they do.
 FEW = 3
@@ -247,7 +247,10 @@ def _in_parts(
     keeper: Keeper | None,
 ) -> Compiled:
     """The calls of the regions in eager PyTorch, those before, between and after them compiled."""
-    compiled = functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper)
+    on_part = getattr(gm.meta.get("on_backward"), "of_part", None)
+    compiled = functools.partial(
+        _compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper, on_part=on_part
+    )
     calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
     parts: list[Part] = []
     end = 0
@@ -283,7 +286,8 @@ def _regions(
     gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], ats: Sequence[Node] | None
 ) -> list[tuple[int, int]] | None:
     """The calls around those that failed that eager PyTorch is to run; None: all of them."""
-    if "on_backward" in gm.meta or any(isinstance(node.target, Hook) for node in gm.graph.nodes):
+    one = "on_backward" in gm.meta and not hasattr(gm.meta["on_backward"], "of_part")
+    if one or any(isinstance(node.target, Hook) for node in gm.graph.nodes):
         return None  # one backward is wanted; a hook is to see the whole gradient
     try:
         with preserved_modes():
@@ -304,7 +308,10 @@ def _compile_stage(
     compile_graph: CompileGraph,
     cuts: int,
     keeper: Keeper | None,
+    on_part: Callable[..., OnBackward] | None = None,
 ) -> Compiled:
+    if on_part is not None:
+        gm.meta["on_backward"] = on_part(gm, inputs)
     return aot_compile(
         gm,
         inputs,

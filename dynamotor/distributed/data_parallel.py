@@ -7,7 +7,6 @@ DDP module.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
             sink_waits(gm.graph)
             gm.recompile()
         if has_shards(gm.graph) or has_collectives(gm.graph):
-            gm.meta["on_backward"] = functools.partial(_overlapping, _anchors(gm, example_inputs))
+            gm.meta["on_backward"] = _Overlapping.of_part(gm, example_inputs)
         if not _may_record(gm) or not any(
             isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs
         ):
@@ -197,10 +196,21 @@ def _anchors(gm: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
     )
 
 
-def _overlapping(anchors: frozenset[int], backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:
-    prefetch(backward.graph, 0)
-    overlap(backward)
-    return lambda compiled: without_gradients(compiled, anchors) if anchors else compiled
+@dataclass(frozen=True)
+class _Overlapping:
+    """What autograd calls with a backward graph: communication in it runs beside what does not need it."""
+
+    anchors: frozenset[int]
+
+    @classmethod
+    def of_part(cls, gm: fx.GraphModule, inputs: Sequence[Any]) -> _Overlapping:
+        """That of a graph, or of a part into which it is cut."""
+        return cls(_anchors(gm, inputs))
+
+    def __call__(self, backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:
+        prefetch(backward.graph, 0)
+        overlap(backward)
+        return lambda compiled: without_gradients(compiled, self.anchors) if self.anchors else compiled
 
 
 def _note(mode: str, found: Any) -> None:

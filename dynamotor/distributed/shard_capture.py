@@ -87,8 +87,6 @@ _NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
 
 def why_not(state: Any) -> str | None:
     """What of this state only FSDP's own hooks can do."""
-    if len(state._modules) > 1:
-        return "several modules are sharded together"
     for group in param_groups(state):
         for _, text, holds in _NATIVE:
             if holds(group):
@@ -126,7 +124,7 @@ class _Stays:
 @named_rule(f"{_STATES}:FSDPState._pre_forward")
 def _pre_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`state._pre_forward(module, args, kwargs)`: the module's parameters are whole from here on."""
-    state, module, *given = args
+    state, module, *given = _of_state(args)
     real = state.real()
     if real._is_root is None:
         real._lazy_init()
@@ -144,6 +142,13 @@ def _pre_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Val
         for (table, name), weight in _with_weights(trace, module, shard_group_of(group, real), late):
             table.show(name, weight)
     return TupleValue(given)
+
+
+def _of_state(args: list[Value]) -> list[Value]:
+    """The arguments of a state's method. A function with its name is the hook of modules that share a state."""
+    if not hasattr(args[0].real(), "_state_ctx"):
+        raise _left(args[0], "several modules are sharded together")
+    return args
 
 
 def _left(module: Value, reason: str) -> Unsupported:
@@ -165,7 +170,7 @@ def _asks_gradient(value: Value) -> bool:
 @named_rule(f"{_STATES}:FSDPState._post_forward")
 def _post_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`state._post_forward(module, inputs, output)`: the module has its shards again."""
-    state, module, _, output = args
+    state, module, _, output = _of_state(args)
     real = state.real()
     if real not in trace.whole:
         raise _left(module, "the hook before the forward has run outside of this graph")

@@ -125,6 +125,8 @@ class ShardGroup:
     # Gathering ----------------------------------------------------------------------------------------------
     def start_gather(self) -> torch.Tensor:
         """Start the all-gather; the memory into which it writes."""
+        if reductions.backwards and compat.current_task() == -1:
+            reductions.forget()
         bucket = self.gathered
         with self._beside(), told("while parameters were gathered"):
             flat = torch.empty(bucket.numel * self.world, dtype=bucket.dtype, device=bucket.device)
@@ -257,7 +259,6 @@ class Reduction:
     of: ShardGroup
     params: list[Any]
     grads: list[torch.Tensor]  # let go when they are packed
-    nbytes: int = 0
     work: Any = None
     sent: torch.Tensor | None = None
     output: torch.Tensor | None = None
@@ -267,11 +268,20 @@ class Reduction:
         """The group over which shards are replicated (HSDP)."""
         return getattr(self.of.parameters.mesh_info, "replicate_process_group", None)
 
+    @cached_property
+    def bucket(self) -> Bucket:
+        """This rank's part."""
+        return self.of.reduced(self.params, self.of.parameters._reduce_dtype or self.grads[0].dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are sent."""
+        return self.bucket.nbytes * self.of.world
+
     def start(self) -> None:
         """Pack the gradients and start the reduce-scatter; on a GPU all that follows is queued too."""
-        of, group = self.of, self.of.parameters
-        dtype = group._reduce_dtype or self.grads[0].dtype
-        bucket = of.reduced(self.params, dtype)
+        of, group, bucket = self.of, self.of.parameters, self.bucket
+        dtype = bucket.dtype
         self.factors = compat.gradient_divide_factors()(
             of.group,
             self.replicas,
@@ -284,27 +294,26 @@ class Reduction:
         rows = [_rows(g, p, of.world) for g, p in zip(self.grads, self.params, strict=True)]
         torch._chunk_cat(rows, dim=0, num_chunks=of.world, out=self.sent.view(of.world, -1))
         self.grads, rows = [], []
-        self.nbytes = self.sent.nbytes
         if listening("shards"):
             emit("shards", what="reduce", group=of, nbytes=self.nbytes)
         if not self.sent.is_cuda:
-            self.work = self._scatter(bucket, async_op=True)
+            self.work = self._scatter(async_op=True)
             return
         stream = group.comm_ctx.reduce_scatter_stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._scatter(bucket, async_op=False)
+            self._scatter(async_op=False)
             self._hand_out()
             self.work = stream.record_event()
 
-    def _scatter(self, bucket: Bucket, async_op: bool) -> Any:
+    def _scatter(self, async_op: bool) -> Any:
         of, group, sent = self.of, self.of.parameters, self.sent
         before, _, operation, _ = self.factors
         assert sent is not None
         if before is not None and before != 1:
             sent.div_(before)
         if of.world > 1:
-            self.output = sent.new_empty(bucket.numel)
+            self.output = sent.new_empty(self.bucket.numel)
             scatter = group._reduce_scatter_process_group
             return _reduce_scatter(self.output, sent, op=operation, group=scatter, async_op=async_op)
         factor = group.gradient_divide_factor
@@ -353,26 +362,36 @@ class Reductions:
     def __init__(self) -> None:
         self.pending: list[Reduction] = []
         self.late: list[Reduction] = []
+        self.backwards: set[int] = set()  # those that will call `finish` at their end
 
     def take(self, reduction: Reduction, late: bool) -> None:
         """Reduce now, or when the backward ends."""
-        if not self.pending and not self.late:
+        if compat.current_task() not in self.backwards:  # one may run inside of another
+            self.backwards.add(compat.current_task())
             compat.execution_engine.get().queue_callback(self.finish)
         if late:
             self.late.append(reduction)
         else:
             self._start(reduction)
 
+    def forget(self) -> None:
+        """Drop what a backward has left that raised: its gradients are lost, as under the hooks."""
+        for reduction in self.pending:
+            if reduction.work is not None:
+                reduction.work.wait()
+        self.__init__()  # type: ignore[misc]
+
     def _start(self, reduction: Reduction) -> None:
         """Start one, behind those that there is no room for beside it."""
         with told("in a backward, while gradients were reduced"), torch.no_grad():
-            reduction.start()
             while self.pending and sum(one.nbytes for one in (*self.pending, reduction)) > BYTES_IN_FLIGHT:
                 self.pending.pop(0).finish()
+            reduction.start()
         self.pending.append(reduction)
 
     def finish(self) -> None:
         """Start what is late, in the order of the hooks, and wait for all."""
+        self.backwards.clear()
         late, self.late = self.late, []
         for reduction in sorted(late, key=_place):
             self._start(reduction)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fsdp_programs import MODELS, STEPS, compare, modes_of_ranks, refusals, saved_weights, whole_steps
+from fsdp_programs import (
+    MODELS,
+    STEPS,
+    compare,
+    failed_backward,
+    modes_of_ranks,
+    refusals,
+    saved_weights,
+    whole_steps,
+)
 from ranks import Pair
 
 # In float32 kernels of ours round elsewhere than eager's.
@@ -52,6 +61,11 @@ def test_gathered_weights_are_saved_for_the_backward_only_where_they_are_kept(pa
 
 def test_ranks_may_run_hooks_and_compiled_code_side_by_side(pair: Pair) -> None:
     for worst in pair.run(modes_of_ranks):
+        assert worst <= 1e-11
+
+
+def test_a_backward_that_raised_leaves_nothing_behind(pair: Pair) -> None:
+    for worst in pair.run(failed_backward):
         assert worst <= 1e-11
 
 
