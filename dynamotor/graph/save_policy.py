@@ -14,7 +14,8 @@ from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-_TAKES_OUTPUT = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters  # from PyTorch 2.12 on
+# Since PyTorch 2.12.
+_TAKES_OUTPUT = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters
 _RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 

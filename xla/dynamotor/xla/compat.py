@@ -73,6 +73,7 @@ tensor_metadata_setter = probe.attribute("torch._utils.set_tensor_metadata", off
 # Modules and processes --------------------------------------------------------------------------------------
 module_apply = _name("torch.nn.Module._apply")
 BatchNorm = _name("torch.nn.modules.batchnorm._BatchNorm", instead=torch.nn.BatchNorm1d.__mro__[1])
+resolve_group = probe.late("torch.distributed.distributed_c10d._resolve_process_group", off=XLA)
 work_from_future = probe.late("torch._C._distributed_c10d._create_work_from_future", off=XLA)
 
 

@@ -24,6 +24,10 @@ from dynamotor.extension_api import XlaError
 
 from .. import collectives, compat, metrics, replication, sync
 from ..errors import require
+from . import (  # noqa: F401
+    device_mesh,  # a mesh of replicas has process groups
+    functional_collectives,  # of DTensor and FSDP
+)
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: collectives.REDUCE_SUM,
@@ -57,6 +61,14 @@ class XlaProcessGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # without a store: the one for Python subclasses
         self._alone = size == 1
+        self._group_name = ""
+
+    # A group without a backend object has no place for its name: functional collectives find groups by name.
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's name
+        return self._group_name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "xla"

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from ...errors import require
+from ..device_mesh import as_any_device, has_groups
 from .xla_sharding import Mesh, mark_sharding
 
 
@@ -48,9 +50,13 @@ def xla_distribute_tensor(
 ) -> torch.Tensor:
     """A tensor of the device, laid out over a mesh; one placement an axis (by default all are `Replicate`).
 
-    It is the whole tensor, as every xla tensor in SPMD mode is: it can become a parameter, and
-    `XLAShardedTensor(t)` tells how it is laid out. src_data_rank: one process has all data.
+    Over a mesh of processes it is PyTorch's DTensor. In SPMD mode it is the whole tensor, as every xla tensor
+    is then: it can become a parameter, and `XLAShardedTensor(t)` tells how it is laid out. src_data_rank: in
+    SPMD mode one process has all data.
     """
+    if has_groups(device_mesh):
+        how = {"src_data_rank": 0 if src_data_rank is None else src_data_rank}
+        return as_any_device(distribute_tensor, tensor, device_mesh, placements, **how)
     device_tensor = tensor if tensor.device.type == "xla" else tensor.to("xla")
     spec = convert_to_xla_partition_spec(tensor, placements or [Replicate()] * device_mesh.mesh.dim())
     return mark_sharding(device_tensor, convert_to_xla_mesh(device_mesh), spec)
@@ -70,6 +76,8 @@ def xla_distribute_module(
     back; xla tensors are whole in SPMD mode, so those are left out, and XLA moves data as the parameters ask
     for.
     """
+    if device_mesh is not None and has_groups(device_mesh):
+        return as_any_device(distribute_module, module, device_mesh, partition_fn, input_fn, output_fn)
     for name, part in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, part, device_mesh)
