@@ -170,6 +170,7 @@ def compile(
 
     def make(fn: Callable[..., Any], backend: str | Backend | None) -> Any:
         dispatcher = make_dispatcher(fn, settings, backend_call, symbolic, states, backend)
+        dispatcher.miss.__self__.share.is_timed = backend == "native"  # a callable may have effects
         _dispatchers.add(dispatcher)
         return dispatcher
 

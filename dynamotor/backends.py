@@ -154,7 +154,6 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
     """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix
     products.
     """
-    gm.meta["beside eager"] = True  # its calls may be timed beside eager's (`Share.measure`)
     simplify_attention(gm, example_inputs)
     fuse_attention(gm)
 

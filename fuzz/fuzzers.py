@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import re
@@ -16,11 +17,17 @@ import dynamotor
 from dynamotor.base.events import counters
 
 from . import (
+    distributions,
     fusion,
+    invalid,
     late,
     modules,
+    numbers,
     objects,
+    observers,
+    offsets,
     operators,
+    packages,
     programs,
     report,
     shapes,
@@ -489,6 +496,47 @@ def steps_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "steps", "seed": seed, "start": start, "count": min(20, count - start)}
 
 
+# Fuzzers of one program a seed: what is wrong with it, and how many a chunk has.
+SEEDED: dict[str, tuple[Callable[[int], list[str]], int]] = {
+    "observers": (observers.problems, 40),
+    "distributions": (distributions.problems, 20),
+    "offsets": (offsets.problems, 20),
+    "numbers": (numbers.problems, 200),
+    "invalid": (invalid.problems, 20),
+    "packages": (packages.problems, 40),
+}
+
+
+def run_seeded(job: Job) -> Answer:
+    """Programs start .. start + count of a fuzzer of `SEEDED`."""
+    answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
+    name, seeds = job["fuzzer"], range(job["start"], job["start"] + job["count"])
+    problems, _ = SEEDED[name]
+    for seed in (job["seed"] * 1_000_003 + n for n in seeds):
+        found = problems(seed)
+        answer["tally"]["wrong" if found else "right"] += 1
+        if found:
+            first, *lines = found[0].splitlines()
+            text = "\n# ".join([f"# {first}", *lines])
+            answer["findings"].append(
+                {
+                    "signature": f"{name} {kind(first)} {' '.join(lines)}",
+                    "name": f"{job['seed']}:{seed}",
+                    "problems": found[:3],
+                    "text": f"{text}\nassert fuzz.{name}.problems({seed}) == []\n",
+                }
+            )
+    dynamotor.reset()
+    return answer
+
+
+def seeded_chunks(name: str, seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks without end."""
+    size = SEEDED[name][1]
+    for start in itertools.takewhile(lambda n: n < count, itertools.count(0, size)):
+        yield {"fuzzer": name, "seed": seed, "start": start, "count": min(size, count - start)}
+
+
 Chunks = Callable[[int, int, list[str]], Iterator[Job]]
 # Fuzzers of tensor programs: the n-th program of a seed.
 GENERATORS = {
@@ -511,6 +559,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "steps": (run_steps, steps_chunks),
     "late": (run_late, late_chunks),
     "subclasses": (run_subclasses, subclasses_chunks),
+    **{name: (run_seeded, functools.partial(seeded_chunks, name)) for name in SEEDED},
 }
 
 

@@ -95,6 +95,7 @@ class Share:
         self.seconds = 0.0
         self.before = Counts()
         self.times, self.told_times = EagerTimes(), False
+        self.is_timed = False  # whether graphs may run again, beside eager
 
     def counts(self) -> Counts:
         """What was counted so far."""
@@ -212,12 +213,7 @@ class Share:
     def measure(self, entry: Any, inputs: Any, seconds: float) -> None:
         """Time an entry's graph, which has run once, beside eager; `seconds`: of its compilation."""
         data = entry.info.data
-        if (
-            self.watching
-            and data.gm is not None
-            and "beside eager" in data.gm.meta
-            and not data.left_to_eager
-        ):
+        if self.is_timed and self.watching and data.gm is not None and not data.left_to_eager:
             self.times.add(data.gm, entry.run, inputs, seconds)
 
     def compare(self) -> None:

@@ -70,6 +70,13 @@ def check_op(trace: Trace, target: Any) -> None:
         "a graph calls it after everything that the function reads",
         "pass the state as a tensor argument (mutates_args), or accept the break",
     )
+    unsupported_if(
+        any(key.startswith("CompositeImplicit") for key in _python_kernels(target)),
+        "side-effect",
+        f"the operator {target} is composite and written in Python",
+        "its code would run once more while the graph is made, with the effects that it may have",
+        "make it a torch.library.custom_op, or accept the break",
+    )
     pending = access > Access.NONE and _is_pending(trace, access)
     _refuse_pending(f"the operator {target}", pending or access is Access.READS and writes_inputs(trace))
 

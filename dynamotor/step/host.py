@@ -286,7 +286,8 @@ def _quick(node: fx.Node) -> Callable[..., float]:
 def _text(node: fx.Node, names: dict[Any, str]) -> str:
     """A node as a Python expression."""
     # As aten rounds a number that meets such a tensor, but for exponents.
-    rounded = node.meta["val"].dtype is torch.float32 and OPS[node.target] is not _power
+    has_exponent = OPS[node.target] is _power and node.target is not aten.pow.Scalar
+    rounded = node.meta["val"].dtype is torch.float32 and not has_exponent
     args = [names[a] if isinstance(a, fx.Node) else _plain(a, rounded) for a in node.args]
     if node.target in _SIGNS and len(args) == 2 and "alpha" not in node.kwargs:
         return f"{args[0]} {_SIGNS[node.target]} {args[1]}"

@@ -93,3 +93,15 @@ def test_programs_with_effects_run_once_and_draw_the_same_numbers(measured: Any)
             measured(lambda x: x + torch.rand(3), x, compiled=1e-5, eager=1e-5, calls=1)
         after.append(torch.rand(1))
     assert after[0] == after[1]
+
+
+def test_a_callable_as_backend_is_called_once(measured: Any) -> None:
+    calls = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        run = dynamotor.backends.native(gm, inputs)
+        return lambda *given: calls.append(1) or run(*given)
+
+    with dynamotor.config.patch(check=False):
+        dynamotor.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(3))
+    assert calls == [1]

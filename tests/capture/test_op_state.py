@@ -228,3 +228,13 @@ def test_messages_of_operators_keep_their_place() -> None:
             compiled(torch.ones(3))
         words = [str(w.message) for w in shown if "dynamotor" not in str(w.message)]
         assert words == ["before", "in the operator", "behind"]
+
+
+def test_a_composite_operator_written_in_python_runs_once_a_call() -> None:
+    library, calls = torch.library.Library("op_state_composite", "DEF"), []
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: calls.append(1) or x * 2, "CompositeImplicitAutograd")
+    compiled = dynamotor.compile(lambda x: torch.ops.op_state_composite.twice(x.sin()) + 1)
+    for count in (1, 2, 3):
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() * 2 + 1)
+        assert len(calls) == count

@@ -86,3 +86,14 @@ def test_an_op_of_pythons_numbers_raises_where_python_does(func: Any) -> None:
             assert program.code([x, y]) is None
             continue
         assert repr(program.code([x, y])) == repr([expected])
+
+
+def test_the_base_of_a_power_is_rounded_as_aten_rounds_it() -> None:
+    for base in (3.5e38, 0.1, -3.5e38):
+        for exponent in (0.5, 2.0, -1.0):
+            found, expected = result(aten.pow.Scalar, torch.float32, exponent, base)
+            assert (
+                found == pytest.approx(expected, rel=1e-6, abs=0.0)
+                or math.isnan(expected)
+                and math.isnan(found)
+            )
