@@ -57,7 +57,7 @@ _NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
         lambda g: g._training_state.name != "IDLE",
     ),
     ("smaller_mesh", "reshard_after_forward is a number of ranks", lambda g: g._use_post_forward_mesh),
-    ("dtensor", "parameters were DTensors before", lambda g: any(p.is_dtensor for p in g.fsdp_params)),
+    ("one_mesh", "one mesh is for data and tensors", lambda g: getattr(g.mesh_info, "is_spmd_mesh", False)),
     (
         "extension",
         "parameters gather themselves (fsdp_pre_all_gather)",
@@ -145,7 +145,7 @@ def _pre_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Val
 
 
 def _of_state(args: list[Value]) -> list[Value]:
-    """The arguments of a state's method. A function with its name is the hook of modules that share a state."""
+    """The arguments of a state's method; a function of its name is the hook of modules that share a state."""
     if not hasattr(args[0].real(), "_state_ctx"):
         raise _left(args[0], "several modules are sharded together")
     return args

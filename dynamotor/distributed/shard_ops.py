@@ -91,10 +91,23 @@ class Unshard:
         self.__name__ = self.__qualname__ = "unshard"
 
     def __call__(self, flat: torch.Tensor, anchor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _Unshard.apply(flat, anchor, self)
+        weights = _Unshard.apply(flat, anchor, self)
+        return tuple(map(_as_before, weights, group_of(self.number).params))
 
     def __repr__(self) -> str:
         return f"Unshard({group_of(self.number)})"
+
+
+def _as_before(weight: torch.Tensor, param: Any) -> torch.Tensor:
+    """A parameter that was a DTensor before it was sharded is one again."""
+    spec = getattr(param, "_unsharded_dtensor_spec", None) or getattr(param, "_tp_spec", None)
+    if not param.is_dtensor or spec is None:
+        return weight
+    from torch.distributed.tensor import DTensor  # there, where a parameter is one
+
+    return DTensor.from_local(
+        weight, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+    )
 
 
 class _Unshard(torch.autograd.Function):

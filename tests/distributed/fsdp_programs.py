@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import dynamotor
@@ -121,6 +122,10 @@ class Frozen(Net):
 
 def shard(model: nn.Module, mesh: DeviceMesh, root: dict[str, Any] | None = None, **settings: Any) -> None:
     together = settings.pop("together", False)
+    if "tensors" in (mesh.mesh_dim_names or ()):
+        for block in model.blocks:
+            parallelize_module(block, mesh["tensors"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        mesh = mesh["data"]
     for block in [list(model.blocks)] if together else model.blocks:
         fully_shard(block, mesh=mesh, **settings)
     fully_shard(model, mesh=mesh, **settings | (root or {}))
@@ -167,9 +172,10 @@ class Run:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.draw = torch.Generator().manual_seed(dist.get_rank())
         self.found: list[torch.Tensor] = []
+        self.size = 3
 
     def ids(self) -> torch.Tensor:
-        return torch.randint(0, 11, (3, 4), generator=self.draw)
+        return torch.randint(0, 11, (self.size, 4), generator=self.draw)
 
     def loss(self, *given: Any, **named: Any) -> torch.Tensor:
         loss = self.call(self.ids(), *given, **named).to(F64).square().mean()
@@ -248,6 +254,14 @@ def hooks_behind_gradients(run: Run) -> None:
     run.update()
 
 
+def sizes(run: Run) -> None:
+    """Batches of several sizes."""
+    for size in (2, 3, 5, 7):
+        run.size = size
+        run.loss().backward()
+    run.update()
+
+
 def without_gradients(run: Run) -> None:
     with torch.no_grad():
         run.loss()
@@ -303,6 +317,7 @@ STEPS = {
         two_forwards,
         clipping,
         hooks_behind_gradients,
+        sizes,
         without_gradients,
         by_hand,
         gradients_of_inputs,
@@ -312,6 +327,9 @@ STEPS = {
 
 
 def meshes(kind: str) -> DeviceMesh:
+    if kind == "tensor parallel":
+        half = dist.get_world_size() // 2
+        return init_device_mesh("cpu", (half, 2), mesh_dim_names=("data", "tensors"))
     if kind == "HSDP":
         half = dist.get_world_size() // 2
         return init_device_mesh("cpu", (2, half), mesh_dim_names=("replicas", "shards"))

@@ -93,3 +93,10 @@ def four() -> Iterator[Pair]:
 @pytest.mark.parametrize("step", ["plain", "accumulation", "clipping", "checkpoints"])
 def test_shards_with_replicas(four: Pair, step: str, how: str) -> None:
     check(four.run(compare, "plain", step, how, "native", "HSDP"), step, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["whole", "blocks"])
+@pytest.mark.parametrize("step", ["plain", "accumulation"])
+def test_shards_of_tensor_parallel_layers(four: Pair, step: str, how: str) -> None:
+    check(four.run(compare, "plain", step, how, "native", "tensor parallel"), step, how)
