@@ -12,7 +12,7 @@ from .tools import cache_command, doctor, minify, package, run
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; the exit status is 0 when it did what it says."""
+    """Run one command; the exit status is 0 on success."""
     parser = argparse.ArgumentParser(
         prog="dynamotor", description="A compiler for PyTorch that you can read."
     )
@@ -22,8 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, module, text in (
         ("demo", "demo", "train digits, compile BERT and resnet18, print one table"),
         ("bench", "command", "models x phases x compilers, first call and steady state"),
-        ("cache", cache_command, "what the disk cache holds; prune and verify it"),
-        ("package", package, "what a package of `dynamotor.export` holds"),
+        ("cache", cache_command, "show, prune and verify the disk cache"),
+        ("package", package, "list the contents of a package of `dynamotor.export`"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
         ("ddp-plan", "ddp_plan", "the gradient buckets of a model and a simulated step of many ranks"),
         ("minify", minify, "from a program that fails to a small script that fails in the same way"),

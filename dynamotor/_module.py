@@ -43,7 +43,7 @@ def _entry(module: torch.nn.Module, dispatcher: Callable[..., Any]) -> dict[str,
 
 class _Forward:
     """`compiled.forward(...)`, called without the module's hooks: compiled too, on its own, when it is first
-    asked for. What the module's `__dict__` has under that name goes before.
+    asked for. An entry of that name in the module's `__dict__` has precedence.
     """
 
     def __init__(self, module: torch.nn.Module, again: Callable[[Any], Any]) -> None:
@@ -81,7 +81,7 @@ def compile_module(
     """A twin of `module` that shares its `__dict__` and calls `dispatcher`.
 
     Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either
-    are seen by both; what lies outside of it (`__slots__`, the class) is the module's. Of a
+    are seen by both; state outside of it (`__slots__`, the class) is the module's. Of a
     DistributedDataParallel module only the module inside is compiled: synchronisation stays DDP's own Python.
     `again(module)` compiles a copy: `copy.deepcopy` of the twin gives a compiled copy; pickling gives the
     plain module.
@@ -95,7 +95,7 @@ def compile_module(
         "__reduce_ex__": lambda self, protocol: (_itself, (module,)),
         "__getattr__": lambda self, name: getattr(
             module, name
-        ),  # parameters and the like, and what the module's class got later
+        ),  # parameters and the like, and later attributes of the module's class
         "__signature__": _Signature(module),
         "__prepare_scriptable__": lambda self: module,  # torch.jit.script compiles the module itself
         "_orig_mod": property(lambda self: module),
@@ -129,7 +129,9 @@ def _share_state(module: torch.nn.Module, twin: Any) -> None:
 
 
 def _strip_at_end(twin: Any) -> None:
-    """When the instance goes, take what the class holds of the module: a class waits for the collector."""
+    """When the instance goes, release the class's references to the module: a class waits for the
+    collector.
+    """
     cls = object.__dict__["__class__"].__get__(twin)
     weakref.finalize(twin, _strip, weakref.ref(cls)).atexit = False
 
@@ -161,7 +163,7 @@ def _twin_class(cls: type, module: torch.nn.Module, members: dict[str, Any]) -> 
 
 
 def _forwarded(cls: type, module: torch.nn.Module) -> dict[str, property]:
-    """The slots of a class, which lie in the module and not in its `__dict__`."""
+    """The slots of a class, which are stored in the module and not in its `__dict__`."""
     names = [
         name
         for base in cls.__mro__

@@ -124,7 +124,8 @@ def compile(
     name, isolate_recompiles: accepted for torch.compile's signature; programs and limits are per callable.
     shapes_spec, dynamic_shapes: refused; mark dimensions with `mark_dynamic`.
 
-    Compilation happens at the first call, or in `compiled.warm_up(*args, **kwargs)`: it builds what a call
+    Compilation happens at the first call, or in `compiled.warm_up(*args, **kwargs)`: it builds everything
+    that a call
     with these arguments and its backward need, in the present grad mode, and runs nothing. It returns what
     has to be built later and why, such as code behind a graph break.
 
@@ -193,7 +194,9 @@ def _module(
     backend: str | Backend,
     again: Callable[..., Any],
 ) -> Any:
-    """A module whose calls are compiled, of DDP's wrapper those of what it wraps. `make`: a dispatcher."""
+    """A module whose calls are compiled, or, for DDP's wrapper, those of the wrapped module. `make`: a
+    dispatcher.
+    """
     plain = _uncompiled(model)
     inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
     dispatcher = make(types.MethodType(type(inside).__call__, inside), backend if inside is plain else None)
@@ -239,7 +242,7 @@ copyreg.pickle(_C.Dispatcher, _reduce)
 
 
 def dispatcher_of(fn: Any) -> Any:
-    """What a compiled function or module calls; None for what is not compiled."""
+    """The dispatcher of a compiled function or module; None for anything else."""
     if isinstance(fn, torch.nn.Module):
         return getattr(type(fn), "_dynamotor", None)
     return fn if type(fn) is _C.Dispatcher else None
@@ -319,7 +322,7 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> 
 
 def cudagraph_mark_step_begin() -> None:
     """For programs written for torch.compile. Nothing has to be marked here: the memory of a replayed graph's
-    results is used again when nobody holds them (docs/gpu.md)."""
+    results is reused once they are released (docs/gpu.md)."""
 
 
 def reset() -> None:

@@ -35,7 +35,7 @@ from .graph.plain_data import NotPlain
 from .graph.spec import duplicate
 
 LEAST, MOST = 5, 40  # rounds
-NOISE = 1e-5  # of the largest value: what a gradient may differ by that is zero but for rounding
+NOISE = 1e-5  # of the largest value: tolerated in a gradient that is zero but for rounding
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _row(name: str) -> Row:
 
 @dataclass
 class Time:
-    """What a candidate took (milliseconds), or why it is out."""
+    """A candidate's time (milliseconds), or why it is out."""
 
     name: str
     forward: float = math.inf
@@ -137,7 +137,7 @@ def _key(gm: fx.GraphModule, inputs: Sequence[Any], names: Sequence[str]) -> str
 
 # -- measuring -----------------------------------------------------------------------------------------------
 class Copies:
-    """Copies of a graph's inputs, on which candidates run; what a run writes is put back before the next."""
+    """Copies of a graph's inputs, on which candidates run; written inputs are restored before the next."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self.originals, self.written = inputs, set[int]()
@@ -192,12 +192,12 @@ def _measured(gm: fx.GraphModule, inputs: list[Any], names: Sequence[str]) -> li
     """All candidates' times."""
     try:
         copies = Copies(inputs)
-        copies.run(gm.forward)  # what it writes is known then
+        copies.run(gm.forward)  # records its writes
         torch.manual_seed(0)
         wanted = copies.seen(gm.forward)
         torch.manual_seed(1)
         random = bool(_differs(copies.seen(gm.forward), wanted))
-    except Exception as error:  # the call will say what is wrong with it
+    except Exception as error:  # the call itself raises it again
         return [Time(name, out=f"eager raises {type(error).__name__}") for name in names]
     times, calls, samples = [Time(name) for name in names], {}, {}
     for one in times:
@@ -207,7 +207,7 @@ def _measured(gm: fx.GraphModule, inputs: list[Any], names: Sequence[str]) -> li
             continue
         try:
             call = row.backend(copy_of(gm), inputs)  # a backend may rewrite it
-            found = [copies.seen(call) for _ in range(3)][-1]  # what is built late is there
+            found = [copies.seen(call) for _ in range(3)][-1]  # late builds have ended
             one.out = "" if random else _differs(found, wanted)
         except Exception as error:  # whatever a backend raises: it is out, and the table says why
             if config.strict and row.ours:
@@ -227,7 +227,7 @@ def _measured(gm: fx.GraphModule, inputs: list[Any], names: Sequence[str]) -> li
 
 
 def _differs(found: list[list[Any]], wanted: list[list[Any]]) -> str:
-    """What is not eager's but for rounding; "" for nothing."""
+    """The difference from eager beyond rounding; "" for none."""
     if found[1] != wanted[1]:
         return "strides, memory or requires_grad of results are not eager's"
     numbers = [t.double() for t in wanted[0] if torch.is_tensor(t) and t.is_floating_point() and t.numel()]

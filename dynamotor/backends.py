@@ -139,7 +139,7 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
 
     def run_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
         def run(*inputs: torch.Tensor) -> tuple:
-            # What the graph returns is new to the caller: PyTorch must not know it as a view, or refuses to
+            # Results are new to the caller: PyTorch must not take them for views, or it refuses to
             # write in place.
             with compat.BelowViews():
                 return graph.forward(*inputs)

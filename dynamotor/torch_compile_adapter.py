@@ -1,6 +1,6 @@
 """The bridge to `torch.compile`: our backend under its capture, and its backends under ours.
 
-This is the one module of the package that may import what the project stands beside.
+This is the one module of the package that may import torch.compile's packages.
 >>> torch.compile(model, backend="dynamotor")       # found through the package's entry point
 """
 
@@ -82,7 +82,7 @@ def _with_structure(
 
 
 def _mutable(value: Any) -> Any:
-    """A graph's result with lists and dicts in the place of those that torch.fx lets nobody change."""
+    """A graph's result with lists and dicts in the place of torch.fx's immutable ones."""
     if isinstance(value, list | tuple):
         items = [_mutable(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
@@ -115,7 +115,7 @@ def _in_own_sizes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
 
 
 def _own_size(n: Any, symbols: Mapping[Any, Size]) -> Dim:
-    """A size of PyTorch's in symbols of ours; what is no sum of products of them is a number."""
+    """A size of PyTorch's in symbols of ours; any other expression becomes a number."""
     expr = n.node.expr if isinstance(n, torch.SymInt) else n
 
     def own(e: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the disk cache gave and took in this process as one file: built on one machine, at hand on others like
+"""The disk cache's entries used by this process, as one file: built on one machine, at hand on others like
 it.
 
 >>> data = save_cache_artifacts()        # after the calls that are to be quick elsewhere

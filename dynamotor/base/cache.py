@@ -40,19 +40,19 @@ def digest(*parts: str | bytes) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that nobody else can write, and those above it."""
+    """Make a folder that only this user can write, and those above it."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def entry_path(kind: str, key: str) -> Path:
-    """Where an entry lies (whether or not it exists)."""
+    """The path of an entry (whether or not it exists)."""
     return Path(config.cache_dir) / kind / key[:2] / key
 
 
 def _is_ours(path: Path | str, status: os.stat_result) -> bool:
-    """Whether nobody but this user (and root) can have written it."""
+    """Whether only this user (or root) can have written it."""
     trusted = (
         status.st_uid in (os.geteuid(), 0) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & 0o022
     )
@@ -62,7 +62,7 @@ def _is_ours(path: Path | str, status: os.stat_result) -> bool:
             "cache-refused",
             f"[DM307] the cache at {config.cache_dir} is not used: others than you may write {path} "
             f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}), "
-            "and what lies there is run as code\n"
+            "and its contents run as code\n"
             f"  what to do: remove it, or point DYNAMOTOR_CACHE_DIR at a folder of your own",
             SettingWarning,
         )
@@ -151,13 +151,13 @@ def _locked(handle: int) -> bool:
         return error.errno not in (
             errno.EWOULDBLOCK,
             errno.EINTR,
-        )  # a file system without locks: nobody waits
+        )  # a file system without locks: no waiting
     return True
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the cache: its kind, where it lies, its bytes and when it was last used (seconds since 1970,
+    """A file of the cache: its kind, path, size and when it was last used (seconds since 1970,
     to the hour).
     """
 
@@ -167,7 +167,7 @@ class Entry:
     used: float
 
     def is_whole(self) -> bool:
-        """Whether its content is what its checksum says, and nobody else can have written it; a source that
+        """Whether its content matches its checksum, and only this user can have written it; a source that
         did not build is there for people and has none.
         """
         try:
@@ -189,7 +189,7 @@ def entries() -> Iterator[Entry]:
 
 
 def prune(nbytes: int) -> int:
-    """Remove what was used longest ago until so many bytes are left, and what killed processes left; gives
+    """Remove the least recently used until so many bytes are left, and leftovers of killed processes; gives
     how many went.
     """
     kept, removed = 0, 0

@@ -1,4 +1,4 @@
-"""What lies beside the package in a checkout of the repository, and in no wheel."""
+"""Parts of a checkout of the repository that no wheel contains."""
 
 from __future__ import annotations
 

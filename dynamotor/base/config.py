@@ -72,7 +72,7 @@ class Config:
     # Whole programs are kept in that folder, so that another process differentiates, lowers and writes no
     # graph again.
     program_cache: bool = True
-    # Megabytes that the folder may hold; what was used longest ago goes first.
+    # Megabytes that the folder may hold; the least recently used entries go first.
     cache_megabytes: int = 4096
     # The C++ compiler; "" means $CXX, then g++, then clang++.
     cxx: str = ""
@@ -81,7 +81,7 @@ class Config:
     # Seconds after which a C++ compiler that has not ended is stopped (DM303).
     build_seconds: float = 300.0
     # The vectors that C++ kernels are built for: "" this machine's, "avx512", "avx2", "neon", "sve" or
-    # "portable" (the compiler's default). Only what the machine has can run.
+    # "portable" (the compiler's default). Only instruction sets of this machine can run.
     isa: str = ""
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU);
     # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests of a checkout.
@@ -142,7 +142,8 @@ class Config:
     # compile time).
     verify: bool = False
     # Generated C++ is built with GCC's address and undefined-behaviour sanitizers, and planned buffers are
-    # allocations of their own (DYNAMOTOR_SANITIZE=1; `make sanitize` preloads what that needs): the first
+    # allocations of their own (DYNAMOTOR_SANITIZE=1; `make sanitize` preloads the libraries for it): the
+    # first
     # wrong access ends the process with a report.
     sanitize: bool = False
     # Every compiled graph runs beside eager, over poisoned and guarded memory; the first node that differs is
@@ -261,7 +262,7 @@ def _from_environment() -> Config:
 # What holds inside `patch` on this thread (or in this task), instead of the process's settings.
 _patched: ContextVar[Config | None] = ContextVar("dynamotor.config", default=None)
 _FIELDS = frozenset(Config.__annotations__)
-# What a field may hold: what its default is, or what stands for such a value.
+# Types that a field accepts, by the type of its default.
 _HOLDS: dict[type, tuple[type, ...]] = {
     bool: (bool, int),
     int: (int,),
@@ -309,7 +310,7 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 def _problem(name: str, value: Any) -> str:
-    """What a field takes, where this value of the right type means nothing."""
+    """The accepted values, if this one has the right type and no meaning; else ""."""
     words = _WORDS.get(name)
     if words is not None and value not in words:
         return "use one of " + ", ".join(map(repr, words))
@@ -407,7 +408,9 @@ MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What the user asked for. `options` are fields of `config` that hold while this callable is compiled."""
+    """The arguments of `compile`. `options` are fields of `config` that hold while this callable is
+    compiled.
+    """
 
     fullgraph: bool = False
     dynamic: bool | None = None

@@ -139,7 +139,7 @@ counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
 def emit(kind: str, **data: Any) -> None:
-    """Send an event to every listener; costs nothing when nobody listens."""
+    """Send an event to every listener; costs nothing without listeners."""
     if _listeners:
         event = Event(kind, data, time.perf_counter(), compile_id.get())
         for listener, kinds in tuple(_listeners):
@@ -180,7 +180,7 @@ def collect(*kinds: str) -> Iterator[list[Event]]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Nobody hears of what a `with` block does: trials that leave nothing behind."""
+    """Send no events from a `with` block: trials that leave nothing behind."""
     listeners = _listeners.copy()
     _listeners.clear()
     try:

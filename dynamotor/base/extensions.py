@@ -59,7 +59,7 @@ class _Finder:
 
 
 def install() -> None:
-    """Let Python find the parts of this package that lie in folders of their own."""
+    """Let Python find the parts of this package in folders of other distributions."""
     path = sys.modules[_PACKAGE].__path__
     path += [folder for folder in _portions() if folder not in path]
     if _Finder not in sys.meta_path:
@@ -77,6 +77,6 @@ def names(group: str) -> list[str]:
 
 
 def provided(group: str, name: str) -> Any:
-    """What an extension provides under a name; None where there is none of this name."""
+    """The object that an extension provides under a name; None where there is none of this name."""
     point = _points(group).get(name)
     return None if point is None else point.load()

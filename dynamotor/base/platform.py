@@ -1,4 +1,4 @@
-"""What the package needs from its surroundings, checked when it is imported: the Python version and the built
+"""The package's requirements, checked when it is imported: the Python version and the built
 C extension.
 """
 

@@ -158,7 +158,7 @@ class Attribute:
         self.row.value()
 
     def get(self) -> Any:
-        """What it holds now."""
+        """Its present value."""
         return self.row.value() if self.row.is_lost else getattr(_find(self.owner), self.attribute)
 
     def set(self, value: Any) -> None:

@@ -64,8 +64,8 @@ def for_iter(frame: Frame, instr: Instr, target: int) -> None:
     unsupported_if(
         iterator.source is not None and _differs_by_round(frame.trace, iterator),
         "loop",
-        "the next round of a loop in whose rounds the graph breaks begins",
-        cure="keep what breaks out of the loop",
+        "loop split: its body breaks the graph, so each iteration runs separately",
+        cure="move the break of its body out of the loop",
     )
     if not isinstance(iterator, Iterator):
         iterator = ObjectIterator(iterator)

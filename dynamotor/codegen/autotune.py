@@ -27,7 +27,7 @@ _FEW = 0.005  # of all elements
 def random_inputs(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     """A tensor for each spec: numbers around zero, integers that are zero (they may be positions).
 
-    What lies under it is filled, so that elements may share their place, as those of an expanded tensor do.
+    The memory under it is filled, so that elements may share their place, as those of an expanded tensor do.
     """
     found = []
     for spec in specs:
@@ -65,7 +65,7 @@ def time_calls(
 
 
 def _results(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """What the first call gives and leaves in its inputs. It builds and loads: a tile may ask for more than
+    """The first call's results and written inputs. It builds and loads: a tile may ask for more than
     there is.
     """
     try:

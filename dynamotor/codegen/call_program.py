@@ -3,7 +3,7 @@ planned memory.
 
 def call(arg0, arg1):
     out0 = take((24576, float32), (32, 192), (192, 1))
-    k0(arg0, buf1)                       # buf1 lies in the scratch block, as a global of this function
+    k0(arg0, buf1)                       # buf1 is in the scratch block, as a global of this function
     mm(buf1, arg1_v0, out=out0)          # arg1_v0: a view of a parameter, remade when its memory moves
     return (out0,)
 """
@@ -64,7 +64,7 @@ def shown_by(steps: Iterable[LoopStep | ExternStep]) -> dict[str, set[str]]:
 
 
 def step_accesses(steps: Sequence[LoopStep | ExternStep]) -> Iterator[tuple[set[str], set[str]]]:
-    """What each step touches and what it writes, memory that views show included."""
+    """The buffers that each step touches and writes, those behind views included."""
     holds = shown_by(steps)
 
     def memory_of(names: Iterable[str]) -> set[str]:
@@ -84,7 +84,7 @@ def nbytes_of(spec: TensorSpec) -> int | Size:
 
 
 def _guarded(spec: TensorSpec) -> int:
-    """Bytes of a buffer in check mode: up to the next aligned place, and as many behind it that nobody may
+    """Bytes of a buffer in check mode: up to the next aligned place, and as many behind it that no step may
     write.
     """
     return -(-spec.extent * spec.dtype.itemsize // memory.ALIGNMENT) * memory.ALIGNMENT + memory.GUARD
@@ -100,7 +100,7 @@ def _view_dtype(
 @plain
 @dataclass(frozen=True)
 class Expected:
-    """What is done with a result that is not, to the letter, what the program was compiled for.
+    """Handle a result whose spec differs from the one that the program was compiled for.
 
     Only the strides may differ (an aten kernel chose others): the result is laid out anew, and that is
     counted. planned: it is written into memory of the program's. number: it may be a Python number.
@@ -124,7 +124,7 @@ class Expected:
             value = value.clone()
         found = TensorSpec.of(value)
         if self._is_state_of_attention(found) or str(self.target).startswith("dynamotor.bucket_"):
-            return value  # a bucket's start gives what the rank holds, which may be nothing
+            return value  # a bucket's start gives the rank's own values, possibly none
         if (found.shape, found.dtype, found.device) != (spec.shape, spec.dtype, spec.device):
             raise self._error(str(found))
         if 0 in spec.shape or all(
@@ -142,7 +142,7 @@ class Expected:
         return _C.Expect(shape, stride, self.spec.dtype, self.spec.device, otherwise)
 
     def _is_state_of_attention(self, found: TensorSpec) -> bool:
-        """Seed and offset that attention on a GPU hands to its backward lie on the CPU unless a CUDA graph is
+        """Seed and offset that attention on a GPU hands to its backward are on the CPU unless a CUDA graph is
         recorded.
         """
         return (
@@ -178,7 +178,7 @@ def _unforeseen(step: ExternStep | Expected, found: str, foretold: str) -> Backe
         "DM404",
         f"{step.target} returned {found}, but its shape rule foretold {foretold}",
         where=step.where,
-        why="the program was compiled for what the rule said, and would read other memory",
+        why="the program was compiled for the rule's result, and would read other memory",
         cure="mend the op's register_fake (or meta kernel); report it when the op is PyTorch's own",
     )
 
@@ -193,7 +193,8 @@ def _written(tensors: list[torch.Tensor]) -> None:
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
-# What the program's text calls besides kernels and ops, by name. No op, kernel or buffer gets one of these
+# Functions that the program's text calls besides kernels and ops, by name. No op, kernel or buffer gets one
+# of these
 # names.
 HELPERS: dict[str, Any] = {
     "torch": torch,
@@ -221,12 +222,12 @@ def _differs(ref: BufRef) -> bool:
 @plain
 @dataclass(frozen=True)
 class Listing:
-    """A program as data: its text, and what the text's globals stand for beside ops.
+    """A program as data: its text, and the meaning of the text's globals beside ops.
 
     layout: the text of `Writer.layout` where sizes differ between calls, checks: of results of such sizes.
     symbols: which inputs are sizes.
     takes: it is called with a list, which it empties. scratch: tensors in the block: their buffer, where that
-    starts and how far in they lie (bytes), its bytes, the view. bound: views of inputs: the position, the
+    starts and offsets (bytes), its bytes, the view. bound: views of inputs: the position, the
     view, the input's spec. pool: results by bytes and type. kernels: C name, pointers, ints. labels: what a
     profile calls them.
     """
@@ -266,7 +267,7 @@ class Writer:
         self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
         self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
         self.functions: dict[str, cpp.CFunction] = {}
-        self.labels: dict[str, str] = {}  # global -> what a profile calls the kernel
+        self.labels: dict[str, str] = {}  # global -> the kernel's name in a profile
         self.pool: Counter[tuple[Dim, torch.dtype]] = Counter()
         self.called: list[Any] = []  # the function of each loop step, in order: for reports
         self.lines: list[str] = []
@@ -281,7 +282,7 @@ class Writer:
     # -- memory ----------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """Which buffers lie in the scratch block, and where."""
+        """The offsets of buffers in the scratch block."""
         first: dict[str, int] = {}
         holds = shown_by(self.program.steps)
         for at, step in enumerate(self.program.steps):
@@ -577,7 +578,7 @@ class Writer:
         )
 
     def _place(self, ref: BufRef) -> tuple[int, int, int]:
-        """Where a buffer of numbers starts, how far into it a view lies, and its bytes."""
+        """The start of a buffer of numbers, a view's offset in it, and its bytes."""
         spec = self.program.buffers[ref.name].spec
         return int(self.offsets[ref.name]), int(ref.offset * spec.dtype.itemsize), int(nbytes_of(spec))
 
@@ -740,7 +741,7 @@ class CallProgram:
         self.prepare()
 
     def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> CallInstance:
-        """The function whose globals lie in `block`, for these values of the symbols."""
+        """The function whose globals are in `block`, for these values of the symbols."""
         scope = dict(self._globals or {})
         if self._layout is not None:
             _, places, results = self._laid_out(sizes)
@@ -782,7 +783,7 @@ class CallProgram:
         return self._run(inputs)
 
     def boxed(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
-        """A call that empties the list: a backward frees what was saved for it as it goes, as eager's
+        """A call that empties the list: a backward frees its saved values as it goes, as eager's
         does.
         """
         return self._run(inputs)

@@ -37,7 +37,8 @@ from .rounding import RUNS, Moved, beyond
 Values = dict[fx.Node, Any]
 _below_autograd = compat.BelowAutograd
 _CURE = "report the program; backend='aot_eager' runs it without the native compiler"
-# How far a result may lie from eager's, relative to its largest element, before eager is asked how far
+# The tolerated distance of a result from eager's, relative to its largest element, before eager is asked
+# how far
 # rounding moves it.
 TOLERANCE = {
     torch.float64: 1e-9,
@@ -59,7 +60,7 @@ def _batch_norm_elements(
     return (y if bias is None else y + bias.reshape(shape)).to(x.dtype)
 
 
-# What is saved for a backward may lie in another order than eager's, where a view is a copy and oneDNN may
+# Values saved for a backward may have another order than eager's, where a view is a copy and oneDNN may
 # overwrite memory.
 _RELAXED = {
     torch.ops.aten.view.default: torch.reshape,
@@ -88,7 +89,7 @@ class MemoryPlan:
 
 # -- memory --------------------------------------------------------------------------------------------------
 class StepChecks:
-    """What is looked at around each step of one program; `watch(block)` gives the hooks of one call."""
+    """The checks around each step of one program; `watch(block)` gives the hooks of one call."""
 
     def __init__(self, program: Program, plan: MemoryPlan) -> None:
         self.steps, steps = program.steps, range(len(program.steps))
@@ -129,7 +130,7 @@ class StepWatch:
         self.memory[self.checks.plan.starts[name] : self.checks.plan.stops[name]].fill_(0xFF)
 
     def after(self, at: int, made: dict[str, Any]) -> None:
-        """Look at the guard bytes, compare what the step made, poison what ends with it."""
+        """Look at the guard bytes, compare the step's results, poison buffers that end with it."""
         step = self.checks.steps[at]
         if self.checks.guards[at].numel() and not bool((self.memory[self.checks.guards[at]] == 0xA5).all()):
             what = f"{step.target}" if isinstance(step, ExternStep) else f"the kernel of {step.note}"
@@ -157,7 +158,7 @@ _lent: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDiction
 
 
 def fresh(make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-    """New memory for a result: nobody holds it, and it is poisoned."""
+    """New memory for a result: unreferenced and poisoned."""
     tensor = make(*args)
     held = _lent.get(tensor.data_ptr()) if tensor.numel() else None
     if held is not None and held.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
@@ -214,7 +215,7 @@ class Checked:
                 why = difference(got, want)
                 if why is None:
                     continue
-                note = "each step alone computes what it should"
+                note = "each step alone computes the right values"
                 try:
                     moved = moved or self._moved(self.original, given, state)
                     why = difference(got, want, [run[node] for run in moved])
@@ -304,7 +305,7 @@ def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., A
                 values[node] = operator.attrgetter(str(node.target))(gm)
             elif (
                 node.target is COPY_ and node.args[0].op == "placeholder"
-            ):  # behind everything that reads what was there
+            ):  # behind all readers of the old contents
                 copies.append(
                     (node, values[node.args[0]], copy_as(values[node.args[1]], values[node.args[1]].stride()))
                 )

@@ -69,7 +69,7 @@ def flags(source: str) -> tuple[str, ...]:
 class CFunction:
     """One C function `extern "C" void name(void** ptrs, const int64_t* ints)`.
 
-    name: what it computes and a hash of its structure: equal kernels share one function. params: C element
+    name: its ops and a hash of its structure: equal kernels share one function. params: C element
     types, one a pointer.
     """
 
@@ -88,7 +88,7 @@ _memo: dict[str, CFunction] = {}
 def structure(kernel: Kernel) -> str:
     """A key that is equal for kernels that differ in the names of buffers and variables only.
 
-    What is proved of symbols, and chosen by their hints, is part of it.
+    Proofs about symbols, and choices by their hints, are part of it.
     """
     names: dict[str, str] = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
     for part, loops in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)):

@@ -55,7 +55,7 @@ class CppBody:
         self.widths: set[int] = set()
         self.prefilled: dict[
             Expr, tuple[str, Index]
-        ] = {}  # rand expressions whose numbers lie in a row buffer
+        ] = {}  # rand expressions whose numbers are in a row buffer
         self.scratch: dict[int, str] = {}
         self.sizes: dict[Size, str] = {}  # sizes that the function computes first, and their names
 
@@ -199,7 +199,7 @@ class CppBody:
         return False
 
     def _by_lanes(self, e: Expr, scope: CppScope, width: int) -> str:
-        """A loop over the lanes around scalar code; a vector where no boundary lies between its lanes."""
+        """A loop over the lanes around scalar code; a vector where no boundary separates its lanes."""
         if e.op == "load":  # positions from memory are read and checked in vectors
             for atom in e.args[1].terms:
                 if isinstance(atom, Loaded) and scope.loop in atom.expr.vars:

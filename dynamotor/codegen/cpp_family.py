@@ -60,12 +60,12 @@ def merged(
 
 
 def _title(name: str) -> str:
-    """What a function computes: its name without the hash."""
+    """A function's name without the hash, which says its computation."""
     return name.rpartition("_")[0]
 
 
 def _apart(text: str) -> tuple[tuple[str, ...], list[str]]:
-    """A text's numbers that may be arguments, and what is around them."""
+    """A text's numbers that may be arguments, and the text around them."""
     around, numbers, end = [], [], 0
     for found in _TOKEN.finditer(text):
         if found["number"]:

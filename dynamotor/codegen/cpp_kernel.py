@@ -44,7 +44,7 @@ from .cpp_positions import Positions, in_lanes
 from .cpp_sums import STRIP, Strips, loses
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
-STREAMED = 1 << 18  # elements above which a buffer is not expected to lie in a core's own cache
+STREAMED = 1 << 18  # elements above which a buffer is not expected to fit in a core's own cache
 TAIL = 4  # lanes of the loop behind the widest vectors, where only the call tells how many elements are left
 BLOCK = 4096  # elements of a long single loop that one task takes
 ROW, FINAL = Var("@row", 0), Var("@final", 0)
@@ -197,7 +197,7 @@ class Emitter:
         return f'extern "C" void {name}(void**P,const i64*ints){{{head}{text}}}\n'
 
     def text(self) -> str:
-        """What the function does."""
+        """The function's statements."""
         raise NotImplementedError
 
     def number(self, n: Dim) -> str:

@@ -15,7 +15,7 @@ from .cpp_body import CppScope
 from .cpp_kernel import ROW, RowsEmitter
 from .cpp_ops import ctype
 
-TILES = 4  # of the rows that a task takes, so that what it touches of a page is not one line
+TILES = 4  # of the rows that a task takes, so that it touches more than one line of a page
 
 
 class TilesEmitter(RowsEmitter):

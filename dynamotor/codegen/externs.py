@@ -52,7 +52,7 @@ _FAST: dict[Any, Callable[..., Any]] = {
 @plain
 @dataclass(frozen=True)
 class Callee:
-    """What an aten call's name stands for, as data."""
+    """The meaning of an aten call's name, as data."""
 
     target: Any
     row_major: bool = False
@@ -68,7 +68,7 @@ class Callee:
 
 
 def callee_of(step: ExternStep) -> tuple[str, Callee]:
-    """A name for the generated text and what it stands for."""
+    """A name for the generated text and its meaning."""
     if _overwrites_memory(step):
         return "row_major_backward", Callee(step.target, row_major=True)
     target = step.out_variant or step.target

@@ -30,7 +30,7 @@ from .triton_ops import POINTER
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LENGTHS = 32  # of which a program holds kernels
-_NUMBERS = (F32, *[torch.int64] * 4)  # what a score is a function of; a mask of the last four
+_NUMBERS = (F32, *[torch.int64] * 4)  # arguments of a score function; a mask's are the last four
 
 
 def fuse_attention(gm: fx.GraphModule) -> None:

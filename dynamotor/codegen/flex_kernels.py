@@ -38,7 +38,7 @@ SMALL = (32, 32, 4, 2)
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where a `BlockMask` says that scores are: how many blocks lie in a row of blocks, and which."""
+    """Where a `BlockMask` says that scores are: how many blocks a row of blocks has, and which."""
 
     count: TensorSpec
     index: TensorSpec
@@ -122,7 +122,7 @@ class _Writer:
     def tail(self, side: int) -> int:
         """How many queries (side 0) or keys there are, where a tile may hold positions behind them; else 0.
 
-        Tiles that a mask's blocks lead to may lie behind the end as a whole.
+        Tiles that a mask's blocks lead to may be behind the end as a whole.
         """
         size, step = (self.length, self.m) if side == 0 else (self.width, self.n)
         if self.blocks is not None and side == (0 if self.what == "keys" else 1):
@@ -133,7 +133,7 @@ class _Writer:
         self.line(f"{name} = {start} + tl.arange(0, {count})")
 
     def at(self, spec: TensorSpec, batch: str, head: str) -> str:
-        """How far in a tensor's part for a batch and head lies."""
+        """The offset of a tensor's part for a batch and head."""
         return f"{batch} * {spec.stride[0]} + {head} * {spec.stride[1]}"
 
     def parts(self) -> None:
@@ -340,7 +340,7 @@ def forward(case: Case, tiles: str = "") -> TritonFunction:
 
 
 def delta(case: Case) -> TritonFunction:
-    """Of out, its gradient (both in rows), the sums' gradient and the result: what is taken from each row's
+    """Of out, its gradient (both in rows), the sums' gradient and the result: the subtrahend of each row's
     slope.
     """
     w = _Writer(case, "delta", (64, 16, 4, 1))

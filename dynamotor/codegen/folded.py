@@ -27,7 +27,7 @@ _below_autograd = compat.BelowAutograd
 
 @dataclass(frozen=True)
 class Part:
-    """What was split off: `gm` of the inputs at these positions (with their specs) gives constants of these
+    """The split-off part: `gm` of the inputs at these positions (with their specs) gives constants of these
     specs.
     """
 
@@ -56,7 +56,7 @@ class FoldedCall:
         return self.program(*inputs, *self.constants(inputs))
 
     def constants(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """What was split off, for what the static inputs hold now."""
+        """The split-off values, for the present static inputs."""
         sources = [inputs[i] for i, _ in self._sources]
         key = self._key(sources)
         state = self._state
@@ -68,14 +68,14 @@ class FoldedCall:
         return state[1]
 
     def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes]:
-        """What the sources hold, as a hash (`(data_ptr, _version)` alone does not see `p.data.mul_(2)`),
-        where they lie and how often they were written.
+        """The sources' contents, as a hash (`(data_ptr, _version)` alone does not see `p.data.mul_(2)`),
+        their addresses and how often they were written.
         """
         return _C.fingerprint(sources), _C.tensor_stamps(sources)
 
 
 class FoldedOnce(FoldedCall):
-    """The same, of inputs that nobody can write: the constants are computed once."""
+    """The same, of inputs that cannot be written: the constants are computed once."""
 
     def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes]:
         return 0, b""

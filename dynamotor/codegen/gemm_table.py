@@ -1,4 +1,4 @@
-"""The stored table of matrix products and convolutions: what was measured on a GPU, and which other sizes
+"""The stored table of matrix products and convolutions: measurements on a GPU, and which other sizes
 that speaks for.
 
 >>> stored("NVIDIA H200 bf16 1x4096x3072x768 nt+bias > mul,normal_cdf reads nothing writes bf16")
@@ -50,12 +50,12 @@ def knows(gpu: str) -> bool:
 
 
 def stored(key: str) -> Tiling | None:
-    """What the table says of exactly this product, "GPU label"."""
+    """The table's entry of exactly this product, "GPU label"."""
     return table().get(key)
 
 
 def nearest(key: str) -> Tiling | None:
-    """What it says of the same layer with the most similar number of samples, if that is in reach."""
+    """Its entry of the same layer with the most similar number of samples, if that is in reach."""
     layer, samples = _layer(key)
     rows = _layers().get(layer, {})
     closest = min(rows, key=lambda n: abs(math.log(n / samples)), default=None)
@@ -75,7 +75,7 @@ def _layer(key: str) -> tuple[str, int]:
     """A row's key without the size that the number of samples decides, and that size.
 
     It is the number of products where there are several, else the rows of the result; in a weight's gradient,
-    whose first operand lies transposed, it is what is summed over.
+    whose first operand is transposed, it is the summed dimension.
     """
     match = _SIZES.search(key)
     if match is None:

@@ -121,7 +121,7 @@ def _is_shown(node: fx.Node) -> bool:
 
 
 def _before(calls: Iterable[fx.Node]) -> set[fx.Node]:
-    """What the host computes of CPU tensors alone, as far as results and copies to the GPU need it."""
+    """The host's part: computations on CPU tensors alone, as far as results and copies to the GPU need it."""
     possible: set[fx.Node] = set()
     for node in calls:
         own = [n for n in node.all_input_nodes if not _is_symbol(n)]
@@ -137,7 +137,7 @@ def _before(calls: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _after(calls: Iterable[fx.Node], before: set[fx.Node]) -> set[fx.Node] | None:
-    """What the host does with values of the GPU's; None where the GPU needs a result of that."""
+    """The host's work on values of the GPU; None where the GPU needs a result of that."""
     after: set[fx.Node] = set()
     for node in calls:
         if node in before:

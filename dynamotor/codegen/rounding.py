@@ -1,9 +1,10 @@
-"""How far rounding alone moves what a graph computes: the graph runs again, op by op, with all that is
+"""How far rounding alone moves a graph's results: the graph runs again, op by op, with all that is
 rounded moved about.
 
 A compiler that is right rounds otherwise than eager does, so values that hang on roundings (a difference of
 equal numbers, a gradient that is zero, a comparison of two sums) may differ. No tolerance is written down for
-them: an element may lie a few times as far from eager's as it moved in these runs, and what no run moves must
+them: an element may be a few times as far from eager's as it moved in these runs, and one that no run moves
+must
 be equal.
 
 >>> runs = [evaluate(gm, inputs, compute=Moved(seed)) for seed in range(RUNS)]
@@ -69,7 +70,7 @@ class Moved:
         return result if exact and not _narrows(op, args, result) else tree_map(self._about, result)
 
     def _about(self, value: Any) -> Any:
-        """A tensor whose elements lie a few roundings elsewhere."""
+        """A tensor whose elements are a few roundings off."""
         unit = _UNIT.get(value.dtype) if isinstance(value, torch.Tensor) else None
         if unit is None or value.layout is not torch.strided or not value.numel():
             return value
@@ -94,7 +95,7 @@ def _narrows(op: Any, args: Any, result: Any) -> bool:
 
 
 def beyond(got: torch.Tensor, want: torch.Tensor, runs: list[torch.Tensor]) -> torch.Tensor:
-    """The elements of `got` that lie farther from `want` than FACTOR times where any run has them."""
+    """The elements of `got` that are farther from `want` than FACTOR times where any run has them."""
     if not (got.dtype.is_floating_point or got.dtype.is_complex):
         off = got != want
         for run in runs:

@@ -1,4 +1,4 @@
-"""What the C++ and the Triton emitters share: scopes that remember values, names, the error for an operation
+"""Shared by the C++ and Triton emitters: scopes that remember values, names, the error for an operation
 without text.
 
 >>> outer = ValueScope(None); inner = ValueScope(outer)
@@ -17,7 +17,7 @@ Known = TypeVar("Known")
 
 
 class ValueScope(Generic[Known]):
-    """A block of generated text that sees what was computed in it and in the blocks around it."""
+    """A block of generated text that sees values of its own and of the blocks around it."""
 
     def __init__(self, parent: ValueScope[Known] | None) -> None:
         self.parent = parent
@@ -39,7 +39,7 @@ _MOST_WORDS = 5
 
 
 def title(kernel: Kernel) -> str:
-    """What a kernel computes, for profiles: `dm_mul_max_sub_exp_sum`. Equal for kernels that share a
+    """A kernel's name for profiles: `dm_mul_max_sub_exp_sum`. Equal for kernels that share a
     function.
     """
     words: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Compiled graphs as plain data, and back: what the disk cache keeps of a call program, so that nobody writes
+"""Compiled graphs as plain data, and back: the disk cache's form of a call program, so that no process writes
 it again.
 
 >>> # None when a library of its kernels is gone
@@ -131,7 +131,7 @@ class StoredProgram(CallProgram):
         return self._kernels(self._place)
 
 
-# -- what a stored program depends on besides its graph ------------------------------------------------------
+# -- dependencies of a stored program besides its graph ------------------------------------------------------
 _PACKAGE = Path(__file__).resolve().parents[1]
 _APART = ("xla", "distributed", "tools")  # rooms that have no part in a program that is kept
 _NOT_READ = {
@@ -227,7 +227,8 @@ Constants = Mapping[str, Any]  # each a Callee or an Expected
 
 
 def gpu_of(device: torch.device) -> tuple[Any, ...]:
-    """What the plan of kernels depends on: the device (the interpreter's is a CPU) and the triton that builds
+    """The facts that the plan of kernels depends on: the device (the interpreter's is a CPU) and the triton
+    that builds
     for it.
     """
     on_gpu = device.type == "cuda"
@@ -258,7 +259,7 @@ def restored_gpu(
 
 
 def globals_of(constants: Constants) -> dict[str, Any]:
-    """What the constants of a stored program stand for in its text."""
+    """The meaning of a stored program's constants in its text."""
     return {
         name: value.function if type(value) is Callee else value.sized(value.spec.shape, value.spec.stride)
         for name, value in constants.items()

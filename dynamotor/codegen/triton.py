@@ -67,7 +67,7 @@ def _canonical(piece: LaunchPiece) -> str:
 
 
 def expand(program: Program, tuning: GpuTuning = DEFAULT) -> Program:
-    """The program with each loop step replaced by its launches, and buffers for what they hand to each
+    """The program with each loop step replaced by its launches, and buffers for values passed to each
     other.
     """
     buffers = dict(program.buffers)

@@ -3,7 +3,7 @@ weights, counters; products of one row with several weights.
 
 Maps whose drafts have the same text but for marked numbers become one function: each program finds its item
 by a tree of comparisons, which gives it the item's pointers and numbers, and runs the text once. Steps move
-for that: a map waits until somebody needs what it makes, or overwrites what it reads; the others of its kind
+for that: a map waits until its results are needed or its operands overwritten; the others of its kind
 that can run by then run with it.
 
 >>> program = batched(expand(lowered))
@@ -61,7 +61,7 @@ def batched(program: Program) -> Program:
 
 
 def _item(step: Step, program: Program) -> _Item | None:
-    """What a step is as part of a batch; None where it is to stay as it is."""
+    """A step as part of a batch; None where it stays on its own."""
     if not isinstance(step, TritonStep) or step.function is None or step.partial:
         return None
     function, kernel = step.function, step.kernel
@@ -91,8 +91,8 @@ def _plan(kernel: Kernel) -> LaunchPlan | None:
 
 # -- order ---------------------------------------------------------------------------------------------------
 def _needs(program: Program) -> list[set[int]]:
-    """For each step those before it that it may not overtake: makers of what it reads, and whoever touches
-    what it writes.
+    """For each step those before it that it may not overtake: producers of its operands, and steps that touch
+    its results.
     """
     needs: list[set[int]] = []
     writer: dict[str, int] = {}
@@ -109,7 +109,7 @@ def _needs(program: Program) -> list[set[int]]:
 
 
 class _Room:
-    """What is left of a launch's parameters, and of the memory that may wait for it."""
+    """The rest of a launch's parameters, and of the memory that may wait for it."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

@@ -1,6 +1,6 @@
 """Statements of one Triton kernel: tiles, and where each expression is computed.
 
-A tile has one or two axes, `x` and `r`; a value spans the axes that its variables lie on (none: one number).
+A tile has one or two axes, `x` and `r`; a value spans the axes of its variables (none: one number).
 A scope is a stretch of text in which some loop variables are bound; what does not depend on those of a loop
 is computed before it.
 """
@@ -29,7 +29,7 @@ NO_VARS: frozenset[Var] = frozenset()
 class Axis:
     """One axis of a tile: `block` consecutive positions of the flat index over `vars`.
 
-    exact: positions never lie behind the end, so that no mask is needed. run: how many positions in a row a
+    exact: positions are never behind the end, so that no mask is needed. run: how many positions in a row a
     thread takes at most; 0 leaves that to Triton, which moves a value through shared memory where accesses of
     two widths want it.
     """
@@ -64,8 +64,8 @@ class TileScope(ValueScope[Name]):
     """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not
     touched.
 
-    closed: what is computed here may not be computed outside. before: the same condition, before a loop that
-    this lies in. met_for: variables on which alone the condition rests, and for some of whose values it
+    closed: values of this scope may not be computed outside. before: the same condition, before a loop that
+    this is in. met_for: variables on which alone the condition rests, and for some of whose values it
     holds: what does not depend on them is wanted in any case.
     """
 
@@ -220,7 +220,7 @@ class TileBody:
         return " & ".join(texts), frozenset().union(*(m.axes for m in parts)) if parts else NOTHING
 
     def by_vectors(self, index: Index, memory: torch.dtype, scope: TileScope) -> tuple[bool, bool]:
-        """Whether an access takes whole vectors, and whether it may take those that lie in the row in
+        """Whether an access takes whole vectors, and whether it may take those inside the row in
         part.
         """
         if self.vectors is None or not self.vectors.covers(index):
@@ -410,7 +410,7 @@ class TileBody:
         )
 
     def _branch(self, condition: Expr, way: bool, scope: TileScope) -> TileScope:
-        """A branch's scope; what it needs that no loop changes is computed before the loop, under the same
+        """A branch's scope; loop-invariant values are computed before the loop, under the same
         condition.
         """
         found = scope.branches.get((condition, way))

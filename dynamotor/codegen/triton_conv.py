@@ -1,5 +1,5 @@
 """Convolutions of channels-last images as matrix products: rows are places of the result, k goes through what
-lies under them.
+is under them.
 
     for step in tl.range(0, 9 * 1):                  # kernel positions × blocks of channels
         a = tl.load(p0 + (a_row + ...)[:, None] + c[None, :], inside, 0.0)      # zeros where the padding is

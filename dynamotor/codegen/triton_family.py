@@ -32,12 +32,12 @@ from .triton_plan import accesses, plan_kernel
 from .triton_sizes import with_arguments
 from .verify_emitted import verify_triton
 
-ROOM = 256  # bytes: where buffers between launches start, and what they take is a multiple
+ROOM = 256  # bytes: starts and sizes of buffers between launches are multiples
 MOST = (1 << 31) - 1  # of a number of 32 bits
 
 
 class Chosen(NamedTuple):
-    """What a variant is at the sizes of a call. parts: (byte offset, elements) of its own buffers, which take
+    """A variant at the sizes of a call. parts: (byte offset, elements) of its own buffers, which take
     `nbytes` in all. grids, numbers: of each launch; numbers are the sizes that its function takes.
     """
 

@@ -43,9 +43,7 @@ _PRODUCTS = {
 }
 
 
-_SourceOf = Callable[
-    [Store, Product, Operand], Expr | None
-]  # what a store takes from elsewhere to make a product's operand
+_SourceOf = Callable[[Store, Product, Operand], Expr | None]  # ops of a store that makes a product's operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Site:
         return (*sorted(self.makers), self.at, *([self.consumer] if self.consumer is not None else []))
 
     def label(self) -> str:
-        """What decides how fast it runs, readable: types, sizes, layouts and what is fused."""
+        """The facts that decide its speed, readable: types, sizes, layouts and fused ops."""
         p = self.product
         sizes = "x".join(str(n) for n in p.size)
         layout = "".join("n" if o.stride[2] == 1 else "t" if o.stride[1] == 1 else "s" for o in (p.a, p.b))
@@ -82,7 +80,7 @@ class Site:
 
 
 def _work(product: Product) -> str:
-    """What an epilogue computes, reads (beside the product) and writes, in a few words."""
+    """The ops, reads (beside the product) and writes of an epilogue, in a few words."""
     if not product.epilogue:
         return ""
     exprs = walk(*(s.expr for s in product.epilogue))
@@ -202,7 +200,7 @@ def _disagrees(step: TritonStep, operand: Operand) -> bool:
 
 
 def _with_sources(program: Program, flow: _Flow, site: Site, source_of: _SourceOf) -> Site:
-    """The site reading what its operands were made from, where nobody else reads what was made."""
+    """The site reading the sources of its operands, where the operands have no other reader."""
     names = [o.buffer for o in site.product.operands()]
     for key in ("a", "b"):
         operand: Operand = getattr(site.product, key)
@@ -225,7 +223,7 @@ def _with_sources(program: Program, flow: _Flow, site: Site, source_of: _SourceO
 
 
 def _made_from(program: Program, made: int, site: Site, key: str, source_of: _SourceOf) -> Operand | None:
-    """What a step reads element by element where it makes an operand, as that operand."""
+    """The elementwise input of a step that makes an operand, as that operand."""
     step, operand = program.steps[made], getattr(site.product, key)
     if not _is_map(step) or not isinstance(step, TritonStep) or len(step.writes) != 1:
         return None
@@ -242,12 +240,13 @@ def _made_from(program: Program, made: int, site: Site, key: str, source_of: _So
 
 
 def _cast_from(store: Store, product: Product, operand: Operand) -> Expr | None:
-    """What is cast."""
+    """The operand of a cast."""
     return store.expr.args[0] if store.expr.op == "round_to" else None
 
 
 def _padded_from(store: Store, product: Product, operand: Operand) -> Expr | None:
-    """What has zeros behind it, where the product does not read them: they lie behind the last of its
+    """The tensor in front of zero padding that the product does not read: the zeros are behind the last of
+    its
     columns.
     """
     if store.expr.op != "masked" or operand is not product.b or operand.offset or operand.stride[0]:
@@ -316,7 +315,7 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
 
 
 def trial(program: Program, site: Site, steps: list[Step]) -> Program:
-    """A program of these steps alone (the site's own, or the template): what they read is given, what they
+    """A program of these steps alone (the site's own, or the template): their inputs are given, what they
     leave is returned.
     """
     needed, made = _needs_and_makes([program.steps[n] for n in site.steps()])

@@ -155,7 +155,7 @@ class TileEmitter:
         top.lines += scope.lines
 
     def _rows(self, top: TileScope) -> None:
-        """Tiles of rows; with chunks, each program takes a part of its rows and leaves what it gathered in
+        """Tiles of rows; with chunks, each program takes a part of its rows and leaves its partial results in
         memory.
         """
         plan = self.plan
@@ -262,9 +262,7 @@ class TileEmitter:
                     self._statement(s, inner, row)
             row.line(f"for base in tl.range({steps}):")
             row.lines += [*head.lines, *inner.lines]
-        for s in sorted(
-            reductions, key=lambda s: s.top is not None
-        ):  # maxima before what is relative to them
+        for s in sorted(reductions, key=lambda s: s.top is not None):  # maxima before values relative to them
             self._collect(s, f"a{s.id}", f"at{s.id}", row)
         self.written |= {s.buffer for s in phase.inner if isinstance(s, Store)}
 
@@ -350,7 +348,7 @@ class TileEmitter:
         return reduce_start(s.kind, s.expr.dtype)
 
     def _masked_tile(self, s: Reduce, scope: TileScope, lanes: bool) -> str:
-        """The value as a whole tile, neutral where the tile lies outside of what is reduced."""
+        """The value as a whole tile, neutral where the tile is outside of the reduced range."""
         value = self.body.value(s.expr, scope)
         if s.position is not None and s.expr.dtype is BOOL:
             value = Name(f"{value.text}.to(tl.int32)", value.axes)

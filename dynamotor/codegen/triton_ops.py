@@ -230,7 +230,7 @@ def lines_of(text: str) -> list[str]:
 
 def mark(number: Dim | str) -> str:
     """The text of a number that other sizes may change (an integer, or a float32 as text), for
-    triton_sizes.py to settle. An expression of sizes stands behind `@` and what is known to divide it.
+    triton_sizes.py to settle. An expression of sizes stands behind `@` and its known divisor.
     """
     if type(number) is Size:
         return f"⟦@{ALIGNED if divides(ALIGNED, number) else 1} {number!r}⟧"

@@ -132,7 +132,7 @@ def _without_scratch(kernel: Kernel) -> Kernel:
 
 
 def _keeps_what_it_overwrites(kernel: Kernel) -> bool:
-    """Whether a kept value cannot be computed again, because the kernel writes what it is computed from."""
+    """Whether a kept value cannot be computed again, because the kernel writes its operands."""
     written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
     kept = [s for s in kernel.statements() if isinstance(s, Scratch)]
     return any(e.args[0] in written for s in kept for e in loads_of(s.expr))
@@ -164,7 +164,7 @@ def contiguous_along(kernel: Kernel, v: Var) -> int:
 
 
 def accesses(kernel: Kernel) -> Iterator[Index]:
-    """Where each statement stores, and what it loads."""
+    """Stores and loads of each statement."""
     for s in kernel.statements():
         if isinstance(s, Store):
             yield s.index
@@ -238,7 +238,7 @@ def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
 
 
 def _axes(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
-    """(what is kept, what each program goes through)."""
+    """(the kept values, the range of each program)."""
     if kernel.template == COLS:
         return (*kernel.outer, *kernel.inner), kernel.middle
     return kernel.outer, kernel.inner
@@ -282,7 +282,7 @@ def one_row(kernel: Kernel) -> Kernel:
 
 
 def _plain_columns(kernel: Kernel) -> Kernel:
-    """Column sums are, on a GPU, reductions of rows that lie across memory: nothing lives through several of
+    """Column sums are, on a GPU, reductions of rows across memory: nothing lives through several of
     them.
     """
     if kernel.template != COLS:
@@ -348,7 +348,7 @@ def plan_kernel(kernel: Kernel, new_buffer: NewBuffer, tuning: GpuTuning = DEFAU
     pieces = planner.pieces(kernel)
     decline_if(
         overwrites and any(piece.plan.looped for piece in pieces),
-        "a value of a long row is kept while what it was computed from is overwritten",
+        "a value of a long row is kept while its operands are overwritten",
     )
     return pieces
 
@@ -446,7 +446,7 @@ class Planner:
         )
 
     def strided_tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> LaunchPlan:
-        """Tile sizes for rows that lie across memory."""
+        """Tile sizes for rows across memory."""
         rows, row = _count(x), _count(r)
         passes = sum(1 for p in kernel.phases if p.inner)
         sums = passes == 1 and form == "rows"
@@ -674,7 +674,7 @@ class Planner:
         ), programs
 
     def each(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
-        """Elements of a thread in a tile of columns: registers for what is loaded and summed of 32 warps a
+        """Elements of a thread in a tile of columns: registers for the loads and sums of 32 warps a
         multiprocessor.
         """
         sums = sum(isinstance(s, Reduce) for s in kernel.statements())
@@ -699,7 +699,7 @@ class Planner:
         partial: Mapping[int, tuple[str, torch.dtype]],
         chunks: Dim,
     ) -> list[LaunchPiece]:
-        """Kernels that add up what the chunks have gathered and do the final statements."""
+        """Kernels that add up the chunks' partial results and do the final statements."""
         pieces: list[LaunchPiece] = []
         chunk = Var("chunk", chunks)
         final = [of_kind(s, Store) for s in kernel.final]

@@ -1,4 +1,4 @@
-"""What a generated matrix product computes: its operands, how they lie in memory, and the elementwise kernel
+"""A generated matrix product: its operands, their layouts in memory, and the elementwise kernel
 behind it.
 
 >>> product = Product((1, 64, 96, 48), a, b, None, out, torch.bfloat16)
@@ -19,7 +19,7 @@ from .triton_ops import MEMORY
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that a product reads or writes: its buffer and how it lies there. stride: of (batch, row,
+    """A tensor that a product reads or writes: its buffer and its layout there. stride: of (batch, row,
     column).
     """
 
@@ -50,7 +50,7 @@ class ConvWindow:
     """How a product's `a` is read where it is a convolution: row m is a place of a result, column k a place
     under it.
 
-    The images lie channels-last: k counts channels within columns of the kernel within its rows. Pairs are
+    The images are channels-last: k counts channels within columns of the kernel within its rows. Pairs are
     (down, right); step: elements from one image, row and column to the next.
     """
 
@@ -115,12 +115,12 @@ class Product:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What a launch is given beside pointers: random streams, and k (a loop of known length is unrolled
+        """A launch's arguments beside pointers: random streams, and k (a loop of known length is unrolled
         whole, which takes seconds to compile and gains nothing)."""
         return (*self.streams, self.size[3])
 
     def operands(self) -> tuple[Operand, ...]:
-        """What is read to compute it, the epilogue's own reads aside."""
+        """Its inputs, without the epilogue's own reads."""
         return (self.a, self.b, *([self.bias] if self.bias else []))
 
     def buffers(self) -> dict[str, torch.dtype]:

@@ -82,5 +82,5 @@ class ScanTiles(TileEmitter):
         return self.body.define(f"{found}.to(tl.int64)", NOTHING, scope).text
 
     def _carry(self, name: str, tile: str, scope: TileScope) -> None:
-        """What the next tile starts from: the last column."""
+        """The start of the next tile: the last column."""
         scope.line(f"{name} = tl.expand_dims(tl.sum(tl.where(last, {tile}, 0), 1), 1).to({name}.dtype)")

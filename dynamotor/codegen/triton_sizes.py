@@ -40,7 +40,7 @@ def with_arguments(draft: TritonFunction, kind: str) -> tuple[TritonFunction, tu
 
 
 def _named(draft: TritonFunction, marked: str, kinds: tuple[str, ...]) -> TritonFunction:
-    """The function with its numbers' arguments, under a name that says what is in it."""
+    """The function with its numbers' arguments, under a name for its contents."""
     text = unmarked(marked).replace("):", "".join(f", n{n}" for n in range(len(kinds))) + "):", 1)
     signature = (*draft.signature, *kinds)
     digest = hashlib.sha256(f"{text}{signature}{draft.warps}".encode()).hexdigest()[:12]

@@ -3,8 +3,8 @@
     | . . . a b c d e | f g h i j k l m | ... | w x y z . . . . |    vectors in memory; a row from a to z
               edge          loop            loop      edge
 
-A loop takes the vectors that lie inside the row without a mask. The edge, one more tile, takes the vectors in
-which the row starts and ends: it reads them whole, ignores what is not the row's, and writes element by
+A loop takes the vectors inside the row without a mask. The edge, one more tile, takes the vectors in
+which the row starts and ends: it reads them whole, ignores elements of other rows, and writes element by
 element there.
 """
 
@@ -48,7 +48,7 @@ class Vectors:
 
     @property
     def lead(self) -> Index:
-        """How many elements of a row lie before the first vector that starts in it, modulo the unit."""
+        """How many elements of a row come before the first vector that starts in it, modulo the unit."""
         return Index({v: -c % self.unit for v, c in self.start.terms.items()}, -self.start.const % self.unit)
 
     def inside(self, size: int, block: int) -> int:
@@ -85,7 +85,7 @@ class Vectors:
         """)
 
     def place(self, at: str, edge: bool) -> str:
-        """A position with what the compiler cannot see by itself."""
+        """A position with facts that the compiler cannot infer."""
         if edge:
             at = f"tl.max_contiguous({at}, [1, {self.unit}])"
         return f"tl.multiple_of({at}, [1, {self.unit}])"

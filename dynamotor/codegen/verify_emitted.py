@@ -63,7 +63,7 @@ def verify_cpp(kernel: Kernel, text: str) -> None:
 
 # -- Triton --------------------------------------------------------------------------------------------------
 def verify_triton(stored: Collection[int], text: str) -> None:
-    """The function stores to these pointers, and where positions of an axis may lie behind its end, under its
+    """The function stores to these pointers, and where positions of an axis may be behind its end, under its
     mask.
     """
     axes: dict[str, set[str]] = {"x": {"x"}, "r": {"r"}}

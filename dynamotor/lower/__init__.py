@@ -11,7 +11,7 @@
   names the buffers it makes; with `out_variant` it writes them through `out=` into planned memory, otherwise
   it allocates them itself.
 * Sizes that differ between calls: shapes, strides and offsets hold `Size`s, a placeholder that is a symbol is
-  an input with the symbol's name, and `LoopStep.symbols` names what a kernel takes as numbers behind its
+  an input with the symbol's name, and `LoopStep.symbols` names a kernel's number arguments behind its
   pointers. Loops run to these, vectors have tails unless the width provably divides; what depends on work
   (threads, parts of sums, rows' scratch) is decided at the call. `runtime.memory.plan_slots` gives a buffer
   memory that provably is large enough; offsets are computed once for new sizes, and the views of memory of
@@ -19,7 +19,7 @@
 * `outputs`: BufRef | number | None each. `mutations`: writes into input buffers (from the trailing `copy_`),
   placed after all reads.
 * Checks between the stages: `lower/verify_program.py` (nodes, kernels, programs; DM913) and
-  `codegen/verify_emitted.py` (a kernel's text against its IR; DM914); what is cheap is always on,
+  `codegen/verify_emitted.py` (a kernel's text against its IR; DM914); cheap checks are always on,
   `config.verify` does all of it, in a checkout what `bench/proofs.py` computes of a kernel too. A fault of a
   stage is planted in `tests/faults/`, one decorated function each.
 """

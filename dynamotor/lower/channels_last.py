@@ -1,4 +1,4 @@
-"""Layout assignment: 2-D convolutions run channels-last, and what lies between them stays so.
+"""Layout assignment: 2-D convolutions run channels-last, and so do the ops between them.
 
 A convolution's input is converted where it is not channels-last yet; strides are then inferred again for all
 nodes after it, as eager would give them for channels-last inputs. Graph outputs of the user's keep the
@@ -28,7 +28,7 @@ _DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torc
 
 
 def is_channels_last(spec: TensorSpec | BufRef | None) -> bool:
-    """Whether what is 4-D is laid out with channels innermost (dimensions of size 1 may have any stride)."""
+    """Whether a 4-D tensor is laid out with channels innermost (dimensions of size 1 may have any stride)."""
     innermost_first = (1, 3, 2, 0)
     return (
         spec is not None
@@ -86,7 +86,7 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
 
 def give_strides_back(graph: fx.Graph, node: fx.Node, changed: dict[fx.Node, Any]) -> None:
     """Before a call that tells strides apart: copies of its operands as eager lays them out. `changed` holds
-    eager's specs of what lies otherwise.
+    eager's specs of values in another layout.
     """
     if not sees_strides(node.target):
         return

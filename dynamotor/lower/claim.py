@@ -1,4 +1,4 @@
-"""While a graph is lowered: new memory for updates, which may turn out to be the memory of what they update.
+"""While a graph is lowered: new memory for updates, which may turn out to be the memory of the updated value.
 
 `claim` copies the whole memory of a value to a buffer of the same layout, in which the update is made; where
 nothing reads the old value later, `in_place.share_memory` drops the copy. Values that are computed on demand

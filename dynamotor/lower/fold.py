@@ -140,7 +140,7 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
 
 
 def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
-    """Static nodes that the rest of the graph reads; for a view, what it views (the view is made again, it is
+    """Static nodes that the rest of the graph reads; for a view, its base (the view is made again, it is
     free).
     """
     found: dict[fx.Node, None] = {}

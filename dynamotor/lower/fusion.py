@@ -67,7 +67,7 @@ class Member:
         return self.node.reduce is not None
 
     def loads(self) -> list[Expr]:
-        """What it reads from memory, for its value and for its place."""
+        """Its reads from memory, for its value and for its place."""
         return [e for root in (self.expr, *loaded_exprs(self.store)) for e in loads_of(root)]
 
 
@@ -296,7 +296,7 @@ def rule(fn: Rule) -> Rule:
 
 @rule
 def same_elements(group: Group, m: Member) -> Refuse | None:
-    """What it reads of the group must be the element just computed, and ready at its level."""
+    """Its reads of the group must be of the element just computed, ready at its level."""
     ready = {FULL: (FULL, ROW), ROW: (ROW,), FINAL: (FINAL,), ONCE: (ONCE,)}[m.level]
     for e in m.loads():
         producer = group.by_buffer.get(e.args[0])
@@ -347,7 +347,7 @@ def _only_inner_columns(group: Group, m: Member) -> bool:
 
 @rule
 def sums_run_along_memory(group: Group, m: Member) -> Refuse | None:
-    """Sums across rows must not read what lies along these sums: each row would touch a cache line an element
+    """Sums across rows must not read memory along these sums: each row would touch a cache line an element
     (the weights of the second of two products of a row, `down(up(x))`).
     """
     across = m.is_reduction and group.template == ROWS and m.reduced == group.big_vars - group.loop
@@ -361,7 +361,7 @@ def sums_run_along_memory(group: Group, m: Member) -> Refuse | None:
 
 @rule
 def beside_the_nest(group: Group, m: Member) -> Refuse | None:
-    """What is done once the nest is complete must wait for one of its sums: anything else runs in parallel on
+    """Statements after the nest must wait for one of its sums: anything else runs in parallel on
     its own.
     """
     if m.level in (FULL, ROW) or any(group.result_level(p) in (FINAL, ONCE) for p in group.producers(m)):
@@ -449,7 +449,8 @@ def no_overwrite(group: Group, m: Member) -> Refuse | None:
 
 @rule
 def same_half(group: Group, m: Member) -> Refuse | None:
-    """A kernel of the forward that also does work of the backward would make what the backward computes again
+    """A kernel of the forward that also does work of the backward would make values that the backward
+    computes again
     where it is made first.
     """
     return None if group.members[0].node.half == m.node.half else Refuse("the other half of the step")
@@ -615,7 +616,7 @@ class Fuser:
         self._note(at, node.reads, (node.buffer,))
 
     def _candidates(self, node: LoopNode) -> list[tuple[int, Group]]:
-        """Groups that a node may join, by position: those that made what it reads, then those that read the
+        """Groups that a node may join, by position: those that made its operands, then those that read the
         same.
         """
         groups = {at: item for at, item in enumerate(self.items) if isinstance(item, Group)}
@@ -687,7 +688,7 @@ class Fuser:
         }
 
     def _ordered(self) -> list[Group | ExternNode]:
-        """In program order, but that what writes inputs runs as soon as it can: what it reads (gradients) is
+        """In program order, but writes to inputs run as soon as they can: their operands (gradients) are
         free then.
         """
         done = 0

@@ -2,7 +2,7 @@
 
 MKL is 3-8 % faster without the bias (`addmm` fills the result with it and then accumulates), and the kernel
 that follows reads the product in any case. Where nothing fusible follows, `addmm` stays, and with halves on a
-CPU: oneDNN adds the bias before it rounds. On a GPU, matrices of a batch are copied as they lie.
+CPU: oneDNN adds the bias before it rounds. On a GPU, matrices of a batch are copied in their own layout.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Instance:
 def nodes_at(
     env: ShapeEnv | None, schedule: Sequence[LoopNode | ExternNode], buffers: Mapping[str, Buffer]
 ) -> Iterator[tuple[Sequence[LoopNode | ExternNode], dict[str, TensorSpec]]]:
-    """Loop nodes and what they are over, at several sizes."""
+    """Loop nodes and their ranges, at several sizes."""
     if env is None:
         yield schedule, {name: b.spec for name, b in buffers.items()}
         return

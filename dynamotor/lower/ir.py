@@ -40,7 +40,7 @@ COMPUTE_TYPE: dict[torch.dtype, torch.dtype] = {
     torch.bool: BOOL,
 }
 
-# What an element of each operation costs, in additions (vectorised). Operations not named here cost 1.
+# The cost of an element of each operation, in additions (vectorised). Operations not named here cost 1.
 COST: dict[str, int] = {
     "div": 3,
     "sqrt": 3,
@@ -95,7 +95,7 @@ class Expr:
     def __init__(self, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
         self.op, self.args, self.dtype = op, args, dtype
         found: frozenset[Var] = frozenset()
-        children: list[Expr] = []  # what it is computed from, expressions inside indices included
+        children: list[Expr] = []  # its operands, expressions inside indices included
         for arg in args:
             if isinstance(arg, Expr):
                 found = found | arg.vars if found else arg.vars
@@ -401,7 +401,7 @@ def loads_of(root: Expr) -> list[Expr]:
 
 
 def neutral(kind: str, dtype: torch.dtype) -> float | int | bool:
-    """What a reduction of a compute type begins with."""
+    """The initial value of a reduction of a compute type."""
     if kind in ("sum", "any", "exp_sum"):
         return 0
     if kind in ("prod", "all"):

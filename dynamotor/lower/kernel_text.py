@@ -40,7 +40,7 @@ _LEAVES = ("const", "acc", "scratch", "scan", "index")
 
 
 def kernel_text(kernel: Kernel) -> str:
-    """The kernel's loops as text; what is summed is named by its kind and number."""
+    """The kernel's loops as text; sums are named by kind and number."""
     kinds = {s.id: f"{s.kind}{s.id}" for s in kernel.statements() if isinstance(s, Reduce | ScanStatement)}
     params = ", ".join(
         f"{name}: {'out ' if written else ''}{str(memory).removeprefix('torch.')}"

@@ -97,12 +97,12 @@ def _with_kind(buffer: Buffer, returned: set[str]) -> Buffer:
 
 
 def _stays(name: str, sharing: Sharing, buffers: Collection[str]) -> bool:
-    """Whether a value lies in its buffer at the end."""
+    """Whether a value is in its buffer at the end."""
     return sharing.memory(name) in buffers and sharing.lasts(name)
 
 
 def _needed(schedule: list[LoopNode | ExternNode], wanted: set[str]) -> list[LoopNode | ExternNode]:
-    """Without nodes whose results nobody reads."""
+    """Without nodes of unread results."""
     live = set(wanted)
     kept: list[LoopNode | ExternNode] = []
     for entry in reversed(schedule):
@@ -126,7 +126,7 @@ def _has_effect(entry: ExternNode) -> bool:
 
 
 def _steps(ctx: LoopBuilder, items: list[Group | ExternNode], wanted: set[str]) -> list[Step]:
-    """A step for each item; a group stores only what somebody outside of it reads."""
+    """A step for each item; a group stores only results that are read outside of it."""
     readers: dict[str, set[int]] = {}
     for n, item in enumerate(items):
         for name in (

@@ -31,7 +31,8 @@ def loaded_index(e: Expr, size: Dim, wrap: bool = True) -> Index:
 
 
 def read_at(ctx: LoopBuilder, x: LoopValue, places: Places) -> LoopValue:
-    """x at computed places. What is the same at all of them is left to aten: a kernel would not look at the
+    """x at computed places. A value that is the same at all of them is left to aten: a kernel would not
+    look at the
     positions.
     """
     value = ctx.generate(lambda i: x.at(places(i)))

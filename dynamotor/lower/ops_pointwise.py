@@ -199,7 +199,7 @@ for _target, _of_two, _floats_only, _jumps in (
 
 
 def as_eager_adds(ctx: LoopBuilder, x: LoopValue | Scalar) -> Callable[[Expr], Expr]:
-    """aten on a CPU rounds what it adds to a half-precision tensor, if that has more digits: numbers, alpha
+    """aten on a CPU rounds the addend of a half-precision tensor, if that has more digits: numbers, alpha
     and tensors of another type (not a number that it multiplies by). Sums vanish by it, or do not.
     """
     dtype = ctx.spec.dtype

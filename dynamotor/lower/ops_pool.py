@@ -41,7 +41,7 @@ class PoolWindow:
     step: int
     before: int
     spread: int
-    size: Dim  # of what is read
+    size: Dim  # of the input
     results: Dim
 
     def reads(self, o: Index) -> Iterator[tuple[Index, Expr | None]]:
@@ -122,7 +122,7 @@ def _max_pool(
     compute = COMPUTE_TYPE[x.dtype]
 
     def best(index: Place) -> tuple[Expr, Expr]:
-        """The largest element (the last NaN when there is one) and where it lies in its plane."""
+        """The largest element (the last NaN when there is one) and its place in its plane."""
         top, at = const(float("-inf"), compute), const(-1, I32)
         for h, h_test in high.reads(index[-2]):
             for w, w_test in across.reads(index[-1]):
@@ -206,7 +206,7 @@ def _counted(o: Index, window: PoolWindow, include_pad: bool) -> Expr:
 def _divisor(
     o: Place, windows: Sequence[PoolWindow], include_pad: bool, given: int | None, compute: torch.dtype
 ) -> Expr:
-    """What the sum over a window is divided by."""
+    """The divisor of the sum over a window."""
     if given is not None:
         return const(given, compute)
     plain = all((w.results - 1) * w.step - w.before + w.count <= w.size + w.before for w in windows)

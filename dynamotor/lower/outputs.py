@@ -1,4 +1,4 @@
-"""The end of a lowered graph: what it returns, as views of buffers, and what it copies into inputs."""
+"""The end of a lowered graph: its results, as views of buffers, and its copies into inputs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..graph.spec import GraphInfo, aten
 
 
 def looks_at_another(node: fx.Node) -> bool:
-    """Whether a node's result lies in the memory of its first operand."""
+    """Whether a node's result shares the memory of its first operand."""
     if node.target in (aten._unsafe_view.default, aten.reshape.default):
         return True
     return isinstance(node.target, compat.OpOverload) and facts(node.target).is_view

@@ -33,7 +33,7 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
     graph, output = gm.graph, output_node(gm.graph)
     promised = {node: node.meta["val"] for node in output.all_input_nodes}
     known: dict[tuple[fx.Node, int, int], fx.Node] = {}
-    changed: dict[fx.Node, TensorSpec] = {}  # what lies otherwise than in eager, and how it lies there
+    changed: dict[fx.Node, TensorSpec] = {}  # values in another layout than eager's, with eager's spec
     for node in [n for n in graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
         more = _missing(node)
         if more is None:
@@ -108,7 +108,7 @@ def _padded(graph: fx.Graph, x: fx.Node, rows: int, columns: int, known: dict[An
 
 
 def _save_without_copy(output: fx.Node, info: GraphInfo) -> None:
-    """Saved values were copied because the user had what they look at; now the user has a copy."""
+    """Saved values were copied because the user had the memory that they view; now the user has a copy."""
     values = list(arguments(output)[0])
     memory = [_memory(value) for value in values]
     for at in range(info.n_outputs if info.kind == "forward" else len(values), len(values)):

@@ -1,6 +1,6 @@
 """Products of a few rows, where reading the weights takes the time: each row becomes sums over products.
 
-    mm(x, t(w))                       # on a GPU: x is one row, w lies row by row
+    mm(x, t(w))                       # on a GPU: x is one row, w is stored row by row
     mm(x, t(w).to(x.dtype) * s)       # bytes (int8, uint8) that are converted in the graph
 
 A product by a library needs converted weights in memory: written once and read once, at several times the
@@ -72,7 +72,7 @@ def _lies_by_rows(w: fx.Node) -> bool:
 
 
 def _is_narrow(w: fx.Node, product: fx.Node) -> bool:
-    """Whether a weight is computed for this product alone, from bytes and from what is much smaller."""
+    """Whether a weight is computed for this product alone, from bytes and much smaller tensors."""
     count, bytes_seen = numel(spec_of(w).shape), False
     todo = [(w, product)]
     while todo:

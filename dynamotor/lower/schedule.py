@@ -1,4 +1,4 @@
-"""From a group to a kernel: which results are stored, in which phase what is computed, in which order loops
+"""From a group to a kernel: which results are stored, in which phase each is computed, in which order loops
 nest.
 
 The phase of an expression is how many row reductions have to be complete before it: softmax has the phases
@@ -49,7 +49,7 @@ from .ir import (
 )
 
 RECOMPUTE_COST = 8  # up to this a value is computed again in a later phase rather than kept
-MAX_SCRATCH = 1 << 19  # bytes of rows that are kept; they lie on the stack
+MAX_SCRATCH = 1 << 19  # bytes of rows that are kept; they are on the stack
 
 
 class _Builder:
@@ -60,7 +60,7 @@ class _Builder:
         self.stored = [m for m in group.members if m.node.buffer in stored]
         self.ids = {m.node.buffer: n for n, m in enumerate(group.members)}
         self.values: dict[str, Expr] = {}  # member -> its value as others see it
-        self.exprs: dict[str, Expr] = {}  # member -> what it computes (a reduction: what it reduces)
+        self.exprs: dict[str, Expr] = {}  # member -> its expression (a reduction: its operand)
         self.places: dict[str, Index] = {}  # member -> where it stores
         self.levels: dict[Expr, int] = {}
         self.reduce_level: dict[int, int] = {}
@@ -391,7 +391,7 @@ def over_loops(kernel: Kernel, env: dict[Var, Index], **loops: tuple[Var, ...]) 
 
 
 def build_kernel(group: Group, stored: Collection[str]) -> Kernel:
-    """The kernel of a group; `stored`: the buffers that somebody outside of it reads."""
+    """The kernel of a group; `stored`: the buffers that are read outside of it."""
     return _Builder(group, stored).build()
 
 

@@ -1,7 +1,7 @@
 """Checks of what lowering and scheduling made; each raises InternalError DM913 with the statement that is
 wrong.
 
->>> verify_kernel(kernel, specs)  # stores each element once, reads inside of buffers what is complete
+>>> verify_kernel(kernel, specs)  # stores each element once, reads complete elements inside of buffers
 >>> verify_program(program)                  # steps read what earlier ones wrote
 """
 
@@ -42,7 +42,7 @@ def wrong(what: str, why: object) -> NoReturn:
 
 # -- positions -----------------------------------------------------------------------------------------------
 def bounds(index: Index, facts: Facts = ()) -> Bounds:
-    """Smallest and largest value of an index under what is known."""
+    """Smallest and largest value of an index under the known bounds."""
     if not facts and index.is_affine:
         return index.bounds
     terms, low, high = dict(index.terms), index.const, index.const
@@ -112,7 +112,7 @@ def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
 
 
 def _terms_between(form: Index, found: Bounds, facts: Facts) -> Iterator[tuple[Index, Bounds]]:
-    """What each term lies between when the sum of all does: `8*i + j >= 64` with j < 8 says that i is at
+    """The bounds of each term that follow from those of the sum: `8*i + j >= 64` with j < 8 says that i is at
     least 8, and `-i >= -1` that it is at most 1.
     """
     for atom, c in form.terms.items():
@@ -123,7 +123,7 @@ def _terms_between(form: Index, found: Bounds, facts: Facts) -> Iterator[tuple[I
 
 
 def _accesses(roots: Iterable[Expr], seen: set[Any]) -> list[tuple[Expr, Facts]]:
-    """The loads and the results of other statements under expressions, with what is known where each is
+    """The loads and the results of other statements under expressions, with the facts that hold where each is
     evaluated.
     """
     found: list[tuple[Expr, Facts]] = []
@@ -223,7 +223,7 @@ READS = ("load", "acc", "scratch", "scan")
 
 
 def result_of(s: Statement) -> tuple[str, Any]:
-    """What a statement's result is read as."""
+    """The name under which a statement's result is read."""
     if isinstance(s, Store):
         return "load", s.buffer
     return "acc" if isinstance(s, Reduce) else "scan" if isinstance(s, ScanStatement) else "scratch", s.id
@@ -232,7 +232,7 @@ def result_of(s: Statement) -> tuple[str, Any]:
 def verify_kernel(
     kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Collection[str] = ()
 ) -> dict[str, set[Index]]:
-    """Each written buffer is stored once, over loops that reach each of its elements once; loads lie inside
+    """Each written buffer is stored once, over loops that reach each of its elements once; loads stay inside
     of buffers; accumulators, kept values and running results are read where they are complete.
 
     partial: buffers that take parts of accumulators. Gives the buffers of which it reads what is there before
@@ -260,7 +260,7 @@ def verify_kernel(
                 elif (e.op, e.args[0]) not in known:
                     wrong(f"{s} reads {e} before it is complete", kernel)
                 elif e.op == "scratch" and bounds(e.args[1])[1] >= numel(v.size for v in kernel.inner):
-                    wrong(f"{e} lies outside of what is kept of a row", kernel)
+                    wrong(f"{e} is outside of the kept part of a row", kernel)
             if isinstance(s, Store):
                 if s.buffer in stored or s.buffer not in specs or s.expr.dtype is not COMPUTE_TYPE[s.memory]:
                     wrong(f"{s} is stored twice, or as a dtype that it has not", kernel)
@@ -288,7 +288,7 @@ def verify_kernel(
 
 # -- programs ------------------------------------------------------------------------------------------------
 def verify_nodes(schedule: Iterable[LoopNode | ExternNode], specs: Mapping[str, TensorSpec]) -> None:
-    """What each loop node reads and writes lies inside of buffers, and each element of its result is written
+    """Each loop node reads and writes inside of buffers, and each element of its result is written
     once.
     """
     for node in schedule:
@@ -301,7 +301,7 @@ def verify_nodes(schedule: Iterable[LoopNode | ExternNode], specs: Mapping[str, 
 
 
 def verify_program(program: Program) -> None:
-    """Kernels are right; every step reads what is there by then, inside of buffers; buffers are written once.
+    """Kernels are right; every step reads complete values, inside of buffers; buffers are written once.
     `in_place.verify_in_place` says of those that are not that no step reads what was there before.
     """
     specs = {name: b.spec for name, b in program.buffers.items()}
@@ -344,4 +344,4 @@ def _lies_inside(ref: BufRef, specs: Mapping[str, TensorSpec]) -> None:
     spec = specs[ref.name]
     end = ref.offset + TensorSpec(ref.shape, ref.stride, ref.dtype).extent
     if ref.offset < 0 or end > max(spec.extent, ref.offset) or ref.dtype.itemsize != spec.dtype.itemsize:
-        wrong(f"{ref} does not lie inside of its buffer", spec)
+        wrong(f"{ref} is not inside of its buffer", spec)

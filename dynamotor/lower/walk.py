@@ -1,4 +1,4 @@
-"""The walk over an aten graph: one rule an op, then the outputs and what is written into inputs."""
+"""The walk over an aten graph: one rule an op, then the outputs and the writes into inputs."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _storing(kernel: Kernel, source: str, target: str) -> Kernel | None:
     if any(
         e.args[0] == s.buffer for n, s in enumerate(inner) for later in inner[n + 1 :] for e in _loads(later)
     ):
-        return None  # what is stored earlier would be read as it was
+        return None  # an earlier store would be read as the old value
     assert len(places) == 1
     return replace(kernel, phases=(Phase(inner),)).with_params()
 

@@ -79,7 +79,7 @@ def find_compiler() -> list[str]:
 
 @functools.cache
 def _compiler_version(command: tuple[str, ...], modified: int) -> str:
-    """What the compiler says of itself; kept on disk, because asking takes as long as a small kernel."""
+    """The compiler's version text; kept on disk, because asking takes as long as a small kernel."""
     key = cache.digest("compiler-1", *command, str(modified))
     known = cache.load("compiler", key)
     if known is not None:
@@ -169,7 +169,7 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
             with timed("build"):
                 quick = (
                     {**os.environ, "LD_PRELOAD": ""} if config.sanitize else None
-                )  # the sanitizers are for what it builds
+                )  # the sanitizers are for built code alone
                 done = subprocess.run(
                     command,
                     capture_output=True,

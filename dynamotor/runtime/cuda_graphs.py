@@ -3,7 +3,7 @@ one launch.
 
 Parameters keep their addresses, and so do large inputs that the call writes (the caches of a decoder); other
 inputs are copied to where the recording found them, and back where they are written. What a replay
-gives is never overwritten while somebody holds it: small results are copied out, others lie in memory of the
+gives is never overwritten while it is referenced: small results are copied out, others are in memory of the
 recording, which is not replayed until they are let go of (another recording of the same call takes its place
 meanwhile, or the plain call). Where a replay would be wrong, the call runs plainly, and the reason is
 counted.
@@ -54,13 +54,14 @@ class CallRecorder(Protocol):
         """The current stream."""
 
     def is_ours(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies where graphs can reach it."""
+        """Whether graphs can reach a tensor's memory."""
 
 
 class CudaRecorder:
     """Graphs of one device.
 
-    Each recording has a memory pool of its own: in a shared one, results of a later recording may lie where
+    Each recording has a memory pool of its own: in a shared one, results of a later recording may be placed
+    where
     an earlier one keeps intermediates, and its next replay would overwrite them while they are held. The
     scratch block, which holds most intermediates, is shared by all recordings that are replayed on one
     stream, and so is the stream that they are recorded on.
@@ -82,9 +83,9 @@ class CudaRecorder:
             # replays need no other (entering `torch.cuda.graph` gives free memory back)
             device_memory.arena_of(self.device).forget(key[1])
             collecting = gc.isenabled()
-            gc.disable()  # what it frees may belong to another graph, which a capture does not permit
+            gc.disable()  # memory freed by it may belong to another graph, which a capture does not permit
             try:
-                compat.clear_cublas_workspaces()  # this graph's workspace lies in its own pool
+                compat.clear_cublas_workspaces()  # this graph's workspace is in its own pool
                 with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                     results = call()
             finally:
@@ -124,7 +125,7 @@ class _Result:
         self.references = sys.getrefcount(self.storage)
 
     def is_free(self) -> bool:
-        """Whether nobody but the recording holds the memory."""
+        """Whether only the recording holds the memory."""
         return (
             _use_count(self.storage._cdata) == self.owners
             and sys.getrefcount(self.storage) == self.references
@@ -137,7 +138,7 @@ class _Result:
 
 
 class _Given:
-    """A result that is one of the inputs: the caller gets back what was given."""
+    """A result that is one of the inputs: the caller gets its own argument back."""
 
     __slots__ = ("position",)
 
@@ -146,7 +147,7 @@ class _Given:
 
 
 class _Recording:
-    """One recorded call: where it reads its inputs, and what it gives."""
+    """One recorded call: the addresses of its inputs, and its results."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class _Recording:
     ) -> None:
         self.replays = 0
         self.stream, self.inference = recorder.stream(), torch.is_inference_mode_enabled()
-        self.fixed: list[int] = []  # inputs that must lie where they lay
+        self.fixed: list[int] = []  # inputs that must keep their addresses
         self.copied: list[tuple[int, torch.Tensor]] = []
         self.plain: list[tuple[int, Any]] = []  # numbers: part of the recording
         self.static, self.mutated = static, tuple(mutated)
@@ -214,10 +215,12 @@ class _Recording:
             return "another number"
         if _C.data_ptrs([inputs[i] for i in self.fixed]) != self.pointers:
             return self._moved(inputs)
-        return "what the last replay gave is still in use" if not all(r.is_free() for r in self.lent) else ""
+        return (
+            "results of the last replay are still in use" if not all(r.is_free() for r in self.lent) else ""
+        )
 
     def _moved(self, inputs: Sequence[Any]) -> str:
-        """Why an input does not lie where the recording reads it."""
+        """Why an input is not at the address that the recording reads."""
         moved = [
             i for i, address in zip(self.fixed, self.pointers, strict=True) if inputs[i].data_ptr() != address
         ]
@@ -253,7 +256,7 @@ _NOT_REPLAYED = "an input comes from a call that was not replayed"
 
 
 def in_graph_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what a recording gave."""
+    """Whether a tensor is a recording's result."""
     return tensor.untyped_storage().data_ptr() in _memory_of_graphs
 
 
@@ -413,5 +416,5 @@ class GraphedCall:
             return "parameters, or inputs that are written, move between calls"
         for x in inputs:
             if isinstance(x, torch.Tensor) and not self._recorder.is_ours(x):
-                return f"an input lies on {x.device}"
+                return f"an input is on {x.device}"
         return ""

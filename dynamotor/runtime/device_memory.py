@@ -27,7 +27,7 @@ class OutOfDeviceMemory(DynamotorError, torch.OutOfMemoryError):
             f"out of memory on {device} in {name}",
             why=why,
             cure='a smaller batch; mode="reduce-overhead" keeps results of several calls; '
-            "dynamotor.reset() frees what is kept",
+            "dynamotor.reset() frees kept memory",
         )
 
 
@@ -108,6 +108,6 @@ def arena_of(device: torch.device) -> DeviceArena:
 
 
 def release_all() -> None:
-    """Free what is kept between calls."""
+    """Free memory kept between calls."""
     for arena in list(_arenas.values()):
         arena.clear()

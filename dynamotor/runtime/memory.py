@@ -3,7 +3,7 @@ storages.
 
 Fresh buffers of 10-100 MB cost a page fault every 4 kB, which is what makes small CPU kernels slow.
 Intermediates therefore live in one block that all programs share (only one runs at a time on a thread; a
-second thread gets a second block), and results come from a pool that takes a storage back when nobody but the
+second thread gets a second block), and results come from a pool that takes a storage back when only the
 pool holds it.
 
 >>> offsets, size = plan_offsets([Lifetime("a", 100, 0, 1), Lifetime("b", 100, 2, 3)])
@@ -35,7 +35,7 @@ ALIGNMENT = 64
 SMALL = 64 * 1024
 _PROBES = 8
 _KINDS = 16  # sizes of results for which storages are kept, where they differ between calls
-GUARD = ALIGNMENT  # bytes behind each planned buffer that nobody may write, in check mode
+GUARD = ALIGNMENT  # bytes behind each planned buffer that must stay unwritten, in check mode
 
 reinterpret = compat.reinterpret_tensor  # type: ignore[attr-defined]  # not in the stub
 _use_count = compat.storage_use_count
@@ -201,7 +201,7 @@ def plan_slots(
     by_name = {life.name: life for life in lifetimes}
     slots: list[int | Size] = []
     place: dict[str, int] = {}
-    busy: dict[int, int] = {}  # slot -> the last step of what lies in it
+    busy: dict[int, int] = {}  # slot -> the last step of its content
     fits: dict[tuple[int | Size, int | Size], bool] = {}
 
     def is_enough(slot: int, size: int | Size) -> bool:
@@ -246,7 +246,7 @@ def roomy(nbytes: int) -> int:
 
 
 class Block:
-    """Scratch memory. Programs remember weakly what they have made of it."""
+    """Scratch memory. Programs keep weak references to objects built on it."""
 
     __slots__ = ("bytes", "stream", "__weakref__")
 
@@ -357,7 +357,7 @@ class _Pooled:
 
 
 class ResultPool:
-    """Results of one program: `take` gives a tensor of its own over a storage that nobody else holds.
+    """Results of one program: `take` gives a tensor of its own over a storage of which it is the only owner.
 
     At most `limit` storages of a kind are kept; results beyond that come from the allocator and go back to
     it. Where sizes differ between calls, the kinds of the last sizes are kept, `others` storages of each.
@@ -378,7 +378,7 @@ class ResultPool:
             entries = self._add_kind(kind)
         for _ in range(min(_PROBES, len(entries))):
             try:
-                entry = entries.popleft()  # nobody else sees it until it is back: safe with threads
+                entry = entries.popleft()  # private until it is back: safe with threads
             except IndexError:
                 break
             if not entry.is_free():
@@ -429,7 +429,7 @@ def new_pool(limits: Mapping[tuple[int, torch.dtype], int], others: int = 0) -> 
 
 
 def release_all() -> None:
-    """Free what is kept between calls (`dynamotor.reset()` calls it); programs go on working and fill up
+    """Free memory kept between calls (`dynamotor.reset()` calls it); programs go on working and fill up
     again.
     """
     arena.clear()

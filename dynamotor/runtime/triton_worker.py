@@ -21,7 +21,7 @@ import struct
 import tempfile
 from typing import IO, Any
 
-SCRATCH_ALIGNMENT = 128  # what the launcher rounds the start of a kernel's own memory up to
+SCRATCH_ALIGNMENT = 128  # of a kernel's own memory, as the launcher aligns it
 
 
 def receive(stream: IO[bytes]) -> Any:
@@ -89,7 +89,8 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load() -> None:
-    """Import what the first kernel would, and let triton not read its own hundreds of megabytes for the keys
+    """Import the modules that the first kernel needs, and let triton not read its own hundreds of megabytes
+    for the keys
     of a cache that ends with the worker.
     """
     importlib.import_module("triton.compiler.code_generator")
@@ -100,7 +101,7 @@ def _load() -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Compile what the socket asks for until its other end is closed."""
+    """Serve compile requests from the socket until its other end is closed."""
     room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     stream: Any = connection.makefile("rwb")
     with tempfile.TemporaryDirectory(prefix="dynamotor-triton-", dir=room) as folder:
@@ -118,13 +119,13 @@ def main() -> None:
     os.dup2(2, 1)  # what triton prints
     with socket.socket(fileno=0) as control:
         os.environ.pop("TRITON_INTERPRET", None)
-        with contextlib.suppress(Exception):  # the worker says what is wrong with triton, for each job
+        with contextlib.suppress(Exception):  # the worker reports a broken triton for each job
             _load()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets workers that have ended
         while fds := socket.recv_fds(control, 1, 1)[1]:
             if not os.fork():
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # triton waits for ptxas
-                control.close()  # who sends sockets must learn when nobody takes them
+                control.close()  # senders of sockets must learn when the reader is gone
                 with contextlib.suppress(OSError), socket.socket(fileno=fds[0]) as connection:
                     _answer(connection)  # a socket that breaks ends the worker
                 os._exit(0)

@@ -7,19 +7,21 @@
 ## Contract 9: whole steps (`step/`)
 
 `compile_step` captures forward and loss with capture's guards; the dispatcher's backend gives a `GraphStep`,
-which takes and gives what the graph does and does the whole step.
+which has the graph's inputs and results and does the whole step.
 * `step_trace.py`: one `StepRecorder` sees the forward, PyTorch's engine running the backward, what clips, and
   the optimizer's own `step()` over `Shadows`: ShapeTensors in the place of parameters, gradients and state,
   `torch.SymFloat`s in the place of floating numbers. A state that is put in the place of another is a new
   content of that one; state that appears or goes makes the step run in eager (`StateGrows`); anything else
   that changes refuses it (`NotWhole`, a code).
 * Numbers (`numbers.py`) are 0-d float64 nodes. A branch on one is answered as it is now and becomes a
-  question that each call asks again (another answer: another program). What is made of numbers and of 0-d CPU
+  question that each call asks again (another answer: another program). Values computed from numbers and 0-d
+  CPU
   state alone runs as Python on the host (`host.py`) and crosses into the program as one vector.
 * `step_program.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and
   compiles it as a "forward" without saved values.
 * Around a DDP module the captured forward runs between DDP's `_pre_forward` and `_post_forward`; contract 6
-  averages the gradients in the trace. What the ranks have not settled, the first step's compiled backward
+  averages the gradients in the trace. Open questions between ranks are settled by the first step's compiled
+  backward
   does.
 * `reads.py` reads the functions of `clip` and `step()` before they run over the stand-ins: each look-up is
   guarded, or the step runs in pieces (DM510); `pure_functions.py` lists what needs no more guards,
@@ -170,7 +172,7 @@ def _alone(method: Any, backend: Any, options: CompileOptions) -> OptimizerStep 
     optimizer = optimizer_of(method)
     if optimizer is None or backend not in ("native", "aot_eager"):
         return None
-    with config.patch(**options.settings):  # gradients lie elsewhere at each step: nothing to replay
+    with config.patch(**options.settings):  # gradients have other addresses at each step: nothing to replay
         settings = asdict(config.snapshot()) | {"cuda_graphs": False}
     return OptimizerStep(method, optimizer, graph_compiler(backend, settings), settings, options)
 

@@ -90,7 +90,7 @@ class Facts:
         )
 
     def home(self, path: Path) -> tuple[Any, Any]:
-        """The container of what a path leads to now, and its key there."""
+        """The container at the end of a path, and the key in it."""
         kind, place, *rest = path
         if kind == "group":
             home: Any = self.optimizer.param_groups[place]
@@ -102,7 +102,7 @@ class Facts:
         return home, rest[-1]
 
     def value(self, path: Path) -> Any:
-        """What a path leads to now."""
+        """The present value at a path."""
         home, key = self.home(path)
         return home[key]
 

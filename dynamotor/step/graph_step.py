@@ -1,7 +1,7 @@
 """A captured forward pass and the update behind it, as it runs: one program where it can be, in pieces where
 not.
 
-`GraphStep` is what the dispatcher calls in the place of a captured graph. It looks at what nobody guards (the
+`GraphStep` is called by the dispatcher in the place of a captured graph. It checks unguarded state (the
 optimizer's state and settings, gradients that are there already), runs the program that fits, and traces one
 when none does.
 """
@@ -118,7 +118,7 @@ class Update:
 
 @contextlib.contextmanager
 def _memory_apart(device: torch.device) -> Iterator[None]:
-    """Let what is made inside lie apart from all else, as PyTorch's allocator does for another stream: the
+    """Allocate tensors made inside apart from all others, as PyTorch's allocator does for another stream: the
     optimizer's state would fill holes between gradients, and keep their memory when they go.
     """
     current, other = torch.cuda.current_stream(device), torch.cuda.Stream(device)
@@ -146,7 +146,7 @@ class _Bound:
 
     @property
     def moved(self) -> bool:
-        """Whether somebody has set `.data` of a number."""
+        """Whether `.data` of a number was set."""
         return _C.data_ptrs(self.on_host) != self.pointers
 
     def numbers(self) -> list[float] | None:
@@ -217,7 +217,7 @@ class GraphStep:
         return self.pieces(*tensors)
 
     def _step(self) -> None:
-        """The update itself; what it returns is for the caller of an update alone."""
+        """The update itself; its result is for the caller of an update alone."""
         found = (self.step or self.update.optimizer.step)()
         NotWhole.when(found is not None and self.loss_at is None, "DM510", "optimizer.step() returns a value")
 
@@ -245,7 +245,7 @@ class GraphStep:
         if self.storages.intersection(
             [t.untyped_storage()._cdata for i, t in enumerate(tensors) if i not in self.static]
         ):
-            return self._not_now("the batch lies in a parameter's memory")
+            return self._not_now("the batch shares memory with a parameter")
         changed: list[str] = []
         for bound in self.bound:
             if not bound.reads.hold():
@@ -255,7 +255,7 @@ class GraphStep:
             if numbers is not None:
                 return self._run(bound, tensors, numbers)
         if len(changed) > CHANGES:
-            return self._refuse("DM511", f"what the update's Python looks up changes: {changed[-1]}")
+            return self._refuse("DM511", f"the update's Python reads a changing value: {changed[-1]}")
         if sum(map(len, self.programs.values())) >= PROGRAMS:
             return self._refuse(
                 "DM507",
@@ -307,7 +307,7 @@ class GraphStep:
         )
 
     def _step_hooks(self) -> bool:
-        """Whether somebody wants to run before or after the optimizer's step."""
+        """Whether hooks run before or after the optimizer's step."""
         optimizer = self.update.optimizer
         hooks = (
             getattr(optimizer, "_optimizer_step_pre_hooks", {}),  # wrappers may have none
@@ -380,7 +380,7 @@ class GraphStep:
         bound = self.bound[-1]
         numbers = bound.numbers()
         if numbers is None:
-            return self._refuse("DM506", "the optimizer's numbers are not what they were while it was traced")
+            return self._refuse("DM506", "the optimizer's numbers have changed since it was traced")
         return self._run(bound, tensors, numbers)
 
     def _bind(self, program: StepProgram, reads: Lookups) -> _Bound:
@@ -403,7 +403,7 @@ class GraphStep:
         return held._scale if path == ("scale",) else held.value(path)  # type: ignore[no-any-return]
 
     def _reader(self, path: Path) -> Callable[[], float]:
-        """Reads a number: tensors where they lie (`_Bound.holds` sees to it), Python's own wherever they are
+        """Reads a number: tensors in place (`_Bound.holds` sees to it), Python's own wherever they are
         at the call.
         """
         facts = self.facts
@@ -495,7 +495,7 @@ def refuse_pieces(code: str, reason: str, what: str, asked: CompileOptions) -> N
         "DM520",
         f"{what} would run in eager PyTorch",
         why=f"[{code}] {reason}",
-        cure="take what the reason names out of the step, or accept it (fullgraph=False, strict=False)",
+        cure="remove the named part from the step, or accept it (fullgraph=False, strict=False)",
     )
 
 

@@ -3,7 +3,7 @@ the program.
 
 Step counts and the numbers that optimizers make of them and of learning rates are 0-d tensors, or Python's
 own. A program that took each as an input would spend more on them than on the update itself. Of those on a
-GPU the host keeps what it wrote (`Mirror`), so that nobody waits for the GPU.
+GPU the host keeps written values (`Mirror`), so that it never waits for the GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _float = ctypes.c_float
 
 
 class Mirror:
-    """What 0-d tensors on a GPU hold: read once, then known from what was written, until somebody else
+    """Values of 0-d tensors on a GPU: read once, then known from writes, until somebody else
     writes.
     """
 
@@ -144,7 +144,8 @@ def is_number(node: fx.Node) -> bool:
 
 
 def calculate(node: fx.Node, values: dict[fx.Node, float]) -> float:
-    """What a node of numbers gives for the values of its operands, exactly: asked of aten, or of Python for
+    """The result of a node of numbers for the values of its operands, exactly: asked of aten, or of Python
+    for
     its own numbers (which may raise).
     """
     if IS_PYTHON in node.meta:
@@ -255,7 +256,7 @@ def _exactly(
     wanted: Sequence[fx.Node],
     questions: Sequence[tuple[Question, bool]],
 ) -> list[float] | None:
-    """What the quick function gives, node by node."""
+    """The quick function's results, node by node."""
     for node in nodes:
         known[node] = calculate(node, known)
     for q, answer in questions:

@@ -1,4 +1,4 @@
-"""A function of an update, read instruction by instruction: what it looks up outside of its arguments."""
+"""A function of an update, read instruction by instruction, for its look-ups outside of its arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ERRORS = frozenset({"ZeroDivisionError", "OverflowError", "KeyError"})
 
 
 class Reading(Protocol):
-    """Whoever collects what is read."""
+    """A collector of look-ups."""
 
     optimizer: torch.optim.Optimizer
     root: Const
@@ -77,7 +77,7 @@ class CodeReader:
         self.at = 0
 
     def read(self) -> None:
-        """Read it all; NotWhole at what a program cannot stand for."""
+        """Read it all; NotWhole at instructions that a program cannot replace."""
         if self.code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             self.reads.refuse(f"{named(self.code)} is a generator")
         self._tree(self.code)

@@ -61,7 +61,7 @@ ANSWERS = {
 
 
 class NumberNode(PlainNode):
-    """What a `torch.SymFloat` or `SymBool` of ours holds: a node, a question or a plain number. `kind`:
+    """The content of our `torch.SymFloat` and `SymBool`: a node, a question or a plain number. `kind`:
     whether Python has an int or a float here; None where that depends on the numbers.
     """
 

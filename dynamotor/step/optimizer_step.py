@@ -34,7 +34,7 @@ def optimizer_of(method: Any) -> torch.optim.Optimizer | None:
 
 
 class OptimizerStep:
-    """What stands for `optimizer.step`; it takes what that takes. `original`: the method."""
+    """The stand-in for `optimizer.step`, with its signature. `original`: the method."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class OptimizerStep:
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        """What a scheduler takes of a method to count its calls: it binds that to the optimizer anew."""
+        """The function of the method, which a scheduler binds to the optimizer anew to count calls."""
 
         def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             return self(*args, **kwargs)
@@ -91,7 +91,7 @@ class OptimizerStep:
                 return self._eagerly(f"parameters and gradients had more than {LAYOUTS} layouts")
             step = self.steps[key] = _Alone(self, len(learning))
         if {p.untyped_storage()._cdata for p in learning} & {g.untyped_storage()._cdata for g in grads}:
-            return self._eagerly("a gradient lies in a parameter's memory")
+            return self._eagerly("a gradient shares memory with a parameter")
         step.note_layouts(learning, grads)
         self.last = step
         return step(*learning)
@@ -139,7 +139,7 @@ class _Alone(GraphStep):
         return self.result
 
     def note_layouts(self, learning: list[torch.Tensor], grads: list[Any]) -> None:
-        """Remember how parameters and gradients lie, for the next call's question."""
+        """Remember the layout of parameters and gradients, to compare at the next call."""
         own, given = tensor_layouts(learning), tensor_layouts(grads)
         self.learning, self.lie = learning, None
         if isinstance(own, bytes) and isinstance(given, bytes):
@@ -151,7 +151,7 @@ class _Alone(GraphStep):
             )
 
     def lies_as_before(self, learning: list[torch.Tensor], grads: list[Any]) -> bool:
-        """Whether all is laid out as noted, gradients wherever they lie but in a parameter's memory."""
+        """Whether all is laid out as noted, gradients anywhere outside of parameters' memory."""
         if self.lie is None or not are_same(learning, self.learning):
             return False
         own, mine, starts, layouts = self.lie

@@ -1,4 +1,6 @@
-"""What an update's Python may use without more guards: functions that answer by their arguments alone."""
+"""Functions that an update's Python may call without more guards: those that answer by their arguments
+alone.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _OF_ALL = frozenset({"step", "_cuda_graph_capture_health_check", "_optimizer_ste
 
 @dataclass(frozen=True)
 class Lookups:
-    """What the Python of one traced update looked up."""
+    """The look-ups of one traced update's Python."""
 
     guards: tuple[Guard, ...]
     program: _C.GuardProgram
@@ -62,7 +62,7 @@ class Lookups:
 
 
 class Reads:
-    """What the Python of one update looks up. `guards`: under which its answers stay the same; `codes`: what
+    """The look-ups of one update's Python. `guards`: under which their answers stay the same; `codes`: what
     was read.
     """
 
@@ -100,7 +100,7 @@ class Reads:
             self._callable(Const(step, "step"), step)
 
     def _callable(self, source: Source, value: Any) -> None:
-        """What is called from outside: a function, a method of the optimizer, a `partial` of a function."""
+        """A callable from outside: a function, a method of the optimizer, a `partial` of a function."""
         if type(value) is functools.partial:
             keywords = Attr(source, "keywords")
             self.guard(DictKeys(keywords, tuple(value.keywords)))
@@ -163,7 +163,7 @@ class Reads:
         self.refuse(f"{source} is read, {_kind(value)}, of which a program cannot see whether it changes")
 
     def function(self, function: types.FunctionType, is_method: bool) -> None:
-        """Read a function, and what it calls. `is_method`: its first argument is the optimizer."""
+        """Read a function and its callees. `is_method`: its first argument is the optimizer."""
         if (id(function), is_method) in self._known:
             return
         self._known.add((id(function), is_method))
@@ -176,7 +176,7 @@ class Reads:
         CodeReader(self, function, held, is_method).read()
 
     def _wrapper(self, function: types.FunctionType, held: Source, is_method: bool) -> None:
-        """A function of PyTorch's around others (a hook, `no_grad`): those are what it holds."""
+        """A function of PyTorch's around others (a hook, `no_grad`): those are in its closure."""
         name = str(function.__globals__.get("__name__"))
         if not name.startswith(("torch.optim.", "torch.utils._contextlib", "torch.nn.utils.clip_grad")):
             self.refuse(f"{name}.{function.__qualname__} is called, which a program cannot follow")

@@ -1,4 +1,4 @@
-"""What a step computes again in its backward instead of keeping it in between: what the partition of two
+"""Rematerialisation in whole steps: values that the backward computes again, as the partition of two
 graphs would not save (`autograd/partition.py`), here within one.
 
 >>> compute_again(gm)      # in place; nodes of the backward have the stage "backward"
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 def compute_again(gm: fx.GraphModule) -> None:
     """Give the backward copies of the cheap values that it reads of the forward, each before its first use
-    there; originals that nobody reads any more go.
+    there; unread originals go.
     """
     _split_batch_norms(gm.graph)
     nodes = [node for node in gm.graph.nodes if node.op != "output"]
@@ -45,7 +45,7 @@ def compute_again(gm: fx.GraphModule) -> None:
 
 
 def _split_batch_norms(graph: fx.Graph) -> None:
-    """Batch norms of training in two ops: the statistics, and what is made of the input by them, which is a
+    """Batch norms of training in two ops: the statistics, and the normalised input, which is a
     map and may be made twice.
     """
     for norm in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):

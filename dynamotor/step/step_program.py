@@ -63,7 +63,7 @@ class StepProgram:
 
 @dataclass
 class _Ends:
-    """What a traced graph gives, as it is after the passes. `new`: contents by the place that takes them."""
+    """The results of a traced graph after the passes. `new`: contents by the place that takes them."""
 
     output: fx.Node
     values: list[fx.Node]
@@ -160,7 +160,7 @@ def _simplified(traced: Traced) -> _Ends:
 def _host_writes(
     ends: _Ends, leaves: Leaves, by_node: dict[fx.Node, Path], on_host: set[fx.Node]
 ) -> list[tuple[Path, fx.Node]]:
-    """The numbers that the host writes, those that lie on a GPU last. NotWhole where the host cannot know
+    """The numbers that the host writes, those on a GPU last. NotWhole where the host cannot know
     one, or what a branch asks.
     """
     asked = [side for q, _ in ends.questions for side in (q.left, q.right) if isinstance(side, fx.Node)]
@@ -199,7 +199,7 @@ def _on_device(
 def _skipping(
     graph: fx.Graph, output: fx.Node, found: fx.Node, contents: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """The contents, or what was there where gradients overflowed."""
+    """The new contents, or the old ones where gradients overflowed."""
     chosen = {}
     with graph.inserting_before(output):
         for place, node in contents.items():

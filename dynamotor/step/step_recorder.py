@@ -1,4 +1,4 @@
-"""The recorder of whole steps: beside what a forward and backward are made of it knows what optimizers do.
+"""The recorder of whole steps: beside ops of forward and backward it knows those of optimizers.
 
 Traced numbers become 0-d tensors in ops that take such, `_foreach_` ops become the op for each tensor, `out=`
 becomes a value.
@@ -27,7 +27,7 @@ number_rules: Registry[OpOverload, Callable[..., Any]] = Registry("numbers")
 number_rule = number_rules.register
 _OF_A_TENSOR = {"clamp_min": "maximum", "clamp_max": "minimum"}
 _OF_A_NUMBER = {name: bound for bound, name in _OF_A_TENSOR.items()}
-_KEYWORDS = {"addcmul": "value", "addcdiv": "value"}  # what the op of one tensor takes by name alone
+_KEYWORDS = {"addcmul": "value", "addcdiv": "value"}  # keyword-only parameters of the op of one tensor
 
 
 class StepRecorder(GraphRecorder):

@@ -1,4 +1,4 @@
-"""The trace of a whole training step: forward, loss, backward, what is done to gradients, and the optimizer's
+"""The trace of a whole training step: forward, loss, backward, changes of gradients, and the optimizer's
 own Python.
 
 The result is one graph of functional aten ops from parameters, state, numbers and the batch to the loss and
@@ -52,7 +52,7 @@ class StateGrows(NotWhole):
 
 @dataclass
 class Leaves:
-    """What the step reads beside the captured graph's inputs: tensors by path, and numbers by path."""
+    """Further inputs of the step beside the captured graph's: tensors by path, and numbers by path."""
 
     tensors: dict[Path, fx.Node] = field(default_factory=dict)
     numbers: dict[Path, fx.Node] = field(default_factory=dict)
@@ -96,9 +96,7 @@ class Shadows:
         scaled: bool,
     ) -> None:
         self.recorder, self.optimizer, self.leaves = recorder, optimizer, Leaves()
-        self.scaled = (
-            scaled  # only the GPU knows whether the step is skipped: numbers that lie there stay there
-        )
+        self.scaled = scaled  # only the GPU knows whether the step is skipped: numbers on it stay there
         self.made: list[tuple[int, fx.Node]] = []
         self.parameters: list[ShapeTensor] = []
         self.of: dict[int, ShapeTensor] = dict(known)  # by the tensor's id
@@ -195,7 +193,7 @@ class Shadows:
                 raise NotWhole("DM505", f"optimizer.step() sets {k!r} of the optimizer")
 
     def results(self, grads: Iterable[ShapeTensor]) -> tuple[dict[fx.Node, ShapeTensor], dict[Path, Any]]:
-        """What the step has put in the place of state: new tensors by placeholder, new numbers by path."""
+        """Replacements of state by the step: new tensors by placeholder, new numbers by path."""
         StateGrows.when(
             [g.keys() for g in self.groups] != [g.keys() for g in self.kept_groups]
             or self.state.keys() != self.kept_state.keys(),
@@ -264,10 +262,10 @@ class Shadows:
         elif type(new) is type(old) in (bool, int, str) and new == old:
             return
         else:
-            raise StateGrows("DM505", f"the optimizer changes what it keeps at {path[2:] or path}")
+            raise StateGrows("DM505", f"the optimizer replaces its state at {path[2:] or path}")
 
 
-# Containers copied, what they hold as it is.
+# Containers are copied, their items are not.
 _copied = functools.partial(mapped, lambda leaf: leaf)
 
 
@@ -388,7 +386,7 @@ class _StepTrace:
         clip: Callable[[list[Any]], Any] | None,
         watch: Callable[[Callable[[], None]], None],
     ) -> None:
-        """What is done to the gradients of the optimizer's parameters, and `optimizer.step()`."""
+        """Changes of the gradients of the optimizer's parameters, then `optimizer.step()`."""
         feed, shadows = self.feed, self.shadows
         owned = {id(shadow) for shadow in shadows.parameters}
         self.mine = {i: grad for i, grad in self.grads.items() if id(feed[i]) in owned}

@@ -1,3 +1,3 @@
-"""What people look through and what they start: explain, lower, the report, the event stream, and the command
+"""Tools for users: explain, lower, the report, the event stream, and the command
 line.
 """

@@ -1,7 +1,8 @@
 """`python -m dynamotor cache [show | prune | verify]`: the disk cache of libraries, kernels and programs.
 
-show: entries and megabytes by kind. prune: remove what was used longest ago until at most `--megabytes` are
-left (0: everything). verify: read every entry, remove what is damaged or could have been written by others;
+show: entries and megabytes by kind. prune: remove the least recently used until at most `--megabytes` are
+left (0: everything). verify: read every entry, remove entries that are damaged or could have been written
+by others;
 the exit status is 1 when there was any.
 """
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do what was asked; 1 when verify found an entry that is not whole."""
+    """Run the command; 1 when verify found an entry that is not whole."""
     if args.action == "prune":
         bound = config.cache_megabytes if args.megabytes is None else args.megabytes
         if bound < 0:

@@ -61,7 +61,7 @@ ENGINES = (
     Engine("native, Triton", "native", "cuda", _gpu),
     Engine("xla", "xla", "cpu", _xla),
 )
-# Libraries of tools: name, what it is for, what to install.
+# Libraries of tools: name, purpose, package to install.
 LIBRARIES = (
     ("matplotlib", "charts in reports", "pip install dynamotor[report]"),
     ("safetensors", "scripts that repeat internal errors", "pip install safetensors"),

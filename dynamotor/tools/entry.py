@@ -70,7 +70,7 @@ def flatten(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 @plain
 @dataclass(frozen=True)
 class TensorFacts:
-    """What a program may look at of a tensor argument."""
+    """The properties of a tensor argument that a program may read."""
 
     cls: str
     spec: TensorSpec
@@ -188,7 +188,7 @@ class ArgumentChecks:
 
 
 def name_of(path: tuple[Any, ...]) -> str:
-    """An argument for people: its position or name, and what is inside of it."""
+    """An argument for people: its position or name, and its contents."""
     if len(path) < 2:
         return "the arguments"
     first, *rest = path[1:]

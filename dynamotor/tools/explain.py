@@ -93,7 +93,7 @@ class Explanation:
 def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Explanation]:
     """Call `fn` with the arguments given to the returned function, and report what ran.
 
-    A compiled function or module is called as it is: what it has compiled before is described too. Anything
+    A compiled function or module is called as it is: its earlier programs are described too. Anything
     else, or with compile_options (those of `compile`), is compiled anew. The call runs for real: its side
     effects happen.
     """

@@ -62,7 +62,7 @@ def export(
     dynamic_shapes: Any = None,
 ) -> Exported:
     """Capture a model (or function) for inference on arguments like these (one tensor, or a tuple); nothing
-    of it runs. What is no tensor is part of the program.
+    of it runs. Anything but a tensor is part of the program.
 
     dynamic_shapes: as in `torch.export.export`, for each parameter by its name, or in order, the dimensions
       of its tensors that may differ: `{0: "batch"}`, `{0: torch.export.Dim("batch", min=2, max=64)}`.

@@ -105,7 +105,7 @@ def _joined(parts: list[tuple[str, str]], always: bool = False) -> str:
 def lower(
     fn: Callable[..., Any], *args: Any, compile_options: dict[str, Any] | None = None, **kwargs: Any
 ) -> Lowered:
-    """Compile `fn` anew, call it with these arguments, and the backward of what it returns; give every
+    """Compile `fn` anew, call it with these arguments, and the backward of its result; give every
     stage's text.
 
     The call runs for real: its side effects happen. Gradients of parameters and inputs are as before
@@ -138,7 +138,7 @@ def call_both_ways(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _tensors(result: Any) -> Any:
-    """What a call returned, with transformers' outputs (dicts of their own) as plain ones."""
+    """A call's result, with transformers' outputs (dicts of their own) as plain ones."""
     return dict(result) if isinstance(result, dict) else result
 
 

@@ -139,7 +139,7 @@ class Values(fx.Interpreter):
     """Runs a graph and keeps each node's value."""
 
     def values(self, inputs: Inputs) -> dict[fx.Node, Any]:
-        """By node; what a later node writes in place is kept as it was made."""
+        """By node; a value that a later node writes in place is copied."""
         self.kept: dict[fx.Node, Any] = {}
         with torch.no_grad():
             self.run(*[x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs])

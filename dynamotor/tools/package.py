@@ -87,7 +87,7 @@ class Package:
             temporary.unlink(missing_ok=True)
 
     def _for_cpp(self) -> str:
-        """What C++ reads: for which machine this was built, where weights lie, and the steps."""
+        """Read by C++: the target machine, the offsets of weights, and the steps."""
         environment, offsets = self.program["environment"], " ".join(map(str, _offsets(self.weights)))
         processor = environment["processor"]
         head = [FORMAT, environment["torch"], str(processor.count("\n") + 1), processor]
@@ -251,7 +251,9 @@ def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
 
 # -- weights: safetensors, at a place in the file that a page can be mapped from -----------------------------
 def _offsets(weights: Sequence[torch.Tensor]) -> list[int]:
-    """Where each begins. Large elements come first, so that each lies at a multiple of its elements' size."""
+    """Where each begins. Large elements come first, so that each starts at a multiple of its elements'
+    size.
+    """
     order = sorted(range(len(weights)), key=lambda k: -weights[k].itemsize)
     starts = itertools.accumulate((weights[k].nbytes for k in order), initial=0)
     found = dict(zip(order, starts, strict=False))
@@ -396,7 +398,7 @@ def load(path: str | os.PathLike[str]) -> LoadedPackage:
 
 
 def _environment() -> dict[str, str]:
-    """What a package's kernels and calls are for: the processor and the versions that built it."""
+    """The target of a package's kernels and calls: the processor and the versions that built it."""
     return {
         "Python": sys.version,
         "machine": platform.machine(),
@@ -427,7 +429,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """List what a package holds."""
+    """List a package's contents."""
     try:
         with zipfile.ZipFile(args.file) as archive:
             program = json.loads(archive.read(_PROGRAM))

@@ -77,7 +77,7 @@ class Register:
 
 
 def layout(shape: Sequence[Dim], stride: Sequence[Dim], dtype: torch.dtype) -> list[Any]:
-    """The words that say how a tensor lies."""
+    """The words that describe a tensor's layout."""
     NotFlat.when(dtype not in DTYPES, f"a tensor of {dtype}")
     return [DTYPES[dtype], len(shape), *map(int, shape), *map(int, stride)]
 
@@ -157,7 +157,7 @@ class Steps:
         self.step("call", schema.name, overload, len(values), *words, len(numbers), *numbers)
 
     def fold(self, folded: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Register]:
-        """The slots of what is computed once: as numbers where they can be written down. What oneDNN packs in
+        """The slots of values computed once: as numbers where they can be written down. What oneDNN packs in
         its own way is packed by C++.
         """
         graph, sources, specs = decode_graph(folded[0]), decode(folded[1]), decode(folded[2])
@@ -257,7 +257,7 @@ class _Text:
         self.steps, self.listing, self.constants, self.libraries = steps, listing, constants, libraries
 
     def value(self, node: ast.expr) -> Any:
-        """What an expression stands for; views and copies are steps of their own."""
+        """The meaning of an expression; views and copies are steps of their own."""
         match node:
             case ast.Name(name):
                 return self.steps.slots[name]
@@ -397,7 +397,7 @@ def _arguments(steps: Steps, checks: ArgumentChecks) -> dict[int, Register]:
 
 
 def _write(steps: Steps, text: _Text, slots: Sequence[Register]) -> None:
-    """Where memory lies, once; and the program's statements but the last."""
+    """Offsets in memory, once; and the program's statements but the last."""
     listing = text.listing
     (function,) = ast.parse(listing.source).body
     assert isinstance(function, ast.FunctionDef)
@@ -415,7 +415,7 @@ def _write(steps: Steps, text: _Text, slots: Sequence[Register]) -> None:
 
 
 def _results(steps: Steps, text: _Text, recipe: Recipe, results: Sequence[tuple[int, Any]]) -> list[Register]:
-    """The slots of results, each with its own layout: they may be views of what the program returns."""
+    """The slots of results, each with its own layout: they may be views of other results."""
     assert isinstance(text.last, ast.Return) and isinstance(text.last.value, ast.Tuple)
     found: list[Register] = []
     for k, out in results:

@@ -1,4 +1,4 @@
-"""What the compiler did, kept from its events as texts and numbers: `lower` and the report are made of it.
+"""The compiler's work, kept from its events as texts and numbers: `lower` and the report are made of it.
 
 >>> record = Record()
 >>> with record.listening():
@@ -302,7 +302,7 @@ def _extern_flops(program: Program, step: ExternStep) -> int:
     """Of matrix products, convolutions and attention, as torch.utils.flop_counter counts them; 0 of what it
     does not know.
     """
-    from torch.utils.flop_counter import flop_registry  # which nobody needs who looks at nothing
+    from torch.utils.flop_counter import flop_registry  # slow to import
 
     count = flop_registry.get(getattr(step.target, "overloadpacket", None))
     if count is None or not any(step.outs):
@@ -313,7 +313,7 @@ def _extern_flops(program: Program, step: ExternStep) -> int:
             return torch.Size(hint(n) for n in value.shape)
         return [shape(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-    # Several results are gradients of the arguments behind the first: one that nobody reads has no buffer.
+    # Several results are gradients of the arguments behind the first: an unread one has no buffer.
     read = [torch.Size(map(hint, program.buffers[n].spec.shape)) if n else None for n in step.outs]
     args = [shape(a) for a in step.args]
     made = read[0] if len(read) == 1 else [own or of for own, of in zip(read, args[1:])]

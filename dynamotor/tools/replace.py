@@ -52,7 +52,7 @@ def _set_stance(stance: str = "default", **rest: Any) -> set_stance:
     return set_stance(stance if stance in STANCES else "default")
 
 
-# What is replaced: attribute by attribute, each looked up by programs when they call it.
+# Replaced attributes, each looked up by programs when they call it.
 _STAND_INS = (
     (torch, "compile", _compile),
     (torch.compiler, "reset", reset),
@@ -67,7 +67,8 @@ def replace_torch_compile() -> Iterator[None]:
     `torch.compiler.compile` are `dynamotor.compile`, and `torch.compiler.reset`, `set_stance` and
     `cudagraph_mark_step_begin` ours.
 
-    What was compiled inside stays compiled by us afterwards. A name that was imported before (`from torch
+    Callables compiled inside stay compiled by dynamotor afterwards. A name that was imported before (`from
+    torch
     import compile`) is the old one. Backends are taken by name or as callables, "inductor" is "native".
     """
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in _STAND_INS]

@@ -44,7 +44,7 @@ def report(
     compile_options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Path:
-    """Compile `fn` anew, call it (and the backward of what it returns) and write a page about it; gives the
+    """Compile `fn` anew, call it (and the backward of its result) and write a page about it; gives the
     page's path.
 
     The function is called thirteen times, ten of them compiled, for real: its side effects happen; gradients
@@ -160,7 +160,7 @@ def write(
     times: Times | None = None,
 ) -> Path:
     """Fill the template with a record."""
-    import jinja2  # here and below: what nobody asks for is not imported
+    import jinja2  # here and below: imported on demand
 
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -323,7 +323,7 @@ def drawing(graph: GraphText) -> dict[str, Any]:
 
 
 def _label(call: str) -> str:
-    """What a box says: the op's name without its library and overload."""
+    """The text of a box: the op's name without its library and overload."""
     name = call.partition("(")[0].split(".")
     return (name[-2] if len(name) > 2 and name[0] in ("aten", "dynamotor") else name[-1])[:24]
 

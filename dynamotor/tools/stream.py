@@ -3,7 +3,7 @@ costs when off.
 
 DYNAMOTOR_TRACE=out.jsonl writes each event as a line of JSON; a name that ends in .json gets the Chrome
 format, which https://ui.perfetto.dev opens. DYNAMOTOR_REPORT=out.html writes the report when the program
-ends. On a terminal, a compilation that takes longer than two seconds says what it is at.
+ends. On a terminal, a compilation that takes longer than two seconds shows its current phase.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _LARGE = frozenset(
 
 
 def install(terminal: IO[str] = sys.stderr) -> None:
-    """Subscribe what the settings and the terminal ask for; internal errors write scripts that repeat
+    """Subscribe the listeners that settings and terminal ask for; internal errors write scripts that repeat
     them.
     """
     failures.writer = write_script

@@ -53,7 +53,7 @@ class Verdict:
 
     @staticmethod
     def of(record: Record, times: Times | None = None) -> Verdict:
-        """The verdict on what a record has seen."""
+        """The verdict on a record."""
         counts = Counts(
             sum(each.compiled for _, each in record.shares.values()),
             sum((each.eager for _, each in record.shares.values()), Counter()),

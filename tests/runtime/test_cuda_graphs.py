@@ -124,7 +124,7 @@ def test_results_that_are_still_held_are_never_overwritten():
     assert counters["cudagraphs"] == {
         "recorded": ALTERNATES,
         "replayed": ALTERNATES,
-        "what the last replay gave is still in use": 2,
+        "results of the last replay are still in use": 2,
     }
     view = held[0][1:]
     held.clear()
@@ -256,10 +256,10 @@ def test_a_parameter_that_moves_is_recorded_anew_and_one_that_never_rests_is_lef
     assert counters["cudagraphs"]["recorded"] == RECORDINGS and "move between calls" in call._refused
 
 
-@pytest.mark.parametrize("reason", ["an input lies on", "recording failed: no"])
+@pytest.mark.parametrize("reason", ["an input is on", "recording failed: no"])
 def test_what_cannot_be_recorded_runs_plainly_and_says_why(reason):
     recorder, x = Recorder(), torch.ones(3)
-    if "lies on" in reason:
+    if "is on" in reason:
         recorder.foreign = x
     if "failed" in reason:
 

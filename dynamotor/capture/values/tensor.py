@@ -270,7 +270,7 @@ class TensorValue(Value):
             return super().truth(trace)
         raise unsupported(
             "data-dependent",
-            "the truth of a tensor decides what the program does",
+            "data-dependent branch: `if` (or another test) on a tensor's value",
             cure="use torch.where, or decide on shapes and flags",
         )
 
