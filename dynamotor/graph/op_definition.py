@@ -4,11 +4,11 @@ An `OpDefinition` holds one rule per facet. A rule takes the op's arguments with
 of each tensor. Sizes are ints or `Size`s: rules add, compare and divide them in the same way, and a
 comparison of `Size`s becomes a guard. So a shape is written once for static and for dynamic shapes.
 
->>> @shape(aten.mv.default)
+>>> @shape(aten.mv.default, layout=row_major)
 ... def _matrix_vector_shape(a, b):
 ...     require(a.shape[1] == b.shape[0])
 ...     return a.shape[:1]
->>> define(aten.mv.default, layout=row_major, padding=...)
+>>> define(aten.addr.default, shape=lambda x, a, b: broadcast([x.shape, (*a.shape, *b.shape)]))
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def define(*ops: Any, **rules: Rule | TakesOp) -> None:
 
 
 def _facet(name: str) -> Callable[..., Callable[[Any], Any]]:
-    """A decorator `@name(*ops)` that makes a function the rule of these ops."""
+    """A decorator `@name(*ops, **rules)` that makes a function the rule of these ops, beside other rules."""
 
-    def for_ops(*ops: Any) -> Callable[[Any], Any]:
+    def for_ops(*ops: Any, **rules: Any) -> Callable[[Any], Any]:
         def add(rule: Any) -> Any:
-            define(*ops, **{name: rule})
+            define(*ops, **{name: rule}, **rules)
             return rule
 
         return add

@@ -26,7 +26,7 @@ from . import (  # noqa: F401  (rules register themselves)
     ops_reduce,
     ops_scatter,
     ops_upsample,
-    ops_views,
+    ops_view,
 )
 from .fusion import RULES, Group, Rule, fuse
 from .in_place import Sharing, share_memory, verify_in_place

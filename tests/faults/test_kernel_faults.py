@@ -9,7 +9,7 @@ import torch
 from planted import Faults
 
 from dynamotor.codegen import cpp_body, cpp_kernel, triton_body, triton_kernel, triton_plan
-from dynamotor.lower import lower_graph, ops_index, ops_views, outputs
+from dynamotor.lower import lower_graph, ops_index, ops_view, outputs
 from dynamotor.lower.index import Index, Loaded, Var
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Scratch, Store, load, make, rewrite
 from dynamotor.lower.program import LoopStep
@@ -227,7 +227,7 @@ def a_loop_is_too_short(plant):
 # -- lowering ------------------------------------------------------------------------------------------------
 @faults.add("DM913", padded, A)
 def a_padded_read_is_not_masked(plant):
-    plant.setattr(ops_views, "masked", lambda condition, body, other: body)
+    plant.setattr(ops_view, "masked", lambda condition, body, other: body)
 
 
 @faults.add("DM913", picked, A, torch.tensor([1, 0, 3]))

@@ -17,6 +17,7 @@ from dynamotor.graph.sizes import ShapeEnv
 from dynamotor.graph.spec import TensorSpec
 
 aten = torch.ops.aten
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -46,6 +47,14 @@ def test_every_family_is_loaded() -> None:
     folder = Path(next(iter(ops.__path__)))
     for path in folder.glob("[a-z]*.py"):
         assert getattr(ops, path.stem) is importlib.import_module(f"dynamotor.graph.ops.{path.stem}")
+
+
+def test_lowerings_are_in_families_of_the_same_names() -> None:
+    """On XLA some ops are decomposed, and collectives and detection (`torchvision`) have no definition."""
+    families = {path.stem for path in Path(next(iter(ops.__path__))).glob("[a-z]*.py")}
+    for folder in ("dynamotor/lower", "xla/dynamotor/xla"):
+        found = {path.stem.removeprefix("ops_") for path in (ROOT / folder).glob("ops_*.py")}
+        assert found <= families | {"collective", "decomposed", "detection"}, folder
 
 
 def test_a_shape_is_written_once_for_static_and_dynamic_sizes() -> None:

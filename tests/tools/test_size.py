@@ -16,7 +16,7 @@ LIMITS = {
     "capture": 14_700,
     "codegen": 7_000,
     "distributed": 1_800,
-    "graph": 5_950,
+    "graph": 5_850,
     "lower": 5_900,
     "runtime": 1_500,
     "step": 2_300,

@@ -47,7 +47,10 @@ def _require_attends(q: TensorSpec, k: TensorSpec, attn_mask: Any) -> None:
 # The CPU's kernel -------------------------------------------------------------------------------------------
 
 
-@shape(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@shape(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    requires=lambda q, k, v, *args, attn_mask=None, **kwargs: _require_attends(q, k, attn_mask),
+)
 def _cpu_attention_shape(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
 ) -> list[Shape]:
@@ -66,10 +69,6 @@ def _cpu_attention_layout(
     return TensorSpec(q.shape, preserved_stride(q), q.dtype, q.device), sums
 
 
-define(
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    requires=lambda q, k, v, *args, attn_mask=None, **kwargs: _require_attends(q, k, attn_mask),
-)
 # Gradients lie in the order batch, position, head, channel.
 define(
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
@@ -135,7 +134,10 @@ def _efficient_attention_shape(
     return [(*q.shape[:3], v.shape[3]), (*q.shape[:2], length), (), ()]
 
 
-@shape(aten._scaled_dot_product_flash_attention.default)
+@shape(
+    aten._scaled_dot_product_flash_attention.default,
+    requires=lambda q, k, v, *args, **kwargs: _require_attends(q, k, None),
+)
 def _flash_attention_shape(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
 ) -> list[Any]:
@@ -158,10 +160,6 @@ define(
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     requires=lambda q, k, v, bias, *args, **kwargs: _require_attends(q, k, bias),
-)
-define(
-    aten._scaled_dot_product_flash_attention.default,
-    requires=lambda q, k, v, *args, **kwargs: _require_attends(q, k, None),
 )
 
 

@@ -22,7 +22,6 @@ from ..layouts import (
 )
 from ..op_definition import (
     Shape,
-    define,
     layout,
     padding,
     require,
@@ -170,13 +169,12 @@ def _convolution_padding(call: Call) -> Padded:
 
 
 # Backward ---------------------------------------------------------------------------------------------------
-define(
+
+
+@layout(
     aten.convolution_backward.default,
     shape=lambda grad, x, weight, bias, *args: [x.shape, weight.shape, grad.shape[1:2]],
 )
-
-
-@layout(aten.convolution_backward.default)
 def _convolution_backward_layout(
     grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias: Sequence[int] | None, *args: Any
 ) -> tuple[TensorSpec | None, ...]:

@@ -153,9 +153,6 @@ def like_layout(
     )
 
 
-define(aten.copy.default, shape=shape_of_argument(0))
-
-
 @padding(
     aten.clone.default,
     aten._to_copy.default,
@@ -168,7 +165,7 @@ def _copy_padding(call: Call) -> Padded:
     return call.emit(call.axes(0))
 
 
-@padding(aten.copy.default)
+@padding(aten.copy.default, shape=shape_of_argument(0))
 def _written_padding(call: Call) -> Padded:
     CannotPad.when(
         broadcast_axes([call.axes(0), call.axes(1)]) != call.axes(0), "a write of what is padded elsewhere"

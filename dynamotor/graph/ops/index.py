@@ -212,10 +212,9 @@ def _masked_index_layout(x: TensorSpec, *args: Any) -> TensorSpec:
 
 
 # Embeddings -------------------------------------------------------------------------------------------------
-define(aten.embedding.default, shape=lambda weight, index, *args: (*index.shape, *weight.shape[1:]))
 
 
-@layout(aten.embedding.default)
+@layout(aten.embedding.default, shape=lambda weight, index, *args: (*index.shape, *weight.shape[1:]))
 def _embedding_layout(weight: TensorSpec, index: TensorSpec, *args: Any) -> Any:
     if len(weight.shape) != 2 or index.dtype not in (torch.int64, torch.int32):
         return PASS
@@ -246,6 +245,8 @@ def _embedding_backward_padding(call: Call) -> Padded:
     return call.emit(tuple(map(axis_of, call.shape)))
 
 
+@layout(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+@TakesOp
 def _embedding_bag_layout(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     """The bookkeeping follows the kernel that is taken: a CPU's runs, with one row of the weight, zeros.
     Sparse gradients are left to eager.
@@ -270,11 +271,6 @@ def _embedding_bag_layout(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     return tuple(map(TensorSpec.of, op(*zeros)))
 
 
-define(
-    aten._embedding_bag.default,
-    aten._embedding_bag_forward_only.default,
-    layout=TakesOp(_embedding_bag_layout),
-)
 # Positions that data decide ---------------------------------------------------------------------------------
 define(aten.nonzero_static.default, layout=with_stride(in_row_major))
 

@@ -30,13 +30,12 @@ from ..sizes import Dims
 from ..spec import TensorSpec, aten
 
 
-@shape(aten.mm.default, aten.bmm.default)
+@shape(aten.mm.default, aten.bmm.default, layout=row_major)
 def _product_shape(a: TensorSpec, b: TensorSpec) -> Shape:
     require(a.shape[-1] == b.shape[-2] and all(x == y for x, y in zip(a.shape[:-2], b.shape[:-2])))
     return (*a.shape[:-1], b.shape[-1])
 
 
-define(aten.mm.default, aten.bmm.default, layout=row_major)
 define(
     aten.addmm.default,
     aten.baddbmm.default,

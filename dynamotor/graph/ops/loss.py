@@ -45,7 +45,13 @@ from ..spec import TensorSpec, aten
 # Of classes -------------------------------------------------------------------------------------------------
 
 
-@shape(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@shape(
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+    requires=lambda x, target, weight, *args: require_channels(
+        x.shape[0] if len(x.shape) == 1 else x.shape[1], weight
+    ),
+)
 def _nll_loss_shape(
     x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, *args: Any
 ) -> list[Shape]:
@@ -58,13 +64,6 @@ def _nll_loss_shape(
     return [target.shape if reduction == 0 else (), ()]
 
 
-define(
-    aten.nll_loss_forward.default,
-    aten.nll_loss2d_forward.default,
-    requires=lambda x, target, weight, *args: require_channels(
-        x.shape[0] if len(x.shape) == 1 else x.shape[1], weight
-    ),
-)
 define(aten.nll_loss_forward.default, layout=row_major)
 define(aten.nll_loss2d_forward.default, layout=with_stride(in_row_major))
 
@@ -94,7 +93,7 @@ def _nll_loss_backward_padding(call: Call) -> Padded:
     return call.emit(axes)
 
 
-@layout(aten.multilabel_margin_loss_forward.default)
+@layout(aten.multilabel_margin_loss_forward.default, requires=require_numbers)
 def _multilabel_margin_loss_layout(
     x: TensorSpec, target: TensorSpec, reduction: int
 ) -> tuple[TensorSpec, TensorSpec]:
@@ -103,7 +102,6 @@ def _multilabel_margin_loss_layout(
 
 
 # PyTorch's shape function does not check sizes.
-define(aten.multilabel_margin_loss_forward.default, requires=require_numbers)
 # Without a meta kernel.
 define(
     aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default, layout=dense_as(1)
@@ -163,15 +161,7 @@ def _mse_loss_padding(call: Call) -> Padded:
     return call.emit((), aten.div.Tensor)
 
 
-define(
-    aten.mse_loss_backward.default,
-    aten.huber_loss_backward.default,
-    aten.binary_cross_entropy_backward.default,
-    shape=shape_of_argument(1),
-)
-
-
-@layout(aten.mse_loss_backward.default)
+@layout(aten.mse_loss_backward.default, shape=shape_of_argument(1))
 def _mse_loss_backward_layout(
     grad: TensorSpec, x: TensorSpec, target: TensorSpec, reduction: int
 ) -> TensorSpec:
@@ -182,8 +172,12 @@ def _mse_loss_backward_layout(
     return TensorSpec.dense(out.shape, out.dtype, out.device)
 
 
-define(aten.huber_loss_backward.default, layout=with_stride(in_row_major))
-define(aten.binary_cross_entropy_backward.default, layout=with_stride(like_argument(1)))
+define(aten.huber_loss_backward.default, shape=shape_of_argument(1), layout=with_stride(in_row_major))
+define(
+    aten.binary_cross_entropy_backward.default,
+    shape=shape_of_argument(1),
+    layout=with_stride(like_argument(1)),
+)
 define(aten.smooth_l1_loss_backward.default, aten.soft_margin_loss_backward.default, layout=dense_as(1))
 
 

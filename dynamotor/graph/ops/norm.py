@@ -89,13 +89,10 @@ def _layer_norm_padding(call: Call) -> Padded:
     return call.emit((axes, rows, rows))
 
 
-define(
+@layout(
     aten.native_layer_norm_backward.default,
     shape=lambda grad, x, shape, *args: [x.shape, tuple(shape), tuple(shape)],
 )
-
-
-@layout(aten.native_layer_norm_backward.default)
 def _layer_norm_backward_layout(
     grad: TensorSpec, x: TensorSpec, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
 ) -> Any:
@@ -156,13 +153,10 @@ def _in_suggested_format(x: TensorSpec, found: Sequence[TensorSpec]) -> Sequence
     return [first.with_stride(suggested_stride(x, x.shape)) if x.device.type == "cpu" else first, *others]
 
 
-define(
+@layout(
     aten.native_group_norm_backward.default,
     shape=lambda grad, x, mean, rstd, weight, n, c, *args: [x.shape, (c,), (c,)],
 )
-
-
-@layout(aten.native_group_norm_backward.default)
 def _group_norm_backward_layout(
     grad: TensorSpec, x: TensorSpec, mean: Any, rstd: Any, weight: Any, n: int, c: int, *args: Any
 ) -> tuple:
@@ -198,7 +192,6 @@ define(
     shape=lambda x, *args: [x.shape, *[(x.shape[1],)] * 2],
     requires=lambda x, weight, bias, *args: require_channels(x.shape[1], weight, bias),
 )
-define(aten.cudnn_batch_norm.default, shape=lambda x, *args: [x.shape, *[(x.shape[1],)] * 2, (0,)])
 define(
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit_functional.default,
@@ -287,12 +280,6 @@ def _batch_norm_padding(call: Call) -> Padded:
     )  # type: ignore[return-value]
 
 
-define(
-    aten.native_batch_norm_backward.default,
-    shape=lambda grad, x, *args: [x.shape, (x.shape[1],), (x.shape[1],)],
-)
-
-
 def _batch_norm_gradient_stride(grad: TensorSpec, x: TensorSpec) -> Dims:
     """Where gradient and input lie in one format the kernel asks for the suggested one, which sizes of 1
     leave open.
@@ -305,7 +292,10 @@ def _batch_norm_gradient_stride(grad: TensorSpec, x: TensorSpec) -> Dims:
     return suggested_stride(x, x.shape) if alike else packed_stride(x, x.shape)
 
 
-@layout(aten.native_batch_norm_backward.default)
+@layout(
+    aten.native_batch_norm_backward.default,
+    shape=lambda grad, x, *args: [x.shape, (x.shape[1],), (x.shape[1],)],
+)
 def _batch_norm_backward_layout(
     grad: TensorSpec, x: TensorSpec, weight: TensorSpec | None, *args: Any
 ) -> Any:
@@ -419,7 +409,7 @@ define(
 )
 
 
-@layout(aten.cudnn_batch_norm.default)
+@layout(aten.cudnn_batch_norm.default, shape=lambda x, *args: [x.shape, *[(x.shape[1],)] * 2, (0,)])
 def _cudnn_batch_norm_layout(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
     """As the native one, and what only its own backward reads."""
     reserve = TensorSpec.dense((0,), torch.uint8, x.device)

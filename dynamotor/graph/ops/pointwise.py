@@ -106,45 +106,34 @@ check("masked_fill", "masked_fill_")(ask_fill)
 question("masked_fill", "masked_fill_")(ask_element)
 
 
-@shape(aten.glu.default)
+@shape(aten.glu.default, contiguous=row_major)
 def _glu_shape(x: TensorSpec, dim: int = -1) -> Shape:
     require(is_dim(dim, x) and x.shape[dim] % 2 == 0)
     return tuple([n // 2 if d == dim % len(x.shape) else n for d, n in enumerate(x.shape)])
 
 
-define(aten.glu.default, contiguous=row_major)
-
-
-@shape(aten.complex.default)
+@shape(aten.complex.default, contiguous=row_major)
 def _complex_shape(real: TensorSpec, imaginary: TensorSpec) -> Shape:
     require_equal(real.shape, imaginary.shape)
     return real.shape
 
 
-define(aten.complex.default, contiguous=row_major)
-
-
-@requires(aten._prelu_kernel.default)
+@requires(aten._prelu_kernel.default, shape=shape_of_argument(0), contiguous=row_major)
 def _prelu_requires(x: TensorSpec, weight: TensorSpec) -> None:
     require(len(x.shape) == len(weight.shape) and all(w in (1, n) for w, n in zip(weight.shape, x.shape)))
 
 
-@requires(aten._prelu_kernel_backward.default)
+@requires(
+    aten._prelu_kernel_backward.default, shape=lambda grad, x, weight: [x.shape] * 2, contiguous=row_major
+)
 def _prelu_backward_requires(grad: TensorSpec, x: TensorSpec, weight: TensorSpec) -> None:
     require_equal(grad.shape, x.shape)
     _prelu_requires(x, weight)
 
 
-define(aten._prelu_kernel.default, shape=shape_of_argument(0), contiguous=row_major)
-define(aten._prelu_kernel_backward.default, shape=lambda grad, x, weight: [x.shape] * 2, contiguous=row_major)
-
-
-@requires(aten.glu_backward.default)
+@requires(aten.glu_backward.default, shape=shape_of_argument(1))
 def _glu_backward_requires(grad: TensorSpec, x: TensorSpec, dim: int) -> None:
     require_equal(grad.shape, _glu_shape(x, dim))
-
-
-define(aten.glu_backward.default, shape=shape_of_argument(1))
 
 
 @contiguous(aten.glu_backward.default)

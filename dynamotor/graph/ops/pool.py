@@ -143,10 +143,9 @@ define(
     shape=shape_of_argument(1),
     layout=functools.partial(_pool_backward, aten.avg_pool2d.default),
 )
-define(aten._adaptive_avg_pool2d.default, shape=lambda x, size: (*x.shape[:-2], *size))
 
 
-@layout(aten._adaptive_avg_pool2d.default)
+@layout(aten._adaptive_avg_pool2d.default, shape=lambda x, size: (*x.shape[:-2], *size))
 def _adaptive_pool_layout(x: TensorSpec, size: Sequence[int]) -> Any:
     if len(x.shape) not in (3, 4) or 0 in x.shape or len(size) != 2 or min(size) < 1:
         return PASS
@@ -154,10 +153,7 @@ def _adaptive_pool_layout(x: TensorSpec, size: Sequence[int]) -> Any:
     return TensorSpec(shape, suggested_stride(x, shape), x.dtype, x.device)
 
 
-define(aten._adaptive_avg_pool2d_backward.default, shape=shape_of_argument(1))
-
-
-@layout(aten._adaptive_avg_pool2d_backward.default)
+@layout(aten._adaptive_avg_pool2d_backward.default, shape=shape_of_argument(1))
 def _adaptive_pool_backward_layout(grad: TensorSpec, x: TensorSpec) -> Any:
     plain = is_plain_image(x) and len(grad.shape) == 4 and equal(grad.shape[:2], x.shape[:2])
     return dense(x.shape, x) if plain and grad.dtype is x.dtype and 0 not in grad.shape else PASS
@@ -193,16 +189,12 @@ define(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default, r
 # Windows ----------------------------------------------------------------------------------------------------
 
 
-@shape(aten.im2col.default)
+@shape(aten.im2col.default, requires=lambda *args: require(all(n >= 1 for n in _im2col_shape(*args))))
 def _im2col_shape(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Shape:
     rows, columns = _pool_shape(x, kernel, stride, padding, dilation)[-2:]
     return (*x.shape[:-3], x.shape[-3] * kernel[0] * kernel[1], rows * columns)
 
 
-define(
-    aten.im2col.default,
-    requires=lambda *args: require(all(n >= 1 for n in _im2col_shape(*args))),
-)
 define(
     aten.col2im.default,
     shape=lambda x, size, kernel, *args: (*x.shape[:-2], x.shape[-2] // (kernel[0] * kernel[1]), *size),

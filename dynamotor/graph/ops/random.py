@@ -34,11 +34,10 @@ from ..op_definition import (
 )
 from ..spec import TensorSpec, aten
 
-define(aten.native_dropout.default, aten.bernoulli.p, shape=shape_of_argument(0))
-define(aten.native_dropout_backward.default, shape=shape_of_argument(0))
+define(aten.native_dropout_backward.default, aten.bernoulli.p, shape=shape_of_argument(0))
 
 
-@layout(aten.native_dropout.default)
+@layout(aten.native_dropout.default, shape=shape_of_argument(0))
 def _dropout_layout(x: TensorSpec, p: float, train: bool | None) -> Any:
     if not train or not 0 < p < 1 or not x.is_contiguous or not x.dtype.is_floating_point:
         return PASS

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ...base.compat import OpOverload
+from ...base.registry import register_all
 from ..bucket_padding import (
     Axes,
     Call,
@@ -104,13 +105,10 @@ define(
 )
 
 
-define(
+@layout(
     aten.linalg_vector_norm.default,
     shape=lambda x, ord=2, dims=None, keepdim=False, **kwargs: _reduced_shape(x, dims, keepdim),
 )
-
-
-@layout(aten.linalg_vector_norm.default)
 def _vector_norm_layout(
     x: TensorSpec, ord: Any = 2, dims: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Any:
@@ -173,29 +171,50 @@ def _reduction(
     return call.emit((found, found) if both else found)
 
 
-define(
-    aten.sum.default,
-    aten.sum.dim_IntList,
-    aten.nansum.default,
-    aten.any.default,
-    aten.any.dim,
-    aten.any.dims,
-    padding=functools.partial(_reduction, lambda dtype: 0),
+register_all(
+    padding,
+    (
+        (
+            (
+                aten.sum.default,
+                aten.sum.dim_IntList,
+                aten.nansum.default,
+                aten.any.default,
+                aten.any.dim,
+                aten.any.dims,
+            ),
+            functools.partial(_reduction, lambda dtype: 0),
+        ),
+        (
+            (
+                aten.prod.default,
+                aten.prod.dim_int,
+                aten.all.default,
+                aten.all.dim,
+                aten.all.dims,
+            ),
+            functools.partial(_reduction, lambda dtype: 1),
+        ),
+        (
+            (
+                aten.amax.default,
+                aten.max.default,
+            ),
+            functools.partial(_reduction, _least),
+        ),
+        (
+            (
+                aten.amin.default,
+                aten.min.default,
+            ),
+            functools.partial(_reduction, _most),
+        ),
+        ((aten.argmax.default,), functools.partial(_reduction, _least, single=True)),
+        ((aten.argmin.default,), functools.partial(_reduction, _most, single=True)),
+        ((aten.max.dim,), functools.partial(_reduction, _least, both=True)),
+        ((aten.min.dim,), functools.partial(_reduction, _most, both=True)),
+    ),
 )
-define(
-    aten.prod.default,
-    aten.prod.dim_int,
-    aten.all.default,
-    aten.all.dim,
-    aten.all.dims,
-    padding=functools.partial(_reduction, lambda dtype: 1),
-)
-define(aten.amax.default, aten.max.default, padding=functools.partial(_reduction, _least))
-define(aten.amin.default, aten.min.default, padding=functools.partial(_reduction, _most))
-define(aten.argmax.default, padding=functools.partial(_reduction, _least, single=True))
-define(aten.argmin.default, padding=functools.partial(_reduction, _most, single=True))
-define(aten.max.dim, padding=functools.partial(_reduction, _least, both=True))
-define(aten.min.dim, padding=functools.partial(_reduction, _most, both=True))
 
 
 @padding(aten.mean.default, aten.mean.dim)
@@ -323,20 +342,16 @@ def _scan_padding(call: Call) -> Padded:
 
 
 # Sorting and search -----------------------------------------------------------------------------------------
-define(aten.sort.default, aten.sort.stable, shape=shape_of_argument(0), contiguous=row_major)
 
 
-@shape(aten.searchsorted.Tensor)
+@shape(aten.searchsorted.Tensor, contiguous=row_major)
 def _searchsorted_shape(edges: TensorSpec, x: TensorSpec, *, sorter: Any = None, **kwargs: Any) -> Shape:
     require(sorter is None)
     require_equal(edges.shape[:-1], x.shape[: len(edges.shape) - 1])
     return x.shape
 
 
-define(aten.searchsorted.Tensor, contiguous=row_major)
-
-
-@layout(aten.sort.default, aten.sort.stable)
+@layout(aten.sort.default, aten.sort.stable, shape=shape_of_argument(0), contiguous=row_major)
 def _sort_layout(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
     """Both results lie as the tensor does."""
     found = infer_by_meta_kernel(
@@ -373,14 +388,13 @@ def _sort_padding(call: Call) -> Padded:
 # Distances --------------------------------------------------------------------------------------------------
 
 
-@shape(aten._cdist_forward.default)
+@shape(aten._cdist_forward.default, contiguous=row_major)
 def _cdist_shape(a: TensorSpec, b: TensorSpec, p: Any, mode: Any) -> Shape:
     require(len(a.shape) > 1)
     require_equal((*a.shape[:-2], a.shape[-1]), (*b.shape[:-2], b.shape[-1]))
     return (*a.shape[:-1], b.shape[-2])
 
 
-define(aten._cdist_forward.default, contiguous=row_major)
 define(aten._cdist_backward.default, shape=shape_of_argument(1), contiguous=row_major)
 define(aten.renorm.default, shape=shape_of_argument(0), contiguous=row_major)
 define(aten.segment_reduce.default, requires=require_numbers)  # PyTorch's shape function does not check sizes

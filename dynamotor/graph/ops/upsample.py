@@ -76,14 +76,13 @@ def _upsample_backward_layout(grad: TensorSpec, size: Sequence[int], shape: Sequ
 
 
 # Grids ------------------------------------------------------------------------------------------------------
-define(
+
+
+@requires(
     aten.grid_sampler_2d.default,
     aten.grid_sampler_3d.default,
     shape=lambda x, grid, *how: (*x.shape[:2], *grid.shape[1:-1]),
 )
-
-
-@requires(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def _grid_sampler_requires(x: TensorSpec, grid: TensorSpec, *how: Any) -> None:
     require_equal((x.shape[0], len(x.shape) - 2), (grid.shape[0], grid.shape[-1]))
     require(all(n > 0 for n in x.shape[2:]))
@@ -112,14 +111,11 @@ def _pixel_shuffle_contiguous(x: TensorSpec, factor: int) -> Any:
     return dense((*batch, c // factor**2, h * factor, w * factor), x)
 
 
-@shape(aten.pixel_unshuffle.default)
+@shape(aten.pixel_unshuffle.default, contiguous=lambda x, n: dense(_pixel_unshuffle_shape(x, n), x))
 def _pixel_unshuffle_shape(x: TensorSpec, n: int) -> Shape:
     require(len(x.shape) > 2 and n > 0)
     require_equal((x.shape[-2] % n, x.shape[-1] % n), (0, 0))
     return (*x.shape[:-3], x.shape[-3] * n * n, x.shape[-2] // n, x.shape[-1] // n)
-
-
-define(aten.pixel_unshuffle.default, contiguous=lambda x, n: dense(_pixel_unshuffle_shape(x, n), x))
 
 
 @layout(aten.pixel_unshuffle.default)

@@ -476,6 +476,8 @@ def _stack_shape(parts: Sequence[TensorSpec], dim: int = 0) -> Shape:
     return (*parts[0].shape[:dim], len(parts), *parts[0].shape[dim:])
 
 
+@layout(aten.cat.default, aten.stack.default)
+@TakesOp
 def _join_layout(func: OpOverload, parts: Any, dim: int = 0) -> Any:
     """Parts of one type; those that all lie channels-last are joined so."""
     last = [suggests_channels_last(p) for p in parts]
@@ -495,9 +497,6 @@ def _join_layout(func: OpOverload, parts: Any, dim: int = 0) -> Any:
     require(-rank - stacked <= dim < rank + stacked)
     joined = dense(shapes_of(func, parts, dim), first)
     return joined.with_stride(channels_last_stride(joined.shape)) if all(last) else joined
-
-
-define(aten.cat.default, aten.stack.default, layout=TakesOp(_join_layout))
 
 
 @padding(aten.cat.default)
@@ -539,10 +538,7 @@ def _repeat_shape(x: TensorSpec, repeats: Any) -> Shape:
     return tuple([n * k for n, k in zip(shape, repeats)])
 
 
-define(aten.roll.default, contiguous=row_major)
-
-
-@shape(aten.roll.default)
+@shape(aten.roll.default, contiguous=row_major)
 def _roll_shape(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """Whether it moves something decides how images are laid out: asking makes that a guard."""
     if suggests_channels_last(x):
@@ -583,10 +579,7 @@ def _roll_padding(call: Call) -> Padded:
     return call.emit(axes) if plain else (x, axes)
 
 
-define(aten.flip.default, shape=shape_of_argument(0))
-
-
-@layout(aten.flip.default)
+@layout(aten.flip.default, shape=shape_of_argument(0))
 def _flip_layout(x: TensorSpec, dims: Sequence[int]) -> Any:
     rank = len(x.shape)
     plain = all(-rank <= d < rank for d in dims) and len({d % rank for d in dims}) == len(dims)
@@ -607,10 +600,7 @@ def _flip_padding(call: Call) -> Padded:
     return call.emit(axes) if plain else (x, axes)
 
 
-define(aten.tril.default, aten.triu.default, shape=shape_of_argument(0), layout=row_major)
-
-
-@padding(aten.tril.default, aten.triu.default)
+@padding(aten.tril.default, aten.triu.default, shape=shape_of_argument(0), layout=row_major)
 def _triangle_padding(call: Call) -> Padded:
     axes = call.axes(0)
     CannotPad.when(
