@@ -179,8 +179,8 @@ class ShardGroup:
 
     # Reducing -----------------------------------------------------------------------------------------------
     def reduce(self, which: Sequence[int], grads: Sequence[torch.Tensor], late: bool) -> None:
-        """Take the gradients of some of the whole parameters; start their reduction (late: when the backward
-        ends), or keep them where the program has turned it off.
+        """Take the gradients of some of the whole parameters; reduce them (late: when the backward ends), or
+        keep them where the program has turned that off.
         """
         if not self._is_wanted():
             return
@@ -194,8 +194,7 @@ class ShardGroup:
             found = self._with_kept(param, new.get(i))
             if found is not None:
                 params.append(param)
-                # of late ones the program may use the memory again before they are packed
-                whole.append(found.clone() if late and found is new.get(i) else found)
+                whole.append(found)
         if params:
             reductions.take(Reduction(self, params, whole), late)
 
@@ -278,10 +277,18 @@ class Reduction:
         """The bytes that are sent."""
         return self.bucket.nbytes * self.of.world
 
-    def start(self) -> None:
-        """Pack the gradients and start the reduce-scatter; on a GPU all that follows is queued too."""
-        of, group, bucket = self.of, self.of.parameters, self.bucket
-        dtype = bucket.dtype
+    def pack(self) -> None:
+        """Copy the gradients, whose memory the program may use again."""
+        of, bucket = self.of, self.bucket
+        self.sent = torch.empty(bucket.numel * of.world, dtype=bucket.dtype, device=bucket.device)
+        rows = [_rows(g, p, of.world) for g, p in zip(self.grads, self.params, strict=True)]
+        torch._chunk_cat(rows, dim=0, num_chunks=of.world, out=self.sent.view(of.world, -1))
+        self.grads = []
+
+    def send(self) -> None:
+        """Start the reduce-scatter; on a GPU all that follows is queued too."""
+        of, group, dtype, sent = self.of, self.of.parameters, self.bucket.dtype, self.sent
+        assert sent is not None
         self.factors = compat.gradient_divide_factors()(
             of.group,
             self.replicas,
@@ -290,13 +297,9 @@ class Reduction:
             group.gradient_divide_factor,
             group.force_sum_reduction_for_comms,
         )
-        self.sent = torch.empty(bucket.numel * of.world, dtype=dtype, device=bucket.device)
-        rows = [_rows(g, p, of.world) for g, p in zip(self.grads, self.params, strict=True)]
-        torch._chunk_cat(rows, dim=0, num_chunks=of.world, out=self.sent.view(of.world, -1))
-        self.grads, rows = [], []
         if listening("shards"):
             emit("shards", what="reduce", group=of, nbytes=self.nbytes)
-        if not self.sent.is_cuda:
+        if not sent.is_cuda:
             self.work = self._scatter(async_op=True)
             return
         stream = group.comm_ctx.reduce_scatter_stream
@@ -369,10 +372,19 @@ class Reductions:
         if compat.current_task() not in self.backwards:  # one may run inside of another
             self.backwards.add(compat.current_task())
             compat.execution_engine.get().queue_callback(self.finish)
-        if late:
-            self.late.append(reduction)
-        else:
-            self._start(reduction)
+        with told("in a backward, while gradients were reduced"), torch.no_grad():
+            self._make_room(reduction.nbytes)
+            reduction.pack()
+            if late:
+                self.late.append(reduction)
+            else:
+                reduction.send()
+                self.pending.append(reduction)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Wait for the oldest while there is no room for so many bytes beside what is on its way."""
+        while self.pending and nbytes + sum(one.nbytes for one in self.pending) > BYTES_IN_FLIGHT:
+            self.pending.pop(0).finish()
 
     def forget(self) -> None:
         """Drop what a backward has left that raised: its gradients are lost, as under the hooks."""
@@ -381,21 +393,14 @@ class Reductions:
                 reduction.work.wait()
         self.__init__()  # type: ignore[misc]
 
-    def _start(self, reduction: Reduction) -> None:
-        """Start one, behind those that there is no room for beside it."""
-        with told("in a backward, while gradients were reduced"), torch.no_grad():
-            while self.pending and sum(one.nbytes for one in (*self.pending, reduction)) > BYTES_IN_FLIGHT:
-                self.pending.pop(0).finish()
-            reduction.start()
-        self.pending.append(reduction)
-
     def finish(self) -> None:
         """Start what is late, in the order of the hooks, and wait for all."""
         self.backwards.clear()
-        late, self.late = self.late, []
-        for reduction in sorted(late, key=_place):
-            self._start(reduction)
+        late, self.late = sorted(self.late, key=_place), []
         with told("in a backward, while gradients were reduced"), torch.no_grad():
+            for reduction in late:
+                reduction.send()
+                self.pending.append(reduction)
             while self.pending:
                 self.pending.pop(0).finish()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamotor
 from dynamotor.base.events import collect, counters
+from dynamotor.distributed.shard_group import ShardGroup
 
 F64 = torch.float64
 
@@ -396,6 +398,32 @@ def saved_weights(rank: int) -> tuple[list[str], list[str]]:
         saved = [node.meta["val"].shape for node in graph.graph.output_node().args[0][1:]]
         found.append([shapes[shape] for shape in saved if shape in shapes])
     return found[0], found[1]
+
+
+def weights_alive(rank: int) -> list[tuple[str, int]]:
+    """How many groups have gathered weights in memory whenever another one has got its own, pass by pass."""
+    dynamotor.reset()
+    run = Run("plain", meshes(""), "whole")
+    plain(run)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    found = []
+    finish = ShardGroup.finish_gather
+
+    def counted(group: ShardGroup, flat: torch.Tensor) -> list[torch.Tensor]:
+        weights = finish(group, flat)
+        alive.append(weakref.ref(weights[0].untyped_storage()))
+        found.append((stage, sum(ref() is not None for ref in alive)))
+        return weights
+
+    ShardGroup.finish_gather = counted  # type: ignore[method-assign]
+    try:
+        stage = "forward"
+        loss = run.loss()
+        stage = "backward"
+        loss.backward()
+    finally:
+        ShardGroup.finish_gather = finish  # type: ignore[method-assign]
+    return found
 
 
 def failed_backward(rank: int) -> float:

@@ -13,6 +13,7 @@ from fsdp_programs import (
     modes_of_ranks,
     refusals,
     saved_weights,
+    weights_alive,
     whole_steps,
 )
 from ranks import Pair
@@ -57,6 +58,11 @@ def test_one_graph_holds_the_whole_model_and_gathers_again_in_the_backward(pair:
 def test_gathered_weights_are_saved_for_the_backward_only_where_they_are_kept(pair: Pair) -> None:
     for plain, kept in pair.run(saved_weights):
         assert plain == ["head.weight"] and len(kept) == 7
+
+
+def test_gathered_weights_are_freed_behind_their_last_use(pair: Pair) -> None:
+    for found in pair.run(weights_alive):  # the root's, and those of the block that runs or comes next
+        assert len(found) == 7 and max(n for _, n in found) <= 3, found
 
 
 def test_ranks_may_run_hooks_and_compiled_code_side_by_side(pair: Pair) -> None:
