@@ -128,13 +128,13 @@ def trace_joint(
     if wanted:
         _check_leaves([*results, *found.graded], [*inputs.values(), *given.values])
         plain = {id(value) for value in given.values if type(value) is ShapeTensor}
-        parts = [i for i in mutated if id(inputs[i]) not in plain or _takes_part(inputs[i])]
-        _check_gradients(requires_grad, given.written(parts))
+        taking_part = [i for i in mutated if id(inputs[i]) not in plain or _takes_part(inputs[i])]
+        _check_gradients(requires_grad, given.written(taking_part))
     leaves = [i for i, needs in enumerate(requires_grad) if needs] if wanted else []
     back = _Gradients([], [], [], [], [])
     reach: dict[int, Any] = {}
     inner: Sequence[int] = []
-    parts = saving_parts(wanted) if leaves else ()
+    parts: tuple[int, ...] = saving_parts(wanted) if leaves else ()
     kept = _kept_on_contexts(wanted, inputs, mutated)
     if leaves:
         wrapped = given.has_wrapper() or bool(found.wrappers)

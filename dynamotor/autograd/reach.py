@@ -75,15 +75,16 @@ def kept_tensors(roots: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], lis
     return on_contexts, [tensor for node in nodes for tensor in _saved(node)] if on_contexts else []
 
 
-@functools.cache
-def _saved_attributes(cls: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(cls) if name.startswith("_raw_saved_"))
+_SAVED: dict[type, tuple[str, ...]] = {}  # the attributes in which nodes of a class keep what they saved
 
 
 def _saved(node: Any) -> Iterator[torch.Tensor]:
     """The tensors that a node of autograd's graph saved."""
+    cls = type(node)
+    if cls not in _SAVED:
+        _SAVED[cls] = tuple(name for name in dir(cls) if name.startswith("_raw_saved_"))
     # Not unpacked: that of a result of a tensor subclass imports torch.distributed.tensor, and sympy.
-    saved = (leaf for name in _saved_attributes(type(node)) for leaf in tree_leaves(getattr(node, name)))
+    saved = (leaf for name in _SAVED[cls] for leaf in tree_leaves(getattr(node, name)))
     yield from (one.data for one in saved if torch.is_tensor(one.data))
 
 

@@ -15,9 +15,8 @@ import threading
 import time
 import types
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,12 +33,10 @@ from ..base.errors import (
     InternalError,
     RecompileWarning,
     UsageError,
-    UserLine,
 )
 from ..base.events import Event, collect, counters, emit, log, timed, warn_once
 from ..base.probe import COMPILE, lost, require
 from ..base.recursion import deep_recursion
-from ..graph.graph_text import program_text
 from ..graph.modes import left_when_raising, preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
@@ -70,18 +67,30 @@ from . import (
     siblings,
     torch_rules,
 )
+from .attempts import (
+    Attempt,
+    Break,
+    Captured,
+    Done,
+    Invocation,
+    Numbers,
+    Outcome,
+    Retry,
+    finished,
+    parameter_names,
+    root_value,
+)
 from .breaks import BreakReason, Stop, Unsupported
 from .checks import CheckFailed, checked
 from .compiled_share import Share, without_counting
-from .cut import ResumePoint, cut_points, emit_break
+from .cut import ResumePoint, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, TensorIs, first_failure
 from .inner_frames import InnerFrames
-from .input_overlaps import guard_overlaps
 from .lazy_modules import Afresh
 from .output import Codegen
 from .resume import unwind
-from .source import Arg, Const, Source
+from .source import Arg, Source
 from .stance import stance
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
@@ -137,49 +146,9 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-_NONE: Mapping[Source, Assumption] = {}
 _PLAIN_MODES = (None, "max-autotune-no-cudagraphs")  # others replay graphs, into which all inputs are copied
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
-
-
-@dataclass
-class Captured:
-    """One finished trace: the graph, what it takes, what must hold, and the Python around it."""
-
-    gm: torch.fx.GraphModule | None
-    inputs: list[Any]
-    examples: list[Any]  # tensors, and sizes
-    guards: list[AnyGuard]
-    finish: Callable[[Any, tuple[Any, ...]], Any]
-    sizes: TraceSizes
-    code: str
-    reason: BreakReason | None = None
-    steps: int = 0
-    effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
-    replays: bool = False  # Python objects are written after the graph
-    check: int | None = None  # the output that says whether a test of data failed
-    draws: bool = False  # the graph takes random numbers, and tests data or sets states
-    states: bool = False  # the graph sets states of the thread
-    asked: frozenset[str] = frozenset()  # facts of tensors that the program looks at: see `Trace`
-    for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
-    settings: Any = None  # what `config` was
-    missed: int = 0  # runs that no hit of an entry counts
-    fallbacks: Counter[str] = field(default_factory=Counter)
-    eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
-    left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
-    events: list[Event] = field(
-        default_factory=list
-    )  # "auto": backends measured; "late": what is built at need
-    lines: dict[AnyGuard, UserLine | None] = field(
-        default_factory=dict
-    )  # the line that made each guard, for who listens
-
-    @property
-    def ops(self) -> int:
-        """Torch calls in the graph."""
-        nodes = () if self.gm is None else self.gm.graph.nodes
-        return sum(node.op in ("call_function", "call_method") for node in nodes)
 
 
 class Compiler:
@@ -198,8 +167,6 @@ class Compiler:
         self.inner = InnerFrames(lambda function: _inner_dispatcher(function, me()))
         self.share = Share("", lambda: () if (alive := me()) is None else alive.all_entries())
         self.told_full = False
-        self.symbols_made = False  # by the last captures
-        self.handling = False  # whether who called last is handling an exception
         owner = getattr(fn, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
         self.model = weakref.ref(owner) if module else None
@@ -207,8 +174,7 @@ class Compiler:
         self.owner: Any = owner if module else fn if type(fn) is types.FunctionType else None
         self.kin: Any = None  # what siblings have in common: backend and options; None: it has none
         self.shelf = siblings.lasting
-        self.for_all = False  # the module is an argument of what is being captured
-        self.breaks_for_all = False  # that was tried, and the graph broke
+        self.breaks_for_all = False  # a program with the module as an argument was tried, and broke
         self.own_dispatcher: Any = None
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
         self.share.name = self.title = self.name
@@ -264,9 +230,9 @@ class Compiler:
             )
             return self.eager(args, kwnames)
         begin = time.perf_counter()
+        call = Invocation(args, kwnames, handling=sys.exception() is not None)
         with _compiling:
-            self.handling = sys.exception() is not None
-            found = self.entry_for(dispatcher, args, n_positional, kwnames)
+            found = self.entry_for(dispatcher, call)
         if found is None:
             run = self.share.natively(self.why_eager, None, self.fn)
             return self.share.ends_calls(functools.partial(run, self.eager))(args, kwnames)
@@ -292,48 +258,43 @@ class Compiler:
         finally:
             failed = None
 
-    def entry_for(
-        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
-    ) -> Any:
+    def entry_for(self, dispatcher: Any, call: Invocation) -> Any:
         """An entry for the call and the tensors that it takes, compiled now or by another thread meanwhile;
         None: run it eager.
         """
-        found = self.served(dispatcher, args, n_positional, kwnames)
+        found = self.served(dispatcher, call)
         if found is not None:
             return found
-        found = siblings.shared(self, args, n_positional, kwnames)
+        found = siblings.shared(self, call)
         if found is not None:
             dispatcher.add(found[0])
             return found
-        if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
+        if dispatcher.entries and not self.may_add(dispatcher, call):
             return None
         if not dispatcher.entries:
-            siblings.learn(self, args, n_positional, kwnames)
+            siblings.learn(self, call)
         try:
-            entry = self.new_entry(dispatcher, args, n_positional, kwnames)
-            tensors = entry.program.check(args)
+            entry = self.new_entry(call)
+            tensors = entry.program.check(call.args)
             if tensors is None:
                 raise InternalError(
                     "DM901",
                     f"a guard of {self.name} fails right after its capture",
-                    why=miss_reason(entry, self.flat(args), n_positional, kwnames),
+                    why=miss_reason(entry, self.flat(call.args), call.n_positional, call.kwnames),
                     cure="report this; dynamotor.disable(fn) keeps the function out",
                 )
         except InternalError as error:
-            failures.note(self.fn, None if kwnames else args, error)
+            failures.note(self.fn, None if call.kwnames else call.args, error)
             self.failed(dispatcher, error)
             return None
         dispatcher.add(entry)
         self.shelf.add(self, entry)
         return entry, tensors
 
-    def new_entry(
-        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
-    ) -> Any:
+    def new_entry(self, call: Invocation) -> Any:
         """Capture and compile a call."""
         with collector_paused(), unseen_by_hooks(), self.compilations.next():
-            self.for_all = not self.breaks_for_all and siblings.is_for_all(self)
-            captured, run = self.compiled(args, kwnames)
+            captured, run = self.compiled(call, not self.breaks_for_all and siblings.is_for_all(self))
             CaptureError.when(
                 captured.left_to_eager and self.strict,
                 "DM255",
@@ -342,30 +303,28 @@ class Compiler:
                 cure="take what the reason names out of the function, or accept it (fullgraph=False, strict=False)",
             )
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
-            entry = self.entry(captured, run, n_positional, kwnames)
-            return siblings.bind(entry, self.owner, len(args)) if captured.for_all else entry
+            entry = self.entry(captured, run, call)
+            return siblings.bind(entry, self.owner, len(call.args)) if captured.for_all else entry
 
-    def compiled(
-        self, args: tuple[Any, ...], kwnames: tuple[str, ...]
-    ) -> tuple[Captured, Callable[..., Any]]:
+    def compiled(self, call: Invocation, for_all: bool) -> tuple[Captured, Callable[..., Any]]:
         """A call's trace and its compiled graph. Sizes stay numbers where symbols stop the compiler, or leave
         a graph to eager PyTorch that is compiled with numbers."""
-        self.symbols_made, general = False, None
+        call.symbols, general = False, None
         try:
-            general = self.compiled_once(args, kwnames)
+            general = self.compiled_once(call, for_all)
         except (BackendError, InternalError) as error:
-            if not self.symbols_made or config.verify and isinstance(error, InternalError):
+            if not call.symbols or config.verify and isinstance(error, InternalError):
                 raise
             why = str(error).splitlines()[0]
         else:
-            if not self.symbols_made or not general[0].left_to_eager:
+            if not call.symbols or not general[0].left_to_eager:
                 return general
             why = general[0].left_to_eager[0]
         if self.policy.guessed:
             self.policy.guessed = None
-            return self.compiled(args, kwnames)
+            return self.compiled(call, for_all)
         self.policy.refused = why
-        special = self.compiled_once(args, kwnames)
+        special = self.compiled_once(call, for_all)
         if general is not None and special[0].left_to_eager:  # then symbols are not what is in the way
             self.policy.refused = ""
             return general
@@ -373,12 +332,10 @@ class Compiler:
         log("recompiles", lambda: f"{self.name}: sizes stay numbers: {why}")
         return special
 
-    def compiled_once(
-        self, args: tuple[Any, ...], kwnames: tuple[str, ...]
-    ) -> tuple[Captured, Callable[..., Any]]:
+    def compiled_once(self, call: Invocation, for_all: bool) -> tuple[Captured, Callable[..., Any]]:
         """A call's trace and its compiled graph."""
-        captured = self.capture(args, kwnames)
-        captured.for_all, captured.settings = self.for_all, config.snapshot()
+        captured = self.capture(Attempt(call, self.policy, for_all=for_all and not self.breaks_for_all))
+        captured.settings = config.snapshot()
         fallbacks = counters["fallback"].copy()
         with collect("fallback", "auto", "late") as events:
             run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
@@ -387,13 +344,11 @@ class Compiler:
         captured.left_to_eager = [str(e.data["reason"]) for e in events if e.data.get("what") == "graph"]
         return captured, run
 
-    def served(
-        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
-    ) -> tuple[Any, Any] | None:
+    def served(self, dispatcher: Any, call: Invocation) -> tuple[Any, Any] | None:
         """The entry that is there for such a call, and the tensors that it takes."""
         for entry in dispatcher.entries:
-            if entry.n_positional == n_positional and entry.kwnames == kwnames:
-                tensors = entry.program.check(args)
+            if call.fits(entry):
+                tensors = entry.program.check(call.args)
                 if tensors is not None:
                     return entry, tensors
         return None
@@ -407,9 +362,9 @@ class Compiler:
         """Capture and build for such a call, its backward too, and run nothing of it; gives what a call will
         still have to build, and why.
         """
-        call = (dispatcher, (*args, *kwargs.values()), len(args), tuple(kwargs))
+        call = Invocation((*args, *kwargs.values()), tuple(kwargs))
         with _compiling:
-            found = self.entry_for(*call)
+            found = self.entry_for(dispatcher, call)
         if found is None:
             return [f"{self.name} runs in eager PyTorch"]
         captured = found[0].info.data
@@ -446,9 +401,7 @@ class Compiler:
     def unwind(self, args: tuple[Any, ...]) -> None:
         """Leave the blocks of the user's frame that are open where the captured part begins: none here."""
 
-    def entry(
-        self, captured: Captured, run: Callable[..., Any], n_positional: int, kwnames: tuple[str, ...]
-    ) -> Any:
+    def entry(self, captured: Captured, run: Callable[..., Any], call: Invocation) -> Any:
         """The entry of a trace whose graph is compiled, so that all is known that was assumed of its
         sizes.
         """
@@ -458,32 +411,32 @@ class Compiler:
             captured.finish = self.share.ends_calls(captured.finish)
         run = checked(run, captured.check, captured.draws)
         run = left_when_raising(run, captured.gm)
-        entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
+        entry = make_entry(
+            guards, captured.inputs, run, captured.finish, call.n_positional, call.kwnames, captured
+        )
         rounds = captured.reason is not None and captured.reason.kind == "loop"  # any round
         entry.general = row is not None or rounds
         captured.sizes.close()
         return entry
 
-    def may_add(
-        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
-    ) -> bool:
+    def may_add(self, dispatcher: Any, call: Invocation) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
         most = config.cache_size_limit * (MORE_SHAPES if self.options.dynamic else 1)
         full = len(dispatcher.entries) >= most
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
             return False
-        flat = self.flat(args)
+        flat = self.flat(call.args)
         reasons = [
-            miss_reason(e, flat, n_positional, kwnames)
+            miss_reason(e, flat, call.n_positional, call.kwnames)
             + e.info.data.sizes.why_number(first_failure(e.info.guards, flat), flat)
             for e in dispatcher.entries
         ]
         for e in dispatcher.entries:
-            if e.n_positional == n_positional and e.kwnames == kwnames:
+            if call.fits(e):
                 self.policy.learn(e.info.guards, flat)
                 many = 2 * len(dispatcher.entries) >= most
-                if many or self.takes_any_module(args) or any(map(_is_gone, e.info.guards)):
+                if many or self.takes_any_module(call.args) or any(map(_is_gone, e.info.guards)):
                     self.policy.unbind(e.info.guards, flat)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
@@ -548,14 +501,14 @@ class Compiler:
         return self.fn(*args[:n], **dict(zip(kwnames, args[n:])))
 
     # Capture ------------------------------------------------------------------------------------------------
-    def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
-        """Trace the call. Raises CaptureError where that is all that may be done, InternalError for mistakes
-        of our own.
+    def capture(self, attempt: Attempt) -> Captured:
+        """Trace a call until an attempt is a program. Raises CaptureError where that is all that may be done,
+        InternalError for mistakes of our own.
         """
         require(COMPILE)
         try:
             with timed("capture"), deep_recursion():
-                captured = self._trace(args, kwnames)
+                captured = self._traced(attempt)
         except DynamotorError:
             raise
         except Exception as error:
@@ -571,101 +524,95 @@ class Compiler:
         emit("capture", name=self.name, graph=captured.gm, guards=captured.guards, captured=captured)
         return captured
 
-    def _trace(
-        self,
-        args: tuple[Any, ...],
-        kwnames: tuple[str, ...],
-        fixed: Mapping[Source, Assumption | FloatIs] = _NONE,
-    ) -> Captured:
-        """`fixed`: sources of which an earlier trace needed the numbers: those are numbers from the start in
-        the next one.
-        """
-        ambient = Ambient.current()
-        trace = Trace(policy=self.policy, fixed=fixed, handling=self.handling)
+    def _traced(self, attempt: Attempt) -> Captured:
+        while True:
+            outcome = self._tried(attempt)
+            if isinstance(outcome, Break):
+                outcome = self._broken(outcome, attempt)
+            if isinstance(outcome, Done):
+                outcome.captured.for_all = attempt.for_all
+                return outcome.captured
+            attempt = outcome.attempt
+
+    def _tried(self, attempt: Attempt) -> Outcome:
+        """Make one trace."""
+        ambient, trace = Ambient.current(), attempt.trace()
         try:
             with preserved_modes():
-                result = self._run(trace, args, kwnames)
+                result = self._run(trace, attempt)
                 trace.check_generators()
                 if not trace.checks.stand():
-                    return self._without_checks(args, kwnames, fixed)
-                cg = Codegen(trace)
-                trace.effects.guard_aliases()
-                replays = trace.effects.replay(cg)
-                captured = finish_trace(trace, cg, cg.emit(result), ambient, replays)
-            more = _beyond(fixed, trace.sizes.specialised())
-            return self._trace(args, kwnames, {**fixed, **more}) if more else captured
+                    return self._without_checks(attempt)
+                captured = finished(trace, ambient, lambda cg: cg.emit(result))
+            return attempt.needing(trace.sizes.specialised()) or Done(captured)
         except Raised as raised:
             raised.__traceback__ = None
             if trace.checks.any:  # where one fails the program may not come here
-                return self._without_checks(args, kwnames, fixed)
-            more = _beyond(fixed, trace.sizes.specialised())
-            if more:
-                return self._trace(args, kwnames, {**fixed, **more})
-            if self.for_all:
-                return self._for_one(args, kwnames, fixed)
-            return self._raises(raised, trace, kwnames, ambient)
+                return self._without_checks(attempt)
+            again = attempt.needing(trace.sizes.specialised())
+            if again is None and attempt.for_all:
+                again = self._for_one(attempt)
+            return again or Done(self._raises(raised, trace, ambient, attempt.call.kwnames))
         except Afresh:
-            return self._trace(args, kwnames, fixed)
+            return Retry(attempt)
         except Unsupported as stop:
-            more = _beyond(
-                fixed, trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames)
-            )
-            if more:
-                return self._trace(args, kwnames, {**fixed, **more})
-            if not trace.checks.stand():
-                return self._without_checks(args, kwnames, fixed)
-            if rules_states.broken_region(trace):
-                self.policy.broken_regions = True
-                log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
-                return self._trace(args, kwnames, fixed)
-            if self.for_all and isinstance(self.owner, torch.nn.Module):
-                return self._for_one(args, kwnames, fixed)
-            note_break(stop.reason)
-            if self.strict:
-                raise stop.reason.error() from None
-            return self._broken(stop, trace, args, kwnames, ambient)
+            return self._again(stop, trace, attempt) or Break.of(stop, trace, ambient)
         finally:
-            self.symbols_made = self.symbols_made or bool(trace.sizes.env.symbols)
+            attempt.call.symbols |= bool(trace.sizes.env.symbols)
             trace.forget()
 
-    def _without_checks(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Any) -> Captured:
-        """The program's tests of data break the graph: it writes its inputs, say, and so does not run twice."""
+    def _again(self, stop: Unsupported, trace: Trace, attempt: Attempt) -> Retry | None:
+        """The attempt that may get further than one that broke."""
+        numbers = trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, attempt)
+        again = attempt.needing(numbers)
+        if again is not None:
+            return again
+        if not trace.checks.stand():
+            return self._without_checks(attempt)
+        if rules_states.broken_region(trace):
+            self.policy.broken_regions = True
+            log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
+            return Retry(attempt)
+        if attempt.for_all and isinstance(self.owner, torch.nn.Module):
+            return self._for_one(attempt)
+        return None
+
+    def _without_checks(self, attempt: Attempt) -> Retry:
+        """The program's tests of data break the graph: it writes its inputs, say, and so does not run
+        twice."""
         self.policy.checks = False
-        return self._trace(args, kwnames, fixed)
+        return Retry(attempt)
 
-    def _for_one(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Any) -> Captured:
-        """What follows a break is not shared, and of a held module more can be said: it has programs of its own."""
-        self.for_all, self.breaks_for_all = False, True
-        return self._trace(args, kwnames, fixed)
+    def _for_one(self, attempt: Attempt) -> Retry:
+        """What follows a break is not shared, and of a held module more can be said: it has programs of its
+        own."""
+        self.breaks_for_all = True
+        return Retry(replace(attempt, for_all=False))
 
-    def _needed_as_numbers(
-        self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...], kwnames: tuple[str, ...]
-    ) -> Mapping[Source, Assumption | FloatIs]:
-        """All symbols and floats that are inputs, if the trace gets further without them: PyTorch's own Python
-        code may know nothing of symbols.
+    def _needed_as_numbers(self, stop: Unsupported, sizes: TraceSizes, attempt: Attempt) -> Numbers:
+        """All symbols and floats that are inputs, if the trace gets further without them: PyTorch's own
+        Python code may know nothing of symbols.
         """
         numbers: dict[Source, Assumption | FloatIs] = {**sizes.floats_as_numbers(stop.reason.where)}
         if stop.reason.kind == "unsupported-op":
             numbers |= sizes.as_numbers(stop.reason.where)
         if not numbers:
             return {}
-        trace = Trace(policy=self.policy, fixed={**sizes.fixed, **numbers}, handling=self.handling)
+        trial = replace(attempt, fixed={**sizes.fixed, **numbers})
+        trace = trial.trace()
         try:
             with preserved_modes():
-                self._run(trace, args, kwnames)
+                self._run(trace, trial)
         except Unsupported as again:
-            return (
-                {}
-                if (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where)
-                else numbers
-            )
+            same = (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where)
+            return {} if same else numbers
         except (Raised, Afresh):
             pass
         finally:
             trace.forget()
         return numbers
 
-    def _raises(self, raised: Raised, trace: Trace, kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
+    def _raises(self, raised: Raised, trace: Trace, ambient: Ambient, kwnames: tuple[str, ...]) -> Captured:
         """The program raises, as far as the capture can tell: eager raises it, with the user's own
         traceback.
         """
@@ -688,60 +635,65 @@ class Compiler:
         told: list[BreakReason] = []
         return Captured(None, [], [], [ambient, *trace.reader.guards], finish, trace.sizes, "", reason)
 
-    def _broken(
-        self,
-        stop: Unsupported,
-        failed: Trace,
-        args: tuple[Any, ...],
-        kwnames: tuple[str, ...],
-        ambient: Ambient,
-    ) -> Captured:
+    def _broken(self, broken: Break, attempt: Attempt) -> Done | Retry:
         """Capture up to the break, or nothing when no frame can be cut."""
-        for depth, step in cut_points(stop, failed.generators):
-            alone = (
-                "transform",
-                "disabled" if depth == len(stop.frames) else "",
-            )  # the instruction is such a call
-            inner = None if stop.reason.kind in alone else self.inner
-            with preserved_modes():
-                trace = Trace(
-                    break_at=step,
-                    policy=self.policy,
-                    fixed=failed.sizes.fixed,
-                    handling=self.handling,
-                )
-                try:
-                    self._run(trace, args, kwnames)
-                except Stop:
-                    if len(trace.stopped) != depth:
-                        break
-                    try:
-                        trace.check_generators()
-                        cg = Codegen(trace)
-                        trace.effects.guard_aliases()
-                        replays = trace.effects.replay(cg)
-                        natively = self.share.natively(stop.reason, inner)
-                        going_on = emit_break(trace, cg, self.resume_dispatcher, natively, self.is_root)
-                        return finish_trace(trace, cg, going_on, ambient, replays, stop.reason)
-                    except Unsupported:
-                        continue
-                except (Unsupported, Raised):
-                    pass
-                finally:
-                    trace.forget()
+        stop, failed = broken.stop, broken.sizes
+        note_break(stop.reason)
+        if self.strict:
+            raise stop.reason.error()
+        for depth, step in broken.cuts:
+            captured, further = self._up_to(replace(attempt, fixed=failed.fixed, break_at=step), depth, stop)
+            if captured is not None:
+                return Done(captured)
+            if not further:
                 break
-        if self.for_all:
-            return self._for_one(args, kwnames, failed.sizes.fixed)
+        if attempt.for_all:
+            return self._for_one(replace(attempt, fixed=failed.fixed))
         counters["frames"]["eager"] += 1
-        guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
         by_itself = "transform", "frames", "" if stop.frames else "disabled"
         captures_calls = stop.reason.kind not in by_itself and not stop.uncaptured_calls
         hooked = self.inner if captures_calls else None
         run = functools.partial(self.share.natively(stop.reason, hooked, self.fn), self.eager)
-        return Captured(
-            None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason
-        )
+        kwnames = attempt.call.kwnames
+        finish = lambda outs, args: run(args, kwnames)  # noqa: E731
+        return Done(Captured(None, [], [], broken.guards, finish, failed, "", stop.reason))
+
+    def _up_to(self, attempt: Attempt, depth: int, stop: Unsupported) -> tuple[Captured | None, bool]:
+        """The program up to an instruction, with so many frames cut; or None, and whether another place may
+        do."""
+        # The instruction is such a call.
+        alone = "transform", "disabled" if depth == len(stop.frames) else ""
+        inner = None if stop.reason.kind in alone else self.inner
+        ambient, trace = Ambient.current(), attempt.trace()
+        try:
+            with preserved_modes():
+                try:
+                    self._run(trace, attempt)
+                except Stop:
+                    if len(trace.stopped) != depth:
+                        return None, False
+                    return self._cut(trace, ambient, inner, stop.reason), True
+        except (Unsupported, Raised):
+            pass
+        finally:
+            trace.forget()
+        return None, False
+
+    def _cut(
+        self, trace: Trace, ambient: Ambient, inner: InnerFrames | None, reason: BreakReason
+    ) -> Captured | None:
+        """The program of a trace that has come to its cut; None where its frames cannot be rebuilt."""
+
+        def going_on(cg: Codegen) -> str:
+            natively = self.share.natively(reason, inner)
+            return emit_break(trace, cg, self.resume_dispatcher, natively, self.is_root)
+
+        try:
+            trace.check_generators()
+            return finished(trace, ambient, going_on, reason)
+        except Unsupported:
+            return None
 
     def resume_dispatcher(self, point: ResumePoint) -> Any:
         """The dispatcher of a place in the middle of a function, one for each place."""
@@ -750,8 +702,9 @@ class Compiler:
             found = self.resumes[point.key] = ResumeCompiler(point, self).dispatcher()
         return found
 
-    def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
-        owner = Arg(len(args), "self") if self.for_all else None
+    def _run(self, trace: Trace, attempt: Attempt) -> Value:
+        args, kwnames = attempt.call.args, attempt.call.kwnames
+        owner = Arg(len(args), "self") if attempt.for_all else None
         root, bound = root_value(trace, self.fn, owner)
         n = len(args) - len(kwnames)
         sources = arg_sources(parameter_names(self.fn), n, kwnames)
@@ -774,8 +727,8 @@ class ResumeCompiler(Compiler):
         self.resumes, self.inner = parent.resumes, parent.inner
         self.meets_modules_of(parent)
 
-    def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
-        return self.point.run(trace, args)
+    def _run(self, trace: Trace, attempt: Attempt) -> Value:
+        return self.point.run(trace, attempt.call.args)
 
     def unwind(self, args: tuple[Any, ...]) -> None:
         unwind(self.point.at, args, self.point.globals)
@@ -796,7 +749,8 @@ class InnerCompiler(Compiler):
     def _split(
         self, values: Sequence[Any], items: Callable[[Any], Iterable[Any]], pairs: Callable[[Any], Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments from the bound parameters; `items` and `pairs` open those of `*` and `**`."""
+        """Positional and keyword arguments from the bound parameters; `items` and `pairs` open those of `*`
+        and `**`."""
         code, rest = self.fn.__code__, list(values)
         positional = [rest.pop(0) for _ in range(code.co_argcount)]
         names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
@@ -811,7 +765,8 @@ class InnerCompiler(Compiler):
         positional, keywords = self._split(args, iter, dict)
         return self.fn(*positional, **keywords)
 
-    def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
+    def _run(self, trace: Trace, attempt: Attempt) -> Value:
+        args = attempt.call.args
         sources = arg_sources(self.fn.__code__.co_varnames, len(args), ())
         values = [trace.wrap(source, arg) for source, arg in zip(sources, args)]
         positional, keywords = self._split(
@@ -822,7 +777,7 @@ class InnerCompiler(Compiler):
         trace.tail = True
         if values and isinstance(values[0], nn_module.NNModuleValue) and self.fn.__name__ == "forward":
             values[0].refuse_disabled(trace)
-        owner = Arg(len(args), "self") if self.for_all else None
+        owner = Arg(len(args), "self") if attempt.for_all else None
         return root_value(trace, self.fn, owner)[0].call(trace, positional, keywords)
 
 
@@ -831,85 +786,9 @@ def _inner_dispatcher(function: types.FunctionType, parent: Compiler | None) -> 
     return None if parent is None else InnerCompiler(function, parent).dispatcher()
 
 
-def finish_trace(
-    trace: Trace,
-    cg: Codegen,
-    result: str,
-    ambient: Ambient,
-    replays: bool,
-    reason: BreakReason | None = None,
-) -> Captured:
-    """Close the graph and the generated Python of a trace."""
-    failed = trace.checks.failed
-    check = None if failed is None else cg.place(failed.node)
-    finish, code = cg.function(result)
-    finish = trace.checkpoint_reads.watched(finish)
-    log("code", code)
-    gm = trace.graph.module(cg.outputs)
-    if gm is not None:
-        log("graphs", lambda: f"captured\n{program_text(gm)}")
-    inputs = trace.graph.inputs if gm is not None else []
-    guard_overlaps(trace)
-    guards = [ambient, *trace.reader.guards]
-    log("guards", lambda: "\n".join(map(str, guards)))
-    effects = gm is not None and (
-        tensor.writes_inputs(trace) or any(map(failed_graphs.acts_outside, gm.graph.nodes))
-    )
-    lines = trace.reader.guards if trace.reader.heard else {}
-    states = rules_states.StateEffect.known(trace)
-    return Captured(
-        gm,
-        inputs,
-        trace.graph.examples,
-        guards,
-        finish,
-        trace.sizes,
-        code,
-        reason,
-        trace.steps,
-        effects,
-        replays,
-        check,
-        trace.draws and (trace.checks.any or states is not None),
-        states=states is not None,
-        asked=frozenset(trace.asked),
-        lines=lines,
-    )
-
-
-def _beyond(
-    fixed: Mapping[Source, Assumption | FloatIs], more: Mapping[Source, Assumption | FloatIs]
-) -> Mapping[Source, Assumption | FloatIs]:
-    """What another trace would know more; nothing where it would only be the same again."""
-    return more if more.keys() - fixed.keys() else _NONE
-
-
-def root_value(
-    trace: Trace, fn: Callable[..., Any], source: Source | None = None
-) -> tuple[Value, list[Value]]:
-    """The value to call, and arguments that it gets first. source: where a method's module, or the function,
-    comes from, if the program is for all of its kind."""
-    trace.owner = source
-    trace.repeated.update(() if source is None else (source,))
-    if isinstance(fn, types.MethodType):
-        owner = trace.wrap(source or Const(fn.__self__, "self"), fn.__self__)
-        if isinstance(owner, nn_module.NNModuleValue) and type(fn.__self__).__call__ is fn.__func__:
-            return owner, []
-        return trace.wrap(Const(fn.__func__, fn.__name__), fn.__func__), [owner]
-    return trace.wrap(source or Const(fn, getattr(fn, "__name__", "fn")), fn), []
-
-
-def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the positional parameters, as far as they are known."""
-    skip = isinstance(fn, types.MethodType)
-    if isinstance(fn, types.MethodType) and isinstance(fn.__self__, torch.nn.Module):
-        fn = type(fn.__self__).forward
-    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
-    return () if code is None else code.co_varnames[skip : code.co_argcount]
-
-
 def _is_gone(row: AnyGuard) -> bool:
-    """Whether a guard is of a parameter or buffer that nobody holds any more: a module is made at each call."""
+    """Whether a guard is of a parameter or buffer that nobody holds any more: a module is made at each
+    call."""
     return type(row) is TensorIs and row.ref() is None
 
 

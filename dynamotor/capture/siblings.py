@@ -1,11 +1,12 @@
-"""Modules of one class that are compiled one by one (regional compilation), and functions of one code, share what
-is compiled for them.
+"""Modules of one class that are compiled one by one (regional compilation), and functions of one code, share
+what is compiled for them.
 
 >>> for block in model.blocks: block.compile()      # one graph, not one for each block
 
-A program that may be shared is captured with its module (or function) as one more argument, behind those of the
-call: then everything that it relies on of the module is guarded, and what is no fact of all is an input. Each callable
-has entries of its own, whose guard program has its module in that argument's place, bound as always.
+A program that may be shared is captured with its module (or function) as one more argument, behind those of
+the call: then everything that it relies on of the module is guarded, and what is no fact of all is an input.
+Each callable has entries of its own, whose guard program has its module in that argument's place, bound as
+always.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import _C
 from ..base.config import config
+from .attempts import Invocation
 from .dispatch import compile_program
 from .guards import IdIs
 from .source import SlotOf
@@ -46,7 +48,8 @@ class Program:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One compilation: by which compiler, of what (weak references), and its program if others may take it."""
+    """One compilation: by which compiler, of what (weak references), and its program if others may take
+    it."""
 
     kin: Any
     compiler: Any
@@ -55,8 +58,8 @@ class _Row:
 
 
 class Shelf:
-    """Programs for functions and modules that are compiled anew again and again (a closure, `compile(f)` inside a
-    loop): they outlive the dispatchers that they were made for.
+    """Programs for functions and modules that are compiled anew again and again (a closure, `compile(f)`
+    inside a loop): they outlive the dispatchers that they were made for.
 
     lasting: only programs that hold no object of a call are kept.
     """
@@ -134,7 +137,8 @@ def _key(compiler: Compiler) -> Any:
 
 
 def _kind(compiler: Compiler) -> tuple[Any, Any]:
-    """What siblings have, by identity: a module's class and the function of the method, or a function's code."""
+    """What siblings have, by identity: a module's class and the function of the method, or a function's
+    code."""
     owner, fn = compiler.owner, compiler.fn
     return (type(owner), fn.__func__) if isinstance(fn, types.MethodType) else (owner.__code__, None)
 
@@ -183,33 +187,31 @@ def _may_reduce(owner: Any) -> bool:
     return any(part is None or isinstance(part, DistributedDataParallel) for part in parts)
 
 
-def shared(
-    compiler: Compiler, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
-) -> tuple[Any, Any] | None:
+def shared(compiler: Compiler, call: Invocation) -> tuple[Any, Any] | None:
     """An entry for a call whose program was made for a sibling and fits this module, and what it takes."""
-    for entry in _programs(compiler, n_positional, kwnames):
-        made = bind(entry, compiler.owner, len(args))
-        tensors = made.program.check(args)
+    for entry in _programs(compiler, call):
+        made = bind(entry, compiler.owner, len(call.args))
+        tensors = made.program.check(call.args)
         if tensors is not None:
             return made, tensors
     return None
 
 
-def learn(compiler: Compiler, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> None:
-    """Note which sizes and numbers differ from those of such programs: the next program takes them as inputs."""
-    flat = compiler.flat(args)
-    for program in _programs(compiler, n_positional, kwnames):
+def learn(compiler: Compiler, call: Invocation) -> None:
+    """Note which sizes and numbers differ from those of such programs: the next program takes them as
+    inputs."""
+    flat = compiler.flat(call.args)
+    for program in _programs(compiler, call):
         compiler.policy.learn(program.info.guards, flat)
 
 
-def _programs(compiler: Compiler, n_positional: int, kwnames: tuple[str, ...]) -> Iterator[Any]:
+def _programs(compiler: Compiler, call: Invocation) -> Iterator[Any]:
     """Entries of siblings that such a call may take, each program once, those of fixed sizes first."""
     found = {}
     there = [entry for each in _siblings(compiler) for entry in each.entries()]
     for entry in (*there, *compiler.shelf.programs(compiler)):
         captured = entry.info.data
-        fits = entry.n_positional == n_positional and entry.kwnames == kwnames
-        if fits and captured.for_all and captured.settings == config.snapshot():
+        if call.fits(entry) and captured.for_all and captured.settings == config.snapshot():
             found[id(entry.run)] = entry
     return iter(sorted(found.values(), key=lambda entry: entry.general)[: config.cache_size_limit])
 
