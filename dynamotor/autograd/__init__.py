@@ -14,7 +14,7 @@ time.
 * Forward: outputs are the user outputs, then the saved values. Backward: inputs are the saved values, then
   tangents; outputs are gradients for each differentiable input (None allowed). A compiled backward may have a
   second way to be called, `boxed(list)`, which empties the list and frees each input after its last use, as
-  eager's backward frees what it saved (`retain_graph=True` keeps all).
+  eager's backward frees its saved values (`retain_graph=True` keeps all).
 * Randomness: with `config.fallback_random` the aten random ops stay, in eager's order. Otherwise each draws
   `torch.ops.dynamotor.rand(seed, stream, size, dtype=, device=) -> uniform [0,1)` where `seed` is the result
   of one `torch.ops.dynamotor.new_seed() -> int64[1]` per forward graph (drawn from torch's default generator,
@@ -37,7 +37,7 @@ time.
 * `keeper=` (`autograd/program_cache.py`): programs are kept on disk between capture and autograd. The key is
   the torch graph's exact text, the inputs' metadata, PyTorch's settings and the backend's `environment()`
   (`codegen/stored.py`: settings, versions, a hash of this package's files, the machine). An entry is JSON:
-  the `Recipe` (what the run-time wrapper knows of a program), the call program's `Listing` with its constants
+  the `Recipe` (the run-time wrapper's facts of a program), the call program's `Listing` with its constants
   and its libraries' keys, and each backward's graph; a compiled backward is an entry of its own.
   `graph/plain_data.py` writes values down; what has no exact text raises `NotPlain` and is not kept (event
   "not kept"). With `config.verify`, `check`, `sanitize`, `log`, `debug` or a listener of a compilation's

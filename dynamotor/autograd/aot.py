@@ -200,7 +200,7 @@ def _same_in(gm: torch.fx.GraphModule, at: Node | None) -> Node | None:
 
 
 def _decided_late(gm: torch.fx.GraphModule) -> list[Node]:
-    """The nodes around which the graph is cut: data decides what they give, or they set a state."""
+    """The nodes around which the graph is cut: data decides their results' sizes, or they set a state."""
     calls = [
         n for n in gm.graph.nodes if n.op.startswith("call")
     ]  # a number that was read is an input of a part
@@ -261,7 +261,7 @@ def _in_parts(
 
 
 def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> None:
-    """Autograd saves none: a compiled backward may want one where eager's wants what was made of it."""
+    """Autograd saves none: a compiled backward may want one where eager's wants a value made of it."""
     UnsupportedOp.when(
         any(graded) and any(torch.is_tensor(t) and t.is_inference() for t in inputs),
         "DM244",
@@ -271,7 +271,7 @@ def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> 
 
 
 def memory_groups(inputs: Sequence[Any]) -> list[int]:
-    """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
+    """A number for each tensor's storage; refuses tensors whose memory does not hold their values."""
     tensors = [t for t in inputs if torch.is_tensor(t)]
     UnsupportedOp.when(
         any(map(is_lazy, tensors)),
@@ -392,7 +392,7 @@ def _compile_first(
 
 
 def _plain_program(place: Kept, recipe: Recipe, backwards: Sequence[_Backward]) -> dict[str, Any]:
-    """What is kept of a program beside its compiled forward. Graphs are texts in the text: few are read
+    """The stored parts of a program beside its compiled forward. Graphs are texts in the text: few are read
     again.
     """
     NotPlain.when(recipe.constants, "a tensor that the program holds as a constant")
@@ -447,7 +447,7 @@ def _graph_of(text: str, symbols: Mapping[str, Any]) -> torch.fx.GraphModule:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The joint graph cut in two. `saved`: what the backward reads, `kept` inputs first; `results` by place
+    """The joint graph cut in two. `saved`: the backward's inputs, `kept` inputs first; `results` by place
     in the forward.
     """
 
@@ -460,7 +460,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Backward:
-    """One of a program's backwards before it is compiled. `AutogradNode` says what the fields are; `graph`
+    """One of a program's backwards before it is compiled. `AutogradNode` describes the fields; `graph`
     gives its graph.
     """
 
@@ -638,7 +638,7 @@ def _groups(joint: Joint, cut: _Cut, leaves: frozenset[int]) -> dict[int, list[i
 def _backward_graph(
     joint: Joint, cut: _Cut, group: Sequence[int], mask: int
 ) -> tuple[list[Node], tuple[int, ...], torch.fx.GraphModule]:
-    """What a backward for these inputs reads of the forward, which tangents it takes, and its graph."""
+    """A backward for these inputs: the values it reads of the forward, its tangents and its graph."""
     gradients = dict(zip(joint.gradient_of, joint.output[2], strict=True))
     outputs = [gradients[i] for i in group]
     needed = inputs_of(outputs, set(cut.saved))

@@ -338,7 +338,7 @@ class GraphRecorder:
         return made
 
     def _record_new_metadata(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
-        """`t_` and its like: the tensor becomes a view of what it was."""
+        """`t_` and its like: the tensor becomes a view of its former self."""
         UnsupportedOp.when(
             func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor),
             "DM241",
@@ -452,7 +452,7 @@ def _with_defaults(form: OpOverload, args: tuple) -> tuple:
     return (*args, 0.5) if form is aten.bernoulli.p and len(args) == 1 else args
 
 
-# Their result lies in memory as the argument does, holes between elements included.
+# Their result has the argument's memory layout, holes between elements included.
 _KEEP_HOLES = frozenset(
     (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
 )
@@ -588,7 +588,9 @@ def _as_strided(
 def _as_strided_copy(
     recorder: GraphRecorder, func: OpOverload, source: torch.Tensor, *place: Any, **named: Any
 ) -> Any:
-    """A copy of such a view: what it addresses may lie outside of `source`, which alone would lie there."""
+    """A copy of such a view: its elements may be outside of `source`, which is the only tensor known
+    there.
+    """
     view = _as_strided(recorder, aten.as_strided.default, source, *place, **named)
     if view is NotImplemented:
         return view

@@ -1,7 +1,7 @@
 """The nodes that stand for a compiled graph in autograd's graph: one, or where that would visit too much,
 several.
 
-Autograd visits what a node leads to, with or without a gradient (`reach.py`). Where not all outputs lead to
+Autograd visits a node's successors, with or without a gradient (`reach.py`). Where not all outputs lead to
 all inputs, an output that may have hooks gets a node of its own, and an input that is no leaf hangs behind
 those outputs alone that use it.
 """
@@ -432,7 +432,7 @@ class _UnlessAbsent:
     """A hook of a leaf that passes over a gradient that has not come."""
 
     hook: Callable[[Any], Any]
-    has_come: Callable[[Any], bool]  # of what the hook is called with
+    has_come: Callable[[Any], bool]  # of the hook's arguments
 
     def __call__(self, given: Any) -> Any:
         return self.hook(given) if self.has_come(given) else None

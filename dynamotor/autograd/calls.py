@@ -1,4 +1,4 @@
-"""What surrounds each call of compiled code: autocast and gradients are off in it, and what it writes is told
+"""Around each call of compiled code: autocast and gradients are off in it, and its writes are told
 to PyTorch.
 """
 

@@ -148,7 +148,7 @@ def _native_batch_norm_backward(
 def _log_softmax(
     recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, dim: int, half_to_float: bool
 ) -> Any:
-    """On a GPU in steps: the backward then saves two numbers a row and what the rows are computed from, not
+    """On a GPU in steps: the backward then saves two numbers a row and the rows' operands, not
     the result.
     """
     if (

@@ -2,7 +2,7 @@
 tensors, autograd sees the wrappers.
 
 The torch graph runs over wrappers around tensors without data, so `__torch_dispatch__` is traced through, in
-the forward and in the backward. A `WrapperBoundary` keeps what the trace then knows.
+the forward and in the backward. A `WrapperBoundary` keeps the trace's facts.
 
 >>> boundary.flat((x, quantised))        # [x, quantised.values, quantised.scale]
 """
@@ -55,7 +55,7 @@ class WrapperBoundary:
         ]
 
     def static(self, places: frozenset[int]) -> frozenset[int]:
-        """Places among the flat inputs of what is the same object at each call."""
+        """Places among the flat inputs of objects that are the same at each call."""
         counts = [1 if spec is None else len(spec.leaves()) for spec in self.inputs]
         starts = [0, *itertools.accumulate(counts)]
         return frozenset(k for i in places for k in range(starts[i], starts[i + 1]))
@@ -143,7 +143,7 @@ def _matches_part(part: Any, spec: Any) -> bool:
 # At trace time ----------------------------------------------------------------------------------------------
 @dataclass
 class Feed:
-    """What the torch graph's placeholders get in the trace, and the plain tensors of it, in order."""
+    """The placeholders' values in the trace, and the plain tensors of it, in order."""
 
     values: list[Any]
     leaves: list[Any]
@@ -270,7 +270,7 @@ def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
 
 
 def tangent_of(root: Any) -> WrapperSpec:
-    """What is expected as the gradient of a wrapper: one like it, or as its class says."""
+    """The expected gradient of a wrapper: one like it, or as its class says."""
     root = root.detach()
     expected = getattr(root, "__coerce_tangent_metadata__", None)
     return WrapperSpec.of(root if expected is None else expected())
@@ -283,7 +283,7 @@ def boundary_of(
     tangents: Sequence[WrapperSpec | None],
     gradients: Sequence[tuple[int, WrapperSpec | None, int]],
 ) -> WrapperBoundary | None:
-    """What the run-time wrapper needs; None for a program without wrappers."""
+    """The run-time wrapper's facts; None for a program without wrappers."""
     if not inputs.has_wrapper() and not results.wrappers:
         return None
     symbols = {i: only for i, spec in enumerate(specs) if type(spec) is Size for only in spec.symbols}

@@ -1,4 +1,4 @@
-"""Gradients of gradients: under `create_graph=True` a compiled backward does not run; what it computes runs
+"""Gradients of gradients: under `create_graph=True` a compiled backward does not run; its computation runs
 as a program that can be differentiated again.
 
 That program is one call of `FirstDerivative`: the torch graph, run again, and PyTorch's engine over it. It is
@@ -35,7 +35,7 @@ _MOST_PROGRAMS = 8  # layouts and sizes of one graph; what comes then runs in ea
 
 @dataclass(frozen=True)
 class Given:
-    """What a call was given, kept for its second derivative: inputs (`old` contents of those that it wrote
+    """A call's inputs, kept for its second derivative: inputs (`old` contents of those that it wrote
     and whose gradients need them), versions of the unsaved, and where the generators
     stood."""
 
@@ -68,7 +68,7 @@ class Again:
 
     def given(self, inputs: tuple[Any, ...]) -> Given | None:
         """Before the forward runs: what its second derivative will need. None while a CUDA graph is captured,
-        when nobody may ask where a generator stands.
+        when a generator's state may not be read.
         """
         try:
             generators = {device: _generator(device).get_state() for device in self.recipe.draws}
@@ -231,7 +231,7 @@ def _as_asked(grad: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def repeatable(joint: Joint) -> Recipe:
-    """The program's recipe with what a second derivative has to know of it."""
+    """The program's recipe with the facts that a second derivative needs."""
     calls = [n for n in joint.gm.graph.nodes if n.op == "call_function"]
     seeds = [n for n in calls if n.target is torch.ops.dynamotor.new_seed.default]
     effects = [n for n in calls if has_effect(n)]

@@ -1,4 +1,4 @@
-"""The check mode before the aten graph: what is traced from a torch graph, split into a forward and its
+"""The check mode before the aten graph: the trace of a torch graph, split into a forward and its
 backwards and joined to autograd again, computes what the torch graph does.
 
 Both run once, op by op, on copies of the examples; results, written inputs and gradients are compared, so

@@ -51,7 +51,7 @@ def extract(
 ) -> torch.fx.GraphModule:
     """A graph module from `inputs` to `outputs`.
 
-    writes: (input, new contents) pairs that become trailing `copy_`. keep: nodes computed although nobody
+    writes: (input, new contents) pairs that become trailing `copy_`. keep: nodes computed although none
     uses them. anchored: when given, the nodes that keep their order; others (recomputed values) are placed
     where they are first used.
     """

@@ -22,7 +22,7 @@ from ..graph.spec import TensorSpec, aten
 
 Emit = Callable[..., torch.fx.Node]
 
-# What a write into a view does to what it views; `xla/ops_view.py` reads these, too.
+# The effect of a write into a view on its base; `xla/ops_view.py` reads these, too.
 # The new value in the base's shape.
 RESHAPED = (
     aten.view.default,
@@ -32,11 +32,11 @@ RESHAPED = (
     aten.squeeze.dim,
     aten.squeeze.dims,
 )
-# Views that set a flag on the tensor, and the op that computes what they show.
+# Views that set a flag on the tensor, and the op that computes their values.
 LAZY_FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
-# What an op gives of the new value and the view's own arguments.
+# The base's value, from the new value and the view's own arguments.
 UNDONE_BY = {aten.t.default: aten.t.default, aten.transpose.int: aten.transpose.int, **LAZY_FLAGS}
-# What an op gives of the base, the new value and the view's own arguments.
+# The base's value, from the base, the new value and the view's own arguments.
 SCATTERED_BY = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
@@ -45,7 +45,8 @@ SCATTERED_BY = {
 
 
 class TracedMemory:
-    """What the aliases of one memory share: the base alias and a count of writes. turned: a tensor that is a
+    """The state shared by the aliases of one memory: the base alias and a count of writes. turned: a tensor
+    that is a
     view, or has some (`viewed`), got another shape in place. recorded: autograd has recorded a call with it.
     overwritten: it was written after that.
     """
@@ -134,8 +135,8 @@ def read(alias: TracedAlias, emit: Emit) -> torch.fx.Node:
 
 
 def source_of(func: OpOverload | None, parent: TracedAlias, emit: Emit) -> torch.fx.Node:
-    """The value that a view looks at. `as_strided` addresses its storage: what was written into the parent
-    and lies elsewhere in one of its own is copied, and what has lost its holes is refused.
+    """The base value of a view. `as_strided` addresses its storage: data written into the parent
+    and placed elsewhere in a storage of its own is copied, and a value without its holes is refused.
     """
     node = read(parent, emit)
     have = spec_of_node(node)
@@ -160,19 +161,19 @@ def source_of(func: OpOverload | None, parent: TracedAlias, emit: Emit) -> torch
 
 
 def arguments_on(node: torch.fx.Node, func: OpOverload, alias: TracedAlias) -> tuple[Any, ...]:
-    """The arguments of a view of a node, which may lie elsewhere in its storage than the parent did."""
+    """The arguments of a view of a node, which may have another offset in its storage than the parent had."""
     return moved(func, alias.args, spec_of_node(node).offset - _viewed(alias).spec.offset)
 
 
 def moved(func: OpOverload | None, args: Sequence[Any], by: Any) -> tuple[Any, ...]:
-    """The arguments of a view of memory that lies so many elements further on."""
+    """The arguments of a view of memory that starts so many elements further on."""
     if func is not aten.as_strided.default or len(args) < 3 or args[2] is None or equal(by, 0):
         return tuple(args)
     size, stride, offset = args
     UnsupportedOp.when(
         not known(">=", offset + by),
         "DM237",
-        "as_strided of what lies before a tensor that was written",
+        "as_strided of memory before a written tensor",
         cure="use select, slice or view",
     )
     return size, stride, offset + by

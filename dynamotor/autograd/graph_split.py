@@ -24,7 +24,8 @@ from ..graph.sym_int import to_torch
 
 
 class Trial:
-    """The graph run on ShapeTensors: which memory each call writes, where memory is used, and what is no
+    """The graph run on ShapeTensors: which memory each call writes, where memory is used, and calls that
+    are no
     tensor.
     """
 
@@ -82,7 +83,7 @@ class Trial:
             compat.set_grad_enabled(self.graded.pop())
 
     def free(self) -> list[bool]:
-        """Whether a border may lie before each call, and at the end."""
+        """Whether the graph may be cut before each call, and at the end."""
         position = {node: at for at, node in enumerate(self.calls)}
         result = [True] * (len(self.calls) + 1)
         for at, node in enumerate(self.calls):
@@ -106,7 +107,7 @@ def _example(tensor: torch.Tensor, spec: TensorSpec | Size) -> Any:
 
 
 def _beside(inputs: Sequence[Any], examples: Sequence[Any]) -> dict[Any, set[Any]]:
-    """For the memory of each input, the memories of the inputs that lie in the same storage: a write into one
+    """For the memory of each input, the memories of the inputs in the same storage: a write into one
     is a write into all for autograd, which counts by storage.
     """
     groups: dict[int, set[Any]] = {}
@@ -155,7 +156,8 @@ def _region(trial: Trial, start: int) -> tuple[int, int]:
     stop = start + 1
     while not free[stop] or stop < len(trial.calls) and _goes_with(trial.calls[stop]):
         stop += 1
-    # What is written from here on may not have been saved for a backward before: eager decides what it saves.
+    # A tensor written from here on may not have been saved for a backward before: eager decides its saved
+    # values.
     later = set().union(*trial.writes[start:]) & trial.outside
     touched = set().union(*(trial.beside[memory] for memory in later))
     start = min([start, *(trial.first_use.get(memory, start) for memory in touched)])

@@ -22,7 +22,7 @@ from .calls import unseen
 from .double_backward import Again, Given, is_batched
 from .recipe import Recipe
 
-Link = Callable[[list, Sequence], None]  # gives values, in place, a node that leads to what they come from
+Link = Callable[[list, Sequence], None]  # gives values, in place, a node that leads to their sources
 _will_run = compat.engine_will_run
 _task = compat.current_task
 _LEAF = torch.empty(0, requires_grad=True)  # what leads to it runs where a backward is given no inputs
@@ -30,7 +30,7 @@ _LEAF = torch.empty(0, requires_grad=True)  # what leads to it runs where a back
 
 @dataclass(frozen=True)
 class _Owed:
-    """What the gradient by a value lacks: that of other values, by their tangents. zeros stand for it."""
+    """The missing part of a value's gradient: that of other values, by their tangents. zeros stand for it."""
 
     zeros: torch.Tensor
     arrived: tuple[int, torch.Tensor]
@@ -124,7 +124,9 @@ def _owe(context: Any, value: int, arrived: tuple[int, torch.Tensor], edge: tupl
 def _paid(
     again: Again | None, value: int, owed: Sequence[_Owed], tangent: torch.Tensor
 ) -> torch.Tensor | None:
-    """What came for a value besides zeros. To a tangent that the engine keeps, what is owed is added."""
+    """The gradient of a value besides zeros. To a tangent that the engine keeps, the missing part is
+    added.
+    """
     alone = any(tangent is one.zeros for one in owed)
     if tangent._use_count() == 1:  # type: ignore[attr-defined]  # PyTorch's references; ours are one
         return None if alone else tangent
@@ -143,7 +145,7 @@ def _between(
         again is None or given is None,
         "DM403",
         "the gradient of one output of a compiled graph by another was asked for",
-        why="the graph cannot run again, or what it was given has been let go",
+        why="the graph cannot run again, or its inputs have been released",
         cure="ask for it inside the compiled function, or use dynamotor.disable",
     )
     return again.between(given, value, arrived)  # type: ignore[union-attr, arg-type]

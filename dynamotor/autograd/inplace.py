@@ -61,7 +61,7 @@ def types_of(func: OpOverload) -> list[str]:
     return [str(argument.type) for argument in func._schema.arguments]
 
 
-# Where and how a new tensor lies: an op that is given an `out` need not be told.
+# Device and layout of a new tensor: an op that is given an `out` need not be told.
 _OPTIONS = ("dtype", "layout", "device", "pin_memory", "memory_format")
 
 
@@ -83,7 +83,7 @@ def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorS
     """Leave a write that eager refuses to eager: into memory that several elements share, or that an operand
     shares in part.
 
-    func: its functional form. read: the operands that lie in the same storage. Raises UnsupportedOp.
+    func: its functional form. read: the operands in the same storage. Raises UnsupportedOp.
     """
     UnsupportedOp.when(
         sees_twice(written),

@@ -69,7 +69,7 @@ class Joint:
         return next(iter(reversed(self.gm.graph.nodes))).args[0]
 
     def recipe(self) -> Recipe:
-        """What the program's run-time wrapper needs of it."""
+        """The facts that the program's run-time wrapper needs."""
         values, _, grads = self.output
         return Recipe(
             len(self.inputs) - len(self.constants),
@@ -187,7 +187,7 @@ def _kept_on_contexts(
     return frozenset(i for i in kept if inputs[i].note.memory not in saved)
 
 
-_SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that say nothing of what they were given
+_SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that do not depend on the operand
 
 
 def run_torch_graph(
@@ -268,7 +268,7 @@ def check_inputs(
 
 
 def _check_leaves(results: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """What is made with `requires_grad=True` and given away has to gather its gradient as a leaf does."""
+    """A result made with `requires_grad=True` has to gather its gradient as a leaf does."""
     given = {id(tensor) for tensor in inputs}
     leaves: list[Any] = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
     made = [t for t in leaves if id(t) not in given]
@@ -396,7 +396,7 @@ def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:
 
 
 def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[TracedAlias, ShapeTensor | None]:
-    """What the graph returns for outputs that share memory: the one output, or the tensor that all of them
+    """The graph's result for outputs that share memory: the one output, or the tensor that all of them
     view.
     """
     if len(group) == 1:

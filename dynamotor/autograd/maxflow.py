@@ -25,7 +25,7 @@ class FlowNetwork:
             self.capacity.append(room)
 
     def max_flow(self, source: int, sink: int) -> float:
-        """The value of the maximum flow; capacities become what is left."""
+        """The value of the maximum flow; capacities become the residual."""
         total = 0.0
         while (level := self._levels(source))[sink] >= 0:
             at = [0] * len(self.out)

@@ -3,7 +3,7 @@ model's own loss).
 
 Eager's autograd skips what only such outputs lead to, and so keeps a NaN there to itself. Here the missing
 tangents are followed through the graph. A gradient is linear in the tangents that it is made of, so one that
-is made of missing ones alone is absent too, whatever ops lie between; a sum with it is its other operand, and
+is made of missing ones alone is absent too, whatever ops are between; a sum with it is its other operand, and
 only what else reads it reads zeros.
 
 >>> # positions among the placeholders; None where it cannot be done
@@ -46,7 +46,7 @@ def _is_gradient(node: Node) -> bool:
 
 
 def _other_operand(node: Node, a: Any, b: Any) -> Any:
-    """What a sum with an absent gradient is, or None: it has to be calculated."""
+    """The value of a sum with an absent gradient; None if it has to be calculated."""
     if a is NOTHING and node.kwargs.get("alpha", 1) != 1:
         return None
     other = b if a is NOTHING else a
@@ -60,7 +60,7 @@ def _other_operand(node: Node, a: Any, b: Any) -> Any:
 
 
 def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
-    """Zeros that lie as the spec says: row-major ones, their dimensions in another order, or a view of as
+    """Zeros in the spec's layout: row-major ones, their dimensions in another order, or a view of as
     much memory.
     """
     order = sorted(range(len(spec.shape)), key=lambda d: (-spec.stride[d], d))
@@ -85,7 +85,7 @@ def without_tangents(
     """A copy of the backward graph without these placeholders. Gradients that come from nowhere else are
     None.
 
-    first: the position of the first tangent; what is saved comes before. reached: gradients that a tangent
+    first: the position of the first tangent; saved values come before. reached: gradients that a tangent
     which arrives does lead to, if only by ops without slope (`floor`): zeros, as eager has it.
     """
     graph = torch.fx.Graph()

@@ -79,8 +79,9 @@ def is_recomputable(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Halves:
-    """A graph with a forward and a backward: its nodes in order, those of the backward, what the user gets of
-    the forward (values and what it writes), and what the backward ends in (None: all of it is wanted).
+    """A graph with a forward and a backward: its nodes in order, those of the backward, the results for the
+    user of
+    the forward (values and written inputs), and the results of the backward (None: all of it is wanted).
 
     frugal: memory counts more than time, so that operands of products are computed again too, though that
     writes them twice.
@@ -124,7 +125,7 @@ def choose_saved(halves: Halves) -> tuple[set[Node], int]:
 
 
 def _round_twice(nodes: list[Node], saved: set[Node], backward: set[Node]) -> None:
-    """Note the halves that the backward computes again beside what was made of them and saved (the mean of a
+    """Note the halves that the backward computes again beside saved values made of them (the mean of a
     norm, the norm itself): they are rounded both times. The gradient of a norm is a difference of what comes
     from both.
     """
@@ -262,7 +263,7 @@ def _is_checkpointed(node: Node) -> bool:
     generator.
     """
     if node.target is operator.getitem and is_collective(operand(node, 0).target):
-        return "recompute" in operand(node, 0).meta  # the parts of what is gathered again
+        return "recompute" in operand(node, 0).meta  # the parts of a repeated gather
     if "recompute" not in node.meta or _asks_halves(node):
         return False
     if node.target is operator.getitem or is_size(node):
@@ -296,7 +297,7 @@ def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool
 
 
 def _fuses_its_operands(node: Node) -> bool:
-    """Reductions whose kernels compute what they reduce, and a loss that asks for its operand's shape
+    """Reductions whose kernels compute their operands, and a loss that asks for its operand's shape
     alone.
     """
     return node.target in (

@@ -1,10 +1,10 @@
-"""Whole compiled programs on disk: found by what was captured and all that its compilation reads, kept as
+"""Whole compiled programs on disk: found by the captured graph and all that its compilation reads, kept as
 plain data.
 
 The key holds the torch graph's text with its lines, the inputs' metadata, PyTorch's settings and the
 backend's `environment` (versions, settings, machine). What has no exact text (a user's function, a custom op,
 a generator, a size that data decides) is not kept: an event "not kept" says why. Capture and its guards are
-live in every process. Where sizes differ between calls, the key holds what was known of the symbols and not
+live in every process. Where sizes differ between calls, the key holds the known facts of the symbols and not
 their values; the entry holds what compilation assumed of them, and serves calls of which that is true.
 """
 
@@ -79,7 +79,7 @@ class Notes:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Note what is said within."""
+        """Note the messages within."""
         before = counters["fallback"].copy()
         with collect("fallback") as events:
             yield
@@ -122,10 +122,10 @@ class Kept:
         make: Callable[[], Compiled | None],
         graph: Callable[[], fx.GraphModule | None],
     ) -> Compiled | None:
-        """A compiled backward, from the disk or made and kept; `graph` gives what it was made of."""
+        """A compiled backward, from the disk or made and kept; `graph` gives its source."""
         if not self.backwards:
             return make()
-        # What is known of sizes by now is assumed without being asked: what the forward's entry assumes, too.
+        # Known facts of sizes are assumed without being asked, those of the forward's entry, too.
         part = f"{part} of {self.backwards} where {_sizes_text(self.env)}"
 
         def restored(data: Any, call: Compiled | None, guards: list[Guard]) -> Compiled | None:
@@ -233,7 +233,7 @@ def kept(
 
 
 def _whole_compilation_is_wanted() -> bool:
-    """Whether the cache is off, or somebody checks, times or reads the stages of the compilation."""
+    """Whether the cache is off, or listeners check, time or read the stages of the compilation."""
     off = not (config.disk_cache and config.program_cache) or config.verify or config.check or config.sanitize
     return off or bool(config.log or config.debug) or any(map(listening, _STAGES))
 
@@ -246,7 +246,7 @@ def program_key(
     static_inputs: frozenset[int],
     environment: Sequence[str],
 ) -> str:
-    """A hash of all that decides what a graph is compiled to. NotPlain for what has no exact text."""
+    """A hash of all that decides a graph's code. NotPlain for objects without an exact text."""
     NotPlain.when("on_backward" in gm.meta, "a graph with on backward")
     specs = specs_of(gm, inputs)
     given = [_input_text(*row, i in static_inputs) for i, row in enumerate(zip(inputs, specs, strict=True))]
@@ -292,7 +292,7 @@ def _input_text(tensor: Any, spec: TensorSpec | WrapperSpec | Size, static: bool
 
 
 def _sizes_text(env: ShapeEnv | None) -> Any:
-    """What is known of the symbols, of which only numbers that arrive have names in every process."""
+    """The known facts of the symbols, of which only numbers that arrive have names in every process."""
     if env is None:
         return None
     NotPlain.when(any(symbol.unbacked for symbol in env.symbols), "a size that data decides")

@@ -92,7 +92,7 @@ def _bernoulli(
 
 
 def _in_memory_order(recorder: GraphRecorder, target: ShapeTensor, p: float) -> ShapeTensor:
-    """Eager's in-place draw goes through memory as it lies; the functional op goes through indices."""
+    """Eager's in-place draw goes through memory in its order; the functional op goes through indices."""
     strides = target.stride()
     order = sorted(range(target.dim()), key=lambda d: -strides[d])
     zeros = recorder.call(

@@ -106,7 +106,7 @@ def _node_of(leaf: torch.Tensor) -> Any:
 def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[int]) -> dict[int, list[int]]:
     """Inputs by autograd node, each node under the outputs that lead to it (bits, as in `reach`).
 
-    There is one node, unless what lies behind an input could tell that it is visited. `fixed`: leaves, which
+    There is one node, unless nodes behind an input could tell that it is visited. `fixed`: leaves, which
     have only hooks behind them (`autograd_nodes.pass_over_hooks`). Another input that some outputs do not
     lead to gets a node apart, with all that the same outputs lead to; what two nodes need is computed in
     both.

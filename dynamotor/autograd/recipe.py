@@ -1,4 +1,4 @@
-"""What the run-time wrapper of a compiled program has to know of it: plain data, whose program may come from
+"""The facts of a compiled program that its run-time wrapper needs: plain data, whose program may come from
 the disk.
 """
 

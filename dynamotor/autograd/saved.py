@@ -1,8 +1,8 @@
-"""What a backward gets back of what its forward saved lies as it lay then, or the backward would read other
+"""Saved values keep their layout between forward and backward, or the backward would read other
 memory.
 
 Hooks for saved tensors give back what they like. `weight.data = ...` between forward and backward shows in
-what is saved of the weight itself, in eager too; but what eager saved of something made of it keeps the old
+the saved weight itself, in eager too; but eager's saved values derived from it keep the old
 data, and here may be made again.
 """
 
@@ -43,7 +43,7 @@ class _Layout(NamedTuple):
 
 
 def as_they_lay(tensors: Sequence[torch.Tensor], layouts: bytes | tuple, packed: Any) -> list[torch.Tensor]:
-    """The tensors, each in its sizes and strides of `layouts`; copied where hooks gave one that lies
+    """The tensors, each in its sizes and strides of `layouts`; copied where hooks gave one that is
     otherwise. `packed`: a context's `_raw_saved_tensors`.
 
     Raises BackendError where sizes, dtypes or devices differ, and where one that no hook gave has another

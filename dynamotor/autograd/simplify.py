@@ -39,7 +39,7 @@ NO_MEMORY = aten.zeros_like.default  # all other zeros are `full` and `full_like
 
 def multiply_zeros_without_memory(gm: torch.fx.GraphModule) -> None:
     """Eager's products with zeros that have no memory (the gradient of `sgn`) are such zeros, beside NaN too:
-    what they are multiplied with, or divided by, counts as ones.
+    their factors and divisors count as ones.
     """
     held = set(gm.graph.find_nodes(op="call_function", target=NO_MEMORY))
     for node in gm.graph.nodes if held else ():
@@ -73,7 +73,7 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
 
 
 def keep_copies_of_inputs(gm: torch.fx.GraphModule) -> None:
-    """Mark what the program copied of its inputs: the caller may write into them before the backward, which
+    """Mark the program's copies of its inputs: the caller may write into them before the backward, which
     reads the copy as eager's does.
     """
     find = functools.partial(gm.graph.find_nodes, op="call_function")
@@ -194,7 +194,7 @@ def _key(value: Any) -> Any:
 
 
 def remove_dead_code(gm: torch.fx.GraphModule) -> None:
-    """Erase nodes that nobody uses; aten's random ops stay, since they advance the generator, and
+    """Erase unused nodes; aten's random ops stay, since they advance the generator, and
     collectives.
     """
     for node in reversed(list(gm.graph.nodes)):

@@ -66,7 +66,7 @@ class _Modes:
     def __init__(self) -> None:
         self.outside = self.graded = torch.is_grad_enabled()
         self.regions: list[fx.Node] = []
-        self.around: list[tuple[bool, bool]] = []  # the same of what is around inference mode
+        self.around: list[tuple[bool, bool]] = []  # the same for the code around inference mode
 
     def enter(self, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> None:
         for region in self.regions:
@@ -79,7 +79,7 @@ class _Modes:
         self._set_grad(graph, self.graded, self.outside)
 
     def follow(self, node: fx.Node) -> None:
-        """Note what a call does to the modes."""
+        """Note a call's effect on the modes."""
         if node.target is compat.set_grad_enabled:
             self.graded = bool(node.args[0])
         elif node.target is enter_inference:
@@ -167,7 +167,7 @@ class StagedCall:
         return found
 
     def _takes(self, calls: Sequence[fx.Node]) -> list[fx.Node]:
-        """What calls need of what is outside of them: symbols (for computed sizes, and for tensors' specs),
+        """The outside values that calls need: symbols (for computed sizes, and for tensors' specs),
         then tensors.
         """
         whole = [one for node in calls for one in (*self._expression(node), node)]
@@ -186,7 +186,7 @@ class StagedCall:
                 for i in stage.drops:
                     values[i] = None
                 given = call(*arguments)
-            except RuntimeError as error:  # of autograd: only here are the stage and what it was given known
+            except RuntimeError as error:  # of autograd: only here are the stage and its inputs known
                 show_its_line(error, stage.gm, arguments)
                 raise
             for i, value in zip(stage.gives, given, strict=True):

@@ -26,7 +26,7 @@ from ..graph.size_nodes import is_size
 from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten
 from ..graph.spec import Compiled, TensorSpec
 
-MOST = 8  # programs of a part; what they do not admit runs in eager PyTorch
+MOST = 8  # programs of a part; other sizes run in eager PyTorch
 LARGEST = 1 << 31  # numbers from tensors beyond it run in eager PyTorch: kernels compute in 64 bits
 
 

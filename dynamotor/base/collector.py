@@ -1,7 +1,7 @@
 """The garbage collector paused while compiling: it would walk every object of torch several times and free
 nothing.
 
-Nor does it walk what was made when the pause ends (0.1 to 0.3 s behind a cold first call): those objects are
+Nor does it walk new objects when the pause ends (0.1 to 0.3 s behind a cold first call): those objects are
 old from the start, most of them belong to the program that was compiled. Cycles among them wait for a full
 collection, which is due after so many objects.
 

@@ -15,7 +15,7 @@
   `triton_batch.py` runs small maps whose drafts are equal but for those numbers (updates of parameters, casts
   of weights) as one launch; steps move for that.
   Where sizes differ between calls, each loop step is a `triton_family.Family` of variants: planned and
-  written with symbols when a call first needs them, chosen by what they asked of the sizes, their sizes
+  written with symbols when a call first needs them, chosen by their conditions on sizes, their sizes
   arguments and their grids expressions; a program binds them once for each set of sizes
   (`GpuProgram._instance`). Templates and moved rows stay with fixed sizes, and
   `runtime.cuda_graphs.GraphedSizes` keeps recordings by sizes. `runtime.triton_build` makes cubins in worker
@@ -23,12 +23,12 @@
   `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of tensors and a stream; code for
   aligned pointers has a twin for others, built when it is first needed. `runtime.device_memory` keeps scratch
   blocks by device and stream. `runtime.cuda_graphs.GraphedCall` replays a warm call as one CUDA graph
-  (docs/gpu.md says what a user may rely on). `triton_gemm_sites.py` finds matrix products that a template
+  (docs/gpu.md has the guarantees). `triton_gemm_sites.py` finds matrix products that a template
   (`triton_gemm.py`) could compute together with the map behind it (operands by pointers, or through
   descriptors of the tensor memory accelerator, `triton_tma.py`: their memory is a buffer of the program, and
   a launch with pointers that are no multiples of 16 takes another function, of small tiles and without them;
   `triton_conv.py` reads channels-last images as the rows of a product), `triton_gemm_choice.py` takes those
-  that `gemm_table.py` names (what was measured on such a GPU, also for the same layer with about as many
+  that `gemm_table.py` names (measured on such a GPU, also for the same layer with about as many
   samples) or, under `config.max_autotune`, that `autotune.py` times faster.
 * Every result of an aten call passes through `_C.Expect` (sizes, strides, dtype, device); what differs is
   laid out anew or DM404.
@@ -36,7 +36,7 @@
   buffer's first and after its last step and looks at guard bytes behind each live buffer after each step;
   `Checked` compares each call's results and written inputs with the aten graph as it was before the passes,
   and on a difference repeats the call with every buffer compared (`Program.values`: where the values of the
-  graph's nodes lie). Graphs with collectives, custom ops or a `torch.Generator` are not run twice.
+  graph's nodes are). Graphs with collectives, custom ops or a `torch.Generator` are not run twice.
   `memory.verify_plan` (`config.verify`) proves planned lifetimes apart.
 * `runtime.build.load_library(source: str, flags) -> CDLL-like`: compile with g++ (disk cached), load.
   `runtime.build`: C function pointers called with tensors' data pointers through `dynamotor._C` without
@@ -116,7 +116,7 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
     with timed("codegen"):
         if on_gpu:
             try:
-                which = "none" if cuda_graphs else config.run_while_building  # recordings keep what they saw
+                which = "none" if cuda_graphs else config.run_while_building  # recordings keep their launches
                 runs = which == "all" or which == "general" and program.env is not None
                 # ranks must meet in one order
                 meanwhile = Meanwhile(optimised.gm) if runs and not _meets_ranks(gm) else None
@@ -163,9 +163,9 @@ def _meets_ranks(gm: fx.GraphModule) -> bool:
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
     """The device of a graph's tensors, and why no code can be generated for it (empty when it can).
 
-    Single numbers on the CPU, and what is made of them alone, may take part in what a GPU computes.
+    Single numbers on the CPU, and values made of them alone, may take part in a GPU's computations.
     """
-    found: dict[torch.device, bool] = {}  # whether tensors must lie there
+    found: dict[torch.device, bool] = {}  # whether tensors must be on it
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         seen = any(user.op == "output" or user.target is COPY_ for user in node.users)

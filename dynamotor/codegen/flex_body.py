@@ -1,7 +1,7 @@
 """A function of the user's in a kernel of attention: `score_mod`, its derivative, or `mask_mod` as lines of
 Triton over a tile of scores.
 
->>> body = TileFunction(target.score, specs, limits, True)  # of score, batch, head, query, key, what it reads
+>>> body = TileFunction(target.score, specs, limits, True)  # of score, batch, head, query, key, its inputs
 >>> result = body.lines(["s", "b", "h", "i", "j", "f0"], lines)            # the name that holds the result
 """
 
@@ -105,7 +105,7 @@ class Early:
 class TileFunction:
     """A body traced over numbers: `lines` writes it (`derivative`: the gradient of its first argument, behind
     whose tangent it takes). limits: how many batches, heads, queries and keys there are. Decline where an op
-    has no form here, or a gradient of what it reads is wanted.
+    has no form here, or a gradient of its inputs is wanted.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class TileFunction:
         floors = name == "floor_divide" or name == "div" and node.kwargs.get("rounding_mode") == "floor"
         if (floors or name == "remainder") and not kind.is_floating_point:
             divisor = node.args[1]
-            decline_if(type(divisor) is not int or divisor <= 0, "a division by what is no constant")
+            decline_if(type(divisor) is not int or divisor <= 0, "a division by a variable")
             rest = f"((({operands[0]}) % {divisor} + {divisor}) % {divisor})"
             return rest if name == "remainder" else f"(({operands[0]}) - {rest}) // {divisor}"
         if name == "pow" and node.args[1] in (2, 3):

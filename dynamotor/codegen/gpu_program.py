@@ -54,7 +54,7 @@ class GpuWriter(Writer):
         self.launches: dict[str, Launch] = {}
         self.facts: dict[
             str, dict[str, Any]
-        ] = {}  # function -> what it fuses, the bytes it is given, its launch: for reports
+        ] = {}  # function -> fused ops, bytes of its arguments, launch: for reports
         self.families: dict[str, tuple[Family, tuple[int, ...]]] = {}  # name -> kernel of sizes, its streams
         self._known: dict[str, Family] = {}
         self.hints = tuple(
@@ -108,12 +108,12 @@ class GpuWriter(Writer):
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
-        """The lines of an aten call; what it makes must lie on the device, where kernels read it."""
+        """The lines of an aten call; its results must be on the device if kernels read them."""
         reads_tensors = any(True for _ in refs((step.args, step.kwargs)))
         made_on = torch.device(step.kwargs.get("device") or ("cuda" if reads_tensors else "cpu"))
         decline_if(
             self.on_gpu and made_on.type != "cuda",
-            f"{step.target} makes a tensor on the CPU amid what a GPU computes",
+            f"{step.target} makes a tensor on the CPU among those of a GPU",
         )
         return super().extern(step)
 
@@ -137,7 +137,7 @@ def _new(
 
 
 def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
-    """What is built for a function."""
+    """The builds of a function."""
     source = HELPERS + f.source
     return triton_build.TritonJob(
         source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=f.stages, scratch=f.scratch
@@ -154,19 +154,19 @@ def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]
 
 def _placed(program: Program, device: torch.device) -> Program:
     """The program with all buffers on the device: intermediates, which a trial is given as inputs, do not say
-    where they lie.
+    their places.
     """
     buffers = {name: replace(b, spec=replace(b.spec, device=device)) for name, b in program.buffers.items()}
     return replace(program, buffers=buffers)
 
 
 def _in_any_variant(step: LoopStep | ExternStep) -> LoopStep | ExternStep:
-    """A step whose result may lie where an operand did only if each variant of it is one launch: a map."""
+    """A step whose result may reuse an operand's memory only if each variant of it is one launch: a map."""
     return step if isinstance(step, ExternStep) or is_map(step.kernel) else replace(step, inplace=())
 
 
 class Meanwhile:
-    """A graph run op by op, with results that lie as the compiled graph's do: the other half of a training
+    """A graph run op by op, with results laid out as the compiled graph's: the other half of a training
     step relies on it.
     """
 
@@ -351,7 +351,7 @@ class GpuProgram(CallProgram):
         return found
 
     def launches(self) -> Mapping[str, Launch]:
-        """What the text's launches stand for."""
+        """The meaning of the text's launches."""
         return self._writer.launches
 
     def _kernel(

@@ -218,7 +218,7 @@ static __thread void* dm_room; static __thread i64 dm_room_size;
 static void* room(i64 bytes){ if(bytes>dm_room_size){ dm_room=realloc(dm_room,bytes+64); dm_room_size=bytes;
  } return (void*)(((u64)dm_room+63)&~63ul); }
 
-// == sizes: what is known only at the call
+// == sizes: numbers known only at the call
 // `Size`s print in these functions. A row's scratch has room of its own in each thread.
 INL i64 floordiv(i64 a,i64 b){ i64 q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
 INL i64 mod(i64 a,i64 b){ i64 r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
@@ -400,7 +400,7 @@ template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
 // == rsqrt_: a root and a quotient
 template<class T> INL T rsqrt_(T x){ return 1/sqrt_(x); }
 
-// == floordivf_: as eager divides; SLEEF's remainder of what is much larger than the divisor is NaN
+// == floordivf_: as eager divides; SLEEF's remainder of a number much larger than the divisor is NaN
 template<class T> INL T floordivf_(T a,T b){ const T o=bc<T>(0); T m=fmod_(a,b);
  m=sel(ne(m,m)&eq(a-a,o),o,m); T d=(a-m)/b;
  d=sel(ne(m,o)&(lt(b,o)^lt(m,o)),d-1,d); T f=floor_(d); f=sel(gt(d-f,bc<T>(0.5f)),f+1,f);

@@ -85,7 +85,7 @@ def restore(
 ) -> Compiled | None:
     """The compiled graph of which `describe` wrote this; None when a library of its kernels is not there.
 
-    find: gives a library by key (default: from the disk cache). fixed: what it was made static by never
+    find: gives a library by key (default: from the disk cache). fixed: its static inputs never
     changes.
     """
     find = find or cpp_build.stored_library

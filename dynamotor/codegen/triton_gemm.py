@@ -69,7 +69,8 @@ class Tiling:
         return replace(self, **small, persistent=False, tma=False, tma_store=False)
 
     def suited(self, product: Product) -> Tiling:
-        """This tiling without what the product's operands do not allow; windows are copied ahead only by
+        """This tiling, reduced to the forms that the product's operands allow; windows are copied ahead
+        only by
         programs of one tile.
         """
         found = self if product.window is None else replace(self, persistent=False)
@@ -102,7 +103,7 @@ class ProductEmitter:
         return found + ([(p.bias, (batch, m, n))] if p.bias else [])
 
     def _stored_planes(self) -> dict[str, tuple[str, Plane]]:
-        """Buffers that are written through descriptors: the descriptor's name, and what it shows."""
+        """Buffers that are written through descriptors: the descriptor's name, and its tensor."""
         p = self.product
         stores = [*([self._plain_store()] if p.stored else []), *p.epilogue]
         found = [(s.buffer, stored_plane(p, s)) for s in stores]

@@ -1,6 +1,6 @@
 """Which matrix products of a program are computed by a template, and under which tiling.
 
-By default those that the stored table names (gemm_table.py: what a measurement on such a GPU has found, of
+By default those that the stored table names (gemm_table.py: results of measurements on such a GPU, of
 this product or of the same layer with about as many samples); under `mode="max-autotune"` products that are
 not in it are timed, the library with the kernels behind it against the template, and the disk cache keeps
 what was found.
@@ -68,7 +68,7 @@ def tilings(
     bytes).
 
     Descriptors only where `product` allows them, programs that take tile after tile where there is more than
-    one for each, and small tiles where large ones would leave the GPU idle: what is left out only costs time
+    one for each, and small tiles where large ones would leave the GPU idle: omitted ones only cost time
     to build.
     """
     batch, m, n, k = size
@@ -108,7 +108,7 @@ def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
 
 
 def _from_table(site: Site, gpu: str, look_up: Callable[[str], Tiling | None]) -> tuple[Site, Tiling] | None:
-    """What the table names; a tiling that these operands do not allow was measured with others, and says
+    """The table's tilings; a tiling that these operands do not allow was measured with others, and says
     nothing here.
     """
     for variant in site.variants():
@@ -125,7 +125,7 @@ _known: dict[str, Candidate | None] = {}
 def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Site, Tiling] | None:
     """The fastest template for a site, None where the library is faster.
 
-    Measured once for a label and what the operands' strides allow, then read from the cache.
+    Measured once for a label and the operands' alignment, then read from the cache.
     """
     candidates = [
         (n, t)

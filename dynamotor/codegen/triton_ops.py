@@ -206,7 +206,7 @@ def uniform(word):
 
 @triton.jit
 def normal_cdf(x):
-    """The standard normal distribution to a relative error of 4e-6: 2 ** p(|x|) is what lies beyond |x| on
+    """The standard normal distribution to a relative error of 4e-6: 2 ** p(|x|) is the mass beyond |x| on
     one side.
 
     p is the minimax polynomial for |x| <= 6; behind that it keeps falling, faster than the function does.

@@ -1,10 +1,10 @@
 """Tiles that Hopper's tensor memory accelerator copies: what qualifies for it, and the text.
 
     a_all = tl.make_tensor_descriptor(p0, [4096, 768], [768, 1], [128, 64])
-    ... a_all.load([tm * 128, k])                    # what lies outside of the tensor is zero
+    ... a_all.load([tm * 128, k])                    # zero outside of the tensor
     o0_all.store([tm * 128, tn * 256], v4.to(tl.bfloat16))
 
-A descriptor lies in memory that the launch is given, DESCRIPTOR bytes for each of a program's. It needs a
+A descriptor is in memory that the launch is given, DESCRIPTOR bytes for each of a program's. It needs a
 base and rows that are multiples of 16 bytes; the base of a buffer is only known at a call, so that a launch
 has a second function without them.
 """

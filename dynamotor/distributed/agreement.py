@@ -1,4 +1,5 @@
-"""What the ranks agree on before any gradient moves: through the group's store, so that no collective can be
+"""The agreement of the ranks before any gradient moves: through the group's store, so that no collective
+can be
 mismatched.
 
 >>> answers = tell_all(group, "ddp/0", {"mode": "ingraph", "plan": plan.digest})

@@ -34,7 +34,7 @@ from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_n
 
 @dataclass(frozen=True, slots=True)
 class CompiledForDdp:
-    """A graph compiled for one DDP module. `reduces`: its backward does what the plan says."""
+    """A graph compiled for one DDP module. `reduces`: its backward follows the plan."""
 
     call: Compiled
     reduces: bool

@@ -3,7 +3,7 @@ its all-reduce, `dynamotor::bucket_wait(flat, after, averager, bucket)` gives it
 
 `after` is the previous bucket's result, so that no pass can reorder collectives among themselves, and of a
 wait the last bucket's, so that nothing waits before all have started. The result of a start is the flat
-bucket, which holds the averages once somebody has waited for them.
+bucket, which holds the averages once a caller has waited for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a DistributedDataParallel module says about itself: what it reduces, in which buckets, and what only
+"""The facts of a DistributedDataParallel module: reduced parameters, buckets, and cases that only
 it can do.
 
 >>> reduced_parameters(ddp)       # {"layer.weight": Parameter, ...}, without ignored and frozen ones
@@ -126,7 +126,7 @@ def why_not_whole(model: nn.Module) -> Reason | None:
 
 
 def has_module_hooks(ddp: DistributedDataParallel) -> bool:
-    """Whether somebody looks at calls of the DDP module itself."""
+    """Whether hooks watch calls of the DDP module itself."""
     return bool(
         ddp._forward_hooks or ddp._forward_pre_hooks or ddp._backward_hooks or ddp._backward_pre_hooks
     )

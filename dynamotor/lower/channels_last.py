@@ -163,7 +163,7 @@ def _channels_last_result(node: fx.Node) -> Any:
 
 def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
     """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps
-    what it had.
+    its former layout.
     """
     if not isinstance(node.target, compat.OpOverload):
         return operand(node, 0).meta["val"][arguments(node)[1]] if len(node.args) == 2 else node.meta["val"]

@@ -1,9 +1,10 @@
-"""Gradients of embedding tables: rows are added in place to what is there, instead of into a zeroed table of
+"""Gradients of embedding tables: rows are added in place to the existing gradient, instead of into a zeroed
+table of
 its own.
 
 A table that is also the output projection gets a dense gradient from a matrix product; the embedding's rows
 are added to it: `add(mm, embedding_dense_backward(g, i))` becomes `index_add(mm, 0, i, g)`, which saves two
-passes over the table. On a GPU what they are added to is written by a kernel of ours anyway, whatever it is.
+passes over the table. On a GPU a kernel of ours writes the addend anyway.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from .pass_helpers import added_to, only_user
 from .program import ExternStep
 from .value import LoopValue
 
-# Results of these are in memory of their own, which may be written when nobody else reads them.
+# Results of these are in memory of their own, which may be written when they have no other reader.
 _OWNED = {aten.mm.default, aten.addmm.default, aten.full.default, aten.index_add.default}
 
 
 def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> None:
-    """embedding_dense_backward → index_add into a zeroed table, or into what it would be added to."""
+    """embedding_dense_backward → index_add into a zeroed table, or into its addend."""
     graph = gm.graph
     for node in [
         n

@@ -85,7 +85,7 @@ def is_layout_agnostic(target: Any) -> bool:
 
 
 class Materialized:
-    """Calls an op that returns views of its inputs, and copies what it returns, so that no buffer aliases
+    """Calls an op that returns views of its inputs, and copies its results, so that no buffer aliases
     another.
     """
 

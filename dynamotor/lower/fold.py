@@ -165,7 +165,8 @@ def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
 
 
 def _pays(node: fx.Node) -> bool:
-    """Whether reading the sources at each call (to see that they are the same) is cheap beside what is
+    """Whether reading the sources at each call (to see that they are the same) is cheap beside the folded
+    computation:
     saved.
     """
     read = sum(spec_of(n).nbytes for n in needed_for([node]) if n.op == "placeholder")

@@ -512,7 +512,7 @@ def shares_enough(group: Group, node: LoopNode) -> bool:
 
 
 def _sums_alike(group: Group, node: LoopNode) -> bool:
-    """Whether both are large sums of the same shape over products with one row (a gate and what it gates):
+    """Whether both are large sums of the same shape over products with one row (a gate and its operand):
     one kernel reads the row once, and what follows finds both sums there.
     """
     return (

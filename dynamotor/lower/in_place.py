@@ -106,7 +106,7 @@ def new_contents(name: str) -> str:
 
 
 def _access(entry: Entry, mutated: Collection[str]) -> Touched:
-    """What an entry touches while every value has memory of its own."""
+    """The buffers that an entry touches while every value has memory of its own."""
     if isinstance(entry, LoopNode):
         entry.evaluate()
         writes: tuple[str, ...] = (entry.buffer,)

@@ -307,7 +307,7 @@ ZERO = Index({}, 0)
 
 
 def may_be_negative(atom: Div | Mod) -> bool:
-    """Whether a division's text must round down itself: what it divides is not proved to be 0 or more."""
+    """Whether a division's text must round down itself: its dividend is not proved to be 0 or more."""
     return not known(">=", atom.base.bounds[0])
 
 
@@ -322,7 +322,7 @@ def is_zero(n: Dim | None) -> bool:
 
 
 def _put_in(atom: Atom, env: Mapping[Var, Index]) -> Index | Atom:
-    """What an atom is with variables replaced."""
+    """An atom with variables replaced."""
     if isinstance(atom, Var):
         return env.get(atom, atom)
     if isinstance(atom, Loaded):

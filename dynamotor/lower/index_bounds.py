@@ -15,7 +15,7 @@ from ..graph.sizes import Dim
 from ..graph.spec import numel
 from .index import Bounds, Div, Index, Loaded, Mod, Var
 
-Facts = tuple[tuple[Index, Bounds], ...]  # what sums of terms (without a constant) lie between, both included
+Facts = tuple[tuple[Index, Bounds], ...]  # bounds of sums of terms (without a constant), both included
 Free = Var | Loaded  # what values are chosen for
 MOST = 1 << 20  # places that are looked at for variables that belong together
 
@@ -26,7 +26,7 @@ def ends(index: Index, facts: Facts) -> Bounds | None:
 
     Variables that no atom and no fact joins are tried apart: those of a batch and of channels do not multiply
     the places. Where more than `MOST` are left, values between both ends of each variable are looked at, so
-    that what is found is met, but the ends may lie further out.
+    that what is found is met, but the ends may be further out.
     """
     low = high = index.const
     for part, known in _apart(index, facts):

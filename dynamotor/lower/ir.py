@@ -450,7 +450,7 @@ class LoopNode:
 
     `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the
     buffer. scan: the result is the running sum (or ...) of the values along dimension `along`. scatter: where
-    in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to what is
+    in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to the value
     there. in_order: as a loop over the indices in row-major order does it (else in any order, sums by
     atomics). `after`: names of nodes that must run before although this one does not read them (writes into
     inputs). part: the buffer holds values already; those at stride and offset are replaced.
@@ -612,7 +612,7 @@ def roots(*statements: Statement) -> Iterator[Expr]:
 def changed(
     s: Statement, expr: Callable[[Expr], Expr], index: Callable[[Index], Index] | None = None
 ) -> Statement:
-    """A statement with another expression and, if that is asked for, other places: what it stores to, what a
+    """A statement with another expression and, if that is asked for, other places: its buffer, what a
     reduction or scan notes as the position.
     """
     fields: dict[str, Any] = {"expr": expr(s.expr)}
@@ -689,7 +689,7 @@ class Kernel:
         return tuple(dict.fromkeys(e.args[0] for e in exprs if e.op == "load"))
 
     def with_params(self, partial: Iterable[tuple[str, torch.dtype]] = ()) -> Kernel:
-        """The kernel with its parameters in the order of their first use: what it reads and stores, then
+        """The kernel with its parameters in the order of their first use: loads and stores, then
         partial results.
         """
         found: dict[str, tuple[str, torch.dtype, bool]] = {}

@@ -37,7 +37,7 @@ def _scale_shift(
     dtype: torch.dtype,
     root: Callable[[Expr], Expr] = lambda rstd: rstd,
 ) -> LoopValue:
-    """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`. root: makes 1/std of what is
+    """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`. root: makes 1/std of the
     given for it.
     """
     parts = [x, mean, rstd] + [p for p in (weight, bias) if p is not None]

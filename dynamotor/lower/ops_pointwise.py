@@ -319,7 +319,7 @@ def _compare_rule(name: str, ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scal
         compute = I64
     if (
         dtype in HALVES
-    ):  # one side may come from memory: a maximum, against what it was taken of and is computed again
+    ):  # one side may come from memory: a maximum, beside its own operand, which is computed again
         return ctx.pointwise(
             lambda a, b: compare(name, round_to(a, dtype), round_to(b, dtype)), x, y, compute=compute
         )

@@ -86,7 +86,7 @@ def _nearest_backward(
 def _two_positions(
     i: Index, size: Dim, out: Dim, aligned: bool, scale: float | None, compute: torch.dtype
 ) -> Any:
-    """The two positions that a result lies between, and how far it is from the first."""
+    """The two positions around a result, and its distance from the first."""
     if aligned:
         step = (size - 1) / (out - 1) if out > 1 else 0.0
         place = op("mul", cast(index_value(i, I32), compute), const(step, compute))

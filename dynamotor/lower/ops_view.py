@@ -41,7 +41,7 @@ from .ops_pointwise import held
 from .program import BufRef
 from .value import LoopValue
 
-MAX_PARTS = 8  # what is joined by one kernel; each element asks for each part whether it is the one
+MAX_PARTS = 8  # joined by one kernel; each element asks for each part whether it is the one
 
 
 def _dim(x: LoopValue, dim: int) -> int:
@@ -209,7 +209,7 @@ def _as_strided(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> LoopValue:
-    """Where x lies in memory as in eager and nothing outside of it is seen; else a call on a copy with a
+    """Where x has eager's memory layout and nothing outside of it is read; else a call on a copy with a
     storage of its own.
     """
     spec = spec_of(operand(ctx.node, 0))
@@ -274,7 +274,7 @@ def _cat(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValu
     decline_if(not parts, "nothing to join")
     parts = [_cast(ctx, p) for p in parts]
     unaligned = dim == len(parts[0].shape) - 1 and not all(divides(16, p.shape[dim]) for p in parts[:-1])
-    # A vector of a CPU lies in one part.
+    # A vector of a CPU is within one part.
     decline_if(len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu), "many or unaligned parts")
     return ctx.pointwise(lambda e: e, parts[0]) if len(parts) == 1 else _nested(ctx, parts, dim)
 
@@ -301,7 +301,7 @@ def _nested(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int) -> LoopValue
 
 
 def _inside(x: LoopValue, index: tuple[Index, ...]) -> Expr:
-    """The element at an index that is read only where it lies inside x: divisions in views of x need not wrap
+    """The element at an index that is read only where it is inside x: divisions in views of x need not wrap
     elsewhere.
     """
     taken = {v.name for i in index for v in i.vars()}

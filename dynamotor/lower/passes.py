@@ -1,7 +1,7 @@
 """The native compiler's passes over an aten graph: one function lists them, in order.
 
 >>> optimised = optimise(gm, info)          # gm is rewritten in place
->>> optimised.fold                          # what was split off to be computed once, or None
+>>> optimised.fold                          # the part that is computed once, or None
 
 Each pass is `(gm, info) -> None` and keeps the graph runnable: `gm(*inputs, *constants)` gives what it gave
 before.

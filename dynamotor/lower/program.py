@@ -69,7 +69,7 @@ class LoopStep:
     """One generated kernel. `args[i]` names the buffer behind `ptrs[i]`.
 
     inplace: pairs (written, read) whose memory may be one and the same when the read one dies here.
-    note: what is fused, for reports. partial: buffers in which its programs leave parts of results (Triton).
+    note: the fused ops, for reports. partial: buffers in which its programs leave parts of results (Triton).
     """
 
     kernel: Any  # lower.ir.Kernel
@@ -103,7 +103,7 @@ class ExternStep:
     """One aten (or other torch) call: `target(*args, **kwargs)`, with BufRef in place of tensors, also inside
     lists.
 
-    outs: the buffers made from its results in order (None: a result nobody reads). With `out_variant` the
+    outs: the buffers made from its results in order (None: an unread result). With `out_variant` the
     target is the functional overload and the call writes `outs` through that overload (`out=` keyword, e.g.
     `aten.mm.out`); otherwise the call allocates its results, whose strides are those of the buffers' specs.
     `mutates` names buffers that the call writes in place (for example `aten.copy_`); `fallback` marks an op
@@ -132,7 +132,7 @@ class Program:
 
     mutations: input buffers that steps write. Shapes, strides and offsets hold `Size`s of these symbols.
 
-    values: where the values of the graph's nodes lie, by name, as far as they have memory.
+    values: the buffers of the graph's nodes, by name, as far as they have memory.
     """
 
     name: str

@@ -41,7 +41,7 @@ MAX_COST, MAX_LOADS = 400, 12
 MAX_DEPTH = 100
 IN_MEMORY = "in memory"  # key of a node's meta: its value is not computed again by each reader
 CLONE, CLONE_OUT = torch.ops.aten.clone.default, torch.ops.aten.clone.out
-# Views pass their readers' count on to what they view.
+# Views pass their readers' count on to their bases.
 VIEW_OPS = frozenset(
     [
         "view",
@@ -82,11 +82,11 @@ class Realizer:
         self.known: dict[fx.Node, Any] = {}  # values of the nodes so far
         self.order: dict[fx.Node, int] = {}
         self.targets: frozenset[str] = frozenset()  # inputs that get new contents
-        self.claimed: dict[str, str] = {}  # copies made to be written, and what they copy: see `in_place.py`
+        self.claimed: dict[str, str] = {}  # copies made to be written, and their sources: see `in_place.py`
         self.copies: dict[str, LoopNode | ExternNode] = {}  # what makes them
         self.within: dict[str, list[BufRef]] = {}  # views of such a copy that show all that is written to it
         self.values: dict[str, BufRef] = {}
-        self.on_gpu = config.target == "triton"  # or some tensor of the graph lies on one
+        self.on_gpu = config.target == "triton"  # or some tensor of the graph is on one
 
     def calls_aten(self, node: fx.Node) -> bool:
         """Whether the node becomes an aten call (or the output), which reads memory."""
@@ -112,7 +112,7 @@ class Realizer:
         self.schedule.append(node)
 
     def realize(self, x: LoopValue, stride: Sequence[Dim] | None = None) -> BufRef:
-        """Give the value memory (with these strides when it is made now) and say where it lies."""
+        """Give the value memory (with these strides when it is made now) and return its buffer."""
         ref = x.ref
         if ref is not None:
             return ref

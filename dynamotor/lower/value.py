@@ -51,9 +51,7 @@ class LoopValue:
         self, shape: Sequence[Dim], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None
     ) -> None:
         self.shape, self.dtype, self.body, self._ref = tuple(shape), dtype, body, ref
-        self.recipe = (
-            body  # what it was computed by, also once it is memory: for rules that can do without reading it
-        )
+        self.recipe = body  # its expression, also once it is memory: for rules that need not read it
         self.base: LoopValue | None = None
         self.index_map: IndexMap = _itself  # of a view
         self.ref_map: RefMap = _itself
@@ -66,7 +64,7 @@ class LoopValue:
         base: LoopValue, shape: Sequence[Dim], index_map: IndexMap, ref_map: RefMap | None = None
     ) -> LoopValue:
         """A view: element `index` is the base's element `index_map(index)`. Without a `ref_map` that index is
-        made of steps, which say where the view lies in the memory of its base.
+        made of steps, which give the view's place in the memory of its base.
         """
         value = LoopValue(shape, base.dtype)
         value.base, value.index_map = base, index_map
@@ -96,7 +94,7 @@ class LoopValue:
         return found
 
     def base_body(self) -> Body:
-        """The rule of a view, bound now: what it views may become real later without changing it."""
+        """The rule of a view, bound now: its base may become real later without changing it."""
         base, index_map = self.base, self.index_map
         assert base is not None
         return lambda index: base.at(index_map(index))
@@ -119,7 +117,7 @@ def _stepped(ref: BufRef, shape: Dims, index_map: IndexMap) -> BufRef:
     place = flatten(index_map(tuple(map(Index.of, steps))), ref.stride, ref.offset)
     stride = [place.terms.get(v, 0) for v in steps]
     for d in reversed(range(len(shape))):
-        if is_one(shape[d]) and is_zero(stride[d]):  # a new dimension lies around those behind it
+        if is_one(shape[d]) and is_zero(stride[d]):  # a new dimension encloses those behind it
             stride[d] = shape[d + 1] * stride[d + 1] if d + 1 < len(shape) else 1
     return BufRef(ref.name, shape, tuple(stride), place.const, ref.dtype)
 

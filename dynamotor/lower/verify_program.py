@@ -235,7 +235,7 @@ def verify_kernel(
     """Each written buffer is stored once, over loops that reach each of its elements once; loads stay inside
     of buffers; accumulators, kept values and running results are read where they are complete.
 
-    partial: buffers that take parts of accumulators. Gives the buffers of which it reads what is there before
+    partial: buffers that take parts of accumulators. Gives the buffers of which it reads the contents before
     it runs, and where.
     """
     stored: dict[str, Store] = {}
@@ -302,7 +302,7 @@ def verify_nodes(schedule: Iterable[LoopNode | ExternNode], specs: Mapping[str, 
 
 def verify_program(program: Program) -> None:
     """Kernels are right; every step reads complete values, inside of buffers; buffers are written once.
-    `in_place.verify_in_place` says of those that are not that no step reads what was there before.
+    `in_place.verify_in_place` checks that no step reads old contents of the others.
     """
     specs = {name: b.spec for name, b in program.buffers.items()}
     empty = {name for name, spec in specs.items() if not spec.numel}

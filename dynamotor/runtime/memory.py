@@ -329,7 +329,8 @@ class Arena:
 
 
 class _Pooled:
-    """A storage that is lent out. It is free when its count of owners is what it was when the pool alone held
+    """A storage that is lent out. It is free when its count of owners is that of a storage that only the
+    pool held
     it.
     """
 

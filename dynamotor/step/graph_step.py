@@ -131,7 +131,7 @@ def _memory_apart(device: torch.device) -> Iterator[None]:
 @dataclass
 class _Bound:
     """A program with the tensors and the numbers' homes that it reads and writes now. `grads`: where among
-    the extra tensors the gradients of which inputs go. `reads`: what the update's Python looked up.
+    the extra tensors the gradients of which inputs go. `reads`: the look-ups of the update's Python.
     """
 
     program: StepProgram
@@ -230,7 +230,7 @@ class GraphStep:
         reduced = True if self.averager is None else self.averager.takes_step()
         if isinstance(reduced, Reason):
             return self._refuse("DM504", reduced.text)
-        if not reduced:  # what the ranks have not settled yet, the compiled backward of this step settles
+        if not reduced:  # the compiled backward of this step settles open questions between ranks
             return None
         held = self._held(tensors)
         if held is None:

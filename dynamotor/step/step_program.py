@@ -39,7 +39,7 @@ class StepProgram:
     *numbers)`.
 
     numbers: the 0-d tensors in `room` in which the program finds them. reads, writes: numbers by path, and
-    `values` makes the new ones (those for `numbers`, then those for `writes`) of what was read. The results
+    `values` makes the new ones (those for `numbers`, then those for `writes`) of the values read. The results
     are `n_values` values of the captured graph, gradients by input (`grads`), and whether a scaled gradient
     overflowed.
     """
@@ -161,7 +161,7 @@ def _host_writes(
     ends: _Ends, leaves: Leaves, by_node: dict[fx.Node, Path], on_host: set[fx.Node]
 ) -> list[tuple[Path, fx.Node]]:
     """The numbers that the host writes, those on a GPU last. NotWhole where the host cannot know
-    one, or what a branch asks.
+    one, or a branch's question.
     """
     asked = [side for q, _ in ends.questions for side in (q.left, q.right) if isinstance(side, fx.Node)]
     NotWhole.when(

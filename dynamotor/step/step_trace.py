@@ -65,7 +65,7 @@ class Traced:
 
     inputs: the captured graph's placeholders, then parameters and tensors by path. contents: new values of
     placeholders. numbers: new values of Python numbers by path. grads: by input, what remains in `.grad` (of
-    `owned`, the optimizer's parameters and what was reduced, all of it; of others what is added). found:
+    `owned`, the optimizer's parameters and reduced gradients as a whole; of others the increments). found:
     whether a scaled gradient overflowed; `skipped` are the places that then stay as they were.
     """
 

@@ -24,7 +24,7 @@ from ..runtime.cpp_build import find_compiler
 
 @dataclass(frozen=True)
 class Engine:
-    """A way to run compiled graphs: the backend's name, the device, and what is missing for it (empty:
+    """A way to run compiled graphs: the backend's name, the device, and the missing part (empty:
     nothing).
     """
 

@@ -1,6 +1,6 @@
 """The arguments of a packaged program must be as the examples were, in all that the program may look at.
 
-A package has no guards of capture. Checks on plain data (`ArgumentChecks`) imply what the guards say about
+A package has no guards of capture. Checks on plain data (`ArgumentChecks`) imply the guards of
 arguments, or the export is refused: one structure with its types and keys, equal numbers and texts, tensors
 of one class, layout, dtype and `requires_grad`, one tensor in two places where the examples were one.
 

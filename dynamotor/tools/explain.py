@@ -1,4 +1,4 @@
-"""`dynamotor.explain(fn)(*args)`: what was captured, where the graph broke and why, what fell back to aten
+"""`dynamotor.explain(fn)(*args)`: graphs, breaks with their reasons, fallbacks to aten
 kernels.
 
 >>> print(dynamotor.explain(model)(x))

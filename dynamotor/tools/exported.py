@@ -46,7 +46,7 @@ class Placeholder:
 @dataclass(frozen=True)
 class Signature:
     """outputs: results of the graph; writes: inputs that it writes, in the order of its last nodes, `copy_`;
-    result: Python text, how what the program returns is made of the results before views are taken out."""
+    result: Python text, makes the program's value from the results, before views are taken out."""
 
     inputs: tuple[Placeholder, ...]
     outputs: tuple[str, ...]
@@ -137,7 +137,7 @@ class Exported:
 
     def package(self, path: str | os.PathLike[str]) -> None:
         """Write the program, built for this machine's CPU, with its weights of now, as a file for
-        `dynamotor.load`. Raises UsageError (DM114) for what a file cannot hold."""
+        `dynamotor.load`. Raises UsageError (DM114) for programs that a file cannot hold."""
         if self._dims:
             raise refused("sizes of it may differ", "a file holds programs of fixed sizes")
         build_package(self.model, self.args, self.kwargs).write(path)
@@ -364,7 +364,7 @@ def _signature_of(model: Any) -> inspect.Signature:
 
 
 def _dimensions(value: Any, asked: Any) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
-    """Each tensor with what is asked of its dimensions that may differ."""
+    """Each tensor with the requests for its dynamic dimensions."""
     if asked is None or not asked:
         return
     pairs = asked.items() if isinstance(asked, Mapping) else enumerate(asked)

@@ -2,7 +2,7 @@
 way.
 
 The program runs under `config.check`, so that wrong results fail too. The first graph that fails by itself is
-cut down node by node; what is left is written beside the program as `script.min.py`, its inputs as
+cut down node by node; the rest is written beside the program as `script.min.py`, its inputs as
 `script.min.safetensors`. Internal errors write such a script of the whole graph, and their message says
 where.
 """
@@ -163,7 +163,7 @@ def _calls(gm: fx.GraphModule) -> int:
 def _cut(
     gm: fx.GraphModule, kept: Sequence[fx.Node], outputs: Sequence[fx.Node], values: dict[fx.Node, Any]
 ) -> tuple[fx.GraphModule, list[Any]] | None:
-    """The graph of these calls as far as the outputs need them; what they read of others are inputs. None:
+    """The graph of these calls as far as the outputs need them; operands from other calls are inputs. None:
     not of tensors.
     """
     among = set(kept)

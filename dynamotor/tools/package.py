@@ -4,7 +4,7 @@
 >>> bert = dynamotor.load("bert.dm")
 >>> bert(tokens)  # tuples, lists and dicts of tensors, as the model gave them
 
-`python -m dynamotor package inspect FILE` lists what is inside: the program (JSON), its shared objects,
+`python -m dynamotor package inspect FILE` lists the contents: the program (JSON), its shared objects,
 weights (safetensors).
 """
 
@@ -100,7 +100,8 @@ def build_package(
     """Capture and build a model (or function) for inference on arguments like these, on a CPU.
 
     Its weights are those of now; arguments that are no tensors are part of the program. Raises UsageError
-    (DM114) for what a file cannot hold (written inputs and objects, custom ops, results that are other
+    (DM114) for programs that a file cannot hold (written inputs and objects, custom ops, results that are
+    other
     objects than tuples, lists, dicts and numbers, arguments that no call can be compared with), and
     CaptureError where the graph breaks.
     """
@@ -139,7 +140,7 @@ def build_package(
         info = dispatcher_of(compiled).entries[0].info
         if info.data.replays:
             raise refused(
-                "it changes Python objects", "a file holds what it computes alone", "return the new value"
+                "it changes Python objects", "a file holds computations alone", "return the new value"
             )
         payload = cache.load("program", place._name("forward")) if place is not None else None
         if payload is None:
@@ -156,7 +157,7 @@ def build_package(
         raise refused(
             "it writes its inputs or buffers",
             "the file's weights are shared by all calls",
-            "clone what is written",
+            "clone the written tensor",
         )
     present = {key: data for key, data in libraries.items() if data}
     if len(present) < len(libraries):

@@ -84,7 +84,7 @@ def layout(shape: Sequence[Dim], stride: Sequence[Dim], dtype: torch.dtype) -> l
 
 @dataclass
 class Steps:
-    """The lines, as they are written. weights: what the file holds, to which constants are added."""
+    """The lines, as they are written. weights: the file's tensors, to which constants are added."""
 
     weights: list[torch.Tensor]
     lines: list[list[Any]] = field(default_factory=list)

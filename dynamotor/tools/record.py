@@ -33,7 +33,7 @@ _FREE = ("load", "const", "acc", "scratch", "scan", "index", "cast", "round_to")
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A node of a graph as drawn: its name, what it calls, the nodes it reads, the user's line, shape and
+    """A node of a graph as drawn: its name, its target, its operands, the user's line, shape and
     dtype.
     """
 

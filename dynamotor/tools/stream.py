@@ -178,7 +178,7 @@ class Progress:
         if self.depth and threading.get_ident() != self.thread:  # builds run beside the compiling thread
             self.built += event.kind == "phase" and event.data["name"] == "build"
         elif event.kind == "begin":
-            if not self.depth and event.time - self.ended > 1:  # not the next part of what is being compiled
+            if not self.depth and event.time - self.ended > 1:  # not the next part of the same compilation
                 self.began, self.built = event.time, 0
             self.depth, self.thread = self.depth + 1, threading.get_ident()
         else:
