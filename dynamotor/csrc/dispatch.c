@@ -345,7 +345,7 @@ static PyObject *dispatcher_bind(PyObject *self, PyObject *object, PyObject *typ
 }
 
 /* Attributes that are not the dispatcher's own are those of the callable that it stands for, so that both names of a
- * function see what is set on one of them. Special names are not set there: `functools.update_wrapper` sets them here. */
+ * function see attributes set on one of them. Special names are not set there: `functools.update_wrapper` sets them here. */
 static bool is_special(PyObject *name) {
     return PyUnicode_GET_LENGTH(name) > 2 && PyUnicode_READ_CHAR(name, 0) == '_' && PyUnicode_READ_CHAR(name, 1) == '_';
 }

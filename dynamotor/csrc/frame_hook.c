@@ -19,7 +19,7 @@ typedef struct {
 static PyTypeObject FrameHook_Type;
 static __thread FrameHook *active; /* owned by this thread */
 static int n_threads;              /* threads with an active hook; under the GIL */
-static _PyFrameEvalFunction below = _PyEval_EvalFrameDefault; /* what was installed before ours: CPython's, or torch.compile's */
+static _PyFrameEvalFunction below = _PyEval_EvalFrameDefault; /* the function installed before ours: CPython's, or torch.compile's */
 static __thread bool alone;        /* no other tool sees the frames of this thread */
 static PyCodeObject *return_code;  /* RESUME, RETURN_VALUE */
 
@@ -70,7 +70,7 @@ static bool any_concerns(const FrameHook *hook, PyFunctionObject *function, PyOb
     return false;
 }
 
-/* New reference: what the callback says of a function, asked once for each code object when the answer is None or the
+/* New reference: the callback's answer for a function, asked once for each code object when the answer is None or the
  * function has no closure. */
 static PyObject *ask(FrameHook *hook, PyFunctionObject *function) {
     PyObject *code = function->func_code, *key = PyLong_FromVoidPtr(code);
@@ -137,7 +137,7 @@ static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int
     PyObject *room[n + 1];
     PyObject *const *arguments = frame_slots(frame, n, room);
     if (!any_concerns(hook, (PyFunctionObject *)function, arguments, n)) return _PyEval_EvalFrameDefault(tstate, frame, throwing);
-    active = NULL; /* what the callback and the dispatcher run is ours */
+    active = NULL; /* frames of the callback and the dispatcher are ours */
     PyObject *dispatcher = ask(hook, (PyFunctionObject *)function), *result = NULL;
     if (dispatcher == Py_False) { /* natively, and so is everything that it calls */
         Py_DECREF(dispatcher);

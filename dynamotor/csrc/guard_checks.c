@@ -1,7 +1,7 @@
 /* Checks of one value: the C twins of the rows in capture/guards.py. */
 #include "guards.h"
 
-static PyObject *slow_const_equal; /* capture.guards.const_equal, for what is rare */
+static PyObject *slow_const_equal; /* capture.guards.const_equal, for rare values */
 
 static bool call_says_yes(PyObject *function, PyObject *first, PyObject *second) {
     PyObject *args[2] = {first, second};
@@ -88,7 +88,7 @@ static bool lacks_attribute(PyObject *value, PyObject *name) {
     return missing;
 }
 
-/* Whether what a dict may have under a key ends without a finalizer. */
+/* Whether a dict's possible value under a key ends without a finalizer. */
 static bool is_replaceable(PyObject *dict, PyObject *key) {
     if (!PyDict_Check(dict)) return false;
     PyObject *found = PyDict_GetItemWithError(dict, key);

@@ -173,7 +173,7 @@ static bool none_overlaps(const GuardProgram *program, const Check *check, PyObj
 }
 
 /* None of the first `number` tensors overlaps another one. The ranges of memory that were found apart last are kept,
- * and only tensors that lie elsewhere now are compared: of a decoder's caches and parameters none moves. */
+ * and only tensors at other addresses are compared: of a decoder's caches and parameters none moves. */
 static bool stay_apart(const GuardProgram *program, const Check *check, PyObject **slots) {
     size_t bytes = 2 * sizeof(uintptr_t) * (size_t)check->n_nodes;
     uintptr_t *now = alloca(bytes), *before = check->ranges;
@@ -473,7 +473,7 @@ PyTypeObject GuardProgram_Type = {
     .tp_getset = program_getset,
 };
 
-/* Whether what a class holds under `__getattribute__`, `__setattr__` or `__delattr__` is object's own C function, which many
+/* Whether a class's entry under `__getattribute__`, `__setattr__` or `__delattr__` is object's own C function, which many
  * classes of C code name again. */
 static PyObject *is_plain_access(PyObject *module, PyObject *found) {
     (void)module;

@@ -50,7 +50,7 @@ typedef struct {
     CheckKind kind;
     int node;
     Py_ssize_t number;  /* length, cell index, the other node of `same`, how many of `apart` are written, kernel settings */
-    PyObject *data;     /* what the row encoded */
+    PyObject *data;     /* encoded by the row */
     PyObject *slow;     /* tensor_match: the row's own check_value */
     TensorFacts facts;  /* tensor_match */
     int *nodes;         /* distinct, no_overlap, apart */
@@ -73,13 +73,13 @@ struct GuardProgram {
     PyObject_HEAD
     int n_nodes, n_checks, n_related, n_slots, n_inputs, n_watches;
     Node *nodes;
-    Check *checks; /* those of one node lie together; the n_related that relate nodes come last */
+    Check *checks; /* those of one node are adjacent; the n_related that relate nodes come last */
     int *inputs;
     Watch *watches;
     bool bound, cleared;
     uint64_t rebinds;
     uint64_t epoch; /* counts how often values were let go: whoever ran Python code meanwhile looks whether it changed */
-    PyObject *on_end; /* what the weak references call */
+    PyObject *on_end; /* called by the weak references */
     bool has_ambient;
     Ambient ambient;
 };

@@ -27,7 +27,7 @@ static int refuse_elements(PyObject *tensor) {
     return count == 0 ? 0 : -1;
 }
 
-/* Where an operand lies: a tensor's data, or an address (an int) in memory that the program has planned. */
+/* The address of an operand: a tensor's data, or an address (an int) in memory that the program has planned. */
 static inline int operand_pointer(PyObject *operand, void **pointer) {
     if (UNLIKELY(PyLong_CheckExact(operand))) {
         *pointer = PyLong_AsVoidPtr(operand);

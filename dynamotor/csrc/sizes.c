@@ -1,4 +1,4 @@
-/* What a program assumed of its sizes, evaluated at each call: see SizesHold in capture/symbolic_inputs.py. */
+/* A program's assumptions about sizes, evaluated at each call: see SizesHold in capture/symbolic_inputs.py. */
 #include "guards.h"
 
 /* In the order of _CODES in capture/symbolic_inputs.py. */
@@ -15,7 +15,7 @@ struct SizeProgram {
     int64_t code[]; /* then the loads */
 };
 
-/* What is read of one tensor lies together, so its numbers are looked up once. */
+/* Reads of one tensor are adjacent, so its numbers are looked up once. */
 static bool load_all(const SizeProgram *sizes, const GuardProgram *program, PyObject *const *slots, int64_t *read) {
     int64_t ndim = 0, *numbers[N_KINDS];
     int node = -1;

@@ -50,10 +50,10 @@ static const char *SAMPLES =
     " torch._efficientzerotensor((2,)))";
 enum { PLAIN = 0, CONJUGATE = 1, META = 3, SPARSE = 4, NEGATIVE = 6, ZEROS = 7, N_SAMPLES = 8 };
 
-/* What a tensor's keys say of its memory: elements lie there (not in a sparse or packed form), and lie there as they are. */
+/* A tensor's keys as facts of its memory: it holds the elements (not in a sparse or packed form), and holds them as they are. */
 static uint64_t dense_key, lazy_keys;
 
-/* Whether its storage is what the tensor is known by; each copy of an xla tensor has another one, without memory. */
+/* Whether its storage identifies the tensor; each copy of an xla tensor has another one, without memory. */
 static bool lies_in_storage(int32_t device_type) { return device_type <= 1; /* c10::DeviceType: CPU, CUDA */ }
 
 static PyObject *slow_storage(PyObject *tensor) {

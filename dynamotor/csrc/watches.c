@@ -1,5 +1,5 @@
 /* Watches: cheap tests that every step of the bound nodes would give the same value again, and the tests of what can
- * change inside a value without any step changing (tensor metadata, list lengths). They lie in the order of the nodes,
+ * change inside a value without any step changing (tensor metadata, list lengths). They are in the order of the nodes,
  * parents first, so a watch that is reached looks at a value that every step still leads to. */
 #include "guards.h"
 

@@ -11,7 +11,7 @@ buckets; sharded parameters are gathered inside the compiled graphs.
   gradient moves (`agreement.py`): one `BucketPlan` of buckets (equal digests) or, when any rank gives a
   `Reason`, DDP's own reducer with the graph cut into stages (`split.py`).
 * A plan fixes what goes over the wire in each synchronised backward: its buckets in order, once, averaged,
-  each gradient with what the parameter holds from `no_sync` steps. A rank fulfils it inside its compiled
+  each gradient with the parameter's own from `no_sync` steps. A rank fulfils it inside its compiled
   backward (`insert_reductions.py` puts `dynamotor::bucket_start` nodes into the aten graph, each takes the
   one before as an argument, and `bucket_wait` nodes that give the averages: at the end, or in a whole step
   before the updates) or, where it cannot (`reduce_after_backward`: another graph, an eager call, hooks,
@@ -24,12 +24,12 @@ buckets; sharded parameters are gathered inside the compiled graphs.
 * DDP's reducer is idle for such a step: `_post_forward` runs with a stand-in for it. Buffers, `join`,
   `no_sync` and state stay DDP's.
 * Gradients are slots of the bucket's memory, in the parameters' strides; the memory returns to a pool when
-  nobody holds the gradients.
+  no reference to the gradients exists.
 * `collectives.py`: calls of `torch.distributed._functional_collectives` are captured as a start and a wait.
   Collectives are never merged, dropped or reordered (`graph.op_facts.is_collective`); waits move down to the
   first use, starts of a backward up to their inputs.
 * `fully_shard`: `shard_capture.py` puts nodes in the place of FSDP2's hooks (`shard_ops.py`), or leaves the
-  hooks to PyTorch with a reason (DM460). `shard_group.py` runs them, with what the hooks would send;
+  hooks to PyTorch with a reason (DM460). `shard_group.py` runs them, with the hooks' messages;
   `prefetch.py` moves gathers up. Gathered weights are computed again in the backward unless
   `reshard_after_forward=False`; `.grad` of the shards is complete when the backward ends.
 """

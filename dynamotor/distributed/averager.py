@@ -206,7 +206,7 @@ class Averager:
         return self.ddp._post_forward(output)
 
     def takes_step(self) -> bool | Reason:
-        """Whether the step that runs now may reduce and update in one program (what was to reduce after a
+        """Whether the step that runs now may reduce and update in one program (gradients to reduce after a
         backward does not then), or why none will.
         """
         if self.ddp._comm_hooks:
@@ -247,7 +247,7 @@ class Averager:
         def backward(*inputs: torch.Tensor) -> tuple:
             return boxed(list(inputs))
 
-        backward.boxed = boxed  # type: ignore[attr-defined]  # what was saved is freed as it goes here too
+        backward.boxed = boxed  # type: ignore[attr-defined]  # saved values are freed as it goes here too
         return backward
 
     def _new_step(self) -> ReduceStep:
@@ -333,7 +333,7 @@ class Averager:
 
     # After the backward -------------------------------------------------------------------------------------
     def _check(self, done: ReduceStep, stamps: bytes) -> None:
-        """See whether gradients are what the step gave; more may have come from outside of the graph, not
+        """See whether gradients are the step's results; more may have come from outside of the graph, not
         averaged.
         """
         missing = [name for name, p in self.parameters.items() if p.grad is None]
@@ -349,7 +349,7 @@ class Averager:
             self._average_rest([slot.of(flat) for slot, flat in done.slots()])
 
     def _average_rest(self, given: Sequence[torch.Tensor]) -> None:
-        """Average what the parameters' gradients hold beyond `given`, which is averaged already."""
+        """Average the parameters' gradients beyond `given`, which is averaged already."""
         step = self._new_step()
         known = iter(given)
         for bucket in step.plan.buckets:
@@ -423,7 +423,7 @@ class _Local:
         self.grads: list[list[torch.Tensor]] = []
 
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
-        self.grads.append([g.clone() for g in grads])  # they may lie in memory that the program uses again
+        self.grads.append([g.clone() for g in grads])  # their memory may be used again by the program
         return grads[0].new_empty(0)
 
     def finish(self, bucket: int) -> list[torch.Tensor]:

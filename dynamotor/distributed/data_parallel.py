@@ -86,7 +86,7 @@ class DdpVariants:
         self.forms: weakref.WeakKeyDictionary[Averager, CompiledForDdp] = weakref.WeakKeyDictionary()
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> Compiled:
-        """Compile what the call that is being captured needs; the rest is compiled when it is called for."""
+        """Compile the parts that the captured call needs; the rest is compiled when it is called for."""
         averager = self._averager()
         if averager is None:
             self._plain(inputs)

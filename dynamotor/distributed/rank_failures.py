@@ -110,7 +110,7 @@ def told(doing: str) -> Iterator[None]:
 
 
 class _Engine(type(compat.execution_engine.get())):  # type: ignore[misc]
-    """Autograd's engine; failures between ranks come out of it coded, and what a GPU waits for in vain is
+    """Autograd's engine; failures between ranks come out of it coded, and a GPU's endless wait is
     reported.
     """
 

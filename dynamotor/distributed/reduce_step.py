@@ -130,7 +130,7 @@ class ReduceStep:
 
     @contextlib.contextmanager
     def errors(self, bucket: int) -> Iterator[None]:
-        """Turn what a process group raises when a rank is gone or late into DM703."""
+        """Turn a process group's error for a missing or late rank into DM703."""
         began = time.monotonic()
         try:
             yield

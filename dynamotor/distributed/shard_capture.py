@@ -1,7 +1,8 @@
 """FSDP2's hooks in a trace: the hook before a forward becomes one node that gives the whole parameters, which
 stand in the place of the shards until the hook behind it.
 
-What the trace relies on is asked of each sharded module at every call. A module that needs the hooks, or is
+The trace's assumptions are checked for each sharded module at every call. A module that needs the hooks, or
+is
 not in the state in which compiled code begins, leaves them to eager PyTorch (DM460).
 
 >>> why_not(state)      # None, or what only the hooks can do
@@ -95,7 +96,7 @@ def why_not(state: Any) -> str | None:
 
 
 def _facts(state: Any) -> tuple[Any, ...]:
-    """What a trace relies on."""
+    """The assumptions of a trace."""
     return (
         why_not(state),
         state._training_state.name,
@@ -133,7 +134,7 @@ def _pre_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Val
         raise _left(module, reason)
     trace.whole.append(real)
     trace.reader.guard_identity(state.source, real)  # the graph names its groups
-    trace.reader.ask(state.source, real, "what it shards, and how", _Stays(_facts(real)))
+    trace.reader.ask(state.source, real, "its sharded parameters and settings", _Stays(_facts(real)))
     trace.frames[-1].tail = False  # a break inside of the module moves out of its call
     late = not any(map(_asks_gradient, given))
     if real._mp_policy.cast_forward_inputs:

@@ -37,7 +37,7 @@ _numbers = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()
 # Gradients that are on their way: the oldest are waited for before more bytes than these are in flight.
 BYTES_IN_FLIGHT = 256 << 20
-_copied: list[Any] = []  # on a GPU: after it nobody reads the memory of the last gather that was waited for
+_copied: list[Any] = []  # on a GPU: after it the memory of the last awaited gather is unread
 
 
 def shard_group_of(parameters: Any, state: Any) -> ShardGroup:
@@ -66,7 +66,7 @@ class ShardGroup:
         with torch.enable_grad():
             self._node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self._reduced: dict[torch.dtype, Bucket] = {}  # of gradients of all parameters
-        self._started: dict[int, Any] = {}  # gathers that nobody has waited for, by their memory
+        self._started: dict[int, Any] = {}  # gathers not yet awaited, by their memory
         install(self.group)
 
     @property
@@ -79,7 +79,7 @@ class ShardGroup:
 
     @property
     def params(self) -> Sequence[Any]:
-        """The `FSDPParam`s, in the order in which they lie in what is sent."""
+        """The `FSDPParam`s, in their order within a message."""
         return self.parameters.fsdp_params
 
     @property
@@ -116,7 +116,7 @@ class ShardGroup:
 
     @property
     def weights(self) -> tuple[TensorSpec, ...]:
-        """What a gather gives."""
+        """A gather's results."""
         return tuple(
             TensorSpec.dense(tuple(p._orig_size), p.param_dtype or p.orig_dtype, self.anchor.device)
             for p in self.params
@@ -206,7 +206,7 @@ class ShardGroup:
             return False
 
     def _keep(self, param: Any, grad: torch.Tensor) -> None:
-        """Add to what the parameter keeps until gradients are reduced, where the hooks would find it."""
+        """Add to the parameter's kept gradient until it is reduced, where the hooks would find it."""
         if not hasattr(param, "_unsharded_param"):
             dtype = param.param_dtype or param.orig_dtype
             numel = param.padded_sharded_param_size.numel()
@@ -221,7 +221,7 @@ class ShardGroup:
             param.unsharded_accumulated_grad += grad
 
     def _with_kept(self, param: Any, grad: torch.Tensor | None) -> torch.Tensor | None:
-        """A gradient with what was kept of earlier backwards, which is taken out."""
+        """A gradient with the part kept from earlier backwards, which is taken out."""
         kept = param.unsharded_accumulated_grad
         param.unsharded_accumulated_grad = None
         unsharded = getattr(param, "_unsharded_param", None)
@@ -360,7 +360,7 @@ def _add_to_gradient(param: Any, flat: torch.Tensor) -> None:
 
 
 class Reductions:
-    """What is on its way in this process, in order; all of it has arrived when the backward ends."""
+    """Messages on their way in this process, in order; all of it has arrived when the backward ends."""
 
     def __init__(self) -> None:
         self.pending: list[Reduction] = []
@@ -387,14 +387,14 @@ class Reductions:
             self.pending.pop(0).finish()
 
     def forget(self) -> None:
-        """Drop what a backward has left that raised: its gradients are lost, as under the hooks."""
+        """Drop the leftovers of a backward that raised: its gradients are lost, as under the hooks."""
         for reduction in self.pending:
             if reduction.work is not None:
                 reduction.work.wait()
         self.__init__()  # type: ignore[misc]
 
     def finish(self) -> None:
-        """Start what is late, in the order of the hooks, and wait for all."""
+        """Start late messages, in the order of the hooks, and wait for all."""
         self.backwards.clear()
         late, self.late = sorted(self.late, key=_place), []
         with told("in a backward, while gradients were reduced"), torch.no_grad():

@@ -68,7 +68,7 @@ def _reduce_shape(grads: Any, anchor: TensorSpec, group: int, which: Any, late: 
 
 
 class Gather:
-    """A node's target: starts to gather a group's parameters; what is to be waited for."""
+    """A node's target: starts to gather a group's parameters; the result is awaited."""
 
     def __init__(self, group: ShardGroup) -> None:
         self.number = group.number
@@ -142,5 +142,5 @@ def without_gradients(compiled: Callable[..., Any], anchors: frozenset[int]) -> 
     def backward(*inputs: torch.Tensor) -> tuple:
         return boxed(list(inputs))
 
-    backward.boxed = boxed  # type: ignore[attr-defined]  # what was saved is freed as it goes here too
+    backward.boxed = boxed  # type: ignore[attr-defined]  # saved values are freed as it goes here too
     return backward

@@ -3,8 +3,8 @@ does not hang.
 
 NCCL's collectives wait on the device: nothing that Python calls fails when a rank dies, and a program sooner
 or later waits for its GPU, out of which no exception leads. PyTorch's watchdog ends the process some time
-after the group's timeout, with a text that names no line of the program. So an event lies behind each
-backward; a thread that sleeps most of the time looks at it, says in time what is wrong, and ends the process
+after the group's timeout, with a text that names no line of the program. So an event follows each
+backward; a thread that sleeps most of the time looks at it, names the cause in time, and ends the process
 when PyTorch has not.
 
 >>> watch = RankWatch(timeout=600.0); watch.behind_backward(where)

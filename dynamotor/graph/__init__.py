@@ -42,9 +42,9 @@ text.
 * An unbacked symbol (`u0`; `ShapeEnv.unbacked`, made by a `sizes_from_data` rule while `shape_mode` has a
   `DataSizes`) is a size that is known only when a node of the graph has run: the first node whose `val` is
   the bare symbol gives it. `lo` is 0 for a count, -infinity for an integer that a tensor held; 0 and 1 are
-  among its values. Its hint answers nothing: what is not provable for all values raises
+  among its values. Its hint answers nothing: a question that is not provable for all values raises
   `ShapeEnv.undecided(question)` (DM210; in a capture the break with its line), it never becomes a guard.
-  `ShapeEnv.tell` notes what a node has checked (`torch._check`) or a kernel demands (`n >= 0`).
+  `ShapeEnv.tell` notes a node's checks (`torch._check`) or a kernel demands (`n >= 0`).
 * Capture, shape rules and PyTorch's C++ (`sym_int.py`) meet unbacked symbols. Lowering, codegen and the
   guards never do: autograd cuts the graph at the nodes that make them (contract 3).
 * Text: `repr(size)` is an expression of Python and of C alike, over the symbols' names and the functions

@@ -43,7 +43,7 @@ from .spec import TensorSpec
 Node = torch.fx.Node
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-_NEGLIGIBLE = -1e30  # what is added to a score so that its weight is zero beside any visible key
+_NEGLIGIBLE = -1e30  # added to a score so that its weight is zero beside any visible key
 _PLAIN_PRODUCTS = 0  # PyTorch's number for attention by plain products
 
 

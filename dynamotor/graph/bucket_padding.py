@@ -2,7 +2,7 @@
 (`options={"pad": ...}`).
 
 XLA compiles for fixed sizes. A graph whose sizes differ between calls is written at the sizes of a bucket,
-larger than a call's: inputs are padded, results cut. What an op makes of the padding stays in the padding, or
+larger than a call's: inputs are padded, results cut. An op's results from padding stay in the padding, or
 the padding is masked before it (a sum takes zeros there, a maximum minus infinity, attention no keys). An op
 for which no rule here says so refuses the graph, which is compiled for each size then ("fallback" xla.pad,
 DM679, with the op).
@@ -85,13 +85,13 @@ def size_of(axis: Axis) -> Dim:
 
 
 def row_of(size: Dim) -> Axis:
-    """The axis of elements that lie one behind the other, with all padding at the end."""
+    """The axis of consecutive elements, with all padding at the end."""
     axis = axis_of(size)
     return axis if at_end(axis) else (Run(settle(size)),)  # type: ignore[arg-type]
 
 
 def at_end(axis: Axis) -> bool:
-    """Whether all padding along an axis lies behind the elements."""
+    """Whether all padding along an axis is behind the elements."""
     return all(type(f) is int for f in axis[1:])
 
 
@@ -261,7 +261,7 @@ class Padder:
         return tuple(map(self._plain_axes, val)) if isinstance(val, tuple | list) else ()
 
     def _check(self, val: Any, axes: Any) -> None:
-        """What the rule says of the result's sizes is what the graph says."""
+        """The rule's sizes of the result agree with the graph's."""
         for spec, own in zip(val, axes, strict=True) if isinstance(val, tuple | list) else [(val, axes)]:
             if not isinstance(spec, TensorSpec):
                 continue
@@ -285,7 +285,9 @@ class Padder:
         return self.op(aten.arange.default, n, device=self.device, dtype=torch.int64)
 
     def moved(self, x: fx.Node, d: int, places: fx.Node) -> fx.Node:
-        """The elements at these places along a dimension; what lies beyond it is padding, any element is."""
+        """The elements at these places along a dimension; positions beyond it are padding, any element will
+        do.
+        """
         last = x.meta["val"].shape[d] - 1
         return self.op(aten.index_select.default, x, d, self.op(aten.clamp.default, places, 0, last))
 
@@ -312,7 +314,7 @@ class Padder:
         return total
 
     def divisor(self, axes: Iterable[Axis], dtype: torch.dtype) -> fx.Node:
-        """The number of elements along axes of which some are padded, in the type of what it divides."""
+        """The number of elements along axes of which some are padded, in the type of the dividend."""
         return self.op(aten._to_copy.default, self.count(axes), dtype=dtype)
 
     def valid(self, axis: Axis) -> fx.Node:
@@ -449,6 +451,6 @@ def broadcast_axes(all_axes: Sequence[Axes]) -> Axes:
     for d in range(n):
         own = [axes[d - n + len(axes)] for axes in all_axes if d - n + len(axes) >= 0]
         some = [axis for axis in own if axis]
-        CannotPad.when(any(axis != some[0] for axis in some), "operands whose padding lies elsewhere")
+        CannotPad.when(any(axis != some[0] for axis in some), "operands with padding at different places")
         found.append(some[0] if some else ())
     return tuple(found)

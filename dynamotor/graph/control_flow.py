@@ -73,7 +73,9 @@ class ControlFlow:
         return call(*tensors)
 
     def as_operator(self, bodies: list[fx.Node], args: Sequence[fx.Node]) -> tuple[Any, tuple[Any, ...]]:
-        """PyTorch's own operator and its arguments; each body takes what it is given and all free tensors."""
+        """PyTorch's own operator and its arguments; each body takes its own arguments and all free
+        tensors.
+        """
         raise NotImplementedError
 
     def __repr__(self) -> str:

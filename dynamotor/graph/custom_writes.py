@@ -77,7 +77,7 @@ def functional_op(func: OpOverload, counts: tuple[int, ...]) -> OpOverload:
 
 
 def _signature(func: OpOverload, count: int) -> str:
-    """The op's arguments, all by position and none written, and what the functional op returns."""
+    """The op's arguments, all by position and none written, and the functional op's results."""
     text = str(func._schema)
     arguments, _, returns = text[text.index("(") + 1 :].rpartition(") -> ")
     values = [value for value in returns.strip("()").split(", ") if value]

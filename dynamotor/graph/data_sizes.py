@@ -43,7 +43,7 @@ class DataSizes:
             if of is None:
                 return self._new(lo, hi)
             tensor = args[of] if isinstance(args[of], torch.Tensor) else _only(args[of])
-            if tensor.is_inference():  # nobody counts its writes
+            if tensor.is_inference():  # its writes are not counted
                 return self._new(lo, hi)
             key = func is aten._local_scalar_dense.default, id(tensor), tensor._version, shape
             if key not in self._counted:

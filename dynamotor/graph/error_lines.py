@@ -51,7 +51,7 @@ def _by_generated_code(frames: Sequence[tuple[Any, int]], lines: dict[str, UserL
 
 
 def history_is_refused(value: Any) -> bool:
-    """Whether it is a view that was made where gradients were off, of what was written since."""
+    """Whether it is a view that was made where gradients were off, of a tensor written since."""
     try:
         return isinstance(value, torch.Tensor) and value.is_leaf is None  # never: reading it is the question
     except RuntimeError:

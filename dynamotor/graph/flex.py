@@ -16,7 +16,8 @@ from .subgraphs import Body
 
 class FlexAttention:
     """A node's target. Takes queries (B, H, L, E), keys (B or 1, G, S, E) and values (B or 1, G, S, F) with G
-    a divisor of H, then what the score's and the mask's bodies read, then the counts and indices of a mask's
+    a divisor of H, then the inputs of the score's and the mask's bodies, then the counts and indices of a
+    mask's
     blocks; gives the output (B, H, L, F) in the queries' dtype and the logarithm of the sums (B, H, L).
 
     blocks: which of a mask's blocks are among the arguments, two tensors each: in part and whole by rows, in

@@ -1,4 +1,4 @@
-"""Integer formulas of indices and what is provable of them: the language in which a mask is understood.
+"""Integer formulas of indices and proofs about them: the language in which a mask is understood.
 
 A number is an `Affine` sum of atoms, a condition is built of comparisons of such sums with zero. Each is
 simplified where it is made, by intervals, so that equal formulas are mostly equal objects.
@@ -21,7 +21,7 @@ from .sizes import Dim, Size, known
 
 
 class NoFormula(Exception):
-    """No formula of this language says what the graph computes there."""
+    """No formula of this language expresses the graph's value there."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ _LIMIT = 1 << 16  # elements that a question may cost
 _answers: dict[Any, Exception | None] = {}
 
 
-# What these run, and so where errors come from and how results lie in memory, is chosen by settings.
+# Settings choose the kernels of these, and so the source of errors and the layout of results.
 CHOOSING = frozenset(
     (aten.convolution.default, aten._fused_sdp_choice.default, aten.mkldnn_rnn_layer.default)
 )
@@ -105,7 +105,7 @@ def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 def _bounded(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """The call with plain numbers in the place of those that differ between calls (sizes stay). Each is
-    guarded to stay within what the tensors' dtypes hold, or is a constant where it does not: what a kernel
+    guarded to stay within the range of the tensors' dtypes, or is a constant where it does not: what a kernel
     answers about one it answers about all.
     """
     dtypes: set[Any] = {kwargs.get("dtype"), *(t.dtype for t in tensors_in((args, tuple(kwargs.values()))))}
@@ -184,7 +184,7 @@ def ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     if type(dim) is int and not -rank <= dim < rank:
         ask_element(func, args, kwargs)
     dtypes = {t.dtype for t in tensors_in([value for name, value in named.items() if name not in _INDICES])}
-    # Nor where LAPACK swaps the rows that numbers name, wherever those lie.
+    # Nor where LAPACK swaps the rows that numbers name, wherever those are.
     unasked = {"pivots", "LU_pivots"} & named.keys() or (
         len(dtypes) == 1
         and next(iter(dtypes)).is_floating_point
@@ -198,7 +198,7 @@ def ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         memory = torch.full(
             (int(spec.extent),), 1 if as_number else 0, dtype=spec.dtype, device=spec.device
         )  # an index may be 0
-        if spec.dtype is torch.bool and len(memory):  # a mask picks one element, which suits what it meets
+        if spec.dtype is torch.bool and len(memory):  # a mask picks one element, which suits its operands
             memory = memory.new_zeros(int(spec.numel))
             memory[0], spec = True, TensorSpec.dense(spec.shape, spec.dtype)
         return memory.as_strided(numbers(spec.shape), numbers(spec.stride))
@@ -242,7 +242,8 @@ def ask(
     kind_of: Callable[[torch.Tensor], Any],
     make: Callable[[Any], torch.Tensor],
 ) -> None:
-    """Run the kernel on tensors made of the arguments' kinds, once for equal kinds, and raise what it
+    """Run the kernel on tensors made of the arguments' kinds, once for equal kinds, and raise the errors
+    that it
     raises.
     """
     try:
@@ -266,7 +267,7 @@ def run_kernel(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Exception
             warnings.simplefilter("ignore")
             with torch.random.fork_rng(devices=(), enabled=facts(func).random):
                 func(*args, **kwargs)
-    except Exception as error:  # what it raises is the answer
+    except Exception as error:  # its error is the answer
         return error
     return None
 
@@ -347,7 +348,7 @@ def meet(a: TensorSpec, b: TensorSpec) -> bool:
 
 
 def _reach(distance: Dim, dims: list[tuple[Dim, Dim, Dim]]) -> bool:
-    """Whether an element of one view lies `distance` before one of the other; (stride, size, other size), the
+    """Whether an element of one view is `distance` before one of the other; (stride, size, other size), the
     longest first.
     """
     if not dims:

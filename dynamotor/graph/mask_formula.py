@@ -1,4 +1,4 @@
-"""What an element of a tensor is as a formula of its indices: the graph is read from the element backwards.
+"""An element of a tensor as a formula of its indices: the graph is read from the element backwards.
 
 Masks are made of aranges, comparisons and logic; views only move indices. What no rule knows stays a read of
 that tensor, if its values are integers or conditions; else there is no formula.

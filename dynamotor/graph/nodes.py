@@ -1,4 +1,4 @@
-"""Reading the nodes of an aten graph: what is not of the kind that a pass expects is an InternalError, at
+"""Reading the nodes of an aten graph: an unexpected kind of node is an InternalError, at
 that node. And walks over graphs with a stack of their own: chains are longer than Python's stack is deep.
 
 >>> operand(node, 0), overload(node), spec_of(node)
@@ -32,7 +32,7 @@ def reached(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]
 
 
 def in_order(start: Iterable[T], needs: Callable[[T], Iterable[T]]) -> list[T]:
-    """The same, each behind what it needs; the last of `start` is looked at first."""
+    """The same, each behind its operands; the last of `start` is looked at first."""
     placed: dict[T, None] = {}
     stack = [(item, False) for item in start]
     while stack:

@@ -1,4 +1,4 @@
-"""What an aten op's schema says about aliasing and effects, worked out once per overload.
+"""Facts of an aten op's schema about aliasing and effects, worked out once per overload.
 
 >>> facts(torch.ops.aten.add_.Tensor).writes
 (0,)
@@ -129,11 +129,11 @@ def written_names(func: OpOverload) -> list[str]:
 
 
 def is_custom(target: object) -> bool:
-    """Whether somebody else than PyTorch registered the op (and its shape rule)."""
+    """Whether the op (and its shape rule) comes from outside of PyTorch."""
     return isinstance(target, OpOverload) and target.namespace not in ("aten", "prims", "mkldnn", "dynamotor")
 
 
-# Ops that address memory, or go through it in its order: what they give depends on their operands' strides.
+# Ops that address memory, or go through it in its order: their results depend on their operands' strides.
 _ADDRESS_MEMORY = {
     aten.as_strided.default,
     aten.as_strided_copy.default,
@@ -146,7 +146,7 @@ def sees_strides(target: object) -> bool:
     """Whether a call may tell two tensors of equal elements and other strides apart: a pass that lays values
     out otherwise than eager gives such a call eager's strides back.
 
-    Attention draws by index; a code that nobody here wrote may do with memory what it likes.
+    Attention draws by index; foreign code may do anything with memory.
     """
     if not isinstance(target, OpOverload):
         return target is not operator.getitem

@@ -188,7 +188,7 @@ _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
 
 def encode_graph(gm: fx.GraphModule) -> list[Any]:
     """A graph's nodes, a row each: name, op, target, arguments, keywords, `val`, the user's line and, of what
-    lies otherwise than in eager, eager's spec.
+    has another layout than in eager, eager's spec.
     """
     return [
         [

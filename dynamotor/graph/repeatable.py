@@ -46,7 +46,7 @@ def _is_plain(module: str) -> bool:
 
 
 def writes_nothing(gm: torch.fx.GraphModule) -> bool:
-    """Whether no call of a graph is known to write a tensor, by the names of what it calls."""
+    """Whether no call of a graph is known to write a tensor, by the names of its targets."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
     names = [node.target if isinstance(node.target, str) else node.target.__name__ for node in calls]
     return not any(

@@ -58,7 +58,7 @@ def viewed_stride(
     divides: Callable[[Dim, Dim], bool] = lambda n, value: value % n == 0,
 ) -> Dims | None:
     """Strides of a view of as many elements, in memory with holes or in another order; None where it takes a
-    copy. Dimensions that lie behind each other are taken together. `same` and `divides` ask of sizes that
+    copy. Adjacent dimensions are taken together. `same` and `divides` ask of sizes that
     differ between calls, or prove.
     """
     runs: list[list[Dim]] = []  # [elements, stride of the innermost], from the last dimension on

@@ -1,4 +1,4 @@
-"""What a selective checkpoint saves: the program's policy, asked for each op that a trace records.
+"""Saved values of selective checkpoints: the program's policy, asked for each op that a trace records.
 
 >>> policy = SavePolicy(make)
 >>> run = policy.started()  # one for each trace: a policy may count its calls

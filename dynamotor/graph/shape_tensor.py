@@ -165,7 +165,7 @@ def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[s
         UnsupportedOp.when(
             isinstance(where, str) and spec_of(value).shape != spec.shape,
             "DM241",
-            f"{where}= has another size than what is written into it",
+            f"{where}= has another size than the value written into it",
             why="its shape would change in place",
             cure=f"give a tensor of the right size, or leave {where}= out",
         )
@@ -271,7 +271,7 @@ class _Mode(TorchDispatchMode):
 
 class shape_mode(_Mode):  # noqa: N801  (a context manager)
     """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them,
-    and an op raises what eager's kernel would. data_sizes: what the sizes are that depend on data; without
+    and an op raises what eager's kernel would. data_sizes: the sizes that depend on data; without
     it such ops raise DataDependent. `reads_settings`: an op was met for which settings choose the
     kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers; `asserts`: a test of data
     that only raises."""
@@ -309,7 +309,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 @contextlib.contextmanager
 def unseen_by_hooks() -> Iterator[None]:
     """No saved-tensor hooks inside: a user's (checkpointing counts, save_on_cpu copies) see what runs, not
-    what is compiled.
+    the compiled graph.
     """
     hooks = []
     while (top := compat.top_saved_hooks(True)) is not None:

@@ -1,4 +1,4 @@
-"""Shape inference: what an op returns, from the specs of its arguments.
+"""Shape inference: an op's results, from the specs of its arguments.
 
 The op's definition answers (`op_definition.py`), through a memo; PyTorch's meta kernel where the definition
 has no rule or leaves the case to it.
@@ -112,7 +112,7 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if op.shape is not None and symbolic:
             found = op.shape(*args, **kwargs)
             if type(found) is TensorSpec and is_unbacked(*found.shape, found.offset):
-                return found  # a view of a part that data decides: at the hints it may lie outside
+                return found  # a view of a part that data decides: at the hints it may be outside
             return _completed(found, infer_spec(func, *at_hints((args, kwargs))))
     except Unknown:
         pass
@@ -122,7 +122,7 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
             result = op.contiguous(*args, **kwargs)
         if result is PASS and op.layout is not None:
             result = op.layout(*args, **kwargs)
-    except Unknown:  # the meta kernel says what is wrong with the arguments
+    except Unknown:  # the meta kernel raises PyTorch's error
         result = PASS
     return infer_by_meta_kernel(func, args, kwargs) if result is PASS else result
 
@@ -166,7 +166,7 @@ def _completed(shapes: Any, like: Any) -> Any:
 
 
 def _laid_out(shape: Shape, like: TensorSpec) -> TensorSpec:
-    """A new tensor of this shape whose dimensions lie in the order that `like` has."""
+    """A new tensor of this shape whose dimensions have `like`'s order in memory."""
     if like.is_contiguous and like.stride == contiguous_stride(like.shape):
         return TensorSpec.dense(shape, like.dtype, like.device)
     order = sorted(range(len(shape)), key=lambda d: (like.stride[d], like.shape[d], -d))
@@ -194,7 +194,7 @@ def _moved(device: torch.device, value: Any) -> Any:
 
 
 def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the meta kernel says, pointwise results laid out as the CPU kernels do it."""
+    """The meta kernel's results, pointwise ones laid out as the CPU kernels do it."""
     check_supported(func, args)
     result = _run_meta_kernel(func, args, kwargs)
     if type(result) is TensorSpec and facts(func).pointwise:
@@ -240,7 +240,7 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
 
 
 def run_small(func: OpOverload, size: int, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the op gives for real tensors of these types on the CPU with so many elements a dimension (those
+    """The op's results for real tensors of these types on the CPU with so many elements a dimension (those
     without dimensions keep their one element: they promote otherwise).
     """
     try:
@@ -248,7 +248,7 @@ def run_small(func: OpOverload, size: int, args: tuple, kwargs: dict[str, Any]) 
             args, kwargs = mapped(functools.partial(_small, size), (args, kwargs))
             return func(*args, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        raise Unknown from error  # the meta kernel says what is wrong, or knows better
+        raise Unknown from error  # the meta kernel raises PyTorch's error, or has an answer
 
 
 def _small(size: int, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sizes that differ between calls: integer expressions over symbols, and what a program assumed of them.
+"""Sizes that differ between calls: integer expressions over symbols, and the assumptions of a program.
 
 A `Size` stands for an int. A question with one answer for all values of the symbols is answered; else the
 answer at the call being compiled (the *hint*) is taken and becomes a guard. Becoming a plain int (`range(n)`)
@@ -31,7 +31,7 @@ LARGEST = 1 << 61  # integers beyond are constants: the guards and kernels compu
 
 
 class DataDependent(DynamotorError):
-    """DM210: the result's shape or value, or what is asked of it, depends on data that a trace does not
+    """DM210: the result's shape or value, or an answer about it, depends on data that a trace does not
     have.
     """
 
@@ -119,7 +119,7 @@ class Guard:
 
 
 class ShapeEnv:
-    """The symbols of one program and what it assumed of them. `where()` names the line that is being
+    """The symbols of one program and its assumptions. `where()` names the line that is being
     traced. `undecided(question)` makes the error of a question about data that nothing proves.
     """
 
@@ -128,7 +128,7 @@ class ShapeEnv:
         self.fixed: dict[Symbol, Size | int] = {}  # symbols that were found to be a number, or another symbol
         self.where = where
         self.undecided: Callable[[str], Exception] = _undecided
-        self.settled = False  # whether the entry is guarded already: what is assumed now, nobody would check
+        self.settled = False  # whether the entry is guarded already: later assumptions would go unchecked
         self.told: list[str] = []  # what holds without a guard
         self._guards: dict[Any, Guard] = {}
         self._derived: dict[Any, Derived] = {}
@@ -136,7 +136,7 @@ class ShapeEnv:
 
     @property
     def guards(self) -> list[Guard]:
-        """What was assumed, in the order in which it was asked."""
+        """The assumptions, in the order of the questions."""
         return list(self._guards.values())
 
     def symbol(self, hint: int, lo: int = 2, hi: int = INFINITY, name: str = "") -> Size:
@@ -202,7 +202,7 @@ class ShapeEnv:
 
     @contextlib.contextmanager
     def reopened(self) -> Iterator[None]:
-        """For who checks what is assumed within by itself."""
+        """For callers that check assumptions made within by themselves."""
         names = ("settled", "fixed", "told", "_guards", "_derived", "_answers")
         before = {name: copy.copy(getattr(self, name)) for name in names}
         bounds = [(symbol, symbol.lo, symbol.hi) for symbol in self.symbols]
@@ -286,7 +286,7 @@ class Size:
         self._hint: int | None = None
         self._text: str | None = None
 
-    # What it is ---------------------------------------------------------------------------------------------
+    # Value --------------------------------------------------------------------------------------------------
     @property
     def hint(self) -> int:
         """Its value at the call that is being compiled: for costs and choices that are right for every
@@ -478,7 +478,7 @@ def contiguous_stride(shape: Sequence[Dim]) -> Dims:
 
 
 def packed(dims: Iterable[tuple[Dim, Dim]], same: Callable[[Dim, Dim], bool] = operator.eq) -> bool:
-    """Whether dimensions (size, stride), the innermost first, lie one behind the other without holes; those
+    """Whether dimensions (size, stride), the innermost first, follow each other without holes; those
     of size 1 do not count. `same` asks of sizes that differ between calls, or proves.
     """
     step: Dim = 1
@@ -538,7 +538,7 @@ def is_symbolic(values: Any) -> bool:
 
 
 def is_unbacked(*values: Any) -> bool:
-    """Whether one of these sizes follows from data: nobody may take its hint for an answer."""
+    """Whether one of these sizes follows from data: its hint is no answer."""
     return any(type(value) is Size and any(s.unbacked for s in value.symbols) for value in values)
 
 
@@ -634,7 +634,7 @@ def _split(env: ShapeEnv, a: Size, n: Size) -> tuple[Size, Size]:
 
 
 def _split_by_sum(env: ShapeEnv, a: Size, n: Size) -> tuple[Size, Size]:
-    """Long division by a sum, by its leading term; the remainder is what is left when that does not go on."""
+    """Long division by a sum, by its leading term; the remainder is the rest when that stops."""
     lead = max(n.terms, key=_degree)
     whole: Size | int = 0
     rest: Size | int = size(a.terms, env)

@@ -1,5 +1,5 @@
-"""What the compiler knows of a tensor without its data: `node.meta["val"]` of every graph holds these.
-And what is known of a graph beside its nodes.
+"""The compiler's facts of a tensor without its data: `node.meta["val"]` of every graph holds these.
+And the facts of a graph beside its nodes.
 
 >>> TensorSpec.of(torch.ones(2, 3)).stride
 (3, 1)
@@ -16,7 +16,7 @@ import torch
 from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, hint, is_contiguous, is_symbolic, numbers
 
 aten = torch.ops.aten
-Compiled = Callable[..., Any]  # what a backend makes of a graph
+Compiled = Callable[..., Any]  # a backend's result for a graph
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
 CPU = torch.device("cpu")
 HALVES = (torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ def numel(shape: Iterable[Dim]) -> Dim:
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether memory does not hold what the tensor shows: lazy conjugates and negatives, zeros without
+    """Whether memory does not hold the tensor's values: lazy conjugates and negatives, zeros without
     memory. Autograd hands all of them on as gradients.
     """
     return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
@@ -143,7 +143,7 @@ class TensorSpec:
         return replace(self, stride=tuple(stride))
 
     def empty(self) -> torch.Tensor:
-        """A real tensor with this metadata, at the start of memory that nobody has written."""
+        """A real tensor with this metadata, at the start of unwritten memory."""
         return torch.empty_strided(
             numbers(self.shape), numbers(self.stride), dtype=self.dtype, device=self.device
         )

@@ -1,5 +1,5 @@
 """Calls of a graph that read or set a state of the thread: inference mode, the random numbers of the CPU. A
-backend cuts its graph around them, so that what is between them runs under what they set.
+backend cuts its graph around them, so that the code between them runs under their settings.
 
 >>> enter_inference(True)
 >>> torch.is_inference_mode_enabled(), leave_inference(), torch.is_inference_mode_enabled()
@@ -35,7 +35,7 @@ def enter_inference(mode: bool) -> None:
 
 
 def leave_inference() -> None:
-    """End the innermost region: all modes are what they were when it began."""
+    """End the innermost region: all modes are as at its beginning."""
     _open.regions.pop().__exit__(None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""Functions inside a graph: what a node calls when a program hands a function of its own to PyTorch (`vmap`,
+"""Functions inside a graph: called by a node when a program hands a function of its own to PyTorch (`vmap`,
 `cond`, ...). Its body is a graph of its own, without outside tensors.
 
 >>> node = graph.call_function(Transformed("vmap", torch.vmap, body), (x, weight))  # the body reads weight
@@ -44,7 +44,7 @@ def flatten(tree: Any, leaves: list[torch.Tensor]) -> Any:
 @dataclass(eq=False)
 class Body:
     """A function as a graph of its own. `gm` takes the tensors of the arguments, then the `n_free` ones that
-    it reads from outside, and gives a flat tuple; `result` is the template of what the function returns."""
+    it reads from outside, and gives a flat tuple; `result` is the template of the function's value."""
 
     gm: torch.fx.GraphModule
     n_free: int

@@ -29,7 +29,7 @@ from .sizes import (
 
 
 class Condition:
-    """A question about sizes that nobody has answered yet; `ask()` gives the answer, `sure()` only a provable
+    """An open question about sizes; `ask()` gives the answer, `sure()` only a provable
     one.
     """
 
@@ -120,14 +120,14 @@ class PlainNode:
 
 
 class SizeNode(PlainNode):
-    """What a `torch.SymInt`, `SymBool` or `SymFloat` of ours holds: a Size, a Condition or a plain number."""
+    """The content of our `torch.SymInt`, `SymBool` and `SymFloat`: a Size, a Condition or a plain number."""
 
     __slots__ = ("expr", "env")
 
     def __init__(self, expr: Any, env: ShapeEnv) -> None:
         self.expr, self.env = expr, env
 
-    # What it is
+    # Value
     def is_int(self) -> bool:
         return type(self.expr) is Size or type(self.expr) is int
 
@@ -205,7 +205,7 @@ class SizeNode(PlainNode):
         )
 
     def expect_true(self, file: builtins.str, line: int) -> bool:
-        """What the kernel demands: of data it is not known here, and who runs the node asks again."""
+        """The kernel's demand: unknown here where it depends on data, and asked again when the node runs."""
         if self._is_open() and self.expr.kind == ">=":  # an equality may also be a broadcast that is none
             self.expr.tell()
             return True

@@ -71,7 +71,7 @@ class HeldPart:
 
 @dataclass(frozen=True, slots=True)
 class WrapperSpec:
-    """What a program knows of a tensor of a wrapper subclass: the class, the names of its inner tensors, the
+    """A program's facts of a tensor of a wrapper subclass: the class, the names of its inner tensors, the
     context that `__tensor_flatten__` gave, the size that it shows, and its inner tensors' specs."""
 
     cls: Any
@@ -184,13 +184,13 @@ def _mapped(leaf: Callable[[Any], Any], context: Any) -> Any:
 
 
 def outer_spec(tensor: torch.Tensor) -> TensorSpec:
-    """What a wrapper shows of itself."""
+    """The outer view of a wrapper."""
     shape, stride, offset = from_torch((tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()))
     return TensorSpec(shape, stride, tensor.dtype, tensor.device, offset)
 
 
 def part_spec(part: Any) -> TensorSpec | WrapperSpec | HeldPart:
-    """The spec of what a wrapper holds."""
+    """The specs of a wrapper's inner tensors."""
     return any_spec(part) if isinstance(part, torch.Tensor) else HeldPart(part)
 
 

@@ -69,7 +69,7 @@ def _cpu_attention_layout(
     return TensorSpec(q.shape, preserved_stride(q), q.dtype, q.device), sums
 
 
-# Gradients lie in the order batch, position, head, channel.
+# Gradients have the order batch, position, head, channel.
 define(
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     layout=lambda grad, *inputs, **kwargs: tuple(
@@ -84,7 +84,7 @@ def _no_dropout(call: Call, place: int) -> None:
 
 
 def _mask_keys(call: Call, places: tuple[int, int], q: Axes, k: Axes, causal: int) -> None:
-    """No query attends padding: where each sees only what lies before it, that is so."""
+    """No query attends padding: true where each sees only earlier positions."""
     for place in places:
         call.mask(place, [2])
     axis = k[2]

@@ -201,7 +201,7 @@ def _convolution_backward_layout(
 
 @padding(aten.convolution_backward.default)
 def _convolution_backward_padding(call: Call) -> Padded:
-    """Gradients of padding are zeros, and so is the padding of what they are multiplied with."""
+    """Gradients of padding are zeros, and so is the padding of their factors."""
     gradient, x, w = (call.axes(place) for place in range(3))
     _refuse_padded_channels(x, w)
     for place, axes in ((0, gradient), (1, x)):

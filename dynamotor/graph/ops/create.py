@@ -168,7 +168,8 @@ def _copy_padding(call: Call) -> Padded:
 @padding(aten.copy.default, shape=shape_of_argument(0))
 def _written_padding(call: Call) -> Padded:
     CannotPad.when(
-        broadcast_axes([call.axes(0), call.axes(1)]) != call.axes(0), "a write of what is padded elsewhere"
+        broadcast_axes([call.axes(0), call.axes(1)]) != call.axes(0),
+        "a write of values padded at other places",
     )
     return call.emit(call.axes(0))
 

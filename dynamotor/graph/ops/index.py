@@ -97,7 +97,7 @@ def _index_select_shape(x: TensorSpec, dim: int, index: TensorSpec) -> Shape:
 
 @layout(aten.index_select.default)
 def _index_select_layout(x: TensorSpec, dim: int, index: TensorSpec) -> Any:
-    """Nothing can be picked where nothing is, even if what is picked has no elements."""
+    """Nothing can be picked where nothing is, even if the result has no elements."""
     if x.shape and x.shape[dim] == 0 and index.numel:
         raise RuntimeError("index_select(): self indexing axis dim should be positive")
     return PASS

@@ -58,7 +58,7 @@ define(aten.addr.default, shape=lambda x, a, b, **kwargs: broadcast([x.shape, (*
 def _contract(call: Call, a: int, b: int, batch: int) -> Axes:
     """Axes of the product of two arguments; what both are summed over is masked."""
     left, right = call.axes(a), call.axes(b)
-    CannotPad.when(left[-1] != right[-2], "a product whose padding lies elsewhere")
+    CannotPad.when(left[-1] != right[-2], "a product with padding at different places")
     outer = broadcast_axes([left[:batch], right[:batch]])
     if is_padded(left[-1]):
         call.mask(a, [len(left) - 1])

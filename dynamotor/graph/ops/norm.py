@@ -215,7 +215,7 @@ def _evaluates(func: OpOverload, args: tuple) -> bool:
     return func in (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 
 
-# Batch norms that are answered here; types of what they return behind the statistics, or the argument behind
+# Batch norms that are answered here; types of their results behind the statistics, or the argument behind
 # the input that has it.
 _RUNNING: dict[OpOverload, tuple[Any, ...]] = {
     aten.native_batch_norm.default: (), aten._native_batch_norm_legit.no_stats: (),
@@ -281,7 +281,7 @@ def _batch_norm_padding(call: Call) -> Padded:
 
 
 def _batch_norm_gradient_stride(grad: TensorSpec, x: TensorSpec) -> Dims:
-    """Where gradient and input lie in one format the kernel asks for the suggested one, which sizes of 1
+    """Where gradient and input have one format the kernel asks for the suggested one, which sizes of 1
     leave open.
     """
     alike = (
@@ -343,7 +343,7 @@ def _batch_norm_backward_padding(call: Call) -> Padded:
 
 @layout(aten.batch_norm_elemt.default)
 def _batch_norm_elemt_layout(x: TensorSpec, *args: Any) -> TensorSpec:
-    """What a batch norm makes of its input and statistics: it lies as the batch norm's result does."""
+    """A batch norm's result from its input and statistics, in the batch norm's layout."""
     return x.with_stride(packed_stride(x, x.shape))
 
 

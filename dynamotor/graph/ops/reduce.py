@@ -353,7 +353,7 @@ def _searchsorted_shape(edges: TensorSpec, x: TensorSpec, *, sorter: Any = None,
 
 @layout(aten.sort.default, aten.sort.stable, shape=shape_of_argument(0), contiguous=row_major)
 def _sort_layout(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
-    """Both results lie as the tensor does."""
+    """Both results have the tensor's layout."""
     found = infer_by_meta_kernel(
         aten.sort.stable if "stable" in kwargs else aten.sort.default, (x, *args), kwargs
     )

@@ -76,7 +76,7 @@ def _scatter_requires(
 
 @padding(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 def _scatter_padding(call: Call) -> Padded:
-    """Rows of padding write to rows of padding; what they add is 0."""
+    """Rows of padding write to rows of padding; their addend is 0."""
     x, places, adds = call.axes(0), call.axes(2), call.node.target is aten.scatter_add.default
     d = call.args[1] % len(x)
     in_a_row(call, x, d)
@@ -139,7 +139,7 @@ def _index_put_requires(
 
 @padding(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put_padding(call: Call) -> Padded:
-    """What is added from padding is 0."""
+    """The addend from padding is 0."""
     x, indices, named = call.axes(0), call.args[1], call.named
     first, picked, whole = of_positions(call, x, indices)
     values = call.axes(2)
@@ -149,7 +149,7 @@ def _index_put_padding(call: Call) -> Padded:
         )
         call.mask(2, range(first, first + len(picked)))
     elif broadcast_axes([values, whole]) != whole:
-        raise CannotPad("a write of values whose padding lies elsewhere")
+        raise CannotPad("a write of values with padding at another place")
     call.args[1] = positions(call, x, indices)
     return call.emit(x)
 

@@ -334,7 +334,7 @@ def _slice_padding(call: Call) -> Padded:
 
 
 def _place(call: Call, axis: Any) -> Dim:
-    """A place along a dimension: an element from the front lies where it lay, one from the end is counted
+    """A place along a dimension: an element from the front keeps its place, one from the end is counted
     from where the padding begins.
     """
     place = call.size("index")
@@ -479,7 +479,7 @@ def _stack_shape(parts: Sequence[TensorSpec], dim: int = 0) -> Shape:
 @layout(aten.cat.default, aten.stack.default)
 @TakesOp
 def _join_layout(func: OpOverload, parts: Any, dim: int = 0) -> Any:
-    """Parts of one type; those that all lie channels-last are joined so."""
+    """Parts of one type; if all are channels-last, so is the result."""
     last = [suggests_channels_last(p) for p in parts]
     if func is aten.cat.default and len({p.dtype for p in parts}) == 1:  # these have no elements to join
         parts = [p for p in parts if p.shape != (0,)] or parts
@@ -518,7 +518,7 @@ def _cat_padding(call: Call) -> Padded:
     end: Dim = 0
     for part, axes in zip(parts[:-1], all_axes[:-1], strict=True):
         end = end + size_of(axes[d])
-        if is_padded(axes[d]):  # what comes behind lies further on by the padding
+        if is_padded(axes[d]):  # later elements are further on by the padding
             padding = writer.op(aten.rsub.Scalar, writer.count([axes[d]]), part.meta["val"].shape[d])
             behind = writer.compared("ge", places, _amount(writer, settle(end)))
             at = writer.op(aten.add.Tensor, at, writer.op(aten.mul.Tensor, behind, padding))
@@ -643,7 +643,7 @@ def _pad_layout(x: TensorSpec, pad: Sequence[int], value: Any = 0) -> Any:
 
 @padding(aten.constant_pad_nd.default)
 def _pad_padding(call: Call) -> Padded:
-    """What is put behind is there already once the padding holds it."""
+    """Elements put behind are there already once the padding holds them."""
     axes, more, named = list(call.axes(0)), call.args[1], call.named
     wider = [len(axes) - 1 - k for k in range(len(more) // 2) if more[2 * k] or more[2 * k + 1]]
     if any(isinstance(a, fx.Node) for a in call.node.args[1]):  # type: ignore[union-attr]
