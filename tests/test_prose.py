@@ -17,12 +17,12 @@ CALQUES = re.compile(
     re.IGNORECASE,
 )
 LIMITS = {
-    "dynamotor/autograd": 18,
+    "dynamotor/autograd": 19,
     "dynamotor/base": 1,
-    "dynamotor/capture": 273,
+    "dynamotor/capture": 94,
     "dynamotor/codegen": 12,
     "dynamotor/csrc": 2,
-    "dynamotor/distributed": 2,
+    "dynamotor/distributed": 3,
     "dynamotor/graph": 9,
     "dynamotor/lower": 9,
     "dynamotor/runtime": 1,

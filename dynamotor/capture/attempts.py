@@ -37,7 +37,7 @@ Numbers = Mapping[Source, Assumption | FloatIs]
 
 @dataclass
 class Captured:
-    """One finished trace: the graph, what it takes, what must hold, and the Python around it."""
+    """One finished trace: the graph, its inputs, its guards, and the Python around it."""
 
     gm: torch.fx.GraphModule | None
     inputs: list[Any]
@@ -60,9 +60,7 @@ class Captured:
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
-    events: list[Event] = field(
-        default_factory=list
-    )  # "auto": backends measured; "late": what is built at need
+    events: list[Event] = field(default_factory=list)  # "auto": backends measured; "late": built at need
     lines: dict[AnyGuard, UserLine | None] = field(
         default_factory=dict
     )  # the line that made each guard, for who listens

@@ -178,7 +178,7 @@ class _Region(Rehearsal):
         self.forget()
         for key, value in trace.tensors.items():
             if key not in self.values and value.source is None:
-                value._node = None  # nobody outside may read it
+                value._node = None  # it may not be read outside
         return Body(graph_module(graph, "Body"), len(free), template), [by_node[node] for node in free]
 
 

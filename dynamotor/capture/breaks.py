@@ -39,7 +39,7 @@ CODES: dict[str, str] = {
     "sharded": "DM460",
 }
 
-# What a user can do, where the rule that refused has nothing better to say (docs/errors.md has these, too).
+# Cures for users, where the rule that refused has no better one (docs/errors.md has these, too).
 CURES: dict[str, str] = {
     "data-dependent": "keep the value in tensors (torch.where, masks)",
     "side-effect": "move it out of the compiled function",
@@ -57,7 +57,7 @@ CURES: dict[str, str] = {
     "autograd": "call it outside of the compiled function",
     "disabled": "take the mark away, or accept the break",
     "transform": "keep the function free of effects",
-    "frames": "pass what is needed as an argument",
+    "frames": "pass the needed value as an argument",
     "sharded": "accept the break, or change what only the hooks can do",
 }
 
@@ -126,7 +126,7 @@ class OfTrace(Exception):
 
     @classmethod
     def let_go(cls) -> None:
-        """No traceback of what was raised so far holds frames any more."""
+        """Release the frames of all tracebacks raised so far."""
         while cls._made:
             cls._made.pop().__traceback__ = None
 
@@ -141,7 +141,7 @@ class Unsupported(OfTrace):
         self.read_at: tuple[
             Any, ...
         ] = ()  # the frames and their steps where the number was read that is asked for
-        self.uncaptured_calls = False  # with `whole`: nor what the function calls
+        self.uncaptured_calls = False  # with `whole`: nor the function's callees
         self.whole = (
             False  # whether what was captured before cannot stand either, so that the call runs as it is
         )

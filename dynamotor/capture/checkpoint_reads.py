@@ -61,7 +61,7 @@ class CheckpointReads:
             self.guards.update((row, None) for row in new if isinstance(row, Guard) and _is_state(row))
 
     def note(self, frame: Any, instr: Any, owner: Any) -> None:
-        """An instruction of a checkpointed function has run; `owner`: what it took the value of."""
+        """An instruction of a checkpointed function has run; `owner`: the object whose value it took."""
         top = [value for value in frame.stack[-2:] if isinstance(value, Value)]
         if not top:
             return
@@ -137,7 +137,7 @@ class _State:
         self.of_call = [root if isinstance(root, Arg) else None for root in roots]
 
     def question(self, args: tuple[Any, ...]) -> Callable[[Any], None]:
-        """What a backward of the call with these arguments asks."""
+        """The questions of a backward of the call with these arguments."""
         roots = [
             held if root is None else _held(root.fetch(args)) for root, held in zip(self.of_call, self.held)
         ]
@@ -146,7 +146,7 @@ class _State:
         del values  # some are held weakly
 
         def ask(gradients: Any) -> None:
-            if not known or any(map(_is_gone, roots)):  # what is gone cannot have been changed
+            if not known or any(map(_is_gone, roots)):  # a freed object cannot have been changed
                 return
             now = self._values(roots)
             if now is None:
@@ -168,7 +168,7 @@ class _State:
         return [weakref.ref(value) if weak else value for value, weak in zip(values, self.weak)]
 
     def _values(self, roots: Sequence[Any]) -> tuple[Any, ...] | None:
-        """What the sources lead to now; None where a fact does not hold."""
+        """The sources' present values; None where a fact does not hold."""
         return self.program.check(tuple(map(_real, roots)))
 
 

@@ -37,7 +37,7 @@ _JUMPS = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False}
 
 
 class CheckFailed(Exception):
-    """A test of data did not pass: the call is to be run in eager, which raises what the user wrote."""
+    """A test of data did not pass: the call is to be run in eager, which raises the user's error."""
 
 
 class Checks:

@@ -98,7 +98,7 @@ class Share:
         self.is_timed = False  # whether graphs may run again, beside eager
 
     def counts(self) -> Counts:
-        """What was counted so far."""
+        """The counts so far."""
         found = Counts(0, self.native.copy(), self.seconds)
         for entry in self.entries():
             data = entry.info.data
@@ -112,7 +112,7 @@ class Share:
     def natively(
         self, why: BreakReason | str, inner: InnerFrames | None, body: Any = None
     ) -> Callable[..., Any]:
-        """What runs a function natively: (function, *args) -> its result. inner: captures what it calls.
+        """What runs a function natively: (function, *args) -> its result. inner: captures its callees.
 
         body: the program's function that runs. PyTorch's own compilers, and code that reads the stack of modes, would
         see the counting mode: such a run counts as one call.
@@ -179,7 +179,7 @@ class Share:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Counts]:
-        """The counts of what a `with` block calls, once it has ended."""
+        """The counts of a `with` block's calls, once it has ended."""
         found, before, watching, graphs = Counts(), self.counts(), self.watching, self.graphs
         self.watching, self.graphs = True, WATCHED_GRAPHS + 1  # to the end
         try:

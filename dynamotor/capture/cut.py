@@ -43,13 +43,13 @@ _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[tuple[int, int]]:
     """Where the stack of frames can be cut, innermost first: (number of frames kept, instruction count). The
     last ones are where the first of the generators that wait was made, if it is a context manager: CPython
-    enters its `with` then, and what is inside of it is captured on its own.
+    enters its `with` then, and its body is captured on its own.
     """
     points: list[tuple[int, int]] = []
     if stop.whole or stop.reason.kind == "finalizer":  # where references go is known to CPython alone
         return points
     places = [(frame, frame.step_at) for frame in stop.frames]
-    read = stop.read_at  # the rest of an outer frame takes what was read as a constant
+    read = stop.read_at  # the rest of an outer frame takes the read value as a constant
     if len(read) < len(places) and all(a is b for (a, _), (b, _) in zip(read, places)):
         places = list(read) or places
     waiting = next((g for g in generators if g.frame.started and not g.finished), None)
@@ -71,7 +71,7 @@ def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The middle of a function: what a resume dispatcher captures. `globals` are the function's."""
+    """The middle of a function, captured by a resume dispatcher. `globals` are the function's."""
 
     at: Boundary
     globals: dict[str, Any]
@@ -108,7 +108,7 @@ class ResumePoint:
 
 
 class Continuation:
-    """What a break function returns instead of calling the resume dispatcher: a loop with a break in each
+    """A break function's result instead of a call of the resume dispatcher: a loop with a break in each
     round must not grow the stack."""
 
     __slots__ = ("dispatcher", "flat")
@@ -134,7 +134,7 @@ def in_flight(error: BaseException) -> None:
 
 
 def _operands(frame: Frame) -> list[Any]:
-    """What the breaking instruction may hand to code that runs natively: no cursor of ours stands for it there."""
+    """The values that the breaking instruction may hand to code that runs natively: no cursor of ours stands for it there."""
     instr = frame.steps[frame.ip][1]
     if instr.op in ("FOR_ITER", "SEND", "YIELD_VALUE"):
         return []

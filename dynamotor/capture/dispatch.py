@@ -76,7 +76,7 @@ def compile_program(
     """The guard program of an entry. `program.check(args)` gives the inputs' values when all guards hold,
     else None.
 
-    `guards`: rows in any order, at most one `Ambient`. `inputs`: what the compiled callable takes. `bound`:
+    `guards`: rows in any order, at most one `Ambient`. `inputs`: the compiled callable's arguments. `bound`:
     arguments that no call has, by their numbers.
     """
     rows = list(dict.fromkeys(guards))
@@ -93,7 +93,7 @@ def compile_program(
     steps: list[Any] = [None] * len(places)
     for place, (kind, parent, key) in zip(places, nodes.steps):
         steps[place] = (kind, places[parent] if parent >= 0 else -1, key)
-    # Checks of one node lie together, cheap ones first; those that relate nodes come last.
+    # Checks of one node are adjacent, cheap ones first; those that relate nodes come last.
     checks = [
         (
             (row.code in _RELATIONS, places[numbers[0]], row.code != TypeIs.code),

@@ -1,4 +1,4 @@
-"""What a trace changed outside: each changed object once, replayed after the graph with its final contents,
+"""Changes of outside state by a trace: each changed object once, replayed after the graph with its final contents,
 and deferred calls.
 
 A value that can change knows how to write itself back (`replay(cg)`); without such a rule the change breaks
@@ -27,7 +27,7 @@ class Effects:
         self.trace = trace
         self.touched: dict[Any, None] = {}
         self.touches: list[Any] = []  # each time anew
-        self.oldest = math.inf  # the epoch in which the oldest was made of what the trace made and changed
+        self.oldest = math.inf  # epoch of the oldest traced object that was mutated
         self.settings: dict[
             Callable[..., Any], Value
         ] = {}  # what sets a state that differs now -> its argument

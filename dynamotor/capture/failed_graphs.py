@@ -1,4 +1,4 @@
-"""A graph that raised after it may have written what it was given cannot run again: its calls run one by one
+"""A graph that raised after it may have written its inputs cannot run again: its calls run one by one
 on copies of its inputs, to find the line of the program that raises.
 
 >>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"), False)
@@ -20,7 +20,7 @@ from ..graph.error_lines import show_its_line
 from ..graph.modes import preserved_modes
 
 _NOTE = (
-    "the compiled call had written its inputs: what it did to Python objects before this line is not done "
+    "the compiled call had written its inputs: its changes of Python objects before this line are not done "
     "(dynamotor, DM405)"
 )
 

@@ -1,4 +1,4 @@
-"""What a dispatcher calls on a miss: trace the call, hand the graph to the backend, add the entry, run it.
+"""The path of a miss: trace the call, hand the graph to the backend, add the entry, run it.
 
 >>> dispatcher = make_dispatcher(fn, options, lambda gm, inputs: gm.forward)
 >>> dispatcher(x)
@@ -182,19 +182,19 @@ class Compiler:
         self.why_eager = ""  # once it runs eager as a whole
 
     def dispatcher(self) -> Any:
-        """What is called instead of the original."""
+        """The callable that replaces the original."""
         made = _C.Dispatcher(self.miss, self.fn, self.name, self.raised)
         self.own_dispatcher = weakref.ref(made)
         made.disabled = not self.strict and bool(lost(COMPILE))
         return made
 
     def entries(self) -> Any:
-        """What is compiled."""
+        """The compiled entries."""
         dispatcher = self.own_dispatcher()
         return () if dispatcher is None else dispatcher.entries
 
     def all_entries(self) -> Iterator[Any]:
-        """What is compiled, with the rests of functions after breaks and functions entered in breaks."""
+        """The compiled entries, with those of functions resumed after breaks and functions entered in breaks."""
         yield from self.entries()
         for each in (*self.resumes.values(), *self.inner.dispatchers()):
             yield from each.entries
@@ -243,7 +243,7 @@ class Compiler:
                 "fallback"
             ) as events:  # the parts of a graph that is cut are compiled when it first runs
                 outs = entry.run(*tensors)
-        except Exception as error:  # what is raised from here on has no context
+        except Exception as error:  # errors from here on have no context
             failed = error
         if failed is None:
             entry.info.data.eager += eager_texts(events)
@@ -300,7 +300,7 @@ class Compiler:
                 "DM255",
                 f"the graph of {self.name} would run op by op in eager PyTorch",
                 why=(captured.left_to_eager or [""])[0],
-                cure="take what the reason names out of the function, or accept it (fullgraph=False, strict=False)",
+                cure="remove the named part from the function, or accept it (fullgraph=False, strict=False)",
             )
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
             entry = self.entry(captured, run, call)
@@ -475,7 +475,7 @@ class Compiler:
         return model is not None and sum(type(module) is cls for module in model.modules()) > 1
 
     def forget(self) -> None:
-        """Drop what was compiled for the rest of functions after breaks and for functions entered in
+        """Drop entries for functions resumed after breaks and for functions entered in
         breaks.
         """
         self.resumes.clear()

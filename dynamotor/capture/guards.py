@@ -47,7 +47,7 @@ def const_equal(now: Any, then: Any) -> bool:
 
 
 def _exact(value: Any) -> Any:
-    """What is equal, and has a hash, for constants for which `const_equal` holds. Runs no user code."""
+    """A hashable key that is equal where `const_equal` holds. Runs no user code."""
     kind = type(value)
     if kind in _SAME_BY_VALUE:
         return kind, value
@@ -98,7 +98,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """Base of the rows. `source` is what is checked; a missing source fails the guard."""
+    """Base of the rows. `source` leads to the checked value; a missing source fails the guard."""
 
     source: Source
     code: ClassVar[str] = ""
@@ -112,7 +112,7 @@ class Guard:
             return False
 
     def fetch(self, args: tuple[Any, ...]) -> Any:
-        """What is checked, for a call with these flat arguments; raises `Missing`."""
+        """The checked value, for a call with these flat arguments; raises `Missing`."""
         return self.source.fetch(args)
 
     def check_value(self, value: Any) -> bool:
@@ -152,7 +152,7 @@ class Guard:
         return (self.source,)
 
     def encode(self, node: Callable[[Source], int]) -> Any:
-        """What the C program needs beside the node of `source`: the first fact, if nothing else is said."""
+        """The C program's operand beside the node of `source`: the first fact, if nothing else is said."""
         return getattr(self, self.__match_args__[1])  # type: ignore[misc]  # a row has more than its source
 
 
@@ -272,12 +272,12 @@ BYTES = "its bytes", operator.methodcaller("tobytes")  # asked of a number of Nu
 
 
 def answer_of(ask: Callable[[Any], Any], value: Any) -> Any:
-    """What a question answers about a value: a constant, an object, or the class of the exception that it
+    """The answer of a question about a value: a constant, an object, or the class of the exception that it
     raises.
     """
     try:
         return ask(value)
-    except Exception as error:  # what it raises is the answer
+    except Exception as error:  # its error is the answer
         return type(error)
 
 
@@ -407,7 +407,7 @@ class DictKeys(_Exact):
         return f"{self.subject} has keys {_short([*ordered_keys(value)])}, had {_short(list(self.keys))}"
 
 
-# What the C program calls the absence of each kind of thing.
+# The C program's names for the absence of each kind of thing.
 _ABSENT = {DictItem: "missing_key", TypeAttr: "missing_type_attr", Attr: "missing_attr", SlotOf: "cell_empty"}
 
 

@@ -51,7 +51,7 @@ class InnerFrames:
             self._hook.around = before
 
     def skip(self, function: Callable[..., Any]) -> None:
-        """From now on run this function natively (only what it calls is captured)."""
+        """From now on run this function natively (only its callees are captured)."""
         code = getattr(getattr(function, "__func__", function), "__code__", None)
         if code is not None:
             self._hook.skip(code)

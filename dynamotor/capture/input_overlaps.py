@@ -16,9 +16,7 @@ def guard_overlaps(trace: Trace) -> None:
     inputs = [v for v in trace.outside if v.in_graph]
     written = [v for v in inputs if v.written]
     for value in written:
-        if (
-            value.example.requires_grad and not value.obj.is_inference()
-        ):  # eager lets nobody write into a leaf
+        if value.example.requires_grad and not value.obj.is_inference():  # eager refuses writes into a leaf
             trace.reader.attribute(value.source, value.obj, "is_leaf")
     if not written:
         return

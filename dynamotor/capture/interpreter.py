@@ -69,7 +69,7 @@ _READING = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "
 
 
 def _noted(handler: Handler, instr: Instr) -> Handler:
-    """The handler of an instruction of a checkpointed function: what it reads is noted."""
+    """The handler of an instruction of a checkpointed function: its reads are noted."""
     if instr.op not in _READING:
         return handler
 

@@ -52,7 +52,7 @@ class _Disable:
             fn.__dict__[_MARK] = self.recursive
             builtin_rules.pop(fn, None)
             return fn
-        if isinstance(fn, torch.nn.Module):  # which stays a module: its call is what is left alone
+        if isinstance(fn, torch.nn.Module):  # which stays a module: its call alone is left to eager
             fn.__dict__[_MARK] = self.recursive
             return fn
         if isinstance(fn, type):
@@ -74,7 +74,7 @@ class _Disable:
 
 
 def instances_are_called(cls: type) -> bool:
-    """Whether a class says what a call of its instances is."""
+    """Whether a class defines calls of its instances."""
     return any("__call__" in vars(base) for base in cls.__mro__)
 
 
@@ -193,7 +193,7 @@ def _refusing(fn: Any, mark: str) -> CallRule:
 
 @call_finder
 def _find_compiled(fn: Any) -> CallRule | None:
-    """A callable that is itself compiled is captured as what it was."""
+    """A callable that is itself compiled is captured as its original."""
     if type(fn) is not _C.Dispatcher:
         return None
     return lambda trace, args, kwargs: trace.call(trace.make(fn.original), args, kwargs)
@@ -235,7 +235,7 @@ def _bind_compiled(trace: Any, raw: Any, name: str, instance: Value, cls: type) 
 
 
 class CompiledValue(Builtin):
-    """A compiled callable. Attributes that are not its own are those of what it stands for (csrc/dispatch.c)."""
+    """A compiled callable. Attributes that are not its own are those of its original (csrc/dispatch.c)."""
 
     __slots__ = ()
 

@@ -36,7 +36,7 @@ from .values.tensor import writes_inputs
 
 
 class Access(enum.IntEnum):
-    """What a call may do with Python objects that are not its arguments."""
+    """The effects of a call on Python objects that are not its arguments."""
 
     NONE = 0
     READS_NAMES = 1  # globals and closure variables whose values cannot change
@@ -189,7 +189,7 @@ def _refuse_pending(name: str, pending: bool) -> None:
         "side-effect",
         f"{name} may read Python objects that were changed before",
         "a graph calls it before changes of objects are written",
-        "pass what it reads as an argument, or accept the break",
+        "pass the value that it reads as an argument, or accept the break",
     )
 
 
@@ -206,7 +206,7 @@ def _is_namespace(value: Any) -> bool:
 
 
 def access_of(target: OpOverload) -> Access:
-    """What the implementations of an operator may do with Python objects."""
+    """The effects of an operator's implementations on Python objects."""
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
     if definition is not None:
@@ -217,7 +217,7 @@ def access_of(target: OpOverload) -> Access:
 
 
 class _Names(NamedTuple):
-    """What a function's code, with the functions in it, does with names."""
+    """The uses of names in a function's code, with the functions in it."""
 
     opcodes: frozenset[str]
     loaded: tuple[
@@ -270,7 +270,7 @@ class _Scan:
             return Access.NONE
         if trusted_module(
             fn.__globals__.get("__name__")
-        ):  # a wrapper of torch's around what the program gave
+        ):  # a wrapper of torch's around the program's function
             inner = [c.cell_contents for c in fn.__closure__ or () if _is_filled(c)]
             return max((self.function(f, ()) for f in inner if callable(f)), default=Access.NONE)
         if (id(fn), bool(given)) in self.seen:

@@ -263,7 +263,7 @@ def check_exc_match(frame: Frame, instr: Instr, target: int) -> None:
     unsupported_if(
         not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds),
         "unsupported-call",
-        "`except` of what is no class of exceptions",
+        "`except` of something other than a class of exceptions",
     )
     frame.stack.append(Constant(any(frame.trace.derives(cls, kind) for kind in kinds)))
 
@@ -356,7 +356,7 @@ def match_class(frame: Frame, instr: Instr, target: int) -> None:
 
 
 def _positional(trace: Trace, cls: Value, count: int) -> tuple[bool, list[str]]:
-    """What the positional patterns of a class match: the whole object (one pattern of int, str, ...), and attributes."""
+    """The targets of a class's positional patterns: the whole object (one pattern of int, str, ...), and attributes."""
     if not count:
         return False, []
     names = trace.getattr_or_none(cls, "__match_args__")

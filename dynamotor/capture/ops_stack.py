@@ -96,7 +96,7 @@ def copy_free_vars(frame: Frame, instr: Instr, target: int) -> None:
 
 
 def _contents(frame: Frame, instr: Instr) -> Value:
-    """What the cell that the instruction names holds."""
+    """The content of the cell that the instruction names."""
     cell: CellValue = frame.fast[instr.arg]
     value = cell.load(frame.trace)
     if value is None:
@@ -213,7 +213,9 @@ def dict_merge(frame: Frame, instr: Instr, target: int) -> None:
     trace, source = frame.trace, frame.stack[-1]
     into: DictValue = frame.stack[-1 - instr.arg]
     unsupported_if(
-        not trace.has_special(source, "keys"), "unsupported-call", "a call with ** of what is no mapping"
+        not trace.has_special(source, "keys"),
+        "unsupported-call",
+        "a call with ** of something other than a mapping",
     )
     before = set(into.load())
     merged = DictValue([])

@@ -1,4 +1,4 @@
-"""Readable Python that turns the graph's outputs into what the user's code returns, and redoes its side
+"""Readable Python that turns the graph's outputs into the user's results, and redoes its side
 effects.
 
 >>> def finish(outs, args):
@@ -82,7 +82,7 @@ class Codegen:
         return name
 
     def fetched_name(self, source: Source) -> str:
-        """A name for what a source leads to before any effect."""
+        """A name for a source's value before any effect."""
         text = self.fetch(source)
         if text.isidentifier():
             return text
@@ -181,7 +181,7 @@ class Codegen:
             self.prologue.append(line)
 
     def fetch(self, source: Source) -> str:
-        """What a source leads to, for this call's arguments."""
+        """A source's value, for this call's arguments."""
         if type(source) is Arg:
             return f"args[{source.index}]"
         if type(source) is Const:

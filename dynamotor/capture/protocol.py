@@ -84,7 +84,7 @@ _IS_NONE = {
     "__hash__": "unhashable type: '{}'",
 }
 
-# What special methods must give, where CPython looks: another class, or what is out of range, has errors of its own.
+# Result types of special methods that CPython checks: another class, or a value out of range, has errors of its own.
 _GIVES: dict[str, type] = {
     "__bool__": bool, "__len__": int, "__hash__": int, "__index__": int, "__int__": int, "__float__": float,
     "__complex__": complex, "__str__": str, "__repr__": str, "__format__": str, "__bytes__": bytes,
@@ -111,7 +111,7 @@ class Protocol:
 
     # Lookup on classes --------------------------------------------------------------------------------------
     def type_attr(self, cls: type, name: str) -> Any:
-        """What the MRO of `cls` holds under `name`, unbound, or MISSING; guarded."""
+        """The entry of `cls`'s MRO under `name`, unbound, or MISSING; guarded."""
         cache = self._type_attrs
         raw = cache.get((cls, name), cache)
         if raw is not cache:
@@ -226,7 +226,7 @@ class Protocol:
         return self.no_attr(value, name) if raw is MISSING else self.bind(raw, name, value, cls)
 
     def getattr_hook(self, value: Value, cls: type, name: str, find: Callable[[], Value]) -> Value:
-        """What a lookup finds; where it raises an AttributeError, what `__getattr__` finds if there is one."""
+        """The result of a lookup; where it raises an AttributeError, that of `__getattr__` if there is one."""
         try:
             return find()
         except Raised as raised:
@@ -265,7 +265,7 @@ class Protocol:
             value.store_special(self, raw, name, after)  # type: ignore[attr-defined]
 
     def unless(self, errors: type | tuple[type, ...], call: Callable[..., Value], *args: Any) -> Value | None:
-        """What a call gives; None where it raises one of these exceptions."""
+        """A call's result; None where it raises one of these exceptions."""
         try:
             return call(*args)
         except Raised as raised:
@@ -288,7 +288,7 @@ class Protocol:
             raise self.real_error(error) from None
 
     def real_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
-        """The value of what a pure function gives for real objects."""
+        """The value of a pure function's result for real objects."""
         return self.fresh(self.real(fn, *args, **kwargs))
 
     def real_binary(self, op: Callable[..., Any], left: Constant, right: Constant) -> Value:
@@ -353,7 +353,7 @@ class Protocol:
                 issubclass(v.python_type(), int) < self.has_special(v, "__index__") for v in (left, right)
             ),
             "unsupported-call",
-            "a sequence is multiplied by what is no int",
+            "a sequence is multiplied by something other than an int",
         )
         unsupported_if(lcls is bytes and op is operator.mod, "unsupported-call", "% of bytes")
         self.real(as_asked, like(lcls), like(rcls))

@@ -1,4 +1,4 @@
-"""What the log says of compilations: an ID for each, and each recompile once, in terms of the user's program.
+"""Log of compilations: an ID for each, and each recompile once, in terms of the user's program.
 
 >>> with Compilations().next():
 ...     log("breaks", "a graph break")      # with the ID "0/0"

@@ -126,7 +126,7 @@ def why_not_resumable(code: types.CodeType) -> str | None:
     return None
 
 
-# ---- what an instruction does to a boundary ----
+# ---- effects of an instruction on a boundary ----
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _JUMPS_WITH_TEST = frozenset(
@@ -447,7 +447,7 @@ def _check(at: Boundary) -> None:
 
 
 def resume_function(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any]:
-    """A function of the flat values that goes on at the boundary and returns what the frame returns."""
+    """A function of the flat values that goes on at the boundary and returns the frame's result."""
     _check(at)
     out = Assembler(at.code)
     _rebuild(out, at, thunk=False)

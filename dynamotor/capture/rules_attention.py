@@ -1,7 +1,7 @@
 """`flex_attention` in the graph: `score_mod` and `mask_mod` are interpreted as functions of numbers, and one node
 takes them. What PyTorch refuses breaks the graph, so that eager says why.
 
-`sdpa_kernel` is plain Python above the settings that choose attention's kernels: what the program sets is kept
+`sdpa_kernel` is plain Python above the settings that choose attention's kernels: the program's settings are kept
 here, goes with each call of attention, and is set for real after the graph.
 """
 
@@ -144,7 +144,7 @@ def _check(trace: Trace, tensors: list[torch.Tensor], gqa: bool, mask: Value | N
 
 
 def _is_for_kernels(tensors: list[TensorValue]) -> bool:
-    """Whether a GPU's kernels may compute it: no gradient is asked for of what the functions read."""
+    """Whether a GPU's kernels may compute it: no gradient is asked for of the functions' inputs."""
     query, *free = [value.example for value in tensors]
     on_gpu = query.device.type == "cuda" or config.target == "triton"
     return on_gpu and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in free))

@@ -1,8 +1,8 @@
 """Custom autograd functions in the graph: one node that calls `apply`, whose parts are recorded when it is
 differentiated; and checkpoints, whose calls are marked so that the backward runs them again.
 
-Forward and backward are interpreted once beforehand (`rehearse`), which installs the guards of what they read
-and refuses what a recording would not see: effects, breaks, writes into arguments.
+Forward and backward are interpreted once beforehand (`rehearse`), which installs the guards of their reads
+and refuses code that a recording would not see: effects, breaks, writes into arguments.
 
 A backward runs later than the guards of the call are checked. One that depends on more than its arguments and the
 constants of its context (a global, an attribute, a random number) is not recorded: its node is live (`live_calls`),
@@ -175,7 +175,7 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool, reh
         raise _refused(cls, "it marks an argument as written that others may see")
     rehearsal.versions = [(value, version) for value, version in rehearsal.versions if value not in dirty]
     if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue) and a not in dirty}:
-        raise _refused(cls, "it returns an argument or a view of one")  # eager lets nobody write into these
+        raise _refused(cls, "it returns an argument or a view of one")  # eager refuses writes into these
     if not graded or not any(need.value for need in needs):
         return ""
     if len(tensors) > 1 and ctx.getattr(trace, "as_none").as_constant():

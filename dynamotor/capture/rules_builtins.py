@@ -175,7 +175,7 @@ def _kinds(trace: Trace, kinds: Value) -> list[Value]:
 
 
 def _bool(trace: Trace, value: Value) -> Value:
-    """What a tensor of data answers is handed on, and looked at by who needs it."""
+    """The answer of a tensor of data is handed on, and read where it is needed."""
     if type(value) is TensorValue and trace.sizes.takes_data:
         return trace.call_special(value, "__bool__", [], {})
     return value if type(value) is HeldNumber and value.kind is bool else Constant(trace.truth(value))
@@ -275,7 +275,7 @@ def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _name(value: Value) -> str:
-    """The name of an attribute; what is no text has an error of its own."""
+    """The name of an attribute; anything but a text has an error of its own."""
     unsupported_if(
         value.python_type() is not str, "unsupported-call", f"an attribute is named by {value.describe()}"
     )
@@ -495,7 +495,7 @@ def _enumerate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     unsupported_if(
         not args or start.python_type() is not int,
         "unsupported-call",
-        "enumerate() counts from what is no int",
+        "enumerate() counts from something other than an int",
     )
     return EnumerateIterator(args[0].iterate(trace), start)
 

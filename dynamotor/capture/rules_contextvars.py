@@ -43,7 +43,7 @@ class TokenValue(Value):
         self.var, self.new, self.before, self.obj, self.used = var, new, before, obj, False
 
     def old_value(self, trace: Trace) -> Any:
-        """What the variable held before the `set`; MISSING where it held nothing."""
+        """The variable's value before the `set`; MISSING where it had none."""
         if self.source is None:
             return self.before
         source, old = Attr(self.source, "old_value"), self.obj.old_value

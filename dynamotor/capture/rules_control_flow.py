@@ -58,7 +58,7 @@ def _shifted(template: Any, by: int) -> Any:
 def _body(
     trace: Trace, name: str, fn: Value, arguments: Sequence[Any], examples: Sequence[torch.Tensor]
 ) -> tuple[Body, list[TensorValue], tuple[TensorSpec, ...]]:
-    """A function's graph, what it reads, and the specs of its results, which are new tensors."""
+    """A function's graph, its inputs, and the specs of its results, which are new tensors."""
     body, free = interpret(trace, fn, (tuple(arguments), {}), examples, name=name)
     *_, output = body.gm.graph.nodes
     graph = body.gm.graph
@@ -68,7 +68,7 @@ def _body(
     unsupported_if(
         len(set(memories)) != len(memories) or not _only_leaves(body.result),
         "transform",
-        f"a function given to {name} returns what is no new tensor",
+        f"a function given to {name} returns something other than a new tensor",
     )
     return body, free, output.meta["val"]
 

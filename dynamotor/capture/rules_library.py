@@ -205,7 +205,7 @@ def _call_with_new_key(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Val
         not new or not all(_is_key(v) for v in everything if v not in new),
         "unsupported-call",
         f"{fn.__wrapped__.__qualname__} has a cache (functools.lru_cache)",
-        "what it returns for these arguments is not known",
+        "its result for these arguments is not known",
         "call it outside the compiled function",
     )
     key = (fn, *[v if v in new else _key(v) for v in args])
@@ -213,7 +213,7 @@ def _call_with_new_key(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Val
     if key not in trace.cached:
         trace.cached[key] = trace.call(trace.make(fn.__wrapped__), args, kwargs)
         for value in new:
-            trace.must_stay[value] = f"a cache holds what a method gave for {value.describe()}"
+            trace.must_stay[value] = f"a cache holds a method's result for {value.describe()}"
     return trace.cached[key]
 
 
@@ -303,7 +303,7 @@ _ASKED: dict[Any, Container[Any]] = {
 
 
 def _stand_in(value: Value) -> Any:
-    """What a library's iterator may be made of, to see whether it wants to be."""
+    """A possible argument of a library's iterator, to see whether the class takes it."""
     kind = value.python_type()
     if kind in (int, float):
         return value.as_constant() if value.is_constant() else kind(1)
@@ -461,7 +461,7 @@ def _weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(weakref.proxy)
 def _other_weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    """What the trace made ends when CPython alone knows."""
+    """Objects of the trace end when CPython alone knows."""
     kind = "finalizer" if args[0].source is None else "unsupported-call"
     raise unsupported(kind, f"a weak reference to {args[0].describe()} is made")
 
@@ -693,7 +693,7 @@ builtin_rule(sys.exception)(lambda trace, args, kwargs: trace.exception() or Con
 @builtin_rule(sys._getframe)
 def _frame(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     stop = unsupported(
-        "frames", "the stack of Python frames is read", "inlined functions have none", "pass what is needed"
+        "frames", "the stack of Python frames is read", "inlined functions have none", "pass the needed value"
     )
     stop.whole = trace.frames[-1].code.co_filename not in [  # they only name the module of a class
         m.__file__ for m in (collections, enum, typing)

@@ -196,7 +196,7 @@ def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Valu
 
 
 def _row_major(trace: Trace, a: Value, name: str) -> None:
-    """Refuse an array that lies otherwise: NumPy lays the result out by it in an order of its own, or copies
+    """Refuse an array in another memory order: NumPy lays the result out by it in an order of its own, or copies
     where a tensor's view would do.
     """
     if type(a) is not ArrayValue or not a.tensor(trace).example.is_contiguous():
@@ -364,7 +364,7 @@ def _describing(kind: Any) -> None:
     @builtin_rule(kind)
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         known = len(args) == 1 and not kwargs and args[0].is_constant() and _is_plain(args[0].as_constant())
-        refuse_if(not known, f"{kind.__name__} of what is not plain")
+        refuse_if(not known, f"{kind.__name__} of an argument that is not plain")
         return trace.real_call(kind, args[0].as_constant())
 
 

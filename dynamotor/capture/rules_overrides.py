@@ -44,7 +44,7 @@ _NONE = compat.disabled_torch_function
 
 
 class SubclassValue(UserObject):
-    """A tensor of a class with `__torch_function__`; `tensor` is what the graph knows of it."""
+    """A tensor of a class with `__torch_function__`; `tensor` is its value in the graph."""
 
     __slots__ = ("tensor",)
     takes_over = True
@@ -269,7 +269,7 @@ def _layout(value: SubclassValue) -> Any:
 
 
 class _Asked(Exception):
-    """What a stand-in is given."""
+    """A stand-in's arguments."""
 
 
 class _StandIn:

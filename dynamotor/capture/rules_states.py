@@ -120,7 +120,7 @@ def _get_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
 def _set_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     (state,) = args or kwargs.values()
     if not isinstance(state, TensorValue) or state.example.dtype is not torch.uint8:
-        raise unsupported("random", "set_rng_state() is called with what is no state")
+        raise unsupported("random", "set_rng_state() is called without a state")
     _random_call(trace, "set_rng_state")
     trace.graph.call_function(states.restore_random_state, (state.node,), {})
     return Constant(None)
@@ -139,7 +139,7 @@ def _manual_seed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
     unsupported_if(
         number.python_type() is not int or number.as_constant() not in _SEEDS,
         "random",
-        "manual_seed() is called with what is no seed",
+        "manual_seed() is called without an int",
     )
     _random_call(trace, "manual_seed")
     trace.graph.call_function(states.seed, (int(number.as_constant()),), {})

@@ -1,4 +1,4 @@
-"""`threading.local`: what the program writes is seen by its later reads, and written for real after the
+"""`threading.local`: the program's writes are seen by its later reads, and written for real after the
 graph.
 """
 
@@ -59,7 +59,7 @@ class LocalValue(UserObject):
             trace.effects.touch(self)
 
     def replay(self, cg: Codegen) -> None:
-        """Set and delete what the program did."""
+        """Set and delete as the program did."""
         name = cg.emit(self)
         for key, value in self.written.items():
             if value is not None:

@@ -51,7 +51,7 @@ class WrapperValue(SubclassValue):
 
     @property
     def tensor(self) -> TensorValue:  # type: ignore[override]  # a slot of the base
-        """What the graph knows of it."""
+        """Its spec in the graph."""
         if self._tensor is None:
             self._assemble()
         assert self._tensor is not None

@@ -4,7 +4,7 @@ what is compiled for them.
 >>> for block in model.blocks: block.compile()      # one graph, not one for each block
 
 A program that may be shared is captured with its module (or function) as one more argument, behind those of
-the call: then everything that it relies on of the module is guarded, and what is no fact of all is an input.
+the call: then everything that it relies on of the module is guarded, and facts that differ are inputs.
 Each callable has entries of its own, whose guard program has its module in that argument's place, bound as
 always.
 """
@@ -37,7 +37,7 @@ _OF_CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, typ
 
 @dataclass(frozen=True)
 class Program:
-    """What an entry is besides the function or module that it is bound to."""
+    """The parts of an entry besides the function or module that it is bound to."""
 
     info: Any
     run: Callable[..., Any]
@@ -94,7 +94,7 @@ class Shelf:
         return [row for row in self._rows.get(_key(compiler), ()) if row.kin == compiler.kin]
 
     def programs(self, compiler: Compiler) -> list[Program]:
-        """What is kept for functions of the compiler's code, or modules of its class."""
+        """The entries kept for functions of the compiler's code, or modules of its class."""
         return [row.program for row in self._of(compiler) if row.program is not None]
 
     def is_again(self, compiler: Compiler) -> bool:
@@ -188,7 +188,7 @@ def _may_reduce(owner: Any) -> bool:
 
 
 def shared(compiler: Compiler, call: Invocation) -> tuple[Any, Any] | None:
-    """An entry for a call whose program was made for a sibling and fits this module, and what it takes."""
+    """An entry for a call whose program was made for a sibling and fits this module, with its inputs."""
     for entry in _programs(compiler, call):
         made = bind(entry, compiler.owner, len(call.args))
         tensors = made.program.check(call.args)

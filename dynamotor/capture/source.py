@@ -182,7 +182,7 @@ class Attr(Source):
 
 
 class Called(Source):
-    """What a C function (the key) answers about the base, asked again at every call: a weak reference's
+    """The answer of a C function (the key) about the base, asked again at every call: a weak reference's
     object.
     """
 
@@ -280,7 +280,7 @@ class SeqItem(Source):
 
 
 def lookup_type_attr(cls: type, name: str) -> Any:
-    """What the MRO of a class holds under a name, unbound (what `_PyType_Lookup` gives); raises `Missing`."""
+    """The entry of a class's MRO under a name, unbound (as `_PyType_Lookup`); raises `Missing`."""
     for klass in type.__dict__["__mro__"].__get__(cls):
         namespace = type.__dict__["__dict__"].__get__(klass)
         if name in namespace:

@@ -62,7 +62,7 @@ class set_stance(contextlib.ContextDecorator):  # noqa: N801
 
 
 def run(fn: Callable[P, R]) -> Callable[P, R]:
-    """A function whose calls run what is compiled already and compile nothing."""
+    """A function whose calls run compiled programs and compile nothing."""
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,4 +72,4 @@ def run(fn: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-RUN = run(run).__code__  # of what it gives
+RUN = run(run).__code__  # of its result

@@ -63,7 +63,7 @@ class FloatIs:
 
 @dataclass
 class SizePolicy:
-    """What is known of a callable's sizes from one capture to the next.
+    """The facts of a callable's sizes from one capture to the next.
 
     symbolic: whether the backend takes graphs with symbols for tensors of a device (its type), and (True)
     such that data decides. varying:
@@ -110,7 +110,7 @@ class SizePolicy:
         return SizePolicy(self.dynamic, self.symbolic, states=self.states)
 
     def learn(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        """Note in what a call differs from what an entry with these guards was compiled for."""
+        """Note the differences of a call from an entry with these guards."""
         if id(guards) not in self.seen:
             self.seen[id(guards)] = {
                 SizeOf(row.source, d): n
@@ -403,7 +403,7 @@ class TraceSizes:
             self._placeholder(graph, symbol)
         return self._writer(graph).node(value)
 
-    # What was assumed ---------------------------------------------------------------------------------------
+    # Assumptions --------------------------------------------------------------------------------------------
     def row(self) -> SizesHold | None:
         """The guard of the symbols' ranges, of what else must equal them, and of all that was assumed."""
         guards, self.env.settled = tuple(self.env.guards), True
@@ -490,7 +490,7 @@ class TraceSizes:
 def _undecided(question: str) -> Exception:
     return unsupported(
         "data-dependent",
-        f"whether {question} decides what the program does",
+        f"data-dependent branch: whether {question}",
         "the size depends on the data of a tensor",
         cure="say what holds with torch._check(...), or keep the value in tensors",
     )
@@ -525,7 +525,7 @@ class SizesHold(Guard):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What the C program evaluates: tensors and integers."""
+        """The C program's operands: tensors and integers."""
         return tuple(
             dict.fromkeys(
                 _place(source)[0] for _, source in (*self.symbols, *((None, s) for s, _ in self.facts))
@@ -624,7 +624,7 @@ class SizesHold(Guard):
             for source in [s for _, s in self.symbols] + [s for s, _ in self.facts]
             for place, kind, dim in [_place(source)]
         }
-        loads = sorted(set(places.values()))  # what is read of one tensor lies together
+        loads = sorted(set(places.values()))  # reads of one tensor are adjacent
         program = _Program({symbol: loads.index(places[source]) for symbol, source in self.symbols})
         for symbol, _ in self.symbols:
             lo, hi = self.bounds.get(symbol, (-INFINITY, INFINITY))
@@ -748,7 +748,7 @@ class Marks:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Marks:
-        """What was marked on a tensor."""
+        """The marks on a tensor."""
         own = tensor.__dict__
         ranges = {
             r.dim: (max(r.min or 2, 2), r.max or INFINITY) for r in own.get("_dynamo_dynamic_range", ())

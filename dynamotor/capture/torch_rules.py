@@ -403,7 +403,7 @@ def refusal(fn: Any) -> tuple[str, str] | None:
         and not (module == FLEX_ATTENTION and fn.__qualname__.split(".<locals>")[0] in _FOLLOWED)
         and ("__marked_compile_region_fn__" not in fn.__dict__)
     ):
-        return "transform", f"functions of {module} compile what they are given, or run it as it is"
+        return "transform", f"functions of {module} compile their argument, or run it as it is"
     averaged = module == _AVERAGED_MODELS and fn.__name__ == "forward"
     if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES) and not averaged:
         return "unsupported-call", f"functions of {module} run between graphs, as they are"

@@ -97,7 +97,7 @@ class Trace(Protocol):
         self.repeated: set[Source] = set()  # modules that come as arguments, one after the other
         self.owner: Source | None = None  # of the module, where the program is for all modules of its class
         self.given_away: set[Any] = set()  # memories that parameters made in the trace have taken over
-        self.read_only: set[Any] = set()  # memories of arrays that NumPy lets nobody write
+        self.read_only: set[Any] = set()  # memories of NumPy's read-only arrays
         self.whole: list[Any] = []  # states of sharded modules whose parameters are whole here
         self.plain_calls = 0  # open regions in which no `__torch_function__` is asked
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
@@ -130,7 +130,7 @@ class Trace(Protocol):
         return Constant(obj) if cls in PLAIN else self.reader.wrap(Const(obj, _label(obj)), obj)
 
     def fresh(self, obj: Any) -> Value:
-        """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the
+        """Like `make`, for a result without other references: lists, dicts and sets become ones made in the
         trace.
         """
         maker = makers.get(type(obj))

@@ -59,7 +59,7 @@ def fitted(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any],
             fits = False
     else:
         fits = signature is None or bool(kwargs) or signature[0] <= len(args) <= signature[1]
-    if not fits:  # what is callable need not have a name
+    if not fits:  # a callable need not have a name
         raise unsupported("unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments")
     return args, kwargs
 

@@ -31,7 +31,7 @@ BOOLS = frozenset((torch.bool,))
 _ARITHMETIC = FLOATS | WHOLE
 ANY = _ARITHMETIC | BOOLS
 
-# What an operator computes, and of which dtypes it gives the same in both libraries.
+# The functions of operators, and the dtypes for which both libraries agree.
 _OPERATORS: dict[Callable[..., Any], frozenset[torch.dtype]] = {
     **dict.fromkeys((operator.add, operator.sub, operator.mul, operator.neg), _ARITHMETIC),
     **dict.fromkeys((operator.truediv, operator.pow, operator.matmul), FLOATS),
@@ -123,7 +123,7 @@ class ArrayValue(UserObject):
         return super().getattr(trace, name)
 
     def _part(self, trace: Trace, name: str) -> Value:
-        """A view of complex numbers; of others the array itself, and zeros that nobody may write."""
+        """A view of complex numbers; of others the array itself, and read-only zeros."""
         tensor = self.tensor(trace)
         if tensor.example.is_complex():
             return ArrayValue.of(torch_call(trace, getattr(torch, name), [tensor], {}), self.scalar)
@@ -230,7 +230,7 @@ def _is_ellipsis(value: Value) -> bool:
     return isinstance(value, Constant) and value.value is Ellipsis
 
 
-# What writes its arguments, or asks where they lie: not for copies of them.
+# Functions that write their arguments or ask for their memory: not for copies.
 _WRITING = """copyto put place putmask put_along_axis fill_diagonal fill resize setfield setflags byteswap __setitem__
     __setstate__ shares_memory may_share_memory tofile dump"""
 _NOT_ON_COPIES = frozenset(_WRITING.split())
@@ -357,7 +357,7 @@ def refuse_if(bad: Any, what: str, cause: str = "its rules may differ from PyTor
 
 
 def refused(what: str, cause: str = "its rules may differ from PyTorch's") -> Unsupported:
-    """What is left to NumPy."""
+    """The functions left to NumPy."""
     return unsupported("unsupported-call", f"NumPy: {what}", cause, cure="use torch's functions on tensors")
 
 

@@ -1,4 +1,4 @@
-"""What the interpreter computes with: `Value` and the tables that turn Python objects into values and calls
+"""The interpreter's values: `Value` and the tables that turn Python objects into values and calls
 into rules.
 
 A value stands for one Python object during a trace. `source` says where it comes from outside (None: made in
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # every rule names these in its annotations, and they import 
 else:
     Codegen = Trace = Any
 
-NONE_CALLED = "'NoneType' object is not callable"  # what a special method set to None says
+NONE_CALLED = "'NoneType' object is not callable"  # the error of a special method set to None
 _OBJECT_ORDER = object.__lt__, object.__le__, object.__gt__, object.__ge__  # type: ignore[operator]
 Args = list["Value"]
 Kwargs = dict[str, "Value"]
@@ -38,7 +38,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 
 class Epoch:
-    """Counts the parts of traces that may have no effects: what was made before one began is not theirs."""
+    """Counts the parts of traces that may have no effects: objects made before one began are not theirs."""
 
     now = 0
 
@@ -72,7 +72,7 @@ class Value:
     kind: type  # the class of the object, unless `python_type` is written
     obj: Any = MISSING  # the outside object itself, where there is one
     takes_over = False  # calls of PyTorch go to its class (rules_overrides.py), or to that of an item
-    held = False  # a number that data decides: it is handed on, and looked at by nobody
+    held = False  # a number that data decides: it is handed on, unread
     late = False  # a text that is written behind the graph
     symbolic = False  # a size that is an expression, or a sequence that holds one (values/size.py)
 
@@ -124,7 +124,7 @@ class Value:
         self._change(trace, "__delattr__", name)
 
     def _change(self, trace: Trace, method: str, name: str, *new: Value) -> None:
-        """What the class does where an attribute is set or deleted: data descriptors, else `store_attr`."""
+        """The class's rule for setting or deleting an attribute: data descriptors, else `store_attr`."""
         cls = self.python_type()
         custom = trace.type_attr(cls, method)
         if isinstance(custom, types.FunctionType):
@@ -255,7 +255,7 @@ _asked: set[int] = set()
 
 
 def once(container: Value, ask: Callable[[], bool]) -> bool:
-    """What is asked of all items; False where one of them leads back to the container."""
+    """The answer for all items; False where one of them leads back to the container."""
     if id(container) in _asked:
         return False
     _asked.add(id(container))
@@ -438,7 +438,7 @@ def wrap_held(make: Callable[[Any, Source], Value], *types: type, subclasses: bo
 
 
 def wrap_typed(make: WrapRule, *types: type) -> None:
-    """Objects of which the class is guarded, and what is read of them later."""
+    """Objects of which the class is guarded, and later each attribute read."""
 
     @wrap_rule(*types)
     def wrap(trace: Trace, source: Source, obj: Any) -> Value:

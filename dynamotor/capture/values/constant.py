@@ -32,7 +32,7 @@ PURE_TYPES: set[type] = {
 }
 
 
-# What an instance of a subclass is for operators of other builtins.
+# The value of a subclass's instance for operators of other builtins.
 _PLAIN: dict[type, Callable[[Any], Any]] = {
     int: int.__pos__,
     float: float.__pos__,
@@ -111,7 +111,7 @@ class Constant(Value):
                 if a_number or a_class or isinstance(self.value, type(other.as_constant())):
                     return trace.real_binary(op, left, right)
             base = getattr(other, "base", None)
-            if isinstance(base, Constant):  # C code looks at what it holds
+            if isinstance(base, Constant):  # C code reads its content
                 held = _held(other, base)
                 repeats = op is operator.mul and isinstance(self.value, str) and not isinstance(held, int)
                 side = None if repeats else getattr(type(self.value), special_name(op, reflected), None)
@@ -286,7 +286,7 @@ def class_descriptor_of(method: Any) -> Any:
 
 
 def descriptor_of(method: Any) -> Any:
-    """The descriptor on an object's class that a bound C method was made by; None for what is none."""
+    """The descriptor on an object's class that a bound C method was made by; None for other callables."""
     if not isinstance(method, types.BuiltinMethodType | types.MethodWrapperType):
         return None
     owner = method.__self__
@@ -301,7 +301,7 @@ def descriptor_of(method: Any) -> Any:
 
 
 def _held(value: Value, base: Constant) -> Any:
-    """An instance of a subclass for C code that looks at what it holds, and names its type."""
+    """An instance of a subclass for C code that reads its content and names its type."""
     return base.value if value.real() is MISSING else value.real()
 
 

@@ -204,7 +204,7 @@ class ListValue(SequenceValue):
         trace.real(operator.delitem, self.mutate(trace), index)
 
     def extend(self, trace: Trace, other: Value) -> None:
-        """`list.extend`: a generator sees what it gave before, and what came before an exception stays."""
+        """`list.extend`: a generator sees its earlier items, and items before an exception stay."""
         if other.python_type() in (list, tuple):
             self.mutate(trace).extend(other.unpack(trace))
         else:
@@ -277,7 +277,7 @@ class DictValue(Value):
         self.source, self.obj, self.trace, self.trusted, self.kind = source, obj, trace, trusted, kind
         self.born = Epoch.now
         self._table: dict[Hashable, tuple[Value, Value]] = {}
-        # Items from the first one on whose key is a text that is written behind the graph: nobody has looked at them.
+        # Items from the first one on whose key is a text that is written behind the graph: they are unread.
         self.pending: list[tuple[Value, Value]] = []
         for hash_key, key, value in items or ():
             old = self.table.get(hash_key)  # of equal keys the first stays
@@ -291,7 +291,7 @@ class DictValue(Value):
 
     @property
     def table(self) -> dict[Hashable, tuple[Value, Value]]:
-        """Hash key -> (key, value) of what was read or written. Texts among the keys are read now."""
+        """Hash key -> (key, value) of the items read or written. Texts among the keys are read now."""
         if self.pending:
             pending, self.pending = self.pending, []
             for key, value in pending:
@@ -381,7 +381,7 @@ class DictValue(Value):
         return True
 
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
-        """`dict.__setitem__`. What is there already (`self.count += 1` of a tensor) is not written again."""
+        """`dict.__setitem__`. The same object (`self.count += 1` of a tensor) is not written again."""
         old = self.table.get(hash_key)
         if old is not None and old[1] is value:
             return
@@ -593,7 +593,7 @@ class DictView(Value):
 
 
 def _like_a_set(value: Value) -> bool:
-    """What a set may be compared with: sets, frozensets, views of keys and of items."""
+    """Operands that a set may be compared with: sets, frozensets, views of keys and of items."""
     if isinstance(value, DictView):
         return value.part != "values"
     real = isinstance(value, Constant) and isinstance(value.value, frozenset)
@@ -860,7 +860,7 @@ def items_in_any_order(trace: Trace, value: Value) -> list[Value]:
 
 
 def _sought(trace: Trace, item: Value) -> Hashable:
-    """What a set looks for: a set as the frozenset of its items, which has a hash."""
+    """The key that a set looks for: a set as the frozenset of its items, which has a hash."""
     cls, contents = item.python_type(), contents_of(item)
     if isinstance(item, SetValue) or issubclass(cls, set) and trace.type_attr(cls, "__hash__") is None:
         if not isinstance(contents, SetValue):

@@ -24,7 +24,7 @@ from .user_object import UserObject
 
 
 def foreign_modes() -> bool:
-    """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, forward-mode differentiation, a
+    """Whether another tool watches each op: torch.jit.trace, torch.fx, forward-mode differentiation, a
     user's mode (`with torch.device(...)` is none)."""
     if (
         compat.count_dispatch_modes()
@@ -38,7 +38,7 @@ def foreign_modes() -> bool:
 
 
 class Standing(Value):
-    """An effect of which a trace has one at most: what is to be done behind the graph about a state of the thread."""
+    """An effect of which a trace has one at most: the final write of a state of the thread, behind the graph."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ class ModeEffect(Standing):
         graph = cg.trace.graph
         for value, (_, region) in self.regions.items():
             cg.statement(f"{cg.constant(torch.autocast_increment_nesting)}()")
-            for name in ("prev_cache_enabled", "prev", "prev_fastdtype"):  # what the real __exit__ puts back
+            for name in ("prev_cache_enabled", "prev", "prev_fastdtype"):  # restored by the real __exit__
                 cg.statement(f"{cg.emit(value)}.{name} = {cg.constant(getattr(region, name))}")
         for node, _ in reversed(self.regions.values()):
             graph.call_function(compat.exit_autocast, (node,), {})
@@ -100,7 +100,7 @@ def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value])
     unsupported_if(
         args[0].python_type() is not bool,
         "unsupported-call",
-        "set_grad_enabled() is called with what is no boolean",
+        "set_grad_enabled() is called without a bool",
     )
     enabled = args[0].as_constant()
     ModeEffect.of(trace)

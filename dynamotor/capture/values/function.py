@@ -313,7 +313,7 @@ class FunctionValue(Value):
         if self.fn is not MISSING:
             rule = find_rule(self.fn, args)
             if rule is not None:
-                trace.tail = False  # a rule works on with what it calls
+                trace.tail = False  # a rule goes on with the result of its call
                 return rule(trace, *fitted(self.fn, args, kwargs))
         return trace.inline(self, args, kwargs)
 

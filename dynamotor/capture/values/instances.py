@@ -83,7 +83,7 @@ class _FunctionInstance(UserObject):
         raise unsupported("reconstruct", "an instance of an autograd function leaves the captured region")
 
 
-# What an instance holds that such a `__new__` has made, before `__init__`.
+# The content of an instance that such a `__new__` has made, before `__init__`.
 _EMPTY: dict[Any, Callable[[type], Value | None]] = {
     dict.__new__: lambda cls: DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict),
     list.__new__: lambda cls: ListValue([]),
@@ -181,7 +181,7 @@ def new_exception(trace: Trace, cls: type[BaseException], args: list[Value]) -> 
 
 
 def _set_args(instance: UserObject, args: list[Value]) -> None:
-    """What the C `__init__` of exceptions keeps."""
+    """The arguments that the C `__init__` of exceptions keeps."""
     instance.slots["args"] = TupleValue(args)
     if issubclass(instance.cls, StopIteration):
         instance.slots["value"] = args[0] if args else Constant(None)
@@ -208,7 +208,7 @@ _COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__g
 
 def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
-    trace.tail = False  # a rule works on with what it calls
+    trace.tail = False  # a rule goes on with the result of its call
     kwargs = on_device(trace, fn, kwargs)
     if makes_leaf(fn, kwargs):
         return make_leaf(trace, fn, args, kwargs)
@@ -226,7 +226,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
         copied = not all(isinstance(a, Constant) for a in args) and any(
             isinstance(p, _HOLDERS) for p in parts
         )
-        unsupported_if(copied, "unsupported-call", f"{fn.__name__} hands on what is in its arguments")
+        unsupported_if(copied, "unsupported-call", f"{fn.__name__} hands on the contents of its arguments")
         return trace.fresh(found)
     if is_pure(fn):  # of a subclass of int, str, ... it looks at the plain content
         plain = [a.base if isinstance(a, UserObject) and isinstance(a.base, Constant) else a for a in args]

@@ -149,7 +149,7 @@ def _take(iterator: Any, steps: int) -> None:
 
 
 class OutsideIterator(Iterator):
-    """An iterator over a list, tuple or range that somebody holds. Where it stands is no fact of the program:
+    """An iterator over a list, tuple or range with other references. Where it stands is no fact of the program:
     its items are read ahead of it, and it takes its steps behind the graph.
     """
 

@@ -186,7 +186,7 @@ class TypeDictValue(DictValue):
 
     def lookup(self, key: Hashable) -> Value | None:
         if isinstance(key, str):
-            self.trace.type_attr(self.cls, key)  # guards what is there, and what is not
+            self.trace.type_attr(self.cls, key)  # guards presence and absence
         return super().lookup(key)
 
     def _read(self, key: Any) -> Value:
@@ -454,7 +454,7 @@ _CLASS_METHODS = (classmethod, types.ClassMethodDescriptorType)
 
 
 def _bind_to_class(trace: Trace, raw: Any, name: str, owner: Value) -> Value:
-    """What a `classmethod` gives: up to Python 3.12 the descriptor that it holds is asked, if it holds one. A
+    """The result of a `classmethod`: up to Python 3.12 the descriptor that it holds is asked, if it holds one. A
     C class method keeps its class only where a rule wants to see it.
     """
     if type(raw) is types.ClassMethodDescriptorType:

@@ -1,4 +1,4 @@
-"""Tensors whose data the trace knows: made of plain numbers by a few functions, and written by nobody; and the real
+"""Tensors whose data the trace knows: made of plain numbers by a few functions, and unwritten; and the real
 object that a value stands for in the call that is captured, for functions whose result is taken as a constant.
 
 >>> x.sum(torch.arange(2, 4).tolist())       # no break: the list is [2, 3]
@@ -64,7 +64,7 @@ def known(trace: Trace, tensor: TensorValue) -> torch.Tensor | None:
 
 
 def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
-    """Run what the node is made of, on real tensors; whether that can be done."""
+    """Run the node's graph on real tensors; returns whether that can be done."""
     if node in env:
         return True
     if not node.op.startswith("call") or len(env) > _MOST or not _is_pure(node) or _may_be_written(node):

@@ -1,7 +1,7 @@
 """Tensors that become leaves of autograd inside a trace: `requires_grad_()`, `requires_grad = True`, `detach_()`.
 
 A graph is cut around the node of `requires_grad_`, so that the tensor that leaves it is the leaf of what follows.
-`detach_()` of what the trace has made needs no node of its own: later uses of the tensor are those of its detached
+`detach_()` of a tensor of the trace needs no node of its own: later uses of the tensor are those of its detached
 alias.
 
 >>> h = x * 2; h.requires_grad = True      # node: h.requires_grad_(True)
@@ -64,7 +64,7 @@ def _detach_(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         )
     if not tensor.example.requires_grad:
         return tensor
-    if tensor.node.users or tensor.example._is_view():  # eager's backward refuses what was saved before
+    if tensor.node.users or tensor.example._is_view():  # eager's backward refuses tensors saved before
         stop = unsupported("autograd", "detach_() of a tensor that was used before", cure="use detach()")
         stop.whole = True
         raise stop
@@ -99,7 +99,7 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
         return False
     if layout(value.example) != layout(tensor.example):
         return False
-    if value.data_of is tensor:  # it is what it was
+    if value.data_of is tensor:  # it is unchanged
         return True
     refuse_if_recorded(trace, {tensor.example.memory, value.example.memory})
     if (

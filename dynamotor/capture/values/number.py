@@ -1,7 +1,7 @@
 """A float of Python's, or a 64-bit number of NumPy's, that differs between calls: an input of the program
 where a tensor meets it, a number elsewhere.
 
-A `FloatValue` is a `Constant` whose `value` specialises, as a size's does. What is computed from it and plain
+A `FloatValue` is a `Constant` whose `value` specialises, as a size's does. Values computed from it and plain
 numbers is computed again at each call, by Python, before the program runs; a comparison is a guard.
 
 >>> trace.binary(operator.truediv, Constant(1.0), FloatValue(trace, source, 0.7))      # 1.0 / 0.7, no guard
@@ -91,7 +91,7 @@ class FloatValue(Number):
         return lambda v: op(number, mine(v)) if reflected else op(mine(v), number)
 
     def after(self, step: Step, text: str) -> FloatValue | None:
-        """What a function of the outside float gives; None where that is no float."""
+        """The result of a function of the outside float; None where that is no float."""
         try:
             found = step(self.now)
         except (ArithmeticError, ValueError):
@@ -126,7 +126,7 @@ class FloatValue(Number):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the program's input can be what it is now."""
+        """Whether the program's input can have its present value."""
         return is_exact((self.step or _itself)(self.now))
 
     def guarded(self) -> Source:
@@ -152,7 +152,7 @@ def _text(other: Value) -> str:
 
 
 def _computed(trace: Trace, root: Source, step: Step, text: str, kind: type) -> Source:
-    """The source of what a step gives, the same for the same text."""
+    """The source of a step's result, the same for the same text."""
     key = f"= {text}"
     if key not in trace.floats:
         trace.floats[key] = Called(root, lambda v: _checked(step, v, kind))
@@ -160,7 +160,7 @@ def _computed(trace: Trace, root: Source, step: Step, text: str, kind: type) -> 
 
 
 def _checked(step: Step, value: float, kind: type) -> Any:
-    """What a step gives; TypeError (the source leads nowhere) where that is of another kind, or an error."""
+    """A step's result; TypeError (the source leads nowhere) where that is of another kind, or an error."""
     try:
         found = step(value)
     except (ArithmeticError, ValueError) as error:

@@ -31,7 +31,7 @@ _BARE: tuple[Any, ...] = (list, tuple, str, bytes, dict, set, frozenset, int, fl
 
 
 def like(cls: type) -> Any:
-    """An object of which CPython's messages say what they would say of an instance of a class."""
+    """An object for which CPython's messages are those for an instance of a class."""
     base = next((base for base in cls.__mro__ if base in _BARE), None)
     return cls() if cls is base else type(c_name(cls), () if base in (None, type(None)) else (base,), {})()
 

@@ -2,7 +2,7 @@
 one.
 
 A `SizeValue` is a `Constant` whose `value` specialises: code that knows nothing of symbols reads a number and
-is right for this number alone (the guard says so). What is worth more than that is here.
+is right for this number alone (the guard says so). Rules that avoid such a guard are here.
 
 >>> trace.binary(operator.floordiv, SizeValue(trace, n), Constant(2))      # floordiv(s0, 2), no guard
 """
@@ -96,7 +96,7 @@ class SizeValue(Number):
         return cg.size(self.expr)
 
     def lowered(self, node: bool) -> Any:
-        """What a torch call gets: a node of the graph, or a `torch.SymInt` for the trial run; a number where
+        """A torch call's argument: a node of the graph, or a `torch.SymInt` for the trial run; a number where
         it must be one.
         """
         sizes = self.trace.sizes
@@ -108,7 +108,7 @@ class SizeValue(Number):
 
 
 class QuotientValue(Number):
-    """A float that is a size over a positive integer: what is rounded of it is a size, all else a number."""
+    """A float that is a size over a positive integer: its roundings are sizes, all else is a number."""
 
     __slots__ = ("over", "by")
     kind = float

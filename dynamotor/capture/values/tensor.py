@@ -185,7 +185,7 @@ class TensorValue(Value):
 
     @property
     def spec(self) -> TensorSpec:
-        """What the graph knows of it; of a wrapper, what it shows of itself."""
+        """Its spec in the graph; of a wrapper, its outer one."""
         return outer_spec(self.example) if self.carrier is not None else self.example.spec
 
     @property
@@ -438,7 +438,7 @@ def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: li
 
 
 def _refuses_gradients(tensor: torch.Tensor) -> bool:
-    """Whether autograd lets nobody write into a tensor: a view of a leaf, one of the results of `unbind`, one
+    """Whether autograd refuses writes into a tensor: a view of a leaf, one of the results of `unbind`, one
     that was made where gradients were off."""
     if not tensor._is_view():
         return False
@@ -673,7 +673,7 @@ def live_calls(trace: Trace, why: str) -> Generator[None, None, None]:
         "autograd",
         "a call inside of a checkpoint, a transform or control flow reads state later",
         why,
-        "pass what it reads as an argument",
+        "pass the value that it reads as an argument",
     )
     trace.graph.live = why
     try:
@@ -739,7 +739,7 @@ def torch_call(
         raise unsupported(
             "unsupported-call",
             f"{target_name(target)} leaves the tensor that it is given",
-            "what lies around a tensor from outside is not known",
+            "memory around a tensor from outside is not known",
             "index the whole tensor",
         )
     node_args = tuple([lower(a, True) for a in args])
@@ -765,7 +765,7 @@ def torch_call(
 
 
 def _written_inside(trace: Trace, written: Sequence[torch.Tensor]) -> list[ShapeTensor]:
-    """The plain tensors among what a call wrote: all inside of a wrapper that was written, which counts for them."""
+    """The plain tensors among a call's written ones: all inside of a wrapper that was written, which counts for them."""
     found: list[Any] = flatten_all(written)
     for leaf in found:
         known = trace.tensors.get(id(leaf))
@@ -860,7 +860,7 @@ def _bind(trace: Trace, made: list[Size], result: Value) -> None:
 
 
 def _declared_written(target: Any, args: list[Any], kwargs: dict[str, Any]) -> list[ShapeTensor]:
-    """What a registered op's schema says that it writes: such an op counts no versions, as in eager."""
+    """The arguments that a registered op's schema marks as written: such an op counts no versions, as in eager."""
     if isinstance(target, OpOverloadPacket):
         target = getattr(target, target.overloads()[0])
     if not isinstance(target, OpOverload) or target.namespace == "aten":
@@ -916,7 +916,7 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
         stop = unsupported(
             "unsupported-call",
             f"{target_name(target)} answers with a {type(result).__name__}",
-            "what the answer depends on is not known",
+            "the dependencies of the answer are not known",
             "call it outside the compiled function",
         )
         stop.whole = held_by is not None  # a graph's results have no lazy bits either
@@ -939,7 +939,7 @@ def _guard_offsets(trace: Trace, args: list[Value]) -> list[TensorValue]:
 
 
 def _is_inside(result: Any, tensor: ShapeTensor) -> bool:
-    """Whether a view of a tensor's storage lies between the tensor's first and last element."""
+    """Whether a view of a tensor's storage stays between the tensor's first and last element."""
     if not isinstance(result, ShapeTensor) or result.memory is not tensor.memory:
         return False
     view, whole = result.spec, tensor.spec

@@ -80,7 +80,7 @@ wrap_held(Builtin, torch.jit.ScriptFunction)
 
 def _scripted(inner: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """What `torch.jit.script` was given, as it is in Python, where no argument is converted: a float of TorchScript's
-    may be an int here. What was traced is what it did then, and is opaque.
+    may be an int here. The traced call is of that time, and is opaque.
     """
     try:
         bound = inspect.signature(inner).bind(*args, **kwargs)
@@ -235,7 +235,7 @@ class HeldNumber(Constant):
     def value(self) -> Any:
         stop = unsupported(
             "data-dependent",
-            f"a {self.kind.__name__} that was read from a tensor decides what the program does",
+            f"data-dependent branch: a test of a {self.kind.__name__} that was read from a tensor",
             cure="keep the value in tensors (torch.where, masks)",
         )
         stop.read_at = self.tensor.trace.read_at[id(self)] if self.kind is bool else ()  # type: ignore[attr-defined]
@@ -316,7 +316,7 @@ _OF_ANYTHING = frozenset(
 
 
 def _query_argument(trace: Trace, fn: Callable[..., Any], value: Value) -> Any:
-    """What a query may look at: constants, tensors without data, a bare object for an object of the
+    """The possible arguments of a query: constants, tensors without data, a bare object for an object of the
     user's.
     """
     if value.is_constant() and not isinstance(value, TensorValue):
@@ -385,7 +385,7 @@ builtin_rule(torch.nn.functional.max_pool1d)(
 
 
 def _is_accepted(rank: int, size: Value, scale: Value, mode: Any, aligned: Value, recompute: Value) -> bool:
-    """Whether `interpolate` takes such arguments; what it refuses it refuses in its own words."""
+    """Whether `interpolate` takes such arguments; its refusals keep its own words."""
     if is_none(size) is is_none(scale) or not (is_none(aligned) or not mode.startswith("nearest")):
         return False
     given = scale if is_none(size) else size
@@ -515,7 +515,7 @@ def _new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _filled(target: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A new tensor full of a number that a tensor holds: made first and written then, so that nobody reads the number.
+    """A new tensor full of a number that a tensor holds: made first and written then, so that the number is not read.
     Not where the cast loses something, which eager may refuse.
     """
     place = 2 if target == "new_full" else 1
@@ -605,7 +605,7 @@ wrap_held(TensorType, type(torch.LongTensor))
 
 
 def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """What the constructors of before `torch.tensor` make of a list of numbers, or of sizes."""
+    """The results of the constructors that precede `torch.tensor`, for a list of numbers or sizes."""
     if args and not kwargs and all(isinstance(a, Constant) and type(a.value) is int for a in args):
         return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
     if len(args) == 1 and not kwargs and args[0].python_type() is torch.Size:

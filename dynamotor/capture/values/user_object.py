@@ -214,7 +214,7 @@ class UserObject(Value):
             value = self.slots[slot]
             now = (
                 "None" if value is None else cg.emit(value)
-            )  # what is deleted may not have been there before
+            )  # the deleted name may not have been there before
             cg.statement(f"{cg.constant(descr)}.__set__({name}, {now})")
             if value is None:
                 cg.statement(f"{cg.constant(descr)}.__delete__({name})")
