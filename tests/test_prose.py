@@ -30,7 +30,7 @@ LIMITS = {
     "dynamotor/tools": 3,
     "dynamotor": 0,  # its own files
     "docs": 32,
-    "docs/decisions": 92,
+    "docs/decisions": 9,
     "docs/debug": 2,
     "docs/guide": 0,
     "docs/results": 4,
