@@ -35,6 +35,7 @@ class Way:
     dtype: torch.dtype = torch.float32
     backend: str | None = None  # for libraries that call torch.compile themselves; None: they shall not
 
+    @share.aside()
     def cast(self, value: Any) -> Any:
         """A tensor or module with this way's dtype where it holds floating-point numbers."""
         if isinstance(value, torch.nn.Module):
@@ -74,7 +75,8 @@ class Way:
     def gradients(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Tensors:
         """Outputs of a compiled function and the gradients of floating-point inputs."""
         compiled = self.compile(function)
-        leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs]
+        with share.aside():
+            leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs]
         compiled(*leaves)
         out = compiled(*leaves)
         wanted = [t for t in leaves if t.requires_grad]
@@ -266,6 +268,17 @@ def in_child(name: str, work: Callable[[], Row], timeout: float) -> Row:
         child.join()
 
 
+LOW = 0.98  # of the aten calls in graphs; with less, a row names what runs outside
+
+
+def _outside(row: dict[str, Any]) -> str:
+    """The aten calls outside of graphs where they are many."""
+    if row.get("share") is None or row["share"] >= LOW:
+        return ""
+    most = [f"{name.removeprefix('aten::')} {n}" for name, n in list(row["eager"].items())[:5]]
+    return f"outside of graphs: {', '.join(most)}"
+
+
 def table(rows: Iterable[dict[str, Any]], reasons: dict[str, str]) -> str:
     """A Markdown table of rows as they lie in JSON."""
     lines = [
@@ -275,6 +288,7 @@ def table(rows: Iterable[dict[str, Any]], reasons: dict[str, str]) -> str:
     for row in rows:
         theirs = "fails" if row["torch_graphs"] is None else f"{row['torch_graphs']}, {row['torch_breaks']}"
         reason = reasons.get(row["name"], "") or (row["error"] and f"`{row['error'][:110]}`")
+        reason = "; ".join(filter(None, (reason, _outside(row))))
         errors = (
             "-" if row["error_ours"] is None else f"{row['error_ours']:.0e} ({row['error_eager'] or 0:.0e})"
         )

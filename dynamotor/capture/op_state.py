@@ -58,9 +58,8 @@ def check_op(trace: Trace, target: Any) -> None:
     """Break the graph before a call of an operator that could see, or make, a change which the graph does at another
     time.
     """
-    if isinstance(target, OpOverloadPacket):
-        target = getattr(target, target.overloads()[0])
-    if not _is_of_others(target):
+    target = op_of_others(target)
+    if target is None:
         return
     access = access_of(target)
     unsupported_if(
@@ -117,6 +116,14 @@ def reads_late(*fns: Any) -> str:
     return _LATE[access]
 
 
+def held_by(fn: Any) -> list[Any]:
+    """The values that a function reads by names, and those that it calls, but for code; PyTorch's states too, as
+    objects that no guard follows."""
+    scan = _Scan()
+    scan.function(fn, ())
+    return [*scan.held, *([object()] if scan.asked else [])]
+
+
 def reaches(fn: Any, wanted: frozenset[str]) -> bool:
     """Whether a function, or one that it reaches by names, uses one of these names."""
     todo, seen = [fn], set()
@@ -149,17 +156,19 @@ _READ_ARGUMENTS = frozenset(
 )
 
 
-def _is_of_others(target: Any) -> bool:
-    return is_custom(target) and target.namespace not in _READ_ARGUMENTS
+def op_of_others(target: Any) -> OpOverload | None:
+    """The overload that a call means, where it is an operator of the program or of another library."""
+    if isinstance(target, OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    return target if is_custom(target) and target.namespace not in _READ_ARGUMENTS else None
 
 
 def late_python(target: Any) -> str:
     """Why a call of an operator must be made by PyTorch each time: its Python runs while a graph is recorded (an
     implementation as a composite op, a formula of its gradient) and may read something else later.
     """
-    if isinstance(target, OpOverloadPacket):
-        target = getattr(target, target.overloads()[0])
-    if not _is_of_others(target):
+    target = op_of_others(target)
+    if target is None:
         return ""
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
@@ -261,6 +270,7 @@ class _Scan:
 
     def __init__(self) -> None:
         self.seen: set[tuple[int, bool]] = set()
+        self.held: list[Any] = []  # values of names
         self.asked = ""  # a state of PyTorch or the system that was asked for
 
     def function(self, fn: Any, given: tuple[Any, ...]) -> Access:
@@ -283,6 +293,7 @@ class _Scan:
         asked = (names[-1] for names in loaded if any(_asks(names, v) for v in _values(fn, names)))
         self.asked = self.asked or next(asked, "")
         held = [v for v in found if not _is_code(v)]
+        self.held += held
         objects = [*(v for v in held if type(v) not in PURE_TYPES), *given]
         if objects and (opcodes & _STORES or attributes & _CHANGING_NAMES or _are_stepped(objects)):
             return Access.CHANGES

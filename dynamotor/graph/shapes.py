@@ -22,7 +22,7 @@ from ..base.compat import OpOverload
 from ..base.errors import DynamotorError
 from ..base.events import counters
 from .op_definition import PASS, Shape, Unknown, broadcast, definition, operands, require
-from .op_facts import facts
+from .op_facts import facts, is_custom
 from .result_strides import (
     dense_in_order,
     iterated_stride,
@@ -70,7 +70,9 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
             raise
         result = infer(func, *mapped(_specialised, (args, kwargs)))  # a kernel that takes plain numbers only
         counters["specialised"][str(func)] += 1
-    if key is not None:
+    if key is not None and not is_custom(
+        func
+    ):  # a fake implementation in Python may read something else next time
         if len(_memo) >= _MEMO_LIMIT:
             _memo.clear()
         _memo[key] = result

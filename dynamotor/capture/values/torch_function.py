@@ -23,6 +23,7 @@ from ...graph.sizes import is_unbacked
 from ...graph.sym_int import Condition
 from ..breaks import unsupported, unsupported_if
 from ..guards import Ambient
+from ..op_formulas import guard_formulas
 from ..op_state import check_op, late_python
 from ..polyfills import tensors
 from ..source import Const
@@ -112,6 +113,7 @@ def graph_function(
     """A call that is one node."""
     _refuse_generator(kwargs)
     check_op(trace, fn)
+    guard_formulas(trace, fn)
     with live_calls(trace, late_python(fn)):
         return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
 
