@@ -17,7 +17,7 @@ import torch
 from ..base.compat import count_dispatch_modes, top_saved_hooks
 from ..base.config import config
 from ..base.events import silence
-from ..graph.repeatable import may_run_again, writes_nothing
+from ..graph.repeatable import may_run_again
 
 BUDGET = 0.03  # of the seconds of a compilation
 LEAST, MOST = 3, 10  # rounds
@@ -82,6 +82,6 @@ def _seconds(run: Callable[..., Any], inputs: Sequence[Any]) -> float:
 
 
 def _is_pure(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether it may run again beside eager, unseen by the program."""
+    """Whether a graph that writes no input may run again beside eager, unseen by the program."""
     watched = count_dispatch_modes() or top_saved_hooks(True) is not None or _is_distributed()
-    return not watched and writes_nothing(gm) and may_run_again(gm, inputs)
+    return not watched and may_run_again(gm, inputs)

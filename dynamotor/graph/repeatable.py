@@ -43,13 +43,3 @@ def _is_plain(module: str) -> bool:
     """Whether a function of a module has no effects: a custom op, or a collective, may have some."""
     ops = module.startswith("torch._ops.")
     return module == "torch._ops.aten" if ops else module.split(".")[0] in _PLAIN
-
-
-def writes_nothing(gm: torch.fx.GraphModule) -> bool:
-    """Whether no call of a graph is known to write a tensor, by the names of its targets."""
-    calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
-    names = [node.target if isinstance(node.target, str) else node.target.__name__ for node in calls]
-    return not any(
-        "out" in node.kwargs or name == "setitem" or name == "getattr" or name.rstrip("_") != name
-        for node, name in zip(calls, names, strict=True)
-    )

@@ -18,7 +18,7 @@ from ..base.compat import OpOverload, TorchDispatchMode
 from . import kernel_checks, ops, products  # noqa: F401  (`ops` and `products` register)
 from .data_sizes import DataSizes
 from .op_definition import Unknown, definition
-from .op_facts import VIEW_FORMS, facts
+from .op_facts import VIEW_FORMS, facts, written_names
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .sizes import leaves_in
 from .spec import TensorSpec, aten
@@ -102,6 +102,15 @@ def spec_of(value: Any) -> Any:
     return from_torch(value) if kind in SYMBOLIC else value
 
 
+_OF_LISTS = ("aten::_foreach_", "aten::_fused_")  # PyTorch counts their writes where it runs their kernels
+
+
+def _count_writes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    tensors = [t for name in written_names(func) for t in leaves_in(given.get(name))]
+    torch.autograd.graph.increment_version([t for t in tensors if isinstance(t, ShapeTensor)])
+
+
 def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run an op on ShapeTensors (real tensors may be mixed in): in-place ops return their argument, views
     share storage.
@@ -119,6 +128,8 @@ def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
             check_supported(func, specs)
         return set_spec(args[0], infer_spec(VIEW_FORMS[func], specs, kwargs))
     result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
+    if about.writes and func.name().startswith(_OF_LISTS):
+        _count_writes(func, args, kwargs)
     if about.writes and any(r is not None for r in about.returns):
         return _returned_arguments(about.returns, result, args, kwargs)
     if not about.is_view or not isinstance(args[0], ShapeTensor):

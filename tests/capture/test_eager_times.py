@@ -105,3 +105,26 @@ def test_a_callable_as_backend_is_called_once(measured: Any) -> None:
     with dynamotor.config.patch(check=False):
         dynamotor.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(3))
     assert calls == [1]
+
+
+def adds_to_itself(x: torch.Tensor) -> torch.Tensor:
+    x += 1
+    return x * 2
+
+
+def adds_to_a_list(x: torch.Tensor) -> torch.Tensor:
+    torch._foreach_add_([x], 1.0)
+    return x * 2
+
+
+def writes_an_option(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.relu(x, inplace=True) - 1
+
+
+@pytest.mark.parametrize("fn", [adds_to_itself, adds_to_a_list, writes_an_option])
+def test_a_graph_that_writes_its_input_is_not_measured(measured: Any, fn: Any) -> None:
+    x, expected = torch.zeros(3), torch.zeros(3)
+    assert not measured(fn, x, compiled=1.0, eager=1e-5)
+    for _ in range(4):
+        fn(expected)
+    torch.testing.assert_close(x, expected)
