@@ -692,7 +692,7 @@ class _BackwardCompiler:
 def _adopt_layouts(
     forward: torch.fx.GraphModule, saved_outputs: Sequence[int], backward: torch.fx.GraphModule, first: int
 ) -> None:
-    """The compiler may lay saved values out in its own way and says so in the forward's specs; the backward
+    """The compiler may choose the layout of saved values and says so in the forward's specs; the backward
     takes them over.
     """
     made = next(node for node in reversed(forward.graph.nodes) if node.op == "output").args[0]

@@ -1,5 +1,5 @@
 """The check mode before the aten graph: the trace of a torch graph, split into a forward and its
-backwards and joined to autograd again, computes what the torch graph does.
+backwards and joined to autograd again, computes the torch graph's results.
 
 Both run once, op by op, on copies of the examples; results, written inputs and gradients are compared, so
 that a gradient left out, a decomposition of another function, saved values in another order or a lost write

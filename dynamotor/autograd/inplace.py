@@ -34,7 +34,8 @@ _OTHER_NAMES: dict[OpOverload, OpOverload] = {
 
 @functools.cache
 def functional_form(func: OpOverload) -> OpOverload:
-    """The overload that returns what the in-place `func` would write; raises UnsupportedOp when there is
+    """The overload that returns the value that the in-place `func` would write; raises UnsupportedOp when
+    there is
     none.
     """
     return _OTHER_NAMES.get(func) or _search(func)

@@ -33,7 +33,8 @@ class _CannotFill(Exception):
 
 
 def _is_gradient(node: Node) -> bool:
-    """Whether the node may hold gradients: what a formula asks of one (`grad == 0`, a size) is not zero where
+    """Whether the node may hold gradients: a formula's question about one (`grad == 0`, a size) is not zero
+    where
     it is.
     """
     found = node.meta.get("val")
@@ -73,8 +74,8 @@ def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
     kind = {"dtype": spec.dtype, "device": spec.device}
     zeros = call(graph, aten.full.default, list(numbers(flat.shape)), 0, spec=flat, **kind)
     if as_view:
-        lies = list(numbers(spec.shape)), list(numbers(spec.stride))
-        return call(graph, aten.as_strided.default, zeros, *lies, 0, spec=replace(spec, offset=0))
+        layout = list(numbers(spec.shape)), list(numbers(spec.stride))
+        return call(graph, aten.as_strided.default, zeros, *layout, 0, spec=replace(spec, offset=0))
     back = [order.index(d) for d in range(len(order))]
     return call(graph, aten.permute.default, zeros, back, spec=spec)
 

@@ -56,7 +56,8 @@ _RECOMPUTABLE = {
 
 @dataclass(frozen=True)
 class Partition:
-    """`saved` values in joint order: inputs of the backward besides the tangents. Bytes count what is not an
+    """`saved` values in joint order: inputs of the backward besides the tangents. Bytes count values other
+    than an
     input.
     """
 

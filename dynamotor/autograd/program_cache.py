@@ -158,7 +158,8 @@ class Kept:
     def find(
         self, part: str, name: str, build: Callable[[dict[str, Any], Compiled | None, list[Guard]], Any]
     ) -> Any:
-        """What `build(entry, its compiled graph, what it assumes)` gives; MISSING when there is no entry for
+        """The result of `build(entry, its compiled graph, its assumptions)`; MISSING when there is no entry
+        for
         these sizes or a library is gone.
         """
         for number in range(MOST if self.env is not None else 1):

@@ -75,7 +75,7 @@ def kept_tensors(roots: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], lis
     return on_contexts, [tensor for node in nodes for tensor in _saved(node)] if on_contexts else []
 
 
-_SAVED: dict[type, tuple[str, ...]] = {}  # the attributes in which nodes of a class keep what they saved
+_SAVED: dict[type, tuple[str, ...]] = {}  # the attributes in which nodes of a class keep saved values
 
 
 def _saved(node: Any) -> Iterator[torch.Tensor]:

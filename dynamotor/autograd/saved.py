@@ -1,7 +1,7 @@
 """Saved values keep their layout between forward and backward, or the backward would read other
 memory.
 
-Hooks for saved tensors give back what they like. `weight.data = ...` between forward and backward shows in
+Hooks for saved tensors give back any tensor. `weight.data = ...` between forward and backward shows in
 the saved weight itself, in eager too; but eager's saved values derived from it keep the old
 data, and here may be made again.
 """
@@ -24,7 +24,7 @@ tensor_layouts, lie_as_noted = _C.tensor_layouts, _C.lie_as_noted
 
 _WRITTEN = "modified by an inplace operation"
 _NOTE = (
-    "a compiled graph may keep its input for the backward where eager keeps what it made of it: write into "
+    "a compiled graph may keep its input for the backward where eager keeps a value made of it: write into "
     "the input (or another view of its memory) after the backward, or clone() it first (dynamotor, DM410)"
 )
 

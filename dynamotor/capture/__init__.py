@@ -16,7 +16,7 @@
 * A backend is `(gm, example_inputs: list[Tensor]) -> callable(*tensors) -> tuple|list of tensors`. The inputs
   are real tensors with right `requires_grad`. The callable mutates its inputs as eager does.
 * `gm.meta["on_backward"]`, when there: `(backward aten graph) -> (compiled backward -> callable)`.
-  `aot_compile` takes it out and calls it once it has a backward graph, which it may rewrite; what it returns
+  `aot_compile` takes it out and calls it once it has a backward graph, which it may rewrite; the graph that it returns
   wraps the compiled backward. It stays in `gm.meta` when a backend does not differentiate ahead of time: that
   is how the data-parallel room knows.
 
@@ -47,7 +47,7 @@
   (`backends.takes_symbols`).
 * `values/number.py`: a float that differs at a later call is a `FloatValue`, which specialises in the same way.
   Where a tensor meets it in a sum, product, quotient or comparison it is an input of the graph (a tensor of 64
-  bits without dimensions, on the CPU, made by a `Called` source); what is computed from it is computed by
+  bits without dimensions, on the CPU, made by a `Called` source); values computed from it are computed by
   Python at each call, and a comparison of it is an `Answer` row.
 * A call whose result's size data decides (`nonzero`, `t[mask]`, `unique`, `repeat_interleave`, `item()` of
   integers, ...; `sizes_from_data` rules of `graph/ops/`) is a node with `meta["data_dependent"]`, followed by `size` calls for

@@ -65,7 +65,7 @@ def interpret(
 ) -> tuple[Body, list[TensorValue]]:
     """A function's body, and the values that it reads from outside. arguments: template of its positional and
     named ones; examples: what their tensors look like; now: eager calls it here, once. Raises Unsupported for
-    effects, which `now` may have on what the trace has changed before or made."""
+    effects, which `now` may have on objects that the trace has changed before or made."""
     ModeEffect.of(trace)  # so that the body's `no_grad` is no effect that is new
     region = _Region(trace, name)
     region.now = now
@@ -159,7 +159,7 @@ class _Region(Rehearsal):
     def cut_out(
         self, arguments: list[fx.Node], outputs: list[TensorValue], template: Any
     ) -> tuple[Body, list[TensorValue]]:
-        """Move the new nodes; what they read of the others are further inputs."""
+        """Move the new nodes; operands from the others are further inputs."""
         trace, outer = self.trace, self.trace.graph
         self.check()
         moved = [node for node in outer.graph.nodes if node not in self.known and node.op != "placeholder"]
@@ -215,7 +215,7 @@ def versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
 
 
 class _Asked(Exception):
-    """Ends a transform when it calls its function: what it calls it with is all that is asked."""
+    """Ends a transform when it calls its function: its arguments are the answer."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args_of_call, self.kwargs_of_call, self.grad = args, kwargs, torch.is_grad_enabled()

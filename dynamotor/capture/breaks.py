@@ -114,8 +114,8 @@ class BreakReason:
 
 
 class OfTrace(Exception):
-    """What is raised and caught within a trace. A frame that raises one by its name is in a cycle with it,
-    through the traceback, and so are the frames of all callers and what they see: `let_go` ends these.
+    """Base of exceptions raised and caught within a trace. A frame that raises one by its name is in a cycle with it,
+    through the traceback, and so are the frames of all callers and their variables: `let_go` ends these.
     """
 
     _made: ClassVar[list[OfTrace]] = []
@@ -143,7 +143,7 @@ class Unsupported(OfTrace):
         ] = ()  # the frames and their steps where the number was read that is asked for
         self.uncaptured_calls = False  # with `whole`: nor the function's callees
         self.whole = (
-            False  # whether what was captured before cannot stand either, so that the call runs as it is
+            False  # whether the part captured before cannot stand either, so that the call runs as it is
         )
 
     def at(self, stack: tuple[UserLine, ...]) -> Unsupported:

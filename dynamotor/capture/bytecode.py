@@ -35,7 +35,7 @@ from .opcode_tables import (
 )
 
 Found = TypeVar("Found")
-# What the interpreter may rely on, beside what `dis` says of an opcode:
+# Facts for the interpreter, beside `dis`'s of an opcode:
 NORMALISED = {
     "LOAD_GLOBAL": "argval: name; arg: True when a NULL is pushed below the value",
     "LOAD_METHOD": "argval: name; pushes (function, self) or (NULL, attribute)",
@@ -195,7 +195,7 @@ def units(raw: bytes) -> Iterator[Unit]:
 
 def by_code(compute: Callable[[types.CodeType], Found]) -> Callable[[types.CodeType], Found]:
     """A function of code objects that is computed once for each: by identity, since equal ones may differ in their
-    file names. What is known keeps its code object, so that no id is used again.
+    file names. A known entry keeps its code object, so that no id is used again.
     """
     known: dict[int, tuple[types.CodeType, Found]] = {}
 

@@ -98,7 +98,7 @@ class Checks:
 
     def stand(self) -> bool:
         """Whether a call can still run from its start when the graph has run, and the graph may run where a
-        test fails: what a test keeps out ends the process on a GPU, or needs any amount of memory.
+        test fails: a value that a test keeps out ends the process on a GPU, or needs any amount of memory.
         """
         trace = self.trace
         nodes = trace.graph.graph.nodes
@@ -184,7 +184,7 @@ def _assert_async(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> 
 
 
 def _only_raises(frame: Frame, offset: int) -> bool:
-    """Whether nothing follows but the making of an exception. A guess: what is taken to pass is checked."""
+    """Whether nothing follows but the making of an exception. A guess: a test that is taken to pass is checked."""
     info: CodeInfo = frame.info
     todo, seen = [offset], set[int]()
     while todo:

@@ -69,7 +69,7 @@ class Effects:
         return Epoch.now, outer
 
     def changed_older(self, begun: tuple[int, float]) -> bool:
-        """Whether the part that `begun` is of, and ends here, changed what the trace had made before it."""
+        """Whether the part that `begun` is of, and ends here, changed objects that the trace had made before it."""
         epoch, outer = begun
         inner, self.oldest = self.oldest, min(outer, self.oldest)
         return inner < epoch

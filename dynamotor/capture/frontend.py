@@ -162,7 +162,7 @@ class Compiler:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
         self.policy = policy
-        # Weakly: what is in a cycle, and the model with it, would wait for the collector.
+        # Weakly: objects in a cycle, and the model with it, would wait for the collector.
         me = weakref.ref(self)
         self.inner = InnerFrames(lambda function: _inner_dispatcher(function, me()))
         self.share = Share("", lambda: () if (alive := me()) is None else alive.all_entries())
@@ -325,7 +325,7 @@ class Compiler:
             return self.compiled(call, for_all)
         self.policy.refused = why
         special = self.compiled_once(call, for_all)
-        if general is not None and special[0].left_to_eager:  # then symbols are not what is in the way
+        if general is not None and special[0].left_to_eager:  # then symbols are not in the way
             self.policy.refused = ""
             return general
         counters["capture"]["sizes kept numbers"] += 1
@@ -371,7 +371,7 @@ class Compiler:
         with collect("late") as late:
             for event in itertools.chain(
                 captured.events, late
-            ):  # what is built may have something left itself
+            ):  # a built part may have something left itself
                 event.data.get("build", _nothing)()
         left = [*captured.left_to_eager, *(e.data["waits"] for e in captured.events if "waits" in e.data)]
         return [*left, f"what follows {captured.reason}"] if captured.reason else left
@@ -787,7 +787,7 @@ def _inner_dispatcher(function: types.FunctionType, parent: Compiler | None) -> 
 
 
 def _is_gone(row: AnyGuard) -> bool:
-    """Whether a guard is of a parameter or buffer that nobody holds any more: a module is made at each
+    """Whether a guard is of a parameter or buffer without owners: a module is made at each
     call."""
     return type(row) is TensorIs and row.ref() is None
 

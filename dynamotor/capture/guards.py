@@ -589,7 +589,7 @@ def are_apart(tensors: list[torch.Tensor], n_written: int) -> bool:
 
 @dataclass(frozen=True)
 class Ambient:
-    """PyTorch's thread-wide state, which decides what an op does, is as it was at capture. One an entry; it
+    """PyTorch's thread-wide state, which changes the results of ops, is as it was at capture. One an entry; it
     has no source.
     """
 

@@ -1,4 +1,4 @@
-"""PyTorch's lazy modules (`LazyLinear`, ...) become what they are to be when a trace first calls them, as eager's
+"""PyTorch's lazy modules (`LazyLinear`, ...) get their final class when a trace first calls them, as eager's
 first call would make them; the trace is then made again, over the module that it runs from then on.
 
 >>> dynamotor.compile(torch.nn.LazyLinear(4))(torch.ones(2, 3))     # one graph, over weights of 4 by 3
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Afresh(OfTrace):
-    """Ends a trace that changed what it is made over: it is to be made from its start."""
+    """Ends a trace that changed its own inputs: it starts again."""
 
 
 def initialise(trace: Trace, value: NNModuleValue, args: list[Value], kwargs: dict[str, Value]) -> None:

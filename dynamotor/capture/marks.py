@@ -98,7 +98,7 @@ def disable(fn: Any = None, *, recursive: bool = True) -> Any:
     """Mark a function, a module or the instances of a class: compiled code calls it as it is, outside of any
     graph. Also a decorator, with and without a call, and without a function a context manager.
 
-    recursive: what it calls runs as it is too; False: functions that it calls are captured on their own.
+    recursive: its callees run as they are too; False: functions that it calls are captured on their own.
     """
     return _Disable(recursive) if fn is None else _Disable(recursive)(fn)
 
@@ -201,7 +201,7 @@ def _find_compiled(fn: Any) -> CallRule | None:
 
 @call_finder
 def _find_wrapped(fn: Any) -> CallRule | None:
-    """What `torch.compile`, `torch.compiler.nested_compile_region` or `run` made is captured as what it was."""
+    """What `torch.compile`, `torch.compiler.nested_compile_region` or `run` made is captured as its original."""
     if not isinstance(fn, types.FunctionType) or is_disabled(fn):
         return None
     if fn.__code__ is RUN:

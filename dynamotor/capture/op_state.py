@@ -106,7 +106,7 @@ def check_cached(trace: Trace, fn: Any, given: tuple[Any, ...]) -> None:
 
 
 def reads_late(*fns: Any) -> str:
-    """Why functions that run later (in a backward) may find something else then than now: what they read, in words;
+    """Why functions that run later (in a backward) may find something else then than now: their reads, in words;
     empty where they depend on their arguments alone.
     """
     scan = _Scan()
@@ -338,7 +338,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _values(fn: types.FunctionType, names: tuple[str, ...]) -> Iterator[Any]:
-    """What a global or closure name holds now; of modules, what the attributes lead to."""
+    """The present value of a global or closure name; of modules, the value at the end of the attributes."""
     closure = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
     first, *rest = names
     if first in closure:

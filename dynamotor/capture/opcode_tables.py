@@ -1,4 +1,4 @@
-"""How each supported version of CPython says in bytecode what the others say otherwise: data only.
+"""How each supported version of CPython differs in bytecode from the others: data only.
 
 `bytecode.py` decodes by these tables into instructions that are the same for all versions; `assembler.py` and
 `resume.py` write by them. A new version of CPython is a row of `VERSIONS`, and the names that it added.
@@ -136,7 +136,7 @@ JOINED: dict[str, tuple[str, ...]] = {
     "SET_FUNCTION_ATTRIBUTE": ("SET_FUNCTION_ATTRIBUTE",),
     "TO_BOOL": _TESTS,
 }
-# Opcodes that need in front of them what the interpreter's do not.
+# Opcodes that need a companion in front of them, unlike the interpreter's.
 NEEDS_BEFORE = dict.fromkeys(_TESTS, "TO_BOOL") if "TO_BOOL" in dis.opmap else {}
 
 _caches: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]

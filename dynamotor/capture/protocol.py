@@ -76,7 +76,7 @@ _LACKS = {
     "__round__": "type {} doesn't define __round__ method",
 }
 
-# What it says where the class sets the method to None. Other methods are called.
+# The error where the class sets the method to None. Other methods are called.
 _IS_NONE = {
     "__iter__": "'{}' object is not iterable",
     "__contains__": "'{}' object is not a container",

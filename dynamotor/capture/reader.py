@@ -33,7 +33,7 @@ class Reader:
         self.trace = trace
         self.guards: dict[
             Any, UserLine | None
-        ] = {}  # with the line that made each, when somebody listens to captures
+        ] = {}  # with the line that made each, when captures have listeners
         self.heard = listening("capture")
         self.values: dict[int, Value] = {}
         self._kept: list[Any] = []
@@ -82,7 +82,7 @@ class Reader:
         self.guard(IdIs(source, obj))
 
     def ask(self, source: Source, obj: Any, text: str, question: Callable[[Any], Any]) -> Any:
-        """What a Python question (named by `text`) answers about the object, asked again at each call. The
+        """The answer of a Python question (named by `text`) about the object, asked again at each call. The
         answer is a constant, an object that stays one, or the exception that it raises, raised here too."""
         answer = answer_of(question, obj)
         self.guard(Answer(source, question, answer, text))

@@ -1,6 +1,6 @@
 """Graph breaks: run one instruction of a user's frame natively, and go on in the middle of its code.
 
-A frame between two instructions is a `Boundary` (what is static) and a flat tuple of values
+A frame between two instructions is a `Boundary` (the static part) and a flat tuple of values
 (`Boundary.flat`). Both kinds of function made here are the user's code, unchanged, behind a prefix that
 rebuilds the frame from that tuple, so the user's own jumps, handlers and `with` blocks do the rest.
 
@@ -120,9 +120,7 @@ def why_not_resumable(code: types.CodeType) -> str | None:
         return "it has too many cells to put a local in front of them"
     loads = [i.op for i in decode(code).instrs if i.op == "LOAD_GLOBAL" and i.argval in _LOCALS_AS_DICT]
     if len(loads) > 1:
-        return (
-            "what it puts into its dict of locals, it may read there later: the rest would have another dict"
-        )
+        return "it may read its dict of locals later: the rest would have another dict"
     return None
 
 
@@ -146,7 +144,7 @@ def _depth_after(instr: Instr, depth: int, jump: bool) -> int:
     """Stack depth after an instruction, taken as CPython's compiler counts it."""
     if (
         instr.op == "FOR_ITER"
-    ):  # CPython counts what the end of the loop pops; here the iterator is gone by then
+    ):  # CPython counts the pop at the end of the loop; here the iterator is gone by then
         return depth - 1 if jump else depth + 1
     return depth + instr.stack_effect(jump)
 
@@ -251,7 +249,7 @@ def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
 
 
 def _dropped(at: Boundary) -> Instr | None:
-    """The instruction that drops what a call gives: it goes with the call, since the rest would guard the
+    """The instruction that drops a call's result: it goes with the call, since the rest would guard the
     value (`x.item()` alone on its line), and compile for each.
     """
     after = decode(at.code).at(at.instr.end) if at.instr.op in ("CALL", "CALL_FUNCTION_EX") else None
@@ -262,7 +260,7 @@ _PLAIN = frozenset({"POP_TOP", "LOAD_CONST", "LOAD_FAST", "BUILD_TUPLE", "BUILD_
 
 
 def way_out(after: Boundary) -> tuple[Instr, ...]:
-    """The instructions from here to the frame's end where they only hand out what is there; else none.
+    """The instructions from here to the frame's end where they only hand out existing values; else none.
 
     Going on captured would guard a number that `item()` gave, and compile for each.
     """

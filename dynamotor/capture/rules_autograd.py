@@ -255,7 +255,7 @@ def _refused(cls: Value, cause: str) -> Unsupported:
 # Checkpoints ------------------------------------------------------------------------------------------------
 @builtin_rule(checkpointing.checkpoint)
 def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """The function is inlined. What it does besides computing eager does again in the backward: then it
+    """The function is inlined. Eager repeats its side effects in the backward: then it
     breaks the graph.
     """
     given = dict(kwargs)
@@ -363,7 +363,7 @@ def _lacks_gradient(part: Value) -> bool:
 @builtin_rule(torch.autograd.grad)
 def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """One node: PyTorch's engine runs it in the trial, in the recording and in an eager graph. All that it
-    may reach must lie in the graph, and nobody may have hooked on to what lies at its border."""
+    may reach must be in the graph, and there may be no hooks at its border."""
     unsupported_if(
         trace.effects.calls,
         "autograd",

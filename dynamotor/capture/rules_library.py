@@ -100,7 +100,7 @@ register_all(
 
 # functools --------------------------------------------------------------------------------------------------
 class PartialValue(UserObject):
-    """A `functools.partial`, which keeps what it calls with in C members."""
+    """A `functools.partial`, which keeps its function and arguments in C members."""
 
     __slots__ = ()
 
@@ -237,12 +237,12 @@ def _equals_itself(trace: Trace, cls: type) -> bool:
 @call_finder
 def _find_cached(fn: Any) -> CallRule | None:
     """A function under lru_cache: run for real on constants when its module is a library's, inlined
-    otherwise. The program's own is asked for what it has for constants."""
+    otherwise. The program's own is asked for its value of constants."""
     return functools.partial(_call_cached, fn) if isinstance(fn, functools._lru_cache_wrapper) else None
 
 
 def _is_key(value: Value) -> bool:
-    """Whether a value is equal to itself at every call: what a cache may be asked for ahead of time."""
+    """Whether a value is equal to itself at every call: as a key of a cache must be."""
     if type(value) is TupleValue:
         return all(map(_is_key, value.items))
     if isinstance(value, Constant):

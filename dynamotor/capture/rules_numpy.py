@@ -166,7 +166,7 @@ _FUNCTIONS: dict[Any, CallRule] = {}
 
 
 def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Value]], Callable[..., Value]]:
-    """Register the rule of `numpy.<name>` and of the method of that name; what it is called with by other names
+    """Register the rule of `numpy.<name>` and of the method of that name; arguments under other names
     than `parameters` is left to NumPy. Rules get Values, None where nothing is given."""
 
     def add(rule: Callable[..., Value]) -> Callable[..., Value]:

@@ -1,7 +1,7 @@
 """`__torch_function__`: a call of PyTorch with an object that takes such calls over goes to the object's class, as
 in eager. Tensors of subclasses are plain tensors of the graph behind an object of the program's.
 
-What the class is called with is asked of PyTorch: the call is made with stand-ins that raise what they get.
+The class's arguments are asked of PyTorch: the call is made with stand-ins that raise their arguments.
 
 >>> class Sub(torch.Tensor): ...
 >>> torch.sin(sub)      # Sub.__torch_function__(Tensor.sin, (Sub,), (sub,)) is interpreted
@@ -323,7 +323,7 @@ def _take_over(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value
         fn(*[stand(a) for a in args], **{name: stand(v) for name, v in kwargs.items()})
     except _Asked as asked:
         function, _, *given = asked.args
-    if isinstance(fn, types.FunctionType) and function is not fn:  # what it calls asks
+    if isinstance(fn, types.FunctionType) and function is not fn:  # its callee asks
         return trace.inline_function(fn, args, kwargs)
     if given is None:
         raise unsupported("tensor-subclass", f"{fn} does not ask the class of {args[0].describe()}")

@@ -1,6 +1,6 @@
 """`nn.Parameter(...)` in a trace: a leaf that is made before the graph, at each call, and is filled in it.
 
-The graph takes the new leaf as an input and copies into it what the program makes it of, so gradients reach it
+The graph takes the new leaf as an input and copies its contents into it, so gradients reach it
 as they reach any other input. In eager both share memory: who looks at the other one afterwards breaks the graph.
 """
 

@@ -15,7 +15,7 @@ from .values.base import Args, Codegen, Epoch, Kwargs, Trace, Value, builtin_rul
 from .values.constant import Constant
 from .values.containers import ListValue, SequenceValue
 
-# Methods that draw positions of a sequence: what they draw depends on its length alone.
+# Methods that draw positions of a sequence: their draws depend on its length alone.
 _PICKS = ("choice", "choices", "sample")
 _DRAWS = (
     "random", "uniform", "triangular", "randint", "randrange", "getrandbits", "randbytes", "gauss", "normalvariate",

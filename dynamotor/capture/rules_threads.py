@@ -13,7 +13,7 @@ from .values.user_object import UserObject
 
 
 class LocalValue(UserObject):
-    """A `threading.local`, from outside or made in the trace. `written` holds what the program set (None:
+    """A `threading.local`, from outside or made in the trace. `written` holds the program's writes (None:
     deleted).
     """
 

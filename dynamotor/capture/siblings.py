@@ -1,5 +1,5 @@
 """Modules of one class that are compiled one by one (regional compilation), and functions of one code, share
-what is compiled for them.
+their programs.
 
 >>> for block in model.blocks: block.compile()      # one graph, not one for each block
 

@@ -303,7 +303,7 @@ _OWNERS = {"__self__": types.MethodType, "__func__": types.MethodType, "cell_con
 
 
 class SlotOf(Source):
-    """What a Python function, a bound method or a cell keeps under a name; a function's `__defaults__` and friends
+    """The slot of a Python function, a bound method or a cell under a name; a function's `__defaults__` and friends
     may be None.
     """
 

@@ -98,7 +98,7 @@ class SizePolicy:
         )
 
     def follows(self, source: Source, value: int) -> bool:
-        """Whether a size that is met for the first time is what a varying one was: a cache is as long as the
+        """Whether a size that is met for the first time equals the former value of a varying one: a cache is as long as the
         first prompt.
         """
         return not any(source in numbers for numbers in self.seen.values()) and any(
@@ -168,7 +168,7 @@ class SizePolicy:
 
 
 def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:
-    """The sizes and strides in which a tensor differs from what is guarded, if it differs in nothing else
+    """The sizes and strides in which a tensor differs from the guarded ones, if it differs in nothing else
     that matters.
     """
     if type(value) is not row.cls or value.layout != torch.strided or value.dim() != len(row.shape):
@@ -232,7 +232,7 @@ class TraceSizes:
         )
 
     def floats_as_numbers(self, where: UserLine | None) -> dict[Source, FloatIs]:
-        """All floats that are inputs of the program, each with the assumption that it is what it is now."""
+        """All floats that are inputs of the program, each with the assumption that it keeps its present value."""
         return {source: FloatIs(str(source), number, where) for source, number in self.floats.items()}
 
     def read(self, source: Source, tensor: torch.Tensor, static: bool = False) -> TensorSpec:
@@ -307,7 +307,7 @@ class TraceSizes:
                     if hint(step) <= stride[d]:
                         self.env.ask(
                             ">=", found[d] - step
-                        )  # what is written through the strides reaches no element twice
+                        )  # a write through the strides reaches no element twice
                 if stride[d]:
                     step = found[d] * shape[d]
         for d, step in enumerate(found):
@@ -394,7 +394,7 @@ class TraceSizes:
         return self._nodes
 
     def node(self, graph: GraphBuilder, value: Size | int) -> fx.Node | int:
-        """What stands for a size in the graph: a number, a placeholder, or what is computed from these, once
+        """The stand-in of a size in the graph: a number, a placeholder, or a value computed from these, once
         an expression.
         """
         if type(value) is not Size:
@@ -446,7 +446,7 @@ class TraceSizes:
         return "" if asked is None else f" (a number there, asked at {asked.where})"
 
     def report(self) -> list[str]:
-        """For people, a line each: the symbols, what equals them, what was assumed, and why other sizes are
+        """For people, a line each: the symbols, their equals, the assumptions, and why other sizes are
         numbers.
         """
         row = self.row()
@@ -618,7 +618,7 @@ class SizesHold(Guard):
         return "; ".join(map(repr, self.assumed)) or "sizes"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
-        """(what is read: (node, kind, dimension) each, the program); see csrc/sizes.c."""
+        """(the reads: (node, kind, dimension) each, the program); see csrc/sizes.c."""
         places = {
             source: (node(place), kind, dim)
             for source in [s for _, s in self.symbols] + [s for s, _ in self.facts]
@@ -643,7 +643,7 @@ class SizesHold(Guard):
 
 
 def _place(source: Source) -> tuple[Source, int, int]:
-    """(what is evaluated, 0: an integer, 1: a tensor's size, 2: its stride, the dimension)."""
+    """(the operand, 0: an integer, 1: a tensor's size, 2: its stride, the dimension)."""
     if type(source) in (SizeOf, StrideOf) and source.base is not None:
         return source.base, 1 if type(source) is SizeOf else 2, source.key
     return source, 0, 0

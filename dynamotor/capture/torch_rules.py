@@ -113,7 +113,7 @@ METADATA = _by_name(
 METADATA = {name: row for name, row in METADATA.items() if hasattr(torch.Tensor, name)}
 # Functions and methods of tensors that answer with something else, by what keeps the answer true. Others
 # break the graph. "arguments": see above. "offset": the tensors from outside whose memory it is about start
-# where they started. "outside": a lazy tensor from outside is refused, and what the trace makes has no such bits.
+# where they started. "outside": a lazy tensor from outside is refused, and tensors of the trace have no such bits.
 ANSWERS = _by_name(
     {
         "arguments": """

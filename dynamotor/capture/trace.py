@@ -137,7 +137,7 @@ class Trace(Protocol):
         return self.make(obj) if maker is None else maker(self, obj)
 
     def forget(self) -> None:
-        """Let go what the trace saw, and itself: its parts hold each other, and the program's objects must not
+        """Release the trace's objects, and itself: its parts hold each other, and the program's objects must not
         wait for Python's collector.
         """
         OfTrace.let_go()

@@ -583,7 +583,7 @@ class Writer:
         return int(self.offsets[ref.name]), int(ref.offset * spec.dtype.itemsize), int(nbytes_of(spec))
 
     def layout(self) -> str:
-        """The source text of a function of the symbols: bytes of scratch memory, where in it what lies, what
+        """The source text of a function of the symbols: bytes of scratch memory, the places in it, what
         results are like.
         """
         names = [name for name in self.program.inputs if name not in self.program.buffers]

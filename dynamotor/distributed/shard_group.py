@@ -382,7 +382,7 @@ class Reductions:
                 self.pending.append(reduction)
 
     def _make_room(self, nbytes: int) -> None:
-        """Wait for the oldest while there is no room for so many bytes beside what is on its way."""
+        """Wait for the oldest while there is no room for so many bytes beside messages on their way."""
         while self.pending and nbytes + sum(one.nbytes for one in self.pending) > BYTES_IN_FLIGHT:
             self.pending.pop(0).finish()
 

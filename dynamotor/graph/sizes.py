@@ -88,7 +88,7 @@ _COMPUTE: dict[str, Callable[[int, int], int]] = {
 }
 
 
-# What the texts of expressions call beside `min` and `max`.
+# Functions in the texts of expressions beside `min` and `max`.
 FUNCTIONS = {"floordiv": _COMPUTE["floordiv"], "mod": _COMPUTE["mod"]}
 
 

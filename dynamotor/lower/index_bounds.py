@@ -26,7 +26,7 @@ def ends(index: Index, facts: Facts) -> Bounds | None:
 
     Variables that no atom and no fact joins are tried apart: those of a batch and of channels do not multiply
     the places. Where more than `MOST` are left, values between both ends of each variable are looked at, so
-    that what is found is met, but the ends may be further out.
+    that the found bounds are met, but the ends may be further out.
     """
     low = high = index.const
     for part, known in _apart(index, facts):

@@ -3,8 +3,8 @@
 >>> optimised = optimise(gm, info)          # gm is rewritten in place
 >>> optimised.fold                          # the part that is computed once, or None
 
-Each pass is `(gm, info) -> None` and keeps the graph runnable: `gm(*inputs, *constants)` gives what it gave
-before.
+Each pass is `(gm, info) -> None` and keeps the graph runnable: `gm(*inputs, *constants)` gives the same
+results as before.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
             ("pad products", pad_products),
             ("add embedding rows", partial(add_embedding_rows, on_gpu=True)),
             ("split bias off convolutions", split_convolution_bias),
-            ("copy operands as they lie", copy_as_it_lies),
+            ("copy operands in their layout", copy_as_it_lies),
             *layout,
         ]
     inference = info.kind == "inference"

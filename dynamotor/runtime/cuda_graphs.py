@@ -2,7 +2,7 @@
 one launch.
 
 Parameters keep their addresses, and so do large inputs that the call writes (the caches of a decoder); other
-inputs are copied to where the recording found them, and back where they are written. What a replay
+inputs are copied to where the recording found them, and back where they are written. The results of a replay
 gives is never overwritten while it is referenced: small results are copied out, others are in memory of the
 recording, which is not replayed until they are let go of (another recording of the same call takes its place
 meanwhile, or the plain call). Where a replay would be wrong, the call runs plainly, and the reason is

@@ -130,7 +130,7 @@ class _Alone(GraphStep):
         super().__init__(gm, None, update, of.compile_graph, _no_pieces, of.note, of.settings, None)
         self.eager = self.step = of.original
         self.learning: list[torch.Tensor] = []
-        self.lie: Any = None
+        self.noted_layout: Any = None
         self.result: Any = None  # of a step in eager
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -141,9 +141,9 @@ class _Alone(GraphStep):
     def note_layouts(self, learning: list[torch.Tensor], grads: list[Any]) -> None:
         """Remember the layout of parameters and gradients, to compare at the next call."""
         own, given = tensor_layouts(learning), tensor_layouts(grads)
-        self.learning, self.lie = learning, None
+        self.learning, self.noted_layout = learning, None
         if isinstance(own, bytes) and isinstance(given, bytes):
-            self.lie = (
+            self.noted_layout = (
                 own,
                 frozenset(_storages(own, _starts(own))[0]),
                 _starts(given),
@@ -152,9 +152,9 @@ class _Alone(GraphStep):
 
     def lies_as_before(self, learning: list[torch.Tensor], grads: list[Any]) -> bool:
         """Whether all is laid out as noted, gradients anywhere outside of parameters' memory."""
-        if self.lie is None or not are_same(learning, self.learning):
+        if self.noted_layout is None or not are_same(learning, self.learning):
             return False
-        own, mine, starts, layouts = self.lie
+        own, mine, starts, layouts = self.noted_layout
         given = tensor_layouts(grads)
         if not isinstance(given, bytes) or len(given) != len(layouts) or tensor_layouts(learning) != own:
             return False

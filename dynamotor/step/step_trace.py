@@ -214,7 +214,7 @@ class Shadows:
         return tensors, numbers
 
     def _check_aliases(self, grads: Iterable[ShapeTensor]) -> None:
-        """Tensors of the state that were apart still are, and those that were one still are one; none lies in
+        """Tensors of the state that were apart still are, and those that were one still are one; none is in
         the memory of a parameter or gradient.
         """
         then = [*leaves_in([self.kept_groups, list(self.kept_state.values())])]

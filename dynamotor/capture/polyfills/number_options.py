@@ -142,7 +142,7 @@ def leaky_relu(input: Any, negative_slope: Any = 0.01) -> Any:
 
 
 def elu(input: Any, alpha: Any = 1.0) -> Any:
-    # The exponential of what is not chosen overflows, and its gradient would be 0 * inf.
+    # The exponential of the unchosen side overflows, and its gradient would be 0 * inf.
     return torch.where(input <= 0, torch.expm1(torch.clamp_max(input, 0)) * alpha, input)
 
 

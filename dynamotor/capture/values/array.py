@@ -252,7 +252,7 @@ def on_known(
     if not arrays or name in _NOT_ON_COPIES or name.startswith("save") or "out" in given:
         return None
     try:
-        with np.errstate(all="raise"):  # what is done then is a setting of NumPy's
+        with np.errstate(all="raise"):  # the reaction is a setting of NumPy's
             result = fn(*real, **given)
     except FloatingPointError:
         return None

@@ -406,7 +406,7 @@ class IndexIterator(Iterator):
 
 # From Python objects to values ------------------------------------------------------------------------------
 # A wrap rule makes the value of an object read from outside: (trace, source, obj) -> Value. It installs the
-# guards that the value's own content needs (type, constant, length); guards on what is reached through it
+# guards that the value's own content needs (type, constant, length); guards on objects reached through it
 # come with later reads.
 WrapRule = Callable[["Trace", "Source", Any], Value]
 wrap_exact: Registry[type, WrapRule] = Registry("wrap")

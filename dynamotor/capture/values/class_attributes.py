@@ -3,7 +3,7 @@
 >>> Counted.calls += 1      # a write after the graph; `self.calls` of an instance sees it at once
 
 Only plain data takes this way: a descriptor, a function, a special method or a class with an unusual metaclass
-breaks the graph, since the trace may have used what they replace.
+breaks the graph, since the trace may have used the replaced attribute.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def _check_receiver(trace: Trace, fn: Any, args: list[Value]) -> None:
 
 
 def call_with_twins(trace: Trace, fn: Any, args: list[Value]) -> Value:
-    """A pure C function of instances of subclasses of int, str, ...: what it hands back of them (`text % ()`,
+    """A pure C function of instances of subclasses of int, str, ...: the objects it hands back (`text % ()`,
     `text.partition("-")[0]`) is the instance, anything else that it gives is a plain object.
     """
     twins = [_twin(a) if isinstance(a, UserObject) else a.as_constant() for a in args]

@@ -104,7 +104,7 @@ class FilterIterator(OverIterators):
 
 
 def _parts(iterator: Any) -> Any:
-    """What a `zip`, `map` or `filter` is made of; all that it knows is where these iterators are."""
+    """The iterators of a `zip`, `map` or `filter`; their positions are its whole state."""
     _, parts, *strict = iterator.__reduce__()
     if strict:
         raise TypeError("a strict zip may have begun a step")

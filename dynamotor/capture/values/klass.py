@@ -364,7 +364,7 @@ def _attribute_again(trace: Trace, value: Constant, name: str) -> Value:
 
 @wrap_rule(types.BuiltinFunctionType, types.MethodWrapperType)
 def _wrap_function(trace: Trace, source: Any, obj: Any) -> Value:
-    """A C function is known by identity, a bound C method by its descriptor and what it is bound to: most
+    """A C function is known by identity, a bound C method by its descriptor and its object: most
     objects make a new one at each read (`lock.__exit__` waits on the stack while a `with` block is cut).
     """
     descr = descriptor_of(obj)

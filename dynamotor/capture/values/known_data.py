@@ -104,7 +104,7 @@ def _may_be_written(node: fx.Node) -> bool:
 # In the call that is captured ------------------------------------------------------------------------------
 def now(trace: Trace, value: Value) -> Any:
     """The object, as the program would have it here. Raises Unsupported where the trace changed something
-    that it may be made of, or nothing says what it is.
+    that it may be made of, or its content is unknown.
     """
     if trace.effects.changes_objects or writes_inputs(trace) or trace.sizes.in_body:
         raise _unknown(value, "the program changed objects before")

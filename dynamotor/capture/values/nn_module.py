@@ -193,7 +193,7 @@ def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
 
 def _note_if_repeated(trace: Trace, source: Any, cls: type) -> None:
     """The rest of a frame is called with one module after the other, where the program has several of the class:
-    then what it computes is for all of them. Not without gradients, where constants are folded and reordered.
+    then its program is for all of them. Not without gradients, where constants are folded and reordered.
     """
     is_repeated = trace.sizes.policy.is_repeated
     inside = isinstance(source.base, DictItem) and source.base.key == "_modules"
@@ -260,7 +260,7 @@ _slice_rule(torch.nn.ModuleList)
 _slice_rule(torch.nn.Sequential)
 
 
-# Methods that change what a module is: they run natively ----------------------------------------------------
+# Methods that change a module's class or parameters run natively -------------------------------------------
 def _refuse(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
         wanted = _conversion(name, args[1:], kwargs)

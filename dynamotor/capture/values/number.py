@@ -111,7 +111,7 @@ class FloatValue(Number):
         return trace.reader.ask(self.root, self.now, f"the truth of {self.text}", lambda v: bool(mine(v)))
 
     def tensor(self) -> tuple[Source, torch.Tensor]:
-        """Where the program's input comes from at each call, and what it is now: a number of 64 bits, on the
+        """Where the program's input comes from at each call, and its present value: a number of 64 bits, on the
         CPU."""
         mine = self.step or _itself
         made = self.trace.floats

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-# In-place operators, and what they are where the left side has no such method.
+# In-place operators, and their equals where the left side has no such method.
 _NAMES = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor"
 INPLACE = {getattr(operator, "i" + name.strip("_")): getattr(operator, name) for name in _NAMES.split()}
 COMPARE = {

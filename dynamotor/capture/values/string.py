@@ -87,7 +87,7 @@ def shown(trace: Trace, value: Value) -> Any:
 
 
 def formatted(trace: Trace, how: Callable[..., str], *args: Any, **kwargs: Any) -> Value:
-    """The text that C code writes of the `shown` value. What it asks besides breaks the graph."""
+    """The text that C code writes of the `shown` value. Other questions break the graph."""
     try:
         return Constant(how(*args, **kwargs))
     except OfTrace:

@@ -154,7 +154,7 @@ class TensorValue(Value):
         to the entry.
         """
         self.pinned = self.settled = False
-        if self._node is not None and self.source is not None:  # what the trace made comes from no place
+        if self._node is not None and self.source is not None:  # tensors of the trace have no source
             trace.reader.guards.pop(TensorIs.of(self.source, self.obj), None)
             trace.graph.static.discard(trace.graph.inputs.index(self.source))
 

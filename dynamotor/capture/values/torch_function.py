@@ -179,7 +179,7 @@ _LONGEST_LIST = 32
 
 
 def _reading(name: str, refuse: CallRule) -> CallRule:
-    """Numbers of a tensor stay in the graph: integers as unbacked sizes, others as values that nobody looks
+    """Numbers of a tensor stay in the graph: integers as unbacked sizes, others as values that the trace does not look
     at.
     """
 
@@ -287,7 +287,7 @@ def _query(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict
 
 
 def _is_ambient(fn: Callable[..., Any], args: list[Any]) -> bool:
-    """Whether a question about autocast is about what the `Ambient` row holds: whether it is on, and its
+    """Whether a question about autocast is about facts of the `Ambient` row: whether it is on, and its
     dtype if so.
     """
     device = args[0] if args else "cuda"

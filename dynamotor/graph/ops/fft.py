@@ -21,7 +21,8 @@ define(aten._fft_c2r.default, aten._fft_r2c.default, aten._fft_c2c.default, layo
 
 
 def _transformed(x: TensorSpec, dims: Sequence[int], n: Any) -> Shape:
-    """The last of `dims` gets the size n. Kernels lay results out by the order of the argument's strides:
+    """The last of `dims` gets the size n. Kernels order results in memory by the order of the argument's
+    strides:
     asking makes that order a guard.
     """
     for a, b in itertools.combinations(x.stride, 2):
