@@ -22,7 +22,7 @@ LIMITS = {
     "step": 2_300,
     "tools": 2_200,
 }
-XLA = 10_300  # dynamotor-xla
+XLA = 10_600  # dynamotor-xla
 
 
 def test_every_room_has_a_limit() -> None:

@@ -260,6 +260,56 @@ class _DeviceContext:
         _set_current(self.before)
 
 
+class XlaStream:
+    """The one order in which a device does what it is told: libraries that overlap work ask for streams."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **options: Any) -> None:
+        self.device = torch.device(
+            "xla", _DeviceContext(current_device() if device is None else device).index
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, XlaStream) and self.device == other.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+    def __enter__(self) -> XlaStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Everything has the same order, inside and outside."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """What was recorded before comes before."""
+
+    wait_event = wait_stream
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for: who reads a value waits for it."""
+
+    def record_event(self, event: XlaEvent | None = None) -> XlaEvent:
+        return event or XlaEvent()
+
+
+class XlaEvent:
+    """A place in that order, which is over for all that is recorded later."""
+
+    def __init__(self, *options: Any, **more: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        """There is nothing to mark."""
+
+    wait = record
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for: who reads a value waits for it."""
+
+    def query(self) -> bool:
+        return True
+
+
 def module(**functions: Any) -> types.ModuleType:
     """The module registered as `torch.xla`: what generic PyTorch code asks of a device."""
     made = types.ModuleType("torch.xla")
@@ -272,6 +322,10 @@ def module(**functions: Any) -> types.ModuleType:
         current_device=current_device,
         set_device=lambda device: _DeviceContext(device).__enter__(),
         device=_DeviceContext,
+        Stream=XlaStream,
+        Event=XlaEvent,
+        stream=lambda stream: XlaStream() if stream is None else stream,
+        current_stream=XlaStream,
         _is_in_bad_fork=lambda: False,
         get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32],
         is_bf16_supported=lambda: True,

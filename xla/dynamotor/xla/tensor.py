@@ -18,6 +18,7 @@ from copy import deepcopy
 from typing import Any, cast
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import TypeIs
 
 from dynamotor.extension_api import Dim, Dims, MaybeNone, Registry, contiguous_stride
@@ -100,7 +101,7 @@ def value(alias: Alias) -> Node:
 
 
 def new_root(node: Node, stride: Dims | None = None) -> Alias:
-    """Memory of its own for a value; `stride` is what its tensors report (None: row-major)."""
+    """XlaStorage of its own for a value; `stride` is what its tensors report (None: row-major)."""
     root = Alias(node, stride=stride)
     if node.data is None:
         queue(root)
@@ -195,6 +196,60 @@ class NoStorage(XlaError, NotImplementedError):
 _OURS = ("_alias", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
 
 
+class XlaStorage(torch.UntypedStorage):
+    """What stands for the storage of a tensor: an empty storage that says how large the memory is, and that
+    can give it back and take it again.
+    """
+
+    alias: Alias
+    is_free: bool
+
+    @classmethod
+    def of(cls, alias: Alias) -> XlaStorage:
+        """Of a tensor with this alias."""
+        memory = cls(0)
+        memory.alias, memory.is_free = alias, False
+        return memory
+
+    @property
+    def device(self) -> torch.device:
+        return self.alias.lane.device
+
+    def _full_size(self) -> int:
+        return torch.Size(self.alias.meta.shape).numel() * self.alias.meta.dtype.itemsize
+
+    def size(self) -> int:
+        """In bytes."""
+        return 0 if self.is_free else self._full_size()
+
+    nbytes = __len__ = size
+
+    def resize_(self, size: int) -> None:
+        """Give the memory back (0), or have memory again, whose content is undefined. XlaError DM619 for
+        another size, and for a view.
+        """
+        alias = self.alias
+        if size == self.size():
+            return
+        require(
+            alias.root is None and size in (0, self._full_size()),
+            "DM619",
+            "the storage of an xla tensor is resized to a part of it, or that of a view",
+            cure="resize the tensor",
+        )
+        self.is_free = size == 0
+        if self.is_free:
+            alias.node.owners -= 1
+            alias.node, alias.version = alias.lane.leaf(None, alias.meta), alias.version + 1
+            alias.node.owners += 1
+        else:
+            dtype = {"dtype": alias.meta.dtype}
+            write(alias, record(aten.zeros.default, (list(alias.meta.shape),), dtype, alias.lane))
+
+
+_memories: Any = WeakIdKeyDictionary()
+
+
 class XLATensor(torch.Tensor):
     """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2,
     device="xla")`, `.to("xla")`."""
@@ -231,6 +286,13 @@ class XLATensor(torch.Tensor):
             marks += ", requires_grad=True"
         kind = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         return f"{kind}{text[:-1]}{marks})"
+
+    def untyped_storage(self) -> Any:
+        """The size of the memory, which can be given back (FSDP frees gathered parameters between uses)."""
+        memory = _memories.get(self)
+        if memory is None:
+            memory = _memories[self] = XlaStorage.of(self._alias)
+        return memory
 
     def storage(self) -> Any:
         raise NoStorage(
