@@ -189,7 +189,10 @@ define(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default, r
 # Windows ----------------------------------------------------------------------------------------------------
 
 
-@shape(aten.im2col.default, requires=lambda *args: require(all(n >= 1 for n in _im2col_shape(*args))))
+@shape(
+    aten.im2col.default,
+    requires=lambda *args: require(all(n >= 1 for n in shapes_of(aten.im2col.default, *args))),
+)
 def _im2col_shape(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Shape:
     rows, columns = _pool_shape(x, kernel, stride, padding, dilation)[-2:]
     return (*x.shape[:-3], x.shape[-3] * kernel[0] * kernel[1], rows * columns)

@@ -22,6 +22,7 @@ from ..op_definition import (
     requires,
     shape,
     shape_of_argument,
+    shapes_of,
 )
 from ..result_strides import (
     suggested_stride,
@@ -111,7 +112,10 @@ def _pixel_shuffle_contiguous(x: TensorSpec, factor: int) -> Any:
     return dense((*batch, c // factor**2, h * factor, w * factor), x)
 
 
-@shape(aten.pixel_unshuffle.default, contiguous=lambda x, n: dense(_pixel_unshuffle_shape(x, n), x))
+@shape(
+    aten.pixel_unshuffle.default,
+    contiguous=lambda x, n: dense(shapes_of(aten.pixel_unshuffle.default, x, n), x),
+)
 def _pixel_unshuffle_shape(x: TensorSpec, n: int) -> Shape:
     require(len(x.shape) > 2 and n > 0)
     require_equal((x.shape[-2] % n, x.shape[-1] % n), (0, 0))
