@@ -64,11 +64,25 @@ def write(seed: int) -> str:
     return draw.choice(AROUND).format(x=text)
 
 
-def apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The Kolmogorov-Smirnov statistic of two samples."""
-    values = torch.cat([a, b]).sort().values
-    at = [torch.searchsorted(x.sort().values, values, right=True) / len(x) for x in (a, b)]
-    return float((at[0] - at[1]).abs().max())
+def dtype_of(text: str) -> torch.dtype:
+    """The floating type of an expression."""
+    return next((d for d in map(eval, DTYPES) if str(d) in text), torch.float32)
+
+
+def apart(a: torch.Tensor, b: torch.Tensor, unit: float) -> float:
+    """The Kolmogorov-Smirnov statistic of two samples, but for differences of `unit` relative to a value: numbers
+    that are taken often may be rounded otherwise."""
+    values = torch.cat([a, b])
+    below = values - unit * values.abs()
+    first, second = a.sort().values, b.sort().values
+
+    def share(sample: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(sample, at, right=True) / len(sample)
+
+    return max(
+        float((share(first, below) - share(second, values)).max()),
+        float((share(second, below) - share(first, values)).max()),
+    )
 
 
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -91,9 +105,10 @@ def problems(seed: int, run: Callable[[Any], Any] = dynamotor.compile) -> list[s
     found, n = [], len(want[0])
     if any(len(x) != n for x in got):
         return [f"{text}: sizes"]
+    unit = 4 * torch.finfo(dtype_of(text)).eps
     bound = math.sqrt(-math.log(CHANCE / 2) / 2) * math.sqrt(2 / n)
-    distance = max(apart(x, want[0]) for x in got)
-    eager = apart(want[1], want[0])
+    distance = max(apart(x, want[0], unit) for x in got)
+    eager = apart(want[1], want[0], unit)
     if distance > max(bound, 2 * eager) and "randperm" not in text:
         found.append(f"{text}: the distributions are {distance:.4f} apart (eager's own {eager:.4f})")
     noise = [x + 0 * x for x in got]
