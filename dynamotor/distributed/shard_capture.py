@@ -11,8 +11,8 @@ not in the state in which compiled code begins, leaves them to eager PyTorch (DM
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,38 +39,25 @@ def param_groups(state: Any) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
-# One row a case: code, what to tell, test of a group.
-_NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+# One row a case: what to tell, test of a group. First what stays once a module has run, then what may change.
+_LASTING: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("parameters are offloaded to the CPU", lambda g: any(p.offload_to_cpu for p in g.fsdp_params)),
+    ("parameters are replicated, not sharded", lambda g: not hasattr(g.mesh_info, "shard_process_group")),
+    ("one mesh is for data and tensors", lambda g: getattr(g.mesh_info, "is_spmd_mesh", False)),
     (
-        "offload",
-        "parameters are offloaded to the CPU",
-        lambda g: any(p.offload_to_cpu for p in g.fsdp_params),
-    ),
-    (
-        "replicated",
-        "parameters are replicated, not sharded",
-        lambda g: not hasattr(g.mesh_info, "shard_process_group"),
-    ),
-    ("unsharded", "parameters are gathered already", lambda g: not g.is_sharded),
-    (
-        "running",
-        "a forward or backward of the module is under way",
-        lambda g: g._training_state.name != "IDLE",
-    ),
-    ("smaller_mesh", "reshard_after_forward is a number of ranks", lambda g: g._use_post_forward_mesh),
-    ("one_mesh", "one mesh is for data and tensors", lambda g: getattr(g.mesh_info, "is_spmd_mesh", False)),
-    (
-        "extension",
         "parameters gather themselves (fsdp_pre_all_gather)",
         lambda g: any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in g.fsdp_params),
     ),
     (
-        "dtypes",
         "parameters have several types",
         lambda g: len({p.param_dtype or p.orig_dtype for p in g.fsdp_params}) > 1,
     ),
+)
+_CHANGING: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("parameters are gathered already", lambda g: not g.is_sharded),
+    ("a forward or backward of the module is under way", lambda g: g._training_state.name != "IDLE"),
+    ("reshard_after_forward is a number of ranks", lambda g: g._use_post_forward_mesh),
     (
-        "communication",
         "the way of communication is the program's own",
         lambda g: (
             g._all_reduce_hook is not None
@@ -79,7 +66,6 @@ _NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
         ),
     ),
     (
-        "partial",
         "gradients are summed over shards and not over replicas (set_requires_all_reduce)",
         lambda g: g.reduce_grads and not g.all_reduce_grads or g._partial_reduce_output is not None,
     ),
@@ -88,35 +74,26 @@ _NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
 
 def why_not(state: Any) -> str | None:
     """What of this state only FSDP's own hooks can do."""
-    for group in param_groups(state):
-        for _, text, holds in _NATIVE:
-            if holds(group):
-                return text
-    return None
+    return _first(state, _LASTING) or _first(state, _CHANGING)
+
+
+def _first(state: Any, rows: Sequence[tuple[str, Callable[[Any], bool]]]) -> str | None:
+    return next((text for g in param_groups(state) for text, holds in rows if holds(g)), None)
 
 
 def _facts(state: Any) -> tuple[Any, ...]:
-    """The assumptions of a trace."""
-    return (
-        why_not(state),
-        state._training_state.name,
-        tuple(
-            [
-                (
-                    group.post_forward_mesh_info is None,
-                    *[p.sharded_param.requires_grad for p in group.fsdp_params],
-                )
-                for group in param_groups(state)
-            ]
-        ),
-    )
+    """The assumptions of a trace that may change; asked at each call."""
+    groups = param_groups(state)
+    graded = [p.sharded_param.requires_grad for group in groups for p in group.fsdp_params]
+    kept = [group.post_forward_mesh_info is None for group in groups]
+    return _first(state, _CHANGING), state._training_state.name, kept, graded
 
 
 @dataclass(frozen=True)
 class _Stays:
     """A question about a state: whether these are still its facts."""
 
-    facts: tuple[Any, ...]
+    facts: tuple[Any, ...] = field(hash=False)
 
     def __call__(self, state: Any) -> bool:
         return _facts(state) == self.facts

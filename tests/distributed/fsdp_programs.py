@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -445,6 +446,23 @@ def failed_backward(rank: int) -> float:
         plain(want)
         plain(got)
     return max(float((a - b).abs().max()) for a, b in zip(got.found, want.found, strict=True))
+
+
+def dies(rank: int, where: str) -> str:
+    """Rank 1 ends before a forward or before a backward: the code that rank 0 gets."""
+    dynamotor.reset()
+    run = Run("plain", meshes(""), "whole")
+    plain(run)
+    if rank and where == "forward":
+        os._exit(1)
+    try:
+        loss = run.loss()
+        if rank:
+            os._exit(1)
+        loss.backward()
+    except dynamotor.DynamotorError as error:
+        return error.code
+    return "no error"
 
 
 def modes_of_ranks(rank: int) -> float:

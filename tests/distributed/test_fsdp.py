@@ -9,6 +9,7 @@ from fsdp_programs import (
     MODELS,
     STEPS,
     compare,
+    dies,
     failed_backward,
     modes_of_ranks,
     refusals,
@@ -73,6 +74,18 @@ def test_ranks_may_run_hooks_and_compiled_code_side_by_side(pair: Pair) -> None:
 def test_a_backward_that_raised_leaves_nothing_behind(pair: Pair) -> None:
     for worst in pair.run(failed_backward):
         assert worst <= 1e-11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_rank_that_died_is_a_coded_error(where: str) -> None:
+    pair = Pair(group_timeout=4.0)
+    try:
+        for pipe in pair.pipes:
+            pipe.send((dies, (where,)))
+        assert pair.answer(pair.pipes[0], 20) == "DM703"
+    finally:
+        pair.kill()
 
 
 def test_a_compiled_step_updates_behind_the_reductions(pair: Pair) -> None:
