@@ -155,6 +155,8 @@ def capture_as_plain_tensor(
     def wrap_plain(self: Any, value: Any) -> Any:
         return self.wrap_tensor(value) if type(value) is subclass else wrap(self, value)
 
+    infer = builder.infer_subclass_type
+    builder.infer_subclass_type = lambda value: None if type(value) is subclass else infer(value)
     builder.VariableBuilder._wrap = wrap_plain  # type: ignore[method-assign]  # PyTorch has no hook for it
 
 

@@ -37,6 +37,9 @@ the device, XLA itself starts at the first use.
   docs/xla-api.md is generated from the code.
 """
 
+import functools
+import importlib
+
 import torch
 
 from . import environment  # noqa: F401  (what it says comes before anything starts jax)
@@ -45,6 +48,7 @@ from . import environment  # noqa: F401  (what it says comes before anything sta
 from . import (  # noqa: F401
     _XLAC,
     amp,
+    control_flow,
     core,
     debug,
     device,
@@ -90,5 +94,6 @@ __version__ = torch.__version__.partition("+")[0]
 make_callable(device, toplevel.device)
 make_callable(step, regions.step)
 make_callable(sync, toplevel.sync)
+control_flow.install(functools.partial(importlib.import_module, "dynamotor.xla.torch_compile"))
 analysis.start_from_environment()
 initialize_from_environment()
