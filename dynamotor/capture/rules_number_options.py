@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
+from collections.abc import Sequence
 
 import torch
 
@@ -52,8 +53,19 @@ _NUMBERS = frozenset(
         "momentum",
     )
 )
-# Their polyfills have intermediate results, which kernels for 16-bit floats do not round.
-_NOT_HALVES = frozenset(
+# These give floats beside whole numbers. Of others the input's type decides: it rounds the number, or eager refuses.
+_OF_WHOLE_NUMBERS = frozenset(
+    (
+        number_options.clamp,
+        number_options.clamp_min,
+        number_options.clamp_max,
+        number_options.where,
+        number_options.remainder,
+        number_options.fmod,
+    )
+)
+# Their polyfills have intermediate results, which kernels for 16-bit floats do not round, nor does eager take two types.
+_ONE_WIDE_TYPE = frozenset(
     (
         number_options.pow,
         number_options.celu,
@@ -86,9 +98,11 @@ def _rewritten(function: types.FunctionType, trace: Trace, args: Args, kwargs: K
         or not numbers.keys() <= _NUMBERS
         or trace.sizes.in_body
         or not all(map(_takes_number, tensors))
-        or function in _NOT_HALVES
-        and any(tensor.example.dtype not in (torch.float32, torch.float64) for tensor in tensors)
-        or not all(number.is_exact and _is_in_range(trace, number) for number in numbers.values())
+        or function not in _OF_WHOLE_NUMBERS
+        and not _is_floating(given.get("input"))
+        or function in _ONE_WIDE_TYPE
+        and {tensor.example.dtype for tensor in tensors} not in ({torch.float32}, {torch.float64})
+        or not all(number.is_exact and _is_in_range(trace, number, tensors) for number in numbers.values())
     ):
         return None
     found = trace.call_python(function, [], given)
@@ -102,10 +116,16 @@ def _takes_number(value: TensorValue) -> bool:
     return type(example) is ShapeTensor and (example.is_floating_point() or integral)
 
 
-def _is_in_range(trace: Trace, number: FloatValue) -> bool:
-    """Whether the number is finite, and small enough for float32; guarded, since eager refuses some
-    others."""
-    small = trace.make(torch.finfo(torch.float32).max)
+def _is_floating(value: Value | None) -> bool:
+    """Whether it is no tensor of whole numbers."""
+    return not isinstance(value, TensorValue) or value.example.is_floating_point()
+
+
+def _is_in_range(trace: Trace, number: FloatValue, tensors: Sequence[TensorValue]) -> bool:
+    """Whether the number is finite, and small enough for float32 and the tensors' types; guarded, since eager
+    refuses some others."""
+    types = [tensor.example.dtype for tensor in tensors if tensor.example.is_floating_point()]
+    small = trace.make(min(torch.finfo(dtype).max for dtype in (torch.float32, *types)))
     return trace.truth(trace.binary(operator.le, trace.call(trace.make(abs), [number]), small))
 
 

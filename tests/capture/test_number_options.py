@@ -137,6 +137,76 @@ def test_what_eager_refuses_is_refused():
         compiled(torch.ones(3), 1e300)
 
 
+BESIDE_WHOLE_NUMBERS = {
+    "add": lambda x, k: torch.add(x, x, alpha=k),
+    "addcmul": lambda x, k: torch.addcmul(x, x, x, value=k),
+    "fill": lambda x, k: x.clone().fill_(k) + torch.full_like(x, k) + torch.full((3,), k, dtype=x.dtype),
+    "masked_fill": lambda x, k: x.masked_fill(x > 0, k),
+    "leaky_relu": lambda x, k: F.leaky_relu(x, k),
+    "hardtanh": lambda x, k: F.hardtanh(x, -k, k),
+    "threshold": lambda x, k: F.threshold(x, k, 2.0),
+    "pad": lambda x, k: F.pad(x, (1, 1), value=k),
+    "addmm": lambda x, k: torch.addmm(x, x[:, None] * x, x[:, None] * x, alpha=k),
+    "setitem": lambda x, k: _set(x.clone(), k),
+    "clamp": lambda x, k: x.clamp(-k, k),
+}
+
+
+def _same(x, y):
+    if isinstance(y, Exception):
+        assert type(x) is type(y)
+    else:
+        torch.testing.assert_close(x, y, equal_nan=True)
+
+
+def _results(program, calls):
+    found = []
+    for arguments in calls:
+        try:
+            found.append(program(*arguments))
+        except (RuntimeError, ValueError) as error:
+            found.append(error)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16])
+@pytest.mark.parametrize("name", BESIDE_WHOLE_NUMBERS)
+def test_the_type_of_a_tensor_rounds_or_refuses_a_number(name, dtype):
+    program = BESIDE_WHOLE_NUMBERS[name]
+    calls = [(torch.tensor([0, 1, 5]).to(dtype), k) for k in (1.5, 0.75, 16777217.0, 1e-50, 2.0)]
+    dynamotor.reset()
+    ours = _results(dynamotor.compile(program, backend="eager"), calls)
+    for x, y in zip(ours, _results(program, calls), strict=True):
+        _same(x, y)
+
+
+REFUSED = {
+    "layer_norm": lambda x, w, k: F.layer_norm(x, x.shape[1:], w, eps=k),
+    "rms_norm": lambda x, w, k: F.rms_norm(x, x.shape[1:], w, eps=k),
+    "group_norm": lambda x, w, k: F.group_norm(x, 2, w, eps=k),
+    "instance_norm": lambda x, w, k: F.instance_norm(x[:, :, None], eps=k),
+    "batch_norm": lambda x, w, k: F.batch_norm(x, None, None, w, training=True, eps=k - 0.3),
+    "addmm": lambda x, w, k: torch.addmm(w, x, x, alpha=k),
+    "normalize": lambda x, w, k: (F.normalize(x, eps=k, out=w), w),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_invalid_calls_raise_as_in_eager(name):
+    program = REFUSED[name]
+
+    def calls():
+        x, w = torch.arange(16.0).view(4, 4), torch.ones(4)
+        weights = [w, w, w, w, w[:1], torch.ones(1, 1, 4)]
+        yield from ((x, weight.clone(), 0.7 - 0.1 * i) for i, weight in enumerate(weights))
+        yield x[:1, :2], torch.ones(2), 0.75
+
+    dynamotor.reset()
+    ours = _results(dynamotor.compile(program, backend="eager"), calls())
+    for x, y in zip(ours, _results(program, calls()), strict=True):
+        _same(x, y)
+
+
 def test_texts_as_keys_are_read_where_the_program_looks():
     def program(x, n):
         table = {"loss_3": 1, f"loss_{n}": 2}
@@ -152,11 +222,18 @@ def test_texts_as_keys_are_read_where_the_program_looks():
 
 
 @pytest.mark.parametrize(
-    "name", ["celu", "elu", "softplus", "threshold", "hardshrink", "softshrink", "hardtanh"]
+    "name",
+    [
+        *("celu", "elu", "softplus", "threshold", "hardshrink", "softshrink", "hardtanh"),
+        *("huber_loss", "smooth_l1_loss"),
+    ],
 )
 @pytest.mark.parametrize("backend", ["native", "eager"])
 def test_gradients_are_eagers_where_values_are_not_finite(name, backend):
     def program(x, k):
+        if name.endswith("loss"):
+            number = {"huber_loss": "delta", "smooth_l1_loss": "beta"}[name]
+            return getattr(F, name)(x, torch.zeros_like(x), reduction="none", **{number: k})
         return getattr(F, name)(x, *{"threshold": (k, 0.5), "hardtanh": (-k, k)}.get(name, (k,)))
 
     compiled = dynamotor.compile(program, backend=backend)

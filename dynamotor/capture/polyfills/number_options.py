@@ -1,8 +1,8 @@
 """Functions with a number among their options, over tensors: the number is an input where it differs between
 calls.
 
-The parameters have the names of PyTorch's, so that arguments are bound as there. None stands for a call that
-is left to PyTorch, with the number as a constant.
+The parameters have the names of PyTorch's, so that arguments are bound as there. NotImplemented
+stands for a call that is left to PyTorch, with the number as a constant.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ def addcdiv_(input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
 
 
 def addmm(input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    if input.dim() > 2 or input.dtype != mat1.dtype:
+        return NotImplemented
     product = torch.mm(mat1, mat2) * alpha
     return product if beta == 0 else input * beta + product
 
 
 def baddbmm(input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    if input.dim() > 3 or input.dtype != batch1.dtype:
+        return NotImplemented
     product = torch.bmm(batch1, batch2) * alpha
     return product if beta == 0 else input * beta + product
 
@@ -114,6 +118,8 @@ def new_full(input: Any, size: Any, fill_value: Any) -> Any:
 
 
 def full(size: Any, fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
+    if dtype not in (None, torch.float32, torch.float64):
+        return NotImplemented
     made = torch.zeros(size, dtype=dtype or torch.get_default_dtype(), device=device)
     return made.fill_(number(fill_value, made))
 
@@ -151,6 +157,8 @@ def celu(input: Any, alpha: Any = 1.0) -> Any:
 
 
 def softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
+    if beta == 0:  # eager's gradient is finite where the result is not
+        return NotImplemented
     scaled = input * beta
     linear = scaled > threshold
     return torch.where(linear, input, torch.log1p(torch.exp(torch.where(linear, 0.0, scaled))) / beta)
@@ -182,7 +190,8 @@ def huber_loss(input: Any, target: Any, reduction: Any = "mean", weight: Any = N
     if delta <= 0 or weight is not None or input.shape != target.shape:
         return NotImplemented
     apart = torch.abs(input - target)
-    loss = torch.where(apart < delta, 0.5 * apart * apart, (apart - 0.5 * delta) * delta)
+    small = torch.where(apart > delta, 0.0, apart)  # a square of what is not chosen would give inf * 0
+    loss = torch.where(apart < delta, 0.5 * small * small, (apart - 0.5 * delta) * delta)
     return _reduced(loss, reduction)
 
 
@@ -197,7 +206,8 @@ def smooth_l1_loss(
     if beta <= 0 or size_average is not None or reduce is not None or input.shape != target.shape:
         return NotImplemented
     apart = torch.abs(input - target)
-    loss = torch.where(apart < beta, 0.5 * apart * apart / beta, apart - 0.5 * beta)
+    small = torch.where(apart > beta, 0.0, apart)
+    loss = torch.where(apart < beta, 0.5 * small * small / beta, apart - 0.5 * beta)
     return _reduced(loss, reduction)
 
 
@@ -220,7 +230,7 @@ def layer_norm(
     input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
 ) -> Any:
     dims = _last(input, normalized_shape)
-    if dims is None:
+    if dims is None or not _have_shape(normalized_shape, weight, bias):
         return NotImplemented
     variance, mean = torch.var_mean(input, dims, correction=0, keepdim=True)
     return _affine((input - mean) * torch.rsqrt(variance + eps), weight, bias)
@@ -228,13 +238,15 @@ def layer_norm(
 
 def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
     dims = _last(input, normalized_shape)
-    if dims is None:
+    if dims is None or not _have_shape(normalized_shape, weight):
         return NotImplemented
     return _affine(input * torch.rsqrt(torch.mean(input * input, dims, keepdim=True) + eps), weight, None)
 
 
 def group_norm(input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
     if input.dim() < 2 or input.shape[1] % num_groups != 0 or not input.is_contiguous():
+        return NotImplemented
+    if input.numel() <= num_groups or not _have_shape(input.shape[1:2], weight, bias):
         return NotImplemented
     grouped = torch.flatten(torch.unflatten(input, 1, (num_groups, input.shape[1] // num_groups)), 2)
     variance, mean = torch.var_mean(grouped, [2], correction=0, keepdim=True)
@@ -252,7 +264,9 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: Any = 1e-5,
 ) -> Any:
-    if input.dim() < 2 or (running_mean is None) != (running_var is None):
+    if input.dim() < 2 or eps <= 0 or (running_mean is None) != (running_var is None):
+        return NotImplemented
+    if not _have_shape(input.shape[1:2], running_mean, running_var, weight, bias):
         return NotImplemented
     if training:
         count = input.numel() // input.shape[1]
@@ -284,6 +298,9 @@ def instance_norm(
 ) -> Any:
     if input.dim() < 3 or not use_input_stats or running_mean is not None or running_var is not None:
         return NotImplemented
+    channels = input.shape[1:2]
+    if input.numel() <= input.shape[0] * input.shape[1] or not _have_shape(channels, weight, bias):
+        return NotImplemented
     variance, mean = torch.var_mean(input, [*range(2, input.dim())], correction=0, keepdim=True)
     normed = (input - mean) * torch.rsqrt(variance + eps)
     return _affine(normed, _by_channel(weight, input), _by_channel(bias, input))
@@ -293,6 +310,11 @@ def _last(input: Any, shape: Any) -> Any:
     """The last dimensions, if they have this shape."""
     n = len(shape)
     return [*range(-n, 0)] if n and tuple(input.shape[-n:]) == tuple(shape) else None
+
+
+def _have_shape(shape: Any, *parameters: Any) -> bool:
+    """Whether the parameters that are there have a shape; eager raises where one would only broadcast."""
+    return all(p is None or tuple(p.shape) == tuple(shape) for p in parameters)
 
 
 def _by_channel(value: Any, input: Any) -> Any:
@@ -306,11 +328,9 @@ def _affine(value: Any, weight: Any, bias: Any) -> Any:
 
 
 def normalize(input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12, out: Any = None) -> Any:
-    return (
-        None
-        if out is not None
-        else input / torch.clamp_min(torch.norm(input, p, dim, True), number(eps, input))
-    )
+    if out is not None:
+        return NotImplemented
+    return input / torch.clamp_min(torch.norm(input, p, dim, True), number(eps, input))
 
 
 def scaled_dot_product_attention(
