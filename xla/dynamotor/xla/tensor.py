@@ -212,7 +212,7 @@ class XlaStorage(torch.UntypedStorage):
         return memory
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # the stub has an attribute
         return self.alias.lane.device
 
     def _full_size(self) -> int:

@@ -4,7 +4,7 @@ tensors: they call the process group of their name, which records collectives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def _all_to_all(group: Any, inputs: Tensors, output_sizes: list[int], input_size
 
 
 # An op's name without its suffix -> what it does to a list of tensors.
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Tensors]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "all_gather_into_tensor": _all_gather,
