@@ -1,11 +1,14 @@
 """Lowerings of elementwise ops: rows of (aten op, expression), and rules for those that take options.
 
 >>> lowerings.add(aten.exp.default, partial(_unary, partial(op, "exp"), True))    # of floats alone
+
+docs/architecture.md goes through the steps for one op.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -145,8 +148,8 @@ for _target, _fn in (
 
 
 def jumping(ctx: LoopBuilder, fn: Callable[..., Expr], *inputs: LoopValue | Scalar) -> LoopValue:
-    """A map that jumps somewhere: of the halves that memory would hold, since others see those (`8 -
-    floor(7.99)`).
+    """A map with a jump: halves are rounded before it as memory rounds them, for a value beside the jump may
+    round to the other side (`floor(7.999)` of a bfloat16 is 8).
     """
     dtype = ctx.spec.dtype
     if dtype not in HALVES:
@@ -391,6 +394,43 @@ def _clamp_tensor(
     if min is not None:
         result = ctx.pointwise(lambda a, b: op("max", a, b), result, min)
     return result if max is None else ctx.pointwise(lambda a, b: op("min", a, b), result, max)
+
+
+@lowering(aten.heaviside.default)
+def _heaviside(ctx: LoopBuilder, x: LoopValue, at_zero: LoopValue) -> LoopValue:
+    decline_if(ctx.spec.dtype is BOOL, "bools")
+
+    def fn(a: Expr, b: Expr) -> Expr:
+        zero = like(0, a)
+        return select(compare("eq", a, zero), b, select(compare("gt", a, zero), like(1, a), zero))
+
+    return jumping(ctx, fn, x, at_zero)
+
+
+@lowering(aten.nan_to_num.default)
+def _nan_to_num(
+    ctx: LoopBuilder,
+    x: LoopValue,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> LoopValue:
+    dtype = ctx.spec.dtype
+    if not dtype.is_floating_point:
+        return ctx.pointwise(lambda a: a, x)
+    ends = torch.finfo(dtype)
+    for_nan = 0.0 if nan is None else nan
+    above, below = ends.max if posinf is None else posinf, ends.min if neginf is None else neginf
+
+    def fn(a: Expr) -> Expr:
+        def number(n: float) -> Expr:
+            return round_to(like(n, a), dtype)
+
+        e = select(compare("eq", a, like(math.inf, a)), number(above), a)
+        e = select(compare("eq", a, like(-math.inf, a)), number(below), e)
+        return select(compare("ne", a, a), number(for_nan), e)
+
+    return jumping(ctx, fn, x)
 
 
 @lowering(aten.lerp.Scalar)

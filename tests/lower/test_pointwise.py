@@ -288,3 +288,27 @@ def test_arithmetic_on_a_mask_and_constants_is_a_choice_between_two_numbers(dtyp
     check(lambda x: ((x > 0).to(dtype) - 1) / 0.0, x, tolerance=0)
     chosen = op("div", cast(compare("gt", const(1, F32), const(0, F32)), F32), const(0.9, F32))
     assert chosen.op == "select" and chosen.args[1].args[0] == (torch.ones(()) / 0.9).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_heaviside_takes_the_second_operand_at_zero(dtype):
+    x = SPECIAL.to(dtype) if dtype.is_floating_point else torch.tensor([0, 3, 7, 0, 255], dtype=dtype)
+    at_zero = torch.arange(len(x)).to(dtype)
+    check(lambda x, y: [torch.heaviside(x, y), torch.heaviside(x, y[1])], x, at_zero, kernels=1, tolerance=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32])
+def test_nan_to_num_gives_what_the_dtype_holds(dtype):
+    """Numbers are rounded to the dtype first; without them the ends of its range stand for infinities."""
+    x = SPECIAL.to(dtype) if dtype.is_floating_point else torch.arange(-3, 30, dtype=dtype)
+    check(
+        lambda x: [
+            x.nan_to_num(),
+            x.nan_to_num(1e9, float("inf"), 1e-9),
+            x.nan_to_num(float("nan"), neginf=2.0),
+            (x * 60_000).nan_to_num(0.3),  # a product of halves is infinite where memory holds halves
+        ],
+        x,
+        kernels=1,
+        tolerance=0 if dtype is not torch.bfloat16 else 1.6e-2,
+    )
