@@ -171,7 +171,8 @@ def compile(
 
     def make(fn: Callable[..., Any], backend: str | Backend | None) -> Any:
         dispatcher = make_dispatcher(fn, settings, backend_call, symbolic, states, backend)
-        dispatcher.miss.__self__.share.is_timed = backend == "native"  # a callable may have effects
+        # A backend that is a callable may have effects; under check each call runs beside eager already.
+        dispatcher.miss.__self__.share.is_timed = backend == "native" and not settings.settings.get("check")
         _dispatchers.add(dispatcher)
         return dispatcher
 

@@ -21,7 +21,9 @@ from dynamotor.capture.eager_times import EagerTimes
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """What a compiled function warns of, where its graphs and eager take so many seconds."""
 
-    def run(fn: Any, *args: Any, compiled: float, eager: float, calls: int = 4) -> list[str]:
+    def run(
+        fn: Any, *args: Any, compiled: float, eager: float, calls: int = 4, options: Any = None
+    ) -> list[str]:
         def seconds(run: Any, inputs: Any) -> float:
             run(*inputs)
             return next(turns)
@@ -34,7 +36,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(Share, "measure", measure)
         with dynamotor.config.patch(check=False), warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            function = dynamotor.compile(fn)
+            function = dynamotor.compile(fn, options=options)
             for _ in range(calls):
                 function(*args)
         return [str(w.message) for w in found if w.category is dynamotor.EagerWarning]
@@ -51,6 +53,10 @@ def two_graphs(x: torch.Tensor) -> torch.Tensor:
 def test_a_slow_callable_warns_once(measured: Any) -> None:
     (text,) = measured(two_graphs, torch.ones(3), compiled=1.6e-4, eager=2e-5)
     assert "slower than eager PyTorch" in text and "0.32 ms compiled, 0.04 ms in eager" in text
+
+
+def test_no_warning_of_the_time_that_checks_take(measured: Any) -> None:
+    assert not measured(two_graphs, torch.ones(3), compiled=1.6e-4, eager=2e-5, options={"check": True})
 
 
 @pytest.mark.parametrize("compiled, eager", [(2e-5, 1.6e-4), (1.2e-4, 1e-4), (9e-5, 1e-6)])
