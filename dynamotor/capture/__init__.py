@@ -22,16 +22,16 @@
 
 ## Contract 5: capture inside (`capture/`)
 
-* `source.py`: `Source` objects say where a value comes from and can be fetched again. `Reader.read(source) ->
-  value` is the only way that the interpreter reads anything from outside; it installs the guard: `Trace.wrap`
-  with the rows of the value's kind, `Reader.attribute` for what C code answers (a slot, a getset, a type with
+* `source.py`: `Source` objects say where a value comes from and can be fetched again. `Reader.wrap(source,
+  obj) -> value` (`reader.py`) is the only way in for an object from outside; it installs the guards of the
+  read: `wrap` with the rows of the value's kind, `Reader.attribute` for what C code answers (a slot, a getset, a type with
   a lookup of its own), `Reader.ask` for any other question. `tests/capture/test_reads.py` reads the source: a
   function of `capture/` that looks at an outside object without one of them must be listed there with the
   reason. Facts of tensors and PyTorch's settings are rows of `torch_rules.py` (`METADATA`, `ANSWERS`,
   `QUERIES`), each under what keeps the answer true; what has no row breaks the graph. `guards.py`: guard
   rows, each with a Python evaluator (for reasons and tests) and an encoding for the C program
   (`csrc/guards.c`).
-* `interpreter.py` + `ops_*.py`: the symbolic interpreter, one method per opcode. `values/`: the value kinds.
+* `interpreter.py` + `ops_*.py`: the symbolic interpreter, one `@opcode` function each. `values/`: the value kinds.
 * A capture gives `Captured(gm, inputs: list[Source], guards, outputs plan, effects, break plan | None)`.
 * `dispatch.py` + `csrc/dispatch.c`: `_C.Dispatcher`, a vectorcall object: guards → gather → compiled callable
   → rebuild outputs; on a miss it calls Python (`capture.frontend`), which captures, adds an entry and runs

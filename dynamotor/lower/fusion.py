@@ -289,7 +289,10 @@ RULES: list[Rule] = []
 
 
 def rule(fn: Rule) -> Rule:
-    """Add a fusion rule: called with the group and the would-be member."""
+    """Add a fusion rule: called with a group that has members and the node that would join it.
+
+    Rules run in the order of this file, and the first refusal counts.
+    """
     RULES.append(fn)
     return fn
 
