@@ -19,6 +19,7 @@ import torch
 from ..base.errors import UserLine
 from ..base.events import Event, log
 from ..graph.graph_text import program_text
+from ..graph.shape_tensor import is_written_unseen
 from ..graph.sizes import Guard as Assumption
 from . import failed_graphs, rules_states
 from .breaks import BreakReason, Unsupported
@@ -179,7 +180,9 @@ def finished(
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(map(str, guards)))
     effects = gm is not None and (
-        tensor.writes_inputs(trace) or any(map(failed_graphs.acts_outside, gm.graph.nodes))
+        tensor.writes_inputs(trace)
+        or any(is_written_unseen(value.example) for value in trace.outside if value.in_graph)
+        or any(map(failed_graphs.acts_outside, gm.graph.nodes))
     )
     lines = trace.reader.guards if trace.reader.heard else {}
     states = rules_states.StateEffect.known(trace)

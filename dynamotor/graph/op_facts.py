@@ -19,7 +19,7 @@ from ..base.compat import OpOverload
 aten = torch.ops.aten
 
 # Ops whose schema hides a write: position of the arguments written when the op runs in training mode.
-_HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {aten.native_batch_norm.default: (3, 4)}
+HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {aten.native_batch_norm.default: (3, 4)}
 # Views in the schema's eyes that allocate, and the reverse.
 _NOT_VIEWS = {aten.lift_fresh.default, aten.lift.default}
 # Pointwise ops without the tag.
@@ -105,7 +105,7 @@ def facts(func: OpOverload) -> OpFacts:
         and any(r.alias_info is not None for r in schema.returns)
     )
     return OpFacts(
-        writes=tuple(written) or _HIDDEN_WRITES.get(func, ()),
+        writes=tuple(written) or HIDDEN_WRITES.get(func, ()),
         returns=tuple(returns),
         is_view=is_view,
         changes_metadata=torch.Tag.inplace_view in tags or func is aten.set_.source_Storage,

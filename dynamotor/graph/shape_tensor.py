@@ -18,7 +18,7 @@ from ..base.compat import OpOverload, TorchDispatchMode
 from . import kernel_checks, ops, products  # noqa: F401  (`ops` and `products` register)
 from .data_sizes import DataSizes
 from .op_definition import Unknown, definition
-from .op_facts import VIEW_FORMS, facts, written_names
+from .op_facts import HIDDEN_WRITES, VIEW_FORMS, facts, written_names
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .sizes import leaves_in
 from .spec import TensorSpec, aten
@@ -36,9 +36,13 @@ class Recorder(Protocol):
 
 
 class Memory:
-    """Identity of a ShapeTensor's storage: views share it."""
+    """Identity of a ShapeTensor's storage: views share it. `written_unseen`: an op has written it that counts
+    no version (a batch norm's statistics)."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "written_unseen")
+
+    def __init__(self) -> None:
+        self.written_unseen = False
 
 
 def _in_torch(spec: TensorSpec) -> Any:
@@ -130,6 +134,10 @@ def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
     if about.writes and func.name().startswith(_OF_LISTS):
         _count_writes(func, args, kwargs)
+    if func in HIDDEN_WRITES and args[5]:  # in training
+        for place in HIDDEN_WRITES[func]:
+            if isinstance(args[place], ShapeTensor):
+                args[place].memory.written_unseen = True
     if about.writes and any(r is not None for r in about.returns):
         return _returned_arguments(about.returns, result, args, kwargs)
     if not about.is_view or not isinstance(args[0], ShapeTensor):
@@ -150,6 +158,11 @@ def set_spec(tensor: ShapeTensor, spec: TensorSpec) -> ShapeTensor:
     tensor.data = ShapeTensor.make(spec)
     tensor.spec = spec
     return tensor
+
+
+def is_written_unseen(tensor: Any) -> bool:
+    """Whether an op has written it without a version."""
+    return type(tensor) is ShapeTensor and tensor.memory.written_unseen
 
 
 def materialise(result: Any, memory: Memory | None = None) -> Any:

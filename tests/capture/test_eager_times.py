@@ -127,7 +127,12 @@ def writes_an_option(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.relu(x, inplace=True) - 1
 
 
-@pytest.mark.parametrize("fn", [adds_to_itself, adds_to_a_list, writes_an_option])
+def writes_statistics(x: torch.Tensor) -> torch.Tensor:
+    rows = torch.arange(6.0).view(2, 3)
+    return torch.nn.functional.batch_norm(rows, x, torch.ones(3), training=True)
+
+
+@pytest.mark.parametrize("fn", [adds_to_itself, adds_to_a_list, writes_an_option, writes_statistics])
 def test_a_graph_that_writes_its_input_is_not_measured(measured: Any, fn: Any) -> None:
     x, expected = torch.zeros(3), torch.zeros(3)
     assert not measured(fn, x, compiled=1.0, eager=1e-5)
