@@ -218,6 +218,7 @@ class Settings(TypedDict, total=False):
     verify: bool
     sanitize: bool
     check: bool
+    warn_slower: bool
     debug: int
     log: str
     trace: str

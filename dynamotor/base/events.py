@@ -138,11 +138,20 @@ _listeners: list[tuple[Listener, tuple[str, ...]]] = []  # with the kinds that e
 counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
+# Listeners that get nothing from this thread now; other threads' events reach them.
+_muted: ContextVar[tuple[Any, ...]] = ContextVar("dynamotor.muted", default=())
+
+
+def _heard() -> list[tuple[Listener, tuple[str, ...]]]:
+    muted = _muted.get()
+    return [row for row in tuple(_listeners) if not any(row is other for other in muted)]
+
+
 def emit(kind: str, **data: Any) -> None:
     """Send an event to every listener; costs nothing without listeners."""
     if _listeners:
         event = Event(kind, data, time.perf_counter(), compile_id.get())
-        for listener, kinds in tuple(_listeners):
+        for listener, kinds in _heard():
             if not kinds or kind in kinds:
                 listener(event)
 
@@ -155,7 +164,7 @@ def fall_back(counter: str, **data: Any) -> None:
 
 def listening(kind: str) -> bool:
     """Whether anybody wants events of this kind: ask before computing data that only an event needs."""
-    return any(not kinds or kind in kinds for _, kinds in _listeners)
+    return bool(_listeners) and any(not kinds or kind in kinds for _, kinds in _heard())
 
 
 def subscribe(listener: Listener, *kinds: str) -> Callable[[], None]:
@@ -181,12 +190,11 @@ def collect(*kinds: str) -> Iterator[list[Event]]:
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Send no events from a `with` block: trials that leave nothing behind."""
-    listeners = _listeners.copy()
-    _listeners.clear()
+    before = _muted.set(tuple(_listeners))
     try:
         yield
     finally:
-        _listeners[:] = listeners
+        _muted.reset(before)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import warnings
 
 import pytest
@@ -82,3 +83,24 @@ def test_a_warning_has_a_category_the_users_line_and_a_link() -> None:
 def test_an_error_links_to_its_code() -> None:
     with pytest.raises(dynamotor.UsageError, match="/errors/#dm104"):
         dynamotor.compile(torch.sin, mode="fastest")  # type: ignore[call-overload]
+
+
+def test_silence_mutes_one_thread_and_keeps_what_others_subscribe() -> None:
+    heard: list[str] = []
+    inside: list[str] = []
+    end = events.subscribe(lambda event: heard.append(event.kind), "some", "other")
+
+    def elsewhere() -> None:
+        events.emit("other")
+        end()
+
+    with events.silence():
+        events.emit("some")
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        stop = events.subscribe(lambda event: inside.append(event.kind), "some")
+        events.emit("some")
+        stop()
+    events.emit("some")
+    assert heard == ["other"] and inside == ["some"]

@@ -24,7 +24,7 @@ import importlib.metadata as metadata
 found = metadata.entry_points
 def of_others(**by):
     points = found(**by)
-    return [p for p in points if "dynamotor.xla" not in p.value] if by.get("group") == "dynamotor.backends" else points
+    return metadata.EntryPoints(p for p in points if "dynamotor.xla" not in p.value) if by else points
 metadata.entry_points = of_others
 import torch, dynamotor
 assert len(dynamotor.__path__) == 1, dynamotor.__path__

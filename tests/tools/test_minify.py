@@ -103,7 +103,7 @@ def test_a_capture_that_fails_leaves_a_script_of_the_function(
 ) -> None:
     (tmp_path / "program.py").write_text("def f(x, n):\n    return x.sin() * n\n")
     f = runpy.run_path(str(tmp_path / "program.py"))["f"]
-    monkeypatch.setattr(frontend, "finish_trace", lambda *_: {}["planted"])
+    monkeypatch.setattr(frontend, "finished", lambda *_: {}["planted"])
     with (
         config.patch(cache_dir=str(tmp_path)),
         pytest.raises(InternalError, match="a script that repeats it") as raised,
@@ -113,7 +113,7 @@ def test_a_capture_that_fails_leaves_a_script_of_the_function(
     monkeypatch.undo()
     (script,) = tmp_path.glob("failures/DM900-*.py")
     runpy.run_path(str(script))  # without the planted fault it runs
-    monkeypatch.setattr(frontend, "finish_trace", lambda *_: {}["planted"])
+    monkeypatch.setattr(frontend, "finished", lambda *_: {}["planted"])
     with (
         config.patch(cache_dir=str(tmp_path)),
         pytest.raises(InternalError, match="no script that repeats it could be written"),
