@@ -47,7 +47,7 @@ def _pays(product: fx.Node, w: fx.Node, on_gpu: bool) -> bool:
     spec = spec_of(product)
     if not on_gpu and spec.device.type != "cpu":
         return False
-    if spec.shape[0] > (ROWS_GPU if on_gpu else ROWS_CPU).get(spec.dtype, 0):
+    if not 0 < spec.shape[0] <= (ROWS_GPU if on_gpu else ROWS_CPU).get(spec.dtype, 0):
         return False
     return _is_narrow(w, product) or (on_gpu and _lies_by_rows(w))
 

@@ -58,6 +58,11 @@ def test_more_rows_go_to_the_library(x):
     assert products(scaled_after, x)[0]
 
 
+def test_no_rows_give_no_rows():
+    x = torch.randn(0, 512)
+    torch.testing.assert_close(dynamotor.compile(scaled_after, dynamic=False)(x), scaled_after(x))
+
+
 def test_a_converted_weight_that_is_read_again_is_kept():
     def twice(x):
         weight = WEIGHT.t().to(x.dtype)
