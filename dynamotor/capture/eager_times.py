@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..base.compat import count_dispatch_modes, top_saved_hooks
+from ..base.compat import TorchDispatchMode, count_dispatch_modes, top_saved_hooks
 from ..base.config import config
 from ..base.events import silence
 from ..graph.repeatable import may_run_again
@@ -45,14 +45,13 @@ class EagerTimes:
     ) -> None:
         """Measure a graph that has run once; `seconds`: what its compilation took."""
         if config.warn_slower and not config.check and _is_pure(gm, inputs):
-            state = torch.get_rng_state()
             try:
                 with silence():
+                    with _RefuseDraws():
+                        gm.forward(*inputs)
                     self._measure(gm.forward, run, inputs, BUDGET * seconds)
             except Exception:  # the graph's first run has passed: nothing that the caller should see
                 return
-            finally:
-                torch.set_rng_state(state)
 
     def _measure(
         self, eager: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Any], budget: float
@@ -64,6 +63,16 @@ class EagerTimes:
             rounds.append([_seconds(each, inputs) for each in (run, eager)])
         compiled, in_eager = _shortest(rounds)
         self.compiled, self.eager = self.compiled + compiled, self.eager + in_eager
+
+
+class _RefuseDraws(TorchDispatchMode):
+    """Stops a graph before it draws a random number: the generators are the program's, and other threads draw from
+    them too, so that to set one back would give these the same numbers twice."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise RuntimeError(f"{func} draws random numbers")
+        return func(*args, **(kwargs or {}))
 
 
 def _is_distributed() -> bool:
