@@ -388,14 +388,14 @@ class ResultPool:
                 self._made[kind] -= 1
             else:
                 tensor = reinterpret(entry.tensor, shape, stride, 0)
-                entries.append(entry)
+                entries.appendleft(entry)  # asked first next time: the caches may still hold it
                 return tensor
         if self._made[kind] >= self._limits[kind]:
             return new_tensor(shape, stride, kind[1])
         self._made[kind] += 1
         entry = _Pooled(*kind)
         tensor = reinterpret(entry.tensor, shape, stride, 0)
-        entries.append(entry)
+        entries.appendleft(entry)
         return tensor
 
     def _add_kind(self, kind: tuple[int, torch.dtype]) -> deque[_Pooled]:
