@@ -262,9 +262,7 @@ def _agreement(ours: torch.Tensor, reference: torch.Tensor, prompt: int) -> dict
 def _loop(
     args: argparse.Namespace, model: Any, ids: torch.Tensor, tokens: int, reference: torch.Tensor
 ) -> dict[str, Any]:
-    """A loop by hand over a step that is compiled with CUDA graphs: what a user writes who knows that the
-    host costs most.
-    """
+    """Generation by a hand-written loop over one compiled step, which avoids transformers' host time."""
     import transformers
 
     import dynamotor
