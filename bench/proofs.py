@@ -19,7 +19,7 @@ from dynamotor.codegen.verify_emitted import wrong as wrong_text
 from dynamotor.graph.sizes import hint
 from dynamotor.graph.spec import numel
 from dynamotor.lower.fusion import Group
-from dynamotor.lower.index import Div, Index, Loaded, Mod, Var, row_major
+from dynamotor.lower.index_expr import Div, Index, Loaded, Mod, Var, row_major
 from dynamotor.lower.instance import Instance, samples
 from dynamotor.lower.ir import COLS, Expr, Kernel, Reduce, ScanStatement, Store
 from dynamotor.lower.verify_program import READS, levels, result_of, wrong

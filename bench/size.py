@@ -38,22 +38,22 @@ def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
 # file.
 MECHANISMS: dict[str, str] = {
     "padding to buckets (backend xla)": "graph/bucket_padding*",
-    "symbolic sizes": "graph/siz* graph/sym_* graph/data_sizes* capture/sizes* capture/values/size* codegen/triton_sizes* "
+    "symbolic sizes": "graph/siz* graph/sym_* graph/data_sizes* capture/symbolic_inputs* capture/values/size* codegen/triton_sizes* "
     "codegen/triton_family* lower/instance* autograd/variants*",
-    "functions inside graphs (vmap, cond, flex_attention, checkpoints)": "graph/bodies* graph/control_flow* graph/flex* "
+    "functions inside graphs (vmap, cond, flex_attention, checkpoints)": "graph/subgraphs* graph/control_flow* graph/flex* "
     "capture/bodies* capture/rules_control_flow* capture/rules_attention* capture/rules_transforms* capture/rules_autograd* codegen/flex_*",
     "definitions of ops: shapes, layouts, requirements, padding": "graph/ops/* graph/op_definition* graph/layouts*",
     "shapes and strides of eager's kernels": "graph/shape* graph/kernel_checks* graph/result_strides* graph/spec* graph/op_facts*",
     "bytecode: decoding, opcodes, breaks, resumption": "capture/bytecode* capture/ops_* capture/interpreter* capture/cut* "
-    "capture/resume* capture/assembler* capture/inner_frames* capture/breaks* capture/output*",
+    "capture/resume* capture/assembler* capture/inner_frames* capture/breaks* capture/result_emitter*",
     "guards and sources": "capture/guards* capture/source* capture/reader* capture/dispatch*",
     "Python objects in a trace": "capture/values/*",
     "rules of Python's builtins and libraries": "capture/rules_* capture/polyfills/* capture/protocol* capture/torch_rules*",
     "the compile loop of a callable": "capture/*",
-    "second derivatives, parts cut out, kept programs": "autograd/again* autograd/around* autograd/kept* autograd/reach* "
+    "second derivatives, parts cut out, kept programs": "autograd/double_backward* autograd/graph_split* autograd/program_cache* autograd/reach* "
     "autograd/stages* autograd/recipe*",
-    "functionalisation and the joint graph": "autograd/func* autograd/rec* autograd/joint* autograd/nodes* autograd/inplace* "
-    "autograd/decomp* autograd/random* autograd/absent* autograd/simplify*",
+    "functionalisation and the joint graph": "autograd/func* autograd/aten_recorder* autograd/joint* autograd/autograd_nodes* autograd/inplace* "
+    "autograd/decomp* autograd/random* autograd/missing_tangents* autograd/simplify*",
     "partition and run time of forward and backward": "autograd/*",
     "lowerings of aten ops": "lower/ops_* lower/conv* lower/embedding* lower/gemm* lower/value* lower/extern*",
     "loop IR, fusion, schedule": "lower/fusion* lower/schedule* lower/ir* lower/index* lower/space* lower/lower* lower/program*",

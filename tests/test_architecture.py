@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,11 @@ def test_imports_point_down() -> None:
         if room != "xla" and other is not None and other != room and RANK[other] >= RANK[room]:
             wrong.append(text)
     assert not wrong
+
+
+def test_no_two_modules_of_the_core_share_a_name() -> None:
+    names = Counter(path.stem for path in CORE if path.name != "__init__.py")
+    assert not [name for name, count in names.items() if count > 1]
 
 
 def test_the_core_names_no_module_of_an_extension() -> None:

@@ -26,7 +26,7 @@ from .breaks import BreakReason, Unsupported
 from .cut import cut_points
 from .guards import Ambient, AnyGuard
 from .input_overlaps import guard_overlaps
-from .output import Codegen
+from .result_emitter import ResultEmitter
 from .source import Const, Source
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
@@ -159,20 +159,20 @@ Outcome = Done | Retry | Break
 
 
 def finished(
-    trace: Trace, ambient: Ambient, result: Callable[[Codegen], str], reason: BreakReason | None = None
+    trace: Trace, ambient: Ambient, result: Callable[[ResultEmitter], str], reason: BreakReason | None = None
 ) -> Captured:
     """Close the graph of a trace, and generate the Python that follows it; `result` emits what that
     returns."""
-    cg = Codegen(trace)
+    emitter = ResultEmitter(trace)
     trace.effects.guard_aliases()
-    replays = trace.effects.replay(cg)
-    returned = result(cg)
+    replays = trace.effects.replay(emitter)
+    returned = result(emitter)
     failed = trace.checks.failed
-    check = None if failed is None else cg.place(failed.node)
-    finish, code = cg.function(returned)
+    check = None if failed is None else emitter.place(failed.node)
+    finish, code = emitter.function(returned)
     finish = trace.checkpoint_reads.watched(finish)
     log("code", code)
-    gm = trace.graph.module(cg.outputs)
+    gm = trace.graph.module(emitter.outputs)
     if gm is not None:
         log("graphs", lambda: f"captured\n{program_text(gm)}")
     inputs = trace.graph.inputs if gm is not None else []

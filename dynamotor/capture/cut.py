@@ -18,7 +18,7 @@ from .breaks import Unsupported, unsupported_if
 from .bytecode import localsplus_names
 from .interpreter import Frame, GeneratorValue, run_frame
 from .ops_control import HandledValue
-from .output import Codegen
+from .result_emitter import ResultEmitter
 from .resume import (
     NULL,
     UNBOUND,
@@ -145,7 +145,7 @@ def _operands(frame: Frame) -> list[Any]:
 
 def emit_break(
     trace: Trace,
-    cg: Codegen,
+    emitter: ResultEmitter,
     dispatcher_of: Callable[[ResumePoint], Any],
     natively: Callable[..., Any],
     root: bool,
@@ -171,15 +171,15 @@ def emit_break(
             stack[level], handled = handled, saved.value
         for value in stack:
             if isinstance(value, Value) and lacks_traceback(value):
-                cg.statement(f"{cg.constant(in_flight)}({cg.emit(value)})")
+                emitter.statement(f"{emitter.constant(in_flight)}({emitter.emit(value)})")
         states.append((frame, at, list(at.flat(slots, stack))))
     for _, at, values in states:  # what has a name is what CPython has there
         for value in values[: len(at.bound_slots)]:
-            cg.emit(value)
+            emitter.emit(value)
     for value in _operands(trace.stopped[-1]):
         if isinstance(value, Iterator):
-            cg.emit(value)
-    cg.for_frame = True
+            emitter.emit(value)
+    emitter.for_frame = True
     expression = ""
     for frame, at, values in states:
         inner = bool(expression)
@@ -189,12 +189,12 @@ def emit_break(
             for b in successors(at, inner=inner)
         ]
         step = break_function(at, after, namespace, inner=inner)
-        words = [cg.emit(v) for v in values]
+        words = [emitter.emit(v) for v in values]
         if inner:
-            name = f"inner{len(cg.lines)}"
-            cg.statement(f"{name} = lambda: {cg.constant(drive)}({expression})")
+            name = f"inner{len(emitter.lines)}"
+            emitter.statement(f"{name} = lambda: {emitter.constant(drive)}({expression})")
             words.append(name)
         if not inner:
             step = functools.partial(natively, step)
-        expression = f"{cg.constant(step)}({', '.join(words)})"
-    return f"{cg.constant(drive)}({expression})" if root else expression
+        expression = f"{emitter.constant(step)}({', '.join(words)})"
+    return f"{emitter.constant(drive)}({expression})" if root else expression

@@ -1,7 +1,7 @@
 """Changes of outside state by a trace: each changed object once, replayed after the graph with its final contents,
 and deferred calls.
 
-A value that can change knows how to write itself back (`replay(cg)`); without such a rule the change breaks
+A value that can change knows how to write itself back (`replay(emitter)`); without such a rule the change breaks
 the graph.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from .breaks import unsupported, unsupported_if
 from .guards import Distinct
-from .values.base import Codegen, Epoch, Trace, Value
+from .values.base import Epoch, ResultEmitter, Trace, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.tensor import TensorValue, version
 
@@ -45,7 +45,7 @@ class Effects:
         return any(value.source is not None for value in self.touched)
 
     def touch(self, value: Any, ended: Iterable[Any] = ()) -> None:
-        """Note that an outside object changed; `value.replay(cg)` will write it back. Raises Unsupported where
+        """Note that an outside object changed; `value.replay(emitter)` will write it back. Raises Unsupported where
         the end of one of the real objects that it may let go (`ended`) runs code.
         """
         for one in ended:
@@ -120,9 +120,9 @@ class Effects:
                 ):
                     reader.guard(Distinct(value.source, (other.source,)))
 
-    def replay(self, cg: Codegen) -> bool:
+    def replay(self, emitter: ResultEmitter) -> bool:
         """Write the statements that redo every change; whether there are any."""
-        before = len(cg.lines)
+        before = len(emitter.lines)
         unsupported_if(
             any(version(value.example) != then for value, then in self.shown),
             "side-effect",
@@ -130,10 +130,10 @@ class Effects:
             cure="make the text, or put the hook on, outside of the compiled function",
         )
         for value in self.touched:
-            cg.replay(value)
+            emitter.replay(value)
         for setter, value in self.settings.items():
-            cg.statement(f"{cg.constant(setter)}({cg.emit(value)})")
+            emitter.statement(f"{emitter.constant(setter)}({emitter.emit(value)})")
         for fn, args, kwargs in self.calls:
-            words = [cg.emit(a) for a in args] + [f"{k}={cg.emit(v)}" for k, v in kwargs.items()]
-            cg.statement(f"{cg.emit(fn)}({', '.join(words)})")
-        return len(cg.lines) > before
+            words = [emitter.emit(a) for a in args] + [f"{k}={emitter.emit(v)}" for k, v in kwargs.items()]
+            emitter.statement(f"{emitter.emit(fn)}({', '.join(words)})")
+        return len(emitter.lines) > before

@@ -88,7 +88,7 @@ from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, TensorIs, first_failure
 from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
-from .output import Codegen
+from .result_emitter import ResultEmitter
 from .resume import unwind
 from .source import Arg, Source
 from .stance import stance
@@ -543,7 +543,7 @@ class Compiler:
                 trace.check_generators()
                 if not trace.checks.stand():
                     return self._without_checks(attempt)
-                captured = finished(trace, ambient, lambda cg: cg.emit(result))
+                captured = finished(trace, ambient, lambda emitter: emitter.emit(result))
             return attempt.needing(trace.sizes.specialised()) or Done(captured)
         except Raised as raised:
             raised.__traceback__ = None
@@ -685,9 +685,9 @@ class Compiler:
     ) -> Captured | None:
         """The program of a trace that has come to its cut; None where its frames cannot be rebuilt."""
 
-        def going_on(cg: Codegen) -> str:
+        def going_on(emitter: ResultEmitter) -> str:
             natively = self.share.natively(reason, inner)
-            return emit_break(trace, cg, self.resume_dispatcher, natively, self.is_root)
+            return emit_break(trace, emitter, self.resume_dispatcher, natively, self.is_root)
 
         try:
             trace.check_generators()

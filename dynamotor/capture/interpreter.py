@@ -327,20 +327,20 @@ class GeneratorValue(Iterator):
         frame = self.frame
         return frame.started and not self.finished and frame.info.acts_on_exit(frame.instr.offset)
 
-    def reconstruct(self, cg: Any) -> str:
+    def reconstruct(self, emitter: Any) -> str:
         frame, kind = self.frame, self.python_type()
         if self.finished:
-            return cg.new_object(self, f"{cg.constant(cursors.ended)}({cg.constant(kind)})")
+            return emitter.new_object(self, f"{emitter.constant(cursors.ended)}({emitter.constant(kind)})")
         if not frame.started and frame.func.fn is not MISSING and kind not in (cursors.Tee, cursors.Group):
-            words = _call_again(cg, frame)
+            words = _call_again(emitter, frame)
             if kind is itertools.repeat:  # which takes no None
                 words = words.removesuffix(", None")
             made = (
                 "iter"
                 if kind is cursors.Until
-                else cg.emit(frame.func if kind is types.GeneratorType else Constant(kind))
+                else emitter.emit(frame.func if kind is types.GeneratorType else Constant(kind))
             )
-            return cg.new_object(self, f"{made}({words})")
+            return emitter.new_object(self, f"{made}({words})")
         raise unsupported(
             "generator",
             f"generator {self.frame.code.co_qualname} leaves the captured region",
@@ -349,11 +349,11 @@ class GeneratorValue(Iterator):
         )
 
 
-def _call_again(cg: Any, frame: Frame) -> str:
+def _call_again(emitter: Any, frame: Frame) -> str:
     """The arguments with which a frame that has not started was called."""
     code, values = (
         frame.code,
-        [cg.emit(value) for value in frame.fast[: len(frame.code.co_varnames)] if value is not None],
+        [emitter.emit(value) for value in frame.fast[: len(frame.code.co_varnames)] if value is not None],
     )
     n, named = (
         code.co_argcount,

@@ -239,7 +239,7 @@ class HandledValue(Value):
         super().__init__()
         self.value = value
 
-    def reconstruct(self, cg: Any) -> str:
+    def reconstruct(self, emitter: Any) -> str:
         raise unsupported("reconstruct", "an exception handler is running")
 
     def python_type(self) -> type:

@@ -14,7 +14,17 @@ from typing import Any
 from .breaks import unsupported_if
 from .guards import IdIs
 from .source import Attr, Called, Const, Source
-from .values.base import MISSING, Args, Codegen, Kwargs, Trace, Value, builtin_rule, wrap_held, wrap_typed
+from .values.base import (
+    MISSING,
+    Args,
+    Kwargs,
+    ResultEmitter,
+    Trace,
+    Value,
+    builtin_rule,
+    wrap_held,
+    wrap_typed,
+)
 from .values.constant import Constant
 from .values.context import Standing
 from .values.klass import Builtin
@@ -63,13 +73,13 @@ class TokenValue(Value):
     def hash_key(self, trace: Trace) -> Hashable:
         return self
 
-    def reconstruct(self, cg: Codegen) -> str:
-        writes = ContextWrites.known(cg.trace)
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        writes = ContextWrites.known(emitter.trace)
         unsupported_if(
             self.used or writes is None, "reconstruct", "a token that was used leaves the captured region"
         )
-        cg.replay(writes)
-        return cg.names[id(self)]
+        emitter.replay(writes)
+        return emitter.names[id(self)]
 
 
 def _token(trace: Trace, source: Source, obj: Any) -> Value:
@@ -101,12 +111,14 @@ class ContextWrites(Standing):
         else:
             self.calls.append((token, True))
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         for token, reset in self.calls:
             if reset:
-                cg.statement(f"{cg.constant(token.var)}.reset({cg.emit(token)})")
+                emitter.statement(f"{emitter.constant(token.var)}.reset({emitter.emit(token)})")
             else:
-                cg.remember(token, cg.bound(f"{cg.constant(token.var)}.set({cg.emit(token.new)})"))
+                emitter.remember(
+                    token, emitter.bound(f"{emitter.constant(token.var)}.set({emitter.emit(token.new)})")
+                )
 
 
 def _read(trace: Trace, var: Any) -> Any:

@@ -185,5 +185,5 @@ class _Cyclic(Value):
     def python_type(self) -> type:
         raise unsupported("unsupported-call", "copy.deepcopy of a structure that contains itself")
 
-    def reconstruct(self, cg: Any) -> str:
+    def reconstruct(self, emitter: Any) -> str:
         raise unsupported("reconstruct", "copy.deepcopy of a structure that contains itself")

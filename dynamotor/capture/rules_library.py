@@ -42,8 +42,8 @@ from .values.base import (
     MISSING,
     Args,
     CallRule,
-    Codegen,
     Kwargs,
+    ResultEmitter,
     Trace,
     Value,
     binders,
@@ -113,12 +113,12 @@ class PartialValue(UserObject):
         func, given, named = [self.getattr(trace, name) for name in _PARTS]
         return func, given.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}  # type: ignore[attr-defined]
 
-    def _new(self, cg: Codegen) -> str:
+    def _new(self, emitter: ResultEmitter) -> str:
         func, given, named = [self.slots.pop(name) for name in _PARTS]
         assert func is not None and given is not None and isinstance(named, DictValue)
-        pairs = [f"{cg.emit(key)}: {cg.emit(value)}" for key, value in named.load().values()]
-        words = f"{cg.emit(func)}, *{cg.emit(given)}, **{{{', '.join(pairs)}}}"
-        return f"{cg.constant(functools.partial)}({words})"
+        pairs = [f"{emitter.emit(key)}: {emitter.emit(value)}" for key, value in named.load().values()]
+        words = f"{emitter.emit(func)}, *{emitter.emit(given)}, **{{{', '.join(pairs)}}}"
+        return f"{emitter.constant(functools.partial)}({words})"
 
 
 _PARTS = ("func", "args", "keywords")

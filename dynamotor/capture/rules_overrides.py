@@ -26,7 +26,7 @@ from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
 from .values.base import (
     MISSING,
     CallRule,
-    Codegen,
+    ResultEmitter,
     Trace,
     Value,
     builtin_rule,
@@ -75,8 +75,8 @@ class SubclassValue(UserObject):
             return torch_call(trace, op, [other, self.tensor], {})
         return super().binary(trace, op, other, reflected)
 
-    def _new(self, cg: Codegen) -> str:
-        return f"{cg.emit(self.tensor)}.as_subclass({cg.constant(self.cls)})"
+    def _new(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.emit(self.tensor)}.as_subclass({emitter.constant(self.cls)})"
 
 
 def wrap_other_subclasses(trace: Trace, source: Any, obj: torch.Tensor) -> Value:

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from .breaks import unsupported, unsupported_if
-from .values.base import Args, Codegen, Epoch, Kwargs, Trace, Value, builtin_rule
+from .values.base import Args, Epoch, Kwargs, ResultEmitter, Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue, SequenceValue
 
@@ -45,9 +45,9 @@ class RandomValue(Value):
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
         raise unsupported("unsupported-mutation", f"attribute {name!r} of a random.Random is set")
 
-    def reconstruct(self, cg: Codegen) -> str:
-        name = cg.new_object(self, f"{cg.constant(random.Random)}()")
-        cg.statement(f"{name}.setstate({cg.constant(self.state.getstate())})")
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        name = emitter.new_object(self, f"{emitter.constant(random.Random)}()")
+        emitter.statement(f"{name}.setstate({emitter.constant(self.state.getstate())})")
         return name
 
 
@@ -80,8 +80,8 @@ class RandomMethod(Value):
         items.setitem(trace, Constant(slice(None)), ListValue(picked))
         return Constant(None)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.emit(self.of)}.{self.name}"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.emit(self.of)}.{self.name}"
 
 
 def _constants(args: Args) -> list[Any]:

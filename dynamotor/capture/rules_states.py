@@ -14,7 +14,7 @@ import torch
 from ..base import compat
 from ..graph import states
 from .breaks import Unsupported, unsupported, unsupported_if
-from .values.base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder
+from .values.base import MISSING, CallRule, ResultEmitter, Trace, Value, builtin_rule, call_finder
 from .values.constant import Constant
 from .values.context import ModeEffect, Standing
 from .values.tensor import TensorValue, torch_call
@@ -33,7 +33,7 @@ class StateEffect(Standing):
         self.regions: list[Value] = []  # those of inference mode that are open
         self.saved = False  # a state was read, which a generator may put back in its `finally`
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """The graph has done it all."""
         unsupported_if(self.regions, "context", "torch.inference_mode() is left open")
 

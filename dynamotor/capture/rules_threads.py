@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from .breaks import unsupported
-from .values.base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_typed
+from .values.base import MISSING, ResultEmitter, Trace, Value, builtin_rule, wrap_typed
 from .values.user_object import UserObject
 
 
@@ -58,18 +58,18 @@ class LocalValue(UserObject):
         if self.obj is not MISSING:
             trace.effects.touch(self)
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Set and delete as the program did."""
-        name = cg.emit(self)
+        name = emitter.emit(self)
         for key, value in self.written.items():
             if value is not None:
-                cg.statement(f"setattr({name}, {key!r}, {cg.emit(value)})")
+                emitter.statement(f"setattr({name}, {key!r}, {emitter.emit(value)})")
             else:
-                cg.statement(f"{name}.__dict__.pop({key!r}, None)")
+                emitter.statement(f"{name}.__dict__.pop({key!r}, None)")
 
-    def reconstruct(self, cg: Codegen) -> str:
-        name = cg.new_object(self, f"{cg.constant(self.cls)}()")
-        self.replay(cg)
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        name = emitter.new_object(self, f"{emitter.constant(self.cls)}()")
+        self.replay(emitter)
         return name
 
 

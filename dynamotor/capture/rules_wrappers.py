@@ -23,7 +23,7 @@ from ..graph.tensor_subclass import Rewrap, is_wrapper_class
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
 from .rules_overrides import SubclassValue, wrap_other_subclasses
-from .values.base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder, wrap_rule
+from .values.base import MISSING, CallRule, ResultEmitter, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .values.constant import Constant
 from .values.containers import ListValue
 from .values.klass import ClassValue
@@ -126,16 +126,19 @@ class WrapperValue(SubclassValue):
             super(SubclassValue, self).store_slot(trace, descr, value)
 
     # Leaving the trace --------------------------------------------------------------------------------------
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         if self._tensor is not None:
-            return cg.tensor(self._tensor)
-        return super().reconstruct(cg)
+            return emitter.tensor(self._tensor)
+        return super().reconstruct(emitter)
 
-    def _new(self, cg: Codegen) -> str:
+    def _new(self, emitter: ResultEmitter) -> str:
         """A wrapper that took part in no call, as the program makes it."""
         args, kwargs = self.arguments
-        given = [*map(cg.emit, args), *[f"{name}={cg.emit(value)}" for name, value in kwargs.items()]]
-        return f"{cg.constant(compat.make_wrapper_subclass)}({', '.join(given)})"
+        given = [
+            *map(emitter.emit, args),
+            *[f"{name}={emitter.emit(value)}" for name, value in kwargs.items()],
+        ]
+        return f"{emitter.constant(compat.make_wrapper_subclass)}({', '.join(given)})"
 
     def describe(self) -> str:
         return f"a {self.cls.__name__}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..base import checkout
 from ..base.config import config
 from ..base.errors import UsageError
-from ..lower.index import Div, Index, Loaded, Mod
+from ..lower.index_expr import Div, Index, Loaded, Mod
 from ..lower.ir import (
     COLS,
     ROWS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..graph.sizes import Dim, Size, divides
-from ..lower.index import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
+from ..lower.index_expr import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
 from ..lower.ir import BOOL, Expr, walk
 from .cpp_ops import ctype, literal, operation
 from .scopes import ValueScope

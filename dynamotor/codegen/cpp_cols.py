@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..graph.sizes import Dim, Size, divides
 from ..graph.spec import numel
-from ..lower.index import Index, Var, is_zero, row_major
+from ..lower.index_expr import Index, Var, is_zero, row_major
 from ..lower.ir import Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope

@@ -18,7 +18,7 @@ from ..base.errors import UsageError
 from ..graph.sizes import Dim, Size, divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
 from ..lower.fusion import elements
-from ..lower.index import Index, Var, determined, flatten, is_one, is_zero, row_major
+from ..lower.index_expr import Index, Var, determined, flatten, is_one, is_zero, row_major
 from ..lower.ir import (
     BOOL,
     F32,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.spec import numel
-from ..lower.index import Var
+from ..lower.index_expr import Var
 from ..lower.ir import ScanStatement, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.sizes import Dim, hint
-from ..lower.index import Var
+from ..lower.index_expr import Var
 from ..lower.ir import F32, Reduce
 from ..runtime.cpp_text import loop
 

@@ -8,7 +8,7 @@ Element by element such a map takes one cache line an element.
 from __future__ import annotations
 
 from ..graph.spec import numel
-from ..lower.index import Var, is_one
+from ..lower.index_expr import Var, is_one
 from ..lower.ir import Expr, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope

@@ -14,7 +14,7 @@ import torch
 
 from ..graph.sizes import Dim, Size, divides, equal
 from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Bounds, Div, Index, Loaded, Mod, Var, is_one, may_be_negative
+from ..lower.index_expr import Bounds, Div, Index, Loaded, Mod, Var, is_one, may_be_negative
 from ..lower.ir import BOOL, F32, I32, I64, Expr, Store, make
 from .scopes import ValueScope
 from .triton_ops import COMPUTE, MEMORY, literal, mark, operation, word_test

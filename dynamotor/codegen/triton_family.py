@@ -21,7 +21,7 @@ import torch
 from ..base.events import counters
 from ..graph.sizes import FUNCTIONS, Dim, ShapeEnv, Size, Symbol, evaluate, settled
 from ..graph.spec import TensorSpec
-from ..lower.index import Div, Index, Mod
+from ..lower.index_expr import Div, Index, Mod
 from ..lower.instance import Instance
 from ..lower.ir import Kernel, forget_expressions, lowering
 from .scopes import title

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from ..graph.spec import numel
-from ..lower.index import Index, flatten
+from ..lower.index_expr import Index, flatten
 from ..lower.ir import F32, Store, load, loads_of, walk
 from .triton_body import Axis, Name, TileBody, TileScope
 from .triton_conv import multiply_window

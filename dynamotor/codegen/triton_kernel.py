@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..graph.sizes import Dim
-from ..lower.index import Var
+from ..lower.index_expr import Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, of_kind, roots, walk
 from .scopes import title
 from .triton_body import NOTHING, Axis, Name, TileBody, TileScope

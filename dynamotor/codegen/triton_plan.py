@@ -15,7 +15,7 @@ import torch
 
 from ..graph.sizes import Dim, Size, divides, equal, hint, is_symbolic
 from ..graph.spec import TensorSpec, contiguous_stride, numel
-from ..lower.index import Index, Var, flatten, is_one, is_zero, row_major
+from ..lower.index_expr import Index, Var, flatten, is_one, is_zero, row_major
 from ..lower.ir import (
     COLS,
     ROW,

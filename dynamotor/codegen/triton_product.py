@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..lower.index import Index, Var, flatten
+from ..lower.index_expr import Index, Var, flatten
 from ..lower.ir import Expr, Kernel, Store, load, loads_of, rewrite
 from .triton_ops import MEMORY
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ..graph.spec import contiguous_stride
-from ..lower.index import Index, Var
+from ..lower.index_expr import Index, Var
 from ..lower.ir import Kernel, Store, loaded_exprs, roots, walk
 from .triton_ops import lines_of
 

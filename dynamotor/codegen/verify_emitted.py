@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
 from ..base.errors import InternalError
-from ..lower.index import Var
+from ..lower.index_expr import Var
 from ..lower.ir import Kernel, Store
 from ..lower.verify_program import levels
 

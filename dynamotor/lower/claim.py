@@ -18,7 +18,7 @@ from ..graph.kernel_checks import sees_twice
 from ..graph.nodes import operand
 from ..graph.sizes import Dim, equal, hint
 from ..graph.spec import TensorSpec, aten, contiguous_stride, numel
-from .index import Index, Var, is_one
+from .index_expr import Index, Var, is_one
 from .ir import LoopNode, loads_of
 from .program import BufRef
 from .realize import VIEW_OPS, Realizer

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..base.events import emit, listening
 from ..graph.sizes import Dim, Size, divides, hint
-from .index import Index, Var, is_one
+from .index_expr import Index, Var, is_one
 from .ir import (
     COLS,
     FINAL,

@@ -13,7 +13,7 @@ import torch
 
 from ..graph.sizes import Dim
 from ..graph.spec import numel
-from .index import Bounds, Div, Index, Loaded, Mod, Var
+from .index_expr import Bounds, Div, Index, Loaded, Mod, Var
 
 Facts = tuple[tuple[Index, Bounds], ...]  # bounds of sums of terms (without a constant), both included
 Free = Var | Loaded  # what values are chosen for

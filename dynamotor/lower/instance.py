@@ -11,7 +11,7 @@ from typing import Any
 
 from ..graph.sizes import Dim, ShapeEnv, Symbol, evaluate
 from ..graph.spec import TensorSpec
-from .index import Div, Index, Loaded, Var
+from .index_expr import Div, Index, Loaded, Var
 from .ir import (
     Expr,
     ExternNode,

@@ -23,7 +23,7 @@ import torch
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, Dims, Size, Symbol
 from ..graph.spec import HALVES
-from .index import ZERO, Index, Loaded, Var, flatten
+from .index_expr import ZERO, Index, Loaded, Var, flatten
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
 

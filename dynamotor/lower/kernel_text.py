@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .index import Var
+from .index_expr import Var
 from .ir import COLS, Expr, Kernel, Reduce, ScanStatement, Scratch, Statement, Store, roots, walk
 
 _INFIX = {

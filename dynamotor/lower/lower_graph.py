@@ -30,7 +30,7 @@ from . import (  # noqa: F401  (rules register themselves)
 )
 from .fusion import RULES, Group, Rule, fuse
 from .in_place import Sharing, share_memory, verify_in_place
-from .index import is_zero
+from .index_expr import is_zero
 from .instance import instances, nodes_at
 from .ir import ExternNode, LoopNode, forget_expressions
 from .kernel_text import kernel_text

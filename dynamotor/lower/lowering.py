@@ -26,7 +26,7 @@ from ..graph.result_strides import preserved_stride
 from ..graph.sizes import Dim, Size, equal, hint, leaves_in
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, Materialized, aten_call_target, is_layout_agnostic
-from .index import Index, Var, is_zero
+from .index_expr import Index, Var, is_zero
 from .ir import (
     COMPUTE_TYPE,
     Body,

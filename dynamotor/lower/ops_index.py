@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..graph.sizes import Dim, Dims
-from .index import Index, Loaded, Var
+from .index_expr import Index, Loaded, Var
 from .ir import I64, Expr, cast, make, walk
 from .lowering import LoopBuilder, decline_if, lowering
 from .value import LoopValue, broadcast_index, broadcast_shape

@@ -17,7 +17,7 @@ import torch
 from ..base.config import config
 from ..graph.sizes import Dim
 from . import value as views
-from .index import Index
+from .index_expr import Index
 from .ir import COMPUTE_TYPE, I32, I64, Expr, cast, compare, const, index_value, masked, op, select
 from .lowering import Decline, LoopBuilder, decline_if, lowering
 from .ops_pointwise import add

@@ -15,7 +15,7 @@ from ..base.registry import register_all
 from ..graph.sizes import Dim, Size, maximum
 from ..graph.spec import TensorSpec, aten, numel
 from . import value as views
-from .index import Index
+from .index_expr import Index
 from .ir import (
     BOOL,
     COMPUTE_TYPE,

@@ -16,7 +16,7 @@ import torch
 from ..base.registry import register_all
 from ..graph.spec import HALVES, aten, contiguous_stride, numel
 from .claim import apart, claim, claimable, keep_apart
-from .index import Index, flatten
+from .index_expr import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, LoopNode, cast, compare, const, op, select
 from .lowering import LoopBuilder, Scalar, decline_if, lowering
 from .ops_index import INTEGERS, Places, advanced, loaded_index

@@ -10,7 +10,7 @@ import torch
 from ..base.config import config
 from ..graph.sizes import Dim, is_symbolic, numbers
 from ..graph.spec import aten, numel
-from .index import Index, Loaded
+from .index_expr import Index, Loaded
 from .ir import COMPUTE_TYPE, F32, F64, I32, Expr, cast, const, index_value, op
 from .lowering import LoopBuilder, decline_if, lowering
 from .ops_reduce import wide

@@ -19,7 +19,7 @@ from ..graph.spec import TensorSpec, aten, contiguous_stride, numel
 from . import value as views
 from .claim import write_part
 from .extern import OwnStorage
-from .index import ZERO, Index, Var, flatten, is_one, is_zero
+from .index_expr import ZERO, Index, Var, flatten, is_one, is_zero
 from .ir import (
     COMPUTE_TYPE,
     F32,

@@ -12,7 +12,7 @@ from ..graph.nodes import operand, spec_of
 from ..graph.sizes import equal
 from ..graph.spec import TensorSpec, contiguous_stride
 from .claim import memory_of
-from .index import Index, Var
+from .index_expr import Index, Var
 from .ir import (
     COMPUTE_TYPE,
     ExternNode,

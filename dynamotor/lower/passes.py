@@ -21,7 +21,12 @@ from ..graph.pass_manager import run_passes
 from ..graph.spec import GraphInfo
 from ..graph.verify_graph import verify_aten_graph
 from .channels_last import assign_layouts
-from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolutions, split_convolution_bias
+from .convolutions import (
+    fuse_convolutions,
+    multiply_weight_gradients,
+    prepack_convolutions,
+    split_convolution_bias,
+)
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias

@@ -15,7 +15,7 @@ from torch import fx
 from ..base.config import config
 from ..graph.sizes import Dim, ShapeEnv, equal
 from ..graph.spec import GraphInfo, TensorSpec, contiguous_stride
-from .index import Index, Var, is_one
+from .index_expr import Index, Var, is_one
 from .ir import (
     COMPUTE_TYPE,
     Expr,

@@ -17,7 +17,7 @@ from ..base.config import config
 from ..graph.sizes import Dim, equal, hint
 from ..graph.spec import HALVES, contiguous_stride
 from .fusion import MAX_ACROSS, Group, Member, elements, fast_var
-from .index import Index, Var, flatten, row_major
+from .index_expr import Index, Var, flatten, row_major
 from .ir import (
     COLS,
     COMPUTE_TYPE,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..graph.sizes import Dim, divides, equal, hint, known
 from ..graph.spec import numel
-from .index import ZERO, Index, Var, row_major
+from .index_expr import ZERO, Index, Var, row_major
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from ..graph.result_strides import viewed_stride
 from ..graph.sizes import Dim, Dims, divides, equal, hint, packed
 from ..graph.spec import TensorSpec, contiguous_stride
-from .index import ZERO, Index, Var, flatten, is_one, is_zero, reindex
+from .index_expr import ZERO, Index, Var, flatten, is_one, is_zero, reindex
 from .ir import Body, Expr, load
 from .program import BufRef
 

@@ -15,8 +15,8 @@ import torch
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, hint
 from ..graph.spec import TensorSpec, numel
-from .index import ZERO, Atom, Bounds, Div, Index, Loaded, Var
 from .index_bounds import Facts, ends
+from .index_expr import ZERO, Atom, Bounds, Div, Index, Loaded, Var
 from .ir import (
     COMPUTE_TYPE,
     ROWS,

@@ -13,7 +13,7 @@ from triton_launches import check, launches, run
 from bench.triton_interpret import available
 from dynamotor.codegen import triton, triton_ops, triton_plan
 from dynamotor.codegen.triton_plan import GpuTuning
-from dynamotor.lower.index import Index, Var, flatten
+from dynamotor.lower.index_expr import Index, Var, flatten
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Store, compare, const, load, make, op
 from dynamotor.runtime import triton_build
 from dynamotor.runtime.triton_build import TritonJob, start_kernel

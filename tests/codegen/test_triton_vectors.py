@@ -17,7 +17,7 @@ from dynamotor.codegen.triton import emit_piece
 from dynamotor.codegen.triton_ops import HELPERS
 from dynamotor.codegen.triton_plan import GpuTuning
 from dynamotor.codegen.triton_vectors import vectors_of
-from dynamotor.lower.index import Index, Var
+from dynamotor.lower.index_expr import Index, Var
 from dynamotor.lower.ir import Kernel, Phase, Store, load
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 

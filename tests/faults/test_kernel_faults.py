@@ -10,7 +10,7 @@ from planted import Faults
 
 from dynamotor.codegen import cpp_body, cpp_kernel, triton_body, triton_kernel, triton_plan
 from dynamotor.lower import lower_graph, ops_index, ops_view, outputs
-from dynamotor.lower.index import Index, Loaded, Var
+from dynamotor.lower.index_expr import Index, Loaded, Var
 from dynamotor.lower.ir import Kernel, Phase, Reduce, Scratch, Store, load, make, rewrite
 from dynamotor.lower.program import LoopStep
 from dynamotor.lower.schedule import over_loops

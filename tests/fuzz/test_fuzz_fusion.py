@@ -14,7 +14,7 @@ from kernels import forget_kernels
 
 from bench.json_worker import JsonWorker
 from dynamotor.codegen import cpp_body, cpp_kernel, gpu_program
-from dynamotor.lower import index, verify_program
+from dynamotor.lower import index_expr, verify_program
 from fuzz import bounds, fusion, fuzzers, ops, place, report, trial, workers
 from fuzz.compare import Outcome, differences, links, observe
 from fuzz.generate import Generator
@@ -137,13 +137,13 @@ def made_of(kind, seed):
 
 def test_positions_that_are_rounded_towards_zero_are_found_behind_regroupings(monkeypatch):
     def split(self, n):
-        whole = {a: c // n for a, c in self.terms.items() if index.divides(n, c)}
+        whole = {a: c // n for a, c in self.terms.items() if index_expr.divides(n, c)}
         rest = {a: c for a, c in self.terms.items() if a not in whole}
-        return index.Index(whole, self.const // n), index.Index(rest, self.const % n)
+        return index_expr.Index(whole, self.const // n), index_expr.Index(rest, self.const % n)
 
     programs = [made_of(ops.regrouped, seed) for seed in range(24)]
     assert not any(fusion.problems(programs, "portable"))
-    monkeypatch.setattr(index.Index, "_split", split)
+    monkeypatch.setattr(index_expr.Index, "_split", split)
     monkeypatch.setattr(cpp_body, "may_be_negative", lambda atom: False)
     monkeypatch.setattr(verify_program, "_atom_bounds", lambda atom, facts: atom.bounds)
     forget_kernels(monkeypatch)

@@ -8,7 +8,7 @@ from harness import check, loop_steps, lowered
 
 from dynamotor.base.events import collect
 from dynamotor.graph.spec import GraphInfo
-from dynamotor.lower.index import Index, Var, flatten, unflatten
+from dynamotor.lower.index_expr import Index, Var, flatten, unflatten
 from dynamotor.lower.lower_graph import lower_graph
 from dynamotor.lower.space import Split, match
 

@@ -12,7 +12,7 @@ import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
 from dynamotor.lower import index_bounds
-from dynamotor.lower.index import Index, Var
+from dynamotor.lower.index_expr import Index, Var
 
 
 def test_conditions_and_remainders_together() -> None:

@@ -5,6 +5,8 @@ docs/decisions/statements.md says where the statements are and why.
 
 from __future__ import annotations
 
+import fnmatch
+
 import pytest
 
 from bench import size
@@ -40,6 +42,15 @@ def test_dynamotor_xla_keeps_to_its_limit() -> None:
 
 def test_statements_are_counted_and_not_their_lines() -> None:
     assert size.statements('"""Text."""\nif a:\n    b = (\n        1,\n    )\nelse:\n    c()\n') == 4
+
+
+def test_every_pattern_of_a_mechanism_names_a_file() -> None:
+    names = [
+        path.relative_to(size.ROOT / "dynamotor").as_posix()
+        for path in (size.ROOT / "dynamotor").rglob("*.py")
+    ]
+    patterns = [pattern for each in size.MECHANISMS.values() for pattern in each.split()]
+    assert not [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
 
 
 def test_every_file_is_there_for_something() -> None:

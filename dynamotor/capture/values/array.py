@@ -16,7 +16,7 @@ import torch
 
 from ..breaks import Unsupported, unsupported
 from ..source import Called, Const
-from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_typed
+from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_typed
 from .constant import Constant
 from .containers import SequenceValue, TupleValue
 from .known_data import known
@@ -93,10 +93,10 @@ class ArrayValue(UserObject):
             self._tensor = found
         return self._tensor
 
-    def reconstruct(self, cg: Codegen) -> str:
-        name = cg.new_object(self, f"{cg.emit(self._tensor)}.numpy(){'[()]' * self.scalar}")  # type: ignore[arg-type]
-        if self._is_read_only(cg.trace):
-            cg.statement(f"{name}.setflags(write=False)")
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        name = emitter.new_object(self, f"{emitter.emit(self._tensor)}.numpy(){'[()]' * self.scalar}")  # type: ignore[arg-type]
+        if self._is_read_only(emitter.trace):
+            emitter.statement(f"{name}.setflags(write=False)")
         return name
 
     def describe(self) -> str:

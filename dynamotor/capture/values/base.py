@@ -25,10 +25,10 @@ from ..source import Source
 from .operators import UNARY, special_name
 
 if TYPE_CHECKING:  # every rule names these in its annotations, and they import the values
-    from ..output import Codegen
+    from ..result_emitter import ResultEmitter
     from ..trace import Trace
 else:
-    Codegen = Trace = Any
+    ResultEmitter = Trace = Any
 
 NONE_CALLED = "'NoneType' object is not callable"  # the error of a special method set to None
 _OBJECT_ORDER = object.__lt__, object.__le__, object.__gt__, object.__ge__  # type: ignore[operator]
@@ -238,7 +238,7 @@ class Value:
         return self.unpack(trace)
 
     # Leaving the trace --------------------------------------------------------------------------------------
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         """A Python expression of the object for the generated `finish` function; only called for values made
         in the trace (values from outside are fetched by their source)."""
         raise unsupported("reconstruct", f"{self.describe()} leaves the captured region")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..breaks import unsupported_if
 from ..source import Const
-from .base import MISSING, Codegen, Trace, Value
+from .base import MISSING, ResultEmitter, Trace, Value
 
 
 class PendingAttribute:
@@ -34,9 +34,9 @@ class ClassWrites(Value):
     def python_type(self) -> type:
         return type(self)
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         for name, pending in self.names.items():
-            cg.statement(f"{cg.constant(self.cls)}.{name} = {cg.emit(pending.value)}")
+            emitter.statement(f"{emitter.constant(self.cls)}.{name} = {emitter.emit(pending.value)}")
 
 
 def set_class_attribute(trace: Trace, cls: type, name: str, value: Value) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..breaks import unsupported, unsupported_if
 from ..polyfills import cursors
 from ..source import trusted_module
-from .base import MISSING, Codegen, Iterator, Trace, Value
+from .base import MISSING, Iterator, ResultEmitter, Trace, Value
 from .operators import special_name
 
 # Types whose methods and operators are pure: run for real when everything is known.
@@ -176,8 +176,8 @@ class Constant(Value):
             [trace.make(item) for item in self.value] if type(self.value) is tuple else super().unpack(trace)
         )
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return cg.constant(self.value)
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return emitter.constant(self.value)
 
     def describe(self) -> str:
         return f"{self.value!r:.80}"
@@ -217,11 +217,11 @@ class RealIterator(Iterator):
             return trace.make(item)
         return None
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         rest = copy.copy(self.iterator)
-        if cg.for_frame:
-            return f"{cg.constant(cursors.SequenceCursor)}({cg.constant(tuple(rest))}, 0)"
-        return f"{cg.constant(copy.copy)}({cg.constant(rest)})"
+        if emitter.for_frame:
+            return f"{emitter.constant(cursors.SequenceCursor)}({emitter.constant(tuple(rest))}, 0)"
+        return f"{emitter.constant(copy.copy)}({emitter.constant(rest)})"
 
 
 class BoundBuiltin(Value):
@@ -253,10 +253,10 @@ class BoundBuiltin(Value):
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return trace.call_builtin(self.descr, [self.instance, *args], kwargs)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         # The class may have another of this name. CPython crashes where the class is left out.
-        cls = cg.constant(self.instance.python_type())
-        return f"{cg.constant(self.descr)}.__get__({cg.emit(self.instance)}, {cls})"
+        cls = emitter.constant(self.instance.python_type())
+        return f"{emitter.constant(self.descr)}.__get__({emitter.emit(self.instance)}, {cls})"
 
     def describe(self) -> str:
         return f"method {self.descr.__name__!r} of {self.instance.describe()}"
@@ -270,8 +270,8 @@ class BoundClassBuiltin(BoundBuiltin):
     def as_constant(self) -> Any:
         return self.descr.__get__(None, self.instance.as_constant())
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(self.descr)}.__get__(None, {cg.emit(self.instance)})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.constant(self.descr)}.__get__(None, {emitter.emit(self.instance)})"
 
 
 def class_descriptor_of(method: Any) -> Any:

@@ -30,11 +30,11 @@ from ..guards import (
 from ..source import Const, DictItem, SeqItem
 from .base import (
     MISSING,
-    Codegen,
     Epoch,
     IdentityKey,
     Iterator,
     ObjectKey,
+    ResultEmitter,
     StandIn,
     Trace,
     Value,
@@ -174,8 +174,8 @@ class TupleValue(SequenceValue):
     def hash_key(self, trace: Trace) -> Hashable:
         return tuple(item.hash_key(trace) for item in self.items)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return "(" + "".join(f"{cg.emit(item)}, " for item in self.items) + ")"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return "(" + "".join(f"{emitter.emit(item)}, " for item in self.items) + ")"
 
 
 class ListValue(SequenceValue):
@@ -223,22 +223,24 @@ class ListValue(SequenceValue):
             return self
         return super().binary(trace, op, other, reflected)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         if owner := owner_of(self):
-            return cg.emit(owner)
-        name = cg.new_object(self, "[]")
-        self.fill(cg, name)
+            return emitter.emit(owner)
+        name = emitter.new_object(self, "[]")
+        self.fill(emitter, name)
         return name
 
-    def fill(self, cg: Codegen, name: str) -> None:
+    def fill(self, emitter: ResultEmitter, name: str) -> None:
         """Put the items into a new list, or an object of a subclass."""
         if self.items:
-            cg.statement(f"list.extend({name}, [{', '.join([cg.emit(item) for item in self.items])}])")
+            emitter.statement(
+                f"list.extend({name}, [{', '.join([emitter.emit(item) for item in self.items])}])"
+            )
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Give the outside list its final contents."""
-        cg.statement(
-            f"list.__setitem__({cg.emit(self)}, slice(None), [{', '.join([cg.emit(item) for item in self.items])}])"
+        emitter.statement(
+            f"list.__setitem__({emitter.emit(self)}, slice(None), [{', '.join([emitter.emit(item) for item in self.items])}])"
         )
 
 
@@ -497,29 +499,31 @@ class DictValue(Value):
         for hash_key, (key, value) in list(other.load().items()):
             self.store(trace, hash_key, key, value)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         if owner := owner_of(self):
-            text = cg.emit(owner)
+            text = emitter.emit(owner)
             own = "__dict__" if getattr(owner, "_dict", None) is self else "keywords"  # of a partial
             return text if contents_of(owner) is self else f"{text}.{own}"
-        name = filled = cg.bound(f"{cg.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}")
+        name = filled = emitter.bound(
+            f"{emitter.constant(OrderedDict)}()" if self.kind is OrderedDict else "{}"
+        )
         if self.kind is types.MappingProxyType:
-            name = cg.bound(f"{cg.constant(self.kind)}({filled})")
-        cg.remember(self, name)
-        self.fill(cg, filled)
+            name = emitter.bound(f"{emitter.constant(self.kind)}({filled})")
+        emitter.remember(self, name)
+        self.fill(emitter, filled)
         return name
 
-    def fill(self, cg: Codegen, name: str) -> None:
+    def fill(self, emitter: ResultEmitter, name: str) -> None:
         """Put the items into a new dict, or an object of a subclass."""
-        method = cg.constant(OrderedDict) if self.kind is OrderedDict else "dict"
+        method = emitter.constant(OrderedDict) if self.kind is OrderedDict else "dict"
         made = self._table if self.complete else self.load()
         for key, value in [*made.values(), *self.pending]:
-            cg.statement(f"{method}.__setitem__({name}, {cg.emit(key)}, {cg.emit(value)})")
+            emitter.statement(f"{method}.__setitem__({name}, {emitter.emit(key)}, {emitter.emit(value)})")
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Give the outside dict its final contents in their order."""
-        target = cg.emit(self)
-        method = "dict" if self.kind is dict else cg.constant(self.kind)
+        target = emitter.emit(self)
+        method = "dict" if self.kind is dict else emitter.constant(self.kind)
         final = list(self.table)
         written = [key for key in final if key in self.changed]
         if (
@@ -532,10 +536,10 @@ class DictValue(Value):
         else:
             removed = [key for key in self.removed if dict.__contains__(self.obj, key)]
         for key in removed:
-            cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(key))})")
+            emitter.statement(f"{method}.__delitem__({target}, {emitter.emit(self._key(key))})")
         for hash_key in written:
             key, value = self.table[hash_key]
-            cg.statement(f"{method}.__setitem__({target}, {cg.emit(key)}, {cg.emit(value)})")
+            emitter.statement(f"{method}.__setitem__({target}, {emitter.emit(key)}, {emitter.emit(value)})")
 
     def describe(self) -> str:
         return "a dict"
@@ -588,8 +592,8 @@ class DictView(Value):
         theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other)
         return mine.binary(trace, op, theirs, reflected)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.emit(self.target)}.{self.part}()"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.emit(self.target)}.{self.part}()"
 
 
 def _like_a_set(value: Value) -> bool:
@@ -790,11 +794,11 @@ class SetValue(Value):
             mirror=op(mine.mirror, theirs.mirror) if known else None,
         )
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         owner = owner_of(self)
-        return cg.new_object(self, self.text(cg)) if owner is None else cg.emit(owner)
+        return emitter.new_object(self, self.text(emitter)) if owner is None else emitter.emit(owner)
 
-    def text(self, cg: Codegen) -> str:
+    def text(self, emitter: ResultEmitter) -> str:
         """An expression for a set with these items."""
         if self.mirror is not None and len(self.table) > 1:
             unsupported_if(
@@ -802,15 +806,15 @@ class SetValue(Value):
                 "reconstruct",
                 "a set whose order cannot be rebuilt leaves the captured region",
             )
-            return f"{self.kind.__name__}({cg.constant(self.mirror)})"
-        text = f"{{{', '.join([cg.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
+            return f"{self.kind.__name__}({emitter.constant(self.mirror)})"
+        text = f"{{{', '.join([emitter.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
         return text if self.kind is set else f"frozenset({text})"
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Redo the changes of the outside set."""
-        name = cg.emit(self)
+        name = emitter.emit(self)
         for method, item in self.log:
-            cg.statement(f"set.{method}({name}{'' if item is None else ', ' + cg.emit(item)})")
+            emitter.statement(f"set.{method}({name}{'' if item is None else ', ' + emitter.emit(item)})")
 
 
 _SET_METHODS: dict[str, Callable[[set, set], set]] = {

@@ -18,7 +18,7 @@ from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ...graph.spec import device_with_index
 from ..breaks import unsupported, unsupported_if
 from ..source import Const
-from .base import Codegen, Trace, Value, builtin_rule
+from .base import ResultEmitter, Trace, Value, builtin_rule
 from .constant import Constant, is_none
 from .user_object import UserObject
 
@@ -77,22 +77,24 @@ class ModeEffect(Standing):
         self.autocast = autocast_state()
         self.regions: dict[Value, tuple[Any, torch.autocast]] = {}  # autocast value -> node, real region
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Close the regions that a break left open inside the graph, and open them again after it."""
-        graph = cg.trace.graph
+        graph = emitter.trace.graph
         for value, (_, region) in self.regions.items():
-            cg.statement(f"{cg.constant(torch.autocast_increment_nesting)}()")
+            emitter.statement(f"{emitter.constant(torch.autocast_increment_nesting)}()")
             for name in ("prev_cache_enabled", "prev", "prev_fastdtype"):  # restored by the real __exit__
-                cg.statement(f"{cg.emit(value)}.{name} = {cg.constant(getattr(region, name))}")
+                emitter.statement(f"{emitter.emit(value)}.{name} = {emitter.constant(getattr(region, name))}")
         for node, _ in reversed(self.regions.values()):
             graph.call_function(compat.exit_autocast, (node,), {})
         for device, (enabled, dtype) in autocast_state().items():
             if (enabled, dtype) != self.autocast[device]:
-                cg.statement(f"{cg.constant(torch.set_autocast_enabled)}({device!r}, {enabled})")
-                cg.statement(f"{cg.constant(torch.set_autocast_dtype)}({device!r}, {cg.constant(dtype)})")
+                emitter.statement(f"{emitter.constant(torch.set_autocast_enabled)}({device!r}, {enabled})")
+                emitter.statement(
+                    f"{emitter.constant(torch.set_autocast_dtype)}({device!r}, {emitter.constant(dtype)})"
+                )
         if torch.is_grad_enabled() != self.grad:
             graph.call_function(compat.set_grad_enabled, (self.grad,), {})
-            cg.statement(f"{cg.constant(compat.set_grad_enabled)}({torch.is_grad_enabled()})")
+            emitter.statement(f"{emitter.constant(compat.set_grad_enabled)}({torch.is_grad_enabled()})")
 
 
 @builtin_rule(compat.set_grad_enabled)
@@ -132,16 +134,16 @@ class AutocastValue(UserObject):
             return trace.make(self.template.__dict__[name])
         return found
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         template, dtype = self.template, self.template.fast_dtype
-        name = cg.new_object(
+        name = emitter.new_object(
             self,
-            f"{cg.constant(torch.autocast)}({template.device!r}, dtype={cg.constant(dtype)}, "
+            f"{emitter.constant(torch.autocast)}({template.device!r}, dtype={emitter.constant(dtype)}, "
             f"enabled={template._enabled}, cache_enabled={template._cache_enabled})",
         )
         if self._dict is not None:
             for key, value in self._dict.load().values():
-                cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+                emitter.statement(f"{name}.__dict__[{emitter.emit(key)}] = {emitter.emit(value)}")
         return name
 
 
@@ -204,9 +206,9 @@ class OpenRegions(Standing):
         super().__init__(trace)
         self.open: list[Value] = []
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         for region in self.open:
-            cg.statement(f"{cg.emit(region)}.__enter__()")
+            emitter.statement(f"{emitter.emit(region)}.__enter__()")
 
 
 @builtin_rule(torch.device.__enter__, record_function.__enter__)

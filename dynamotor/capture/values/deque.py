@@ -14,7 +14,7 @@ from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import Length
 from ..source import Called, SeqItem
-from .base import MISSING, Codegen, Trace, Value, builtin_rule, wrap_typed
+from .base import MISSING, ResultEmitter, Trace, Value, builtin_rule, wrap_typed
 from .constant import Constant
 from .containers import ListValue, contents_of, makers
 from .iterators import Iterator
@@ -73,18 +73,18 @@ class DequeValue(ListValue):
         )
         return super().binary(trace, op, other, reflected)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        name = cg.new_object(self, f"{cg.constant(deque)}(maxlen={self.maxlen})")
-        self.replay(cg, name)
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        name = emitter.new_object(self, f"{emitter.constant(deque)}(maxlen={self.maxlen})")
+        self.replay(emitter, name)
         return name
 
-    def replay(self, cg: Codegen, name: str = "") -> None:
+    def replay(self, emitter: ResultEmitter, name: str = "") -> None:
         """Give it its final contents."""
-        name = name or cg.emit(self)
-        items = ", ".join([cg.emit(item) for item in self.items])
+        name = name or emitter.emit(self)
+        items = ", ".join([emitter.emit(item) for item in self.items])
         if self.obj is not MISSING:
-            cg.statement(f"{name}.clear()")
-        cg.statement(f"{name}.extend([{items}])")
+            emitter.statement(f"{name}.clear()")
+        emitter.statement(f"{name}.extend([{items}])")
 
 
 class DequeIterator(SequenceIterator):
@@ -102,7 +102,7 @@ class DequeIterator(SequenceIterator):
         )
         return super().next(trace)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         raise unsupported("reconstruct", "an iterator over a deque")
 
 

@@ -22,7 +22,7 @@ from ..source import (
     trusted_module,
 )
 from .arguments import fitted
-from .base import MISSING, Codegen, Epoch, Raised, Trace, Value, find_rule, wrap_rule, wrap_typed
+from .base import MISSING, Epoch, Raised, ResultEmitter, Trace, Value, find_rule, wrap_rule, wrap_typed
 from .constant import Constant, is_none
 from .containers import DictValue, TupleValue
 
@@ -79,30 +79,30 @@ class CellValue(Value):
             return found
         return super().getattr(trace, name)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        name = self.bare(cg)
-        self.fill(cg)
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        name = self.bare(emitter)
+        self.fill(emitter)
         return name
 
-    def bare(self, cg: Codegen) -> str:
+    def bare(self, emitter: ResultEmitter) -> str:
         """The cell, one made in the trace still without contents."""
-        if self.source is not None or id(self) in cg.names:
-            return cg.emit(self)
-        cg.unfilled.add(id(self))
-        return cg.new_object(self, f"{cg.constant(types.CellType)}()")
+        if self.source is not None or id(self) in emitter.names:
+            return emitter.emit(self)
+        emitter.unfilled.add(id(self))
+        return emitter.new_object(self, f"{emitter.constant(types.CellType)}()")
 
-    def fill(self, cg: Codegen) -> None:
+    def fill(self, emitter: ResultEmitter) -> None:
         """Give a bare cell its contents."""
-        if id(self) in cg.unfilled:
-            cg.unfilled.discard(id(self))
+        if id(self) in emitter.unfilled:
+            emitter.unfilled.discard(id(self))
             if self.contents is not None:
-                cg.statement(f"{cg.emit(self)}.cell_contents = {cg.emit(self.contents)}")
+                emitter.statement(f"{emitter.emit(self)}.cell_contents = {emitter.emit(self.contents)}")
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Give the outside cell its final contents."""
-        name = cg.emit(self)
-        cg.statement(
-            f"{name}.cell_contents = {cg.emit(self.contents)}"
+        name = emitter.emit(self)
+        emitter.statement(
+            f"{name}.cell_contents = {emitter.emit(self.contents)}"
             if self.contents is not None
             else f"del {name}.cell_contents"
         )
@@ -317,27 +317,27 @@ class FunctionValue(Value):
                 return rule(trace, *fitted(self.fn, args, kwargs))
         return trace.inline(self, args, kwargs)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         if self.fn is not MISSING:
-            return cg.constant(self.fn)
-        closure = "".join(f"{cell.bare(cg)}, " for cell in self.closure)
-        defaults = "".join(f"{cg.emit(v)}, " for v in self.defaults)
-        name = cg.new_object(
+            return emitter.constant(self.fn)
+        closure = "".join(f"{cell.bare(emitter)}, " for cell in self.closure)
+        defaults = "".join(f"{emitter.emit(v)}, " for v in self.defaults)
+        name = emitter.new_object(
             self,
-            f"{cg.constant(types.FunctionType)}({cg.constant(self.code)}, {cg.emit(self.globals)}, "
+            f"{emitter.constant(types.FunctionType)}({emitter.constant(self.code)}, {emitter.emit(self.globals)}, "
             f"{self.special['__name__'].as_constant()!r}, ({defaults}) or None, ({closure}) or None)",
         )
         if self.kwdefaults:
-            cg.statement(
-                f"{name}.__kwdefaults__ = {{{', '.join([f'{k!r}: {cg.emit(v)}' for k, v in self.kwdefaults.items()])}}}"
+            emitter.statement(
+                f"{name}.__kwdefaults__ = {{{', '.join([f'{k!r}: {emitter.emit(v)}' for k, v in self.kwdefaults.items()])}}}"
             )
         for attr, value in self.special.items():
             if attr != "__name__" and not (attr == "__annotations__" and self._is_lazy):
-                cg.statement(f"{name}.{attr} = {cg.emit(value)}")
+                emitter.statement(f"{name}.{attr} = {emitter.emit(value)}")
         for _, (key, value) in self.dict.load().items():
-            cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+            emitter.statement(f"{name}.__dict__[{emitter.emit(key)}] = {emitter.emit(value)}")
         for cell in self.closure:  # which may hold this very function
-            cell.fill(cg)
+            cell.fill(emitter)
         return name
 
     def describe(self) -> str:
@@ -408,8 +408,10 @@ class BoundMethod(Value):
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return trace.tail_call(self.func, [self.instance, *args], kwargs)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(self._made_by())}({cg.emit(self.func)}, {cg.emit(self.instance)})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return (
+            f"{emitter.constant(self._made_by())}({emitter.emit(self.func)}, {emitter.emit(self.instance)})"
+        )
 
     def _made_by(self) -> Callable[[Any, Any], types.MethodType]:
         can_be_called = any("__call__" in vars(base) for base in self.func.python_type().__mro__)

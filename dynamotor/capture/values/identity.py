@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..breaks import Unsupported, unsupported
-from .base import Codegen, IdentityKey, Trace, Value
+from .base import IdentityKey, ResultEmitter, Trace, Value
 from .constant import Constant
 
 
@@ -48,8 +48,8 @@ class Identity(Value):
     def hash_key(self, trace: Trace) -> IdentityKey:
         return IdentityKey(trace, self.of)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"id({cg.emit(self.of)})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"id({emitter.emit(self.of)})"
 
     def describe(self) -> str:
         return f"the id of {self.of.describe()}"

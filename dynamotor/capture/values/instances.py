@@ -17,7 +17,17 @@ import torch
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
 from .arguments import fitted
-from .base import MISSING, CallRule, Codegen, Trace, Value, builtin_rule, call_finder, find_rule, refusing
+from .base import (
+    MISSING,
+    CallRule,
+    ResultEmitter,
+    Trace,
+    Value,
+    builtin_rule,
+    call_finder,
+    find_rule,
+    refusing,
+)
 from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .context import on_device
@@ -79,7 +89,7 @@ class _FunctionInstance(UserObject):
 
     __slots__ = ()
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         raise unsupported("reconstruct", "an instance of an autograd function leaves the captured region")
 
 

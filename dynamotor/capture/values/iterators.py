@@ -10,7 +10,7 @@ from typing import Any
 from ..breaks import unsupported, unsupported_if
 from ..polyfills import cursors
 from ..source import SEQUENCE_ITERATORS, Ahead, Called, Missing, SeqItem
-from .base import Codegen, Iterator, ObjectIterator, Trace, Value, wrap_typed
+from .base import Iterator, ObjectIterator, ResultEmitter, Trace, Value, wrap_typed
 from .constant import Constant, is_none
 from .containers import TupleValue
 
@@ -24,10 +24,10 @@ class OverIterators(Iterator):
         super().__init__()
         self.given = list(given)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        counts = cg.for_frame and self.kind is enumerate  # which a resumed capture cannot ask
-        name = cg.constant(cursors.EnumerateCursor) if counts else self.kind.__name__
-        return f"{name}({', '.join([cg.emit(value) for value in self.given])})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        counts = emitter.for_frame and self.kind is enumerate  # which a resumed capture cannot ask
+        name = emitter.constant(cursors.EnumerateCursor) if counts else self.kind.__name__
+        return f"{name}({', '.join([emitter.emit(value) for value in self.given])})"
 
 
 class EnumerateIterator(OverIterators):
@@ -73,8 +73,8 @@ class StrictZipIterator(ZipIterator):
                 raise trace.error(ValueError, f"zip() argument {i + 2} is longer than argument {i + 1}")
         return None
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"zip({', '.join([cg.emit(value) for value in self.given])}, strict=True)"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"zip({', '.join([emitter.emit(value) for value in self.given])}, strict=True)"
 
 
 class MapIterator(OverIterators):
@@ -181,10 +181,10 @@ class OutsideIterator(Iterator):
             "a list is changed while an iterator from outside walks one",
         )
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Take the steps; at the end, one that fails."""
-        self._check(cg.trace)
-        cg.statement(f"{cg.constant(_take)}({cg.emit(self)}, {self.steps})")
+        self._check(emitter.trace)
+        emitter.statement(f"{emitter.constant(_take)}({emitter.emit(self)}, {self.steps})")
 
 
 wrap_typed(lambda trace, source, obj: OutsideIterator(source, obj), *SEQUENCE_ITERATORS)

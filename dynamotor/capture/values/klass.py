@@ -20,7 +20,7 @@ from ..guards import Absent, ConstEquals, IdIs
 from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, DictItem, InstanceDict, trusted_module
 from .arguments import fitted
-from .base import MISSING, Codegen, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
+from .base import MISSING, ResultEmitter, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
 from .class_attributes import set_class_attribute
 from .constant import (
     PURE_TYPES,
@@ -196,8 +196,8 @@ class TypeDictValue(DictValue):
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
         raise trace.error(TypeError, "'mappingproxy' object does not support item assignment")
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(self.cls)}.__dict__"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.constant(self.cls)}.__dict__"
 
 
 def _own_names(cls: type) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .base import Codegen, Trace, Value
+from .base import ResultEmitter, Trace, Value
 from .constant import Constant
 from .containers import TupleValue
 from .number import FloatValue
@@ -52,14 +52,14 @@ class LateText(Constant):
             return joined([other, self] if reflected else [self, other])
         return super().binary(trace, op, other, reflected)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         words = []
         for part in self.parts:
             if isinstance(part, str):
                 words.append(repr(part))
             else:
                 fn, args = part
-                words.append(f"{cg.constant(fn)}({', '.join(cg.emit(arg) for arg in args)})")
+                words.append(f"{emitter.constant(fn)}({', '.join(emitter.emit(arg) for arg in args)})")
         return f"''.join(({', '.join(words)},))"
 
     def describe(self) -> str:

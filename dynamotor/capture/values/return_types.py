@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from .base import Codegen, Trace, Value
+from .base import ResultEmitter, Trace, Value
 from .containers import TupleValue
 
 
@@ -29,5 +29,5 @@ class ReturnTypeValue(TupleValue):
             return self.items[member.__get__(self.return_type(range(self.return_type.n_sequence_fields)))]  # type: ignore[attr-defined]
         return super().getattr(trace, name)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(self.return_type)}({super().reconstruct(cg)})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.constant(self.return_type)}({super().reconstruct(emitter)})"

@@ -21,7 +21,7 @@ from ...base.registry import register_all
 from ...graph.data_sizes import holds
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
-from .base import Codegen, Trace, Value, find_rule, size_rules
+from .base import ResultEmitter, Trace, Value, find_rule, size_rules
 from .constant import Constant, Number
 from .containers import SequenceValue, TupleValue
 from .number import FUNCTIONS, FloatValue
@@ -92,8 +92,8 @@ class SizeValue(Number):
     def truth(self, trace: Trace) -> bool:
         return bool(self.expr)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return cg.size(self.expr)
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return emitter.size(self.expr)
 
     def lowered(self, node: bool) -> Any:
         """A torch call's argument: a node of the graph, or a `torch.SymInt` for the trial run; a number where
@@ -131,8 +131,8 @@ class QuotientValue(Number):
             return size_value(trace, -((-self.over) // self.by))
         return size_value(trace, self.over // self.by) if fn is math.floor or self.over >= 0 else None
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"({cg.size(self.over)} / {self.by})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"({emitter.size(self.over)} / {self.by})"
 
     def describe(self) -> str:
         return f"the float {self.over} / {self.by}"
@@ -170,10 +170,10 @@ class ConditionValue(Number):
     def value(self) -> bool:
         return self.condition.ask()
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         asked = self.condition
         assert type(asked.expr) is Size
-        return f"(({cg.size(asked.expr)} {asked.kind} 0) is {not asked.negated})"
+        return f"(({emitter.size(asked.expr)} {asked.kind} 0) is {not asked.negated})"
 
     def describe(self) -> str:
         return f"whether {self.condition}"
@@ -208,8 +208,8 @@ class SizesValue(TupleValue):
             result = left.binary(trace, op, right)
         return SizesValue(result.items) if type(result) is TupleValue else result
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(torch.Size)}({super().reconstruct(cg)})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.constant(torch.Size)}({super().reconstruct(emitter)})"
 
 
 def size_value(trace: Trace, number: Any) -> Value:

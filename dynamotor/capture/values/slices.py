@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .base import Codegen, Trace, Value
+from .base import ResultEmitter, Trace, Value
 from .constant import Constant
 
 
@@ -30,8 +30,8 @@ class SliceValue(Value):
             return self.parts[("start", "stop", "step").index(name)]
         return super().getattr(trace, name)
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"slice({', '.join([cg.emit(p) for p in self.parts])})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"slice({', '.join([emitter.emit(p) for p in self.parts])})"
 
 
 def make_slice(parts: Sequence[Value]) -> Value:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..opcode_tables import TEMPLATE_CLASSES
 from ..source import Attr
-from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_typed
+from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_typed
 from .constant import Constant
 from .containers import TupleValue
 from .walks import SequenceIterator
@@ -49,10 +49,8 @@ class InterpolationValue(_Parts):
     kind = Interpolation
     names = ("value", "expression", "conversion", "format_spec")
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return (
-            f"{cg.constant(Interpolation)}({', '.join([cg.emit(self.parts[name]) for name in self.names])})"
-        )
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.constant(Interpolation)}({', '.join([emitter.emit(self.parts[name]) for name in self.names])})"
 
 
 class TemplateValue(_Parts):
@@ -87,10 +85,10 @@ class TemplateValue(_Parts):
         strings = [Constant(text) for text in (*first, left + right, *last)]
         return TemplateValue([TupleValue(strings), TupleValue(inner)])
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         strings, inner = self.parts["strings"].items, self.parts["interpolations"].items  # type: ignore[attr-defined]
         parts = [part for pair in zip(strings, [*inner, None]) for part in pair if part]
-        return f"{cg.constant(Template)}({', '.join([cg.emit(part) for part in parts])})"
+        return f"{emitter.constant(Template)}({', '.join([emitter.emit(part) for part in parts])})"
 
 
 def interpolation(conversion: int, value: Value, expression: Value, spec: Value | None) -> Value:

@@ -32,7 +32,7 @@ from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Absent, KernelSettings, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
-from .base import MISSING, Codegen, Iterator, Trace, Value, wrap_rule
+from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .data_writes import note_recorded, refuse_if_recorded, write_by_data
@@ -232,13 +232,13 @@ class TensorValue(Value):
     def delattr(self, trace: Trace, name: str) -> None:
         raise unsupported("unsupported-mutation", f"attribute {name!r} of a tensor is deleted")
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Set the memory and the Python attributes that the program gave to the tensor."""
         if self.new_data is not None:
             refuse_if_recorded(self.trace, {self.example.memory})
-            cg.statement(f"{cg.emit(self)}.data = {cg.emit(self.new_data)}")
+            emitter.statement(f"{emitter.emit(self)}.data = {emitter.emit(self.new_data)}")
         for name, value in self.attributes.items():
-            cg.statement(f"{cg.emit(self)}.{name} = {cg.emit(value)}")
+            emitter.statement(f"{emitter.emit(self)}.{name} = {emitter.emit(value)}")
 
     # Operators ----------------------------------------------------------------------------------------------
     def _is_replaced(self, trace: Trace, name: str) -> bool:
@@ -323,11 +323,11 @@ class TensorValue(Value):
             return super().iterate(trace)
         return TupleValue(self.unpack(trace)).iterate(trace)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         if self.data_of is not None:
-            return cg.new_object(self, f"{cg.emit(self.data_of)}.data")
+            return emitter.new_object(self, f"{emitter.emit(self.data_of)}.data")
         _check_kept(self.trace, self.example)
-        return cg.tensor(self)
+        return emitter.tensor(self)
 
 
 def _without_symbols(ndim: int, key: Value) -> tuple[Value | None, list[tuple[int, Value]]]:

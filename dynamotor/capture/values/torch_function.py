@@ -31,8 +31,8 @@ from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_fun
 from .array import ArrayValue
 from .base import (
     CallRule,
-    Codegen,
     Iterator,
+    ResultEmitter,
     Trace,
     Value,
     builtin_rule,
@@ -263,8 +263,8 @@ class HeldNumber(Constant):
         """The tensor with 64 bits, which hold any float of a tensor."""
         return torch_call(trace, "to", [self.tensor, Constant(torch.float64)], {})
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.emit(self.tensor)}.item()"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return f"{emitter.emit(self.tensor)}.item()"
 
     def describe(self) -> str:
         return f"a {self.kind.__name__} of a tensor"

@@ -8,7 +8,7 @@ import types
 from collections.abc import Sequence
 
 from ...base.errors import traceback_at
-from .base import MISSING, Codegen, Value
+from .base import MISSING, ResultEmitter, Value
 from .user_object import UserObject
 
 Line = tuple[types.CodeType, int]
@@ -24,8 +24,8 @@ class TracebackValue(Value):
         super().__init__()
         self.lines = lines
 
-    def reconstruct(self, cg: Codegen) -> str:
-        return cg.new_object(self, f"{cg.constant(make_traceback)}({cg.constant(self.lines)})")
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        return emitter.new_object(self, f"{emitter.constant(make_traceback)}({emitter.constant(self.lines)})")
 
 
 def note_line(error: Value, code: types.CodeType, line: int | None) -> None:

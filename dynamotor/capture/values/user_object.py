@@ -15,7 +15,7 @@ from typing import Any
 from ..breaks import unsupported, unsupported_if
 from ..guards import Absent, Length, TypeIs
 from ..source import Attr, InstanceDict
-from .base import MISSING, Codegen, Epoch, ObjectKey, Trace, Value, wrap_rule
+from .base import MISSING, Epoch, ObjectKey, ResultEmitter, Trace, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
 from .operators import c_name
@@ -158,66 +158,70 @@ class UserObject(Value):
         return [*iter(lambda: iterator.next(trace), None)]
 
     # Leaving the trace --------------------------------------------------------------------------------------
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         cls = self.cls
         if issubclass(cls, BaseException):
-            name = self._reconstruct_exception(cg)
+            name = self._reconstruct_exception(emitter)
         else:
-            name = cg.new_object(self, self._new(cg))
-            self._fill_base(cg, name)
+            name = emitter.new_object(self, self._new(emitter))
+            self._fill_base(emitter, name)
         if self._dict is not None and owner_of(self._dict) is self:
             for key, value in self._dict.load().values():
-                cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+                emitter.statement(f"{name}.__dict__[{emitter.emit(key)}] = {emitter.emit(value)}")
         elif self._dict is not None:
-            cg.statement(f"{cg.constant(object)}.__setattr__({name}, '__dict__', {cg.emit(self._dict)})")
+            emitter.statement(
+                f"{emitter.constant(object)}.__setattr__({name}, '__dict__', {emitter.emit(self._dict)})"
+            )
         for slot, kept in self.slots.items():
             if kept is not None and not issubclass(cls, BaseException):
-                cg.statement(f"{cg.constant(object)}.__setattr__({name}, {slot!r}, {cg.emit(kept)})")
+                emitter.statement(
+                    f"{emitter.constant(object)}.__setattr__({name}, {slot!r}, {emitter.emit(kept)})"
+                )
         return name
 
-    def _new(self, cg: Codegen) -> str:
-        cls, base = cg.constant(self.cls), self.base
+    def _new(self, emitter: ResultEmitter) -> str:
+        cls, base = emitter.constant(self.cls), self.base
         if base is None and issubclass(self.cls, types.SimpleNamespace):
             return f"{cls}.__new__({cls})"
         if base is None:
-            return f"{cg.constant(object)}.__new__({cls})"
+            return f"{emitter.constant(object)}.__new__({cls})"
         if isinstance(base, ListValue | DictValue):
             kind = OrderedDict if issubclass(self.cls, OrderedDict) else base.kind
-            return f"{cg.constant(kind)}.__new__({cls})"
+            return f"{emitter.constant(kind)}.__new__({cls})"
         if isinstance(base, SetValue):
-            return f"{cg.constant(base.kind)}.__new__({cls}, {base.text(cg)})"
-        return f"{cg.constant(base.python_type())}.__new__({cls}, {cg.emit(base)})"
+            return f"{emitter.constant(base.kind)}.__new__({cls}, {base.text(emitter)})"
+        return f"{emitter.constant(base.python_type())}.__new__({cls}, {emitter.emit(base)})"
 
-    def _fill_base(self, cg: Codegen, name: str) -> None:
+    def _fill_base(self, emitter: ResultEmitter, name: str) -> None:
         base = self.base
         if isinstance(base, ListValue | DictValue):
-            base.fill(cg, name)
+            base.fill(emitter, name)
         elif isinstance(base, SetValue):
-            cg.statement(f"{base.kind.__name__}.__init__({name}, {base.text(cg)})")
+            emitter.statement(f"{base.kind.__name__}.__init__({name}, {base.text(emitter)})")
 
-    def _reconstruct_exception(self, cg: Codegen) -> str:
+    def _reconstruct_exception(self, emitter: ResultEmitter) -> str:
         args = self.slots.get("args")
         maker = self.cls if args is None else BaseException
-        name = cg.new_object(self, f"{cg.constant(maker)}.__new__({cg.constant(self.cls)})")
+        name = emitter.new_object(self, f"{emitter.constant(maker)}.__new__({emitter.constant(self.cls)})")
         if args is not None:  # which may hold the exception
-            cg.statement(f"{cg.constant(_SET_ARGS)}({name}, {cg.emit(args)})")
+            emitter.statement(f"{emitter.constant(_SET_ARGS)}({name}, {emitter.emit(args)})")
         for slot in ("__cause__", "__context__", "__traceback__", "name", "obj", "value"):
             value = self.slots.get(slot)
             if value is not None:
-                cg.statement(f"{name}.{slot} = {cg.emit(value)}")
+                emitter.statement(f"{name}.{slot} = {emitter.emit(value)}")
         return name
 
-    def replay(self, cg: Codegen) -> None:
+    def replay(self, emitter: ResultEmitter) -> None:
         """Set the changed slots of the outside object (its dict and base record themselves)."""
-        name = cg.emit(self)
+        name = emitter.emit(self)
         for slot, descr in self.changed_slots.items():
             value = self.slots[slot]
             now = (
-                "None" if value is None else cg.emit(value)
+                "None" if value is None else emitter.emit(value)
             )  # the deleted name may not have been there before
-            cg.statement(f"{cg.constant(descr)}.__set__({name}, {now})")
+            emitter.statement(f"{emitter.constant(descr)}.__set__({name}, {now})")
             if value is None:
-                cg.statement(f"{cg.constant(descr)}.__delete__({name})")
+                emitter.statement(f"{emitter.constant(descr)}.__delete__({name})")
 
     def describe(self) -> str:
         return f"an instance of {self.cls.__module__}.{self.cls.__qualname__}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..breaks import unsupported_if
 from ..polyfills import cursors
-from .base import Codegen, Iterator, Trace, Value
+from .base import Iterator, ResultEmitter, Trace, Value
 from .constant import Constant
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ class SequenceIterator(Iterator):
         self.index += 1
         return items[self.index - 1]
 
-    def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        if emitter.for_frame:
             items = Constant(None) if self.index >= 1 << 60 else self.target
-            return f"{cg.constant(cursors.SequenceCursor)}({cg.emit(items)}, {self.index})"
+            return f"{emitter.constant(cursors.SequenceCursor)}({emitter.emit(items)}, {self.index})"
         if self.index >= 1 << 60:
             return f"iter({self.target.kind.__name__}())"
-        name = cg.new_object(self, f"iter({cg.emit(self.target)})")
+        name = emitter.new_object(self, f"iter({emitter.emit(self.target)})")
         if self.index:
-            cg.statement(f"{name}.__setstate__({self.index})")
+            emitter.statement(f"{name}.__setstate__({self.index})")
         return name
 
 
@@ -71,12 +71,12 @@ class ReversedIterator(SequenceIterator):
         self.index -= 1
         return self.target.items[self.index + 1]
 
-    def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame:
-            return f"{cg.constant(cursors.ReversedCursor)}({cg.emit(self.target)}, {self.index})"
+    def reconstruct(self, emitter: ResultEmitter) -> str:
+        if emitter.for_frame:
+            return f"{emitter.constant(cursors.ReversedCursor)}({emitter.emit(self.target)}, {self.index})"
         unsupported_if(self.target.kind is deque, "reconstruct", "a reversed iterator over a deque")
-        name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
-        cg.statement(f"{name}.__setstate__({self.index})")
+        name = emitter.new_object(self, f"reversed({emitter.emit(self.target)})")
+        emitter.statement(f"{name}.__setstate__({self.index})")
         return name
 
 
@@ -127,20 +127,20 @@ class DictIterator(Iterator):
         pair = self.target.table[self.pairs[self.index - 1]]
         return trace.make_tuple(list(pair)) if self.part == "items" else pair[0 if self.part == "keys" else 1]
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         target, start = self.target, self.start.__name__
         if self.over or self._stale():
-            kind = cg.constant(cursors.EMPTY_DICTS.get(target.kind, {}))
+            kind = emitter.constant(cursors.EMPTY_DICTS.get(target.kind, {}))
             left = None if self.over else len(target.table)
-            return f"{cg.constant(cursors.stale_dict_iterator)}({kind}, {start}, {self.part!r}, {left})"
+            return f"{emitter.constant(cursors.stale_dict_iterator)}({kind}, {start}, {self.part!r}, {left})"
         if target.source is not None:
-            cg.replay(target)
-        if cg.for_frame:
-            keys = ", ".join([cg.emit(target.table[key][0]) for key in self.pairs])
-            return f"{cg.constant(cursors.DictCursor)}({cg.emit(target)}, {start}, {self.part!r}, [{keys}], {self.index})"
-        name = cg.new_object(self, f"{start}({cg.emit(target)}.{self.part}())")
+            emitter.replay(target)
+        if emitter.for_frame:
+            keys = ", ".join([emitter.emit(target.table[key][0]) for key in self.pairs])
+            return f"{emitter.constant(cursors.DictCursor)}({emitter.emit(target)}, {start}, {self.part!r}, [{keys}], {self.index})"
+        name = emitter.new_object(self, f"{start}({emitter.emit(target)}.{self.part}())")
         if self.index:
-            cg.statement(f"for _ in range({self.index}): next({name}, None)")
+            emitter.statement(f"for _ in range({self.index}): next({name}, None)")
         return name
 
 
@@ -173,18 +173,16 @@ class SetIterator(SequenceIterator):
             trace.raise_if(self.stale, RuntimeError, "Set changed size during iteration")
         return super().next(trace)
 
-    def reconstruct(self, cg: Codegen) -> str:
+    def reconstruct(self, emitter: ResultEmitter) -> str:
         if self.over:
-            return super().reconstruct(cg) if cg.for_frame else "iter(set())"
+            return super().reconstruct(emitter) if emitter.for_frame else "iter(set())"
         self._check()
-        if cg.for_frame:
-            return (
-                f"{cg.constant(cursors.SetCursor)}({cg.emit(self.target)}, {self.index}, {cg.emit(self.of)})"
-            )
+        if emitter.for_frame:
+            return f"{emitter.constant(cursors.SetCursor)}({emitter.emit(self.target)}, {self.index}, {emitter.emit(self.of)})"
         unsupported_if(self.stale, "reconstruct", "an iterator over a set that has changed since")
         if self.of.source is not None:
-            cg.replay(self.of)
-        name = cg.new_object(self, f"iter({cg.emit(self.of)})")
+            emitter.replay(self.of)
+        name = emitter.new_object(self, f"iter({emitter.emit(self.of)})")
         if self.index:
-            cg.statement(f"for _ in range({self.index}): next({name}, None)")
+            emitter.statement(f"for _ in range({self.index}): next({name}, None)")
         return name

@@ -1,4 +1,4 @@
-"""Readable Python that turns the graph's outputs into the user's results, and redoes its side
+"""Emits the Python that follows the graph: it turns the graph's outputs into the user's results, and redoes side
 effects.
 
 >>> def finish(outs, args):
@@ -28,8 +28,8 @@ from .values.torch_function import HeldNumber
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
 
 
-class Codegen:
-    """Collects the statements of `finish`; values are emitted once and shared by name."""
+class ResultEmitter:
+    """Emits the statements of `finish`; each value is emitted once and has a name from then on."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
