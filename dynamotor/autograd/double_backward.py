@@ -21,6 +21,7 @@ from ..base.events import emit
 from ..graph.modes import autocast_state
 from ..graph.module import graph_module
 from ..graph.op_facts import is_collective
+from ..graph.private_draws import default_generator
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import Compiled, TensorSpec
 from ..graph.tensor_subclass import is_wrapper
@@ -71,7 +72,7 @@ class Again:
         when a generator's state may not be read.
         """
         try:
-            generators = {device: _generator(device).get_state() for device in self.recipe.draws}
+            generators = {device: default_generator(device).get_state() for device in self.recipe.draws}
         except RuntimeError:
             return None
         if self.recipe.old:
@@ -255,22 +256,14 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    return (
-        torch.default_generator
-        if device.type == "cpu"
-        else torch.get_device_module(device).default_generators[device.index or 0]
-    )
-
-
 @contextlib.contextmanager
 def _drawing_from(states: dict[torch.device, torch.Tensor]) -> Iterator[None]:
     """Random numbers as the forward drew them."""
-    before = {device: _generator(device).get_state() for device in states}
+    before = {device: default_generator(device).get_state() for device in states}
     try:
         for device, state in states.items():
-            _generator(device).set_state(state)
+            default_generator(device).set_state(state)
         yield
     finally:
         for device, state in before.items():
-            _generator(device).set_state(state)
+            default_generator(device).set_state(state)

@@ -9,6 +9,7 @@ is an error (DM922) that names the result. What comes after the aten graphs is c
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch
 from ..base.config import config
 from ..base.errors import InternalError
 from ..base.events import counters, silence
+from ..graph.private_draws import PrivateDraws
 from ..graph.repeatable import may_run_again
-from ..graph.spec import Compiled, duplicate, far
+from ..graph.spec import CPU, Compiled, duplicate, far
 
 Values = dict[str, torch.Tensor | None]
 _FAR = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}
@@ -35,20 +37,20 @@ def check_traced(
     if not may_run_again(gm, inputs):
         return
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    state = torch.get_rng_state()
+    draws = PrivateDraws({CPU: torch.get_rng_state()})
     try:
-        want = _values(gm.forward, _copies(inputs, graded), names)
+        with draws:
+            want = _values(gm.forward, _copies(inputs, graded), names)
     except Exception:  # eager refuses the copies (a leaf that is written): nothing to compare with
         counters["check"]["graphs that eager refuses"] += 1
         return
-    finally:
-        torch.set_rng_state(state)
     given, counted = _copies(inputs, graded), counters["fallback"].copy()
     with config.patch(check=False, fallback_random=True), silence():
-        got = _values(trace(given), given, names)
+        run = trace(given)
+        with PrivateDraws(draws.states) if draws.has_drawn else contextlib.nullcontext():
+            got = _values(run, given, names)
     counters["fallback"].clear()
     counters["fallback"].update(counted)
-    torch.set_rng_state(state)
     for name, value in want.items():
         if (why := _difference(got[name], value)) is not None:
             cure = "report the program; backend='eager' runs it as it is"

@@ -18,6 +18,7 @@ from ..base import compat
 from ..base.errors import UserLine
 from ..graph.error_lines import show_its_line
 from ..graph.modes import preserved_modes
+from ..graph.private_draws import PrivateDraws
 
 _NOTE = (
     "the compiled call had written its inputs: its changes of Python objects before this line are not done "
@@ -60,9 +61,8 @@ def as_eager_raises(
     """
     steps = _Steps(gm, garbage_collect_values=False)
     steps.extra_traceback = False  # the error's text is eager's own
-    devices = {t.device.index for t in inputs or () if isinstance(t, torch.Tensor) and t.is_cuda}
     try:
-        with preserved_modes(), torch.random.fork_rng([d for d in devices if d is not None]), torch.no_grad():
+        with preserved_modes(), PrivateDraws(), torch.no_grad():
             given = [t.detach() if isinstance(t, torch.Tensor) else t for t in inputs or ()]
             steps.run(*copy.deepcopy(given), enable_io_processing=False)
     except Exception as found:  # a copy may fail where the call did not: its error is not the program's

@@ -25,8 +25,9 @@ from ..base import compat
 from ..base.errors import InternalError, UserLine
 from ..base.events import counters
 from ..graph.op_facts import is_collective, is_custom
+from ..graph.private_draws import NotPrivate, PrivateDraws
 from ..graph.sizes import hint, numbers
-from ..graph.spec import TensorSpec, copy_as, far
+from ..graph.spec import CPU, TensorSpec, copy_as, far
 from ..lower.outputs import COPY_
 from ..lower.program import ExternStep, Program, writes_of
 from ..runtime.memory import poison
@@ -35,6 +36,7 @@ from .folded import FoldedCall
 from .rounding import RUNS, Moved, beyond
 
 Values = dict[fx.Node, Any]
+States = dict[torch.device, torch.Tensor]  # of generators
 _below_autograd = compat.BelowAutograd
 _CURE = "report the program; backend='aot_eager' runs it without the native compiler"
 # The tolerated distance of a result from eager's, relative to its largest element, before eager is asked
@@ -192,12 +194,14 @@ class Checked:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         counters["check"]["calls"] += 1
         given = self._private(inputs)
-        state = torch.get_rng_state()
+        draws = PrivateDraws({CPU: torch.get_rng_state()})
         try:
-            reference: Values | Exception = evaluate(self.original, self._private(inputs))
+            with draws:
+                reference: Values | Exception = evaluate(self.original, self._private(inputs))
+        except NotPrivate:
+            return tuple(self.call(*inputs))
         except Exception as error:  # eager refuses the call: so must the compiled graph
             reference = error
-        torch.set_rng_state(state)
         results = self.call(*inputs)
         if isinstance(reference, Exception):
             raise _differs(
@@ -217,11 +221,11 @@ class Checked:
                     continue
                 note = "each step alone computes the right values"
                 try:
-                    moved = moved or self._moved(self.original, given, state)
+                    moved = moved or self._moved(self.original, given, draws.states)
                     why = difference(got, want, [run[node] for run in moved])
                     if why is None:
                         continue
-                    self._find_wrong_step(given, state)
+                    self._find_wrong_step(given, draws.states)
                 except InternalError:
                     raise
                 except Exception as error:  # no error of the program's, which would run again without checks
@@ -241,31 +245,30 @@ class Checked:
         """The inputs, those that the graph writes as copies."""
         return [copy_as(x.detach(), x.stride()) if i in self.written else x for i, x in enumerate(inputs)]
 
-    def _moved(self, gm: fx.GraphModule, given: Sequence[Any], state: torch.Tensor) -> list[Values]:
+    def _moved(self, gm: fx.GraphModule, given: Sequence[Any], states: States) -> list[Values]:
         """All values of runs in which eager might have rounded otherwise; each draws the same random
         numbers.
         """
-        now, runs = torch.get_rng_state(), []
+        runs = []
         for seed in range(RUNS):
-            torch.set_rng_state(state)
-            runs.append(evaluate(gm, self._private(given), Moved(seed)))
-        torch.set_rng_state(now)
+            with PrivateDraws(states):
+                runs.append(evaluate(gm, self._private(given), Moved(seed)))
         return runs
 
-    def _find_wrong_step(self, given: Sequence[Any], state: torch.Tensor) -> None:
+    def _find_wrong_step(self, given: Sequence[Any], states: States) -> None:
         """Repeat the call with each buffer compared; raises for the first node that differs."""
-        now = torch.get_rng_state()
-        torch.set_rng_state(state)
         inputs = self._private(given)
         constants = self.call.constants(inputs) if isinstance(self.call, FoldedCall) else ()
         given = (*given, *constants)
-        reference = evaluate(self.optimised, [*inputs, *constants])
-        moved = self._moved(self.optimised, given, state)
+        with PrivateDraws(states):
+            reference = evaluate(self.optimised, [*inputs, *constants])
+        moved = self._moved(self.optimised, given, states)
         token = _reference.set(
             {node.name: (node, v, [run[node] for run in moved]) for node, v in reference.items()}
         )
+        now = torch.get_rng_state()
         try:
-            torch.set_rng_state(state)
+            torch.set_rng_state(states[CPU])  # the result is wrong: what other threads draw hardly matters
             self.call(*self._private(given[: len(inputs)]))
         finally:
             _reference.reset(token)

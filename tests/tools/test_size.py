@@ -18,7 +18,7 @@ LIMITS = {
     "capture": 14_900,
     "codegen": 7_000,
     "distributed": 1_800,
-    "graph": 5_850,
+    "graph": 5_900,
     "lower": 5_900,
     "runtime": 1_500,
     "step": 2_300,
