@@ -34,6 +34,8 @@ if not os.path.exists("/dev/nvidia0"):  # without a GPU, kernels for one run in 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+import bench.verification  # noqa: E402, F401  # registers the costly checks and the interpreter
+
 # A seed for a device that is not there is kept with the text of the whole stack: 0.8 ms for each `torch.manual_seed`.
 for _device in (torch.cuda, torch.xpu, torch.mtia):
     if not _device.is_available():

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import dynamotor
+from bench.tool import write_json
 from dynamotor.base.events import collect
 from dynamotor.tools.tables import render
 
@@ -70,7 +69,7 @@ def main() -> int:
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--phase", default="infer,train")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--json")
+    parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -85,8 +84,7 @@ def main() -> int:
             COLUMNS,
         )
     )
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(args.json, rows)
     return int(min(row["best / auto"] for row in rows) < 0.98)
 
 

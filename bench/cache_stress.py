@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import dynamotor
+from bench.tool import write_json
 from dynamotor.base import cache
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
@@ -250,15 +251,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench cache_stress", description=__doc__)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--json")
+    parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
     rows = run(args.processes, args.kills)
     print(render([["yes" if v is True else str(v) for v in map(row.get, COLUMNS)] for row in rows], COLUMNS))
     for row in rows:
         if "said" in row:
             print(f"\n{row['row']}, {row['how']}:\n{row['said']}")
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(args.json, rows)
     return int(not all(row["right"] for row in rows))
 
 

@@ -1,7 +1,7 @@
 """`python -m dynamotor bench`: models × phases × compilers, each pair in a fresh process with fresh caches.
 
 First call cold and warm (a second process on the same cache), steady state interleaved with eager, errors
-against eager, graphs and breaks. Prints a table, writes JSON.
+against eager, graphs and breaks. Prints a table; --json writes the figures.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from bench.tool import run_tool, write_json
 from bench.turns import geometric_mean
 from dynamotor.base.errors import UsageError
 from dynamotor.tools.tables import render
@@ -91,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes.add_arguments(parser)
     start.add_arguments(parser)
     step.add_arguments(parser)
-    parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")
+    parser.add_argument("--json", help="file for the figures")
 
 
 def names_of(spec: str) -> list[str]:
@@ -262,9 +263,9 @@ def main(args: argparse.Namespace) -> int:
         "rows": rows,
         "summary": totals,
     }
-    passed = all(r["pass"] for r in rows)
-    if args.json or passed:  # no file of failures that was not asked for
-        path = args.json or "dynamotor-bench.json"
-        Path(path).write_text(json.dumps(result, indent=1) + "\n")
-        print(f"written to {path}")
-    return 0 if passed else 1
+    write_json(args.json, result)
+    return 0 if all(r["pass"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool("bench", __doc__, add_arguments, main))

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from bench.tool import write_json
 from dynamotor.base.errors import UsageError
 
 from .ddp_fit import Sample, calibrate
@@ -359,13 +360,8 @@ class Report:
         }
         cells = [{"model": job["model"], "where": where, **cell} for job, where, cell in self.cells]
         small = [{key: value for key, value in cell.items() if key != "profile"} for cell in cells]
-        _put(
-            args.json or "dynamotor-bench-ddp.json",
-            json.dumps(
-                {**about, "rows": self.rows(), "link": asdict(fitted) if fitted else None, "cells": small},
-                indent=1,
-            ),
-        )
+        link = asdict(fitted) if fitted else None
+        write_json(args.json, {**about, "rows": self.rows(), "link": link, "cells": small})
         if args.picture:
             _put(
                 args.picture,

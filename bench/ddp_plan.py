@@ -13,6 +13,7 @@ import importlib
 import json
 import runpy
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.tool import run_tool
 from dynamotor.api import compile as compile_
 from dynamotor.base.errors import UsageError
 from dynamotor.base.events import collect
@@ -161,3 +163,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     print(report(plan, profile, link, args))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool("ddp-plan", __doc__, add_arguments, main))

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +25,8 @@ import torch.nn.functional as F
 from bench import torchvision_stub
 from bench.llm_rows import SMALL, model_of
 from bench.measure import quartiles
+from bench.tool import write_json
+from bench.ways import compiler_of, in_process, timed
 from dynamotor.tools.tables import render
 
 WAYS = {
@@ -48,7 +48,7 @@ MODE = "reduce-overhead"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run rows by batches by ways, print a table, write JSON."""
+    """Run rows by batches by ways, print a table; --json writes the figures."""
     args = _arguments(argv)
     if args.worker:
         print(json.dumps(_worker(args)), flush=True)
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
                 results.append(_in_process(args, row, batch, way))
                 print(json.dumps(results[-1]), flush=True)
     facts = {"command": "python -m bench decode " + " ".join(sys.argv[1:]), "torch": torch.__version__}
-    Path(args.json).write_text(json.dumps({**facts, "rows": results}, indent=1) + "\n")
+    write_json(args.json, {**facts, "rows": results})
     print(render(_lines(results), ("row", "batch", "way", "of", "ms", "quartiles", "GB/s")))
     return int(any("error" in r for r in results))
 
@@ -85,27 +85,18 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--profile", action="store_true", help="print kernels and host time of one generation"
     )
-    parser.add_argument("--json", default="decode.json")
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def _in_process(args: argparse.Namespace, row: str, batch: int, way: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench", "decode", "--worker", f"{row}:{batch}:{way}"]
+    command = ["decode", "--worker", f"{row}:{batch}:{way}"]
     for name in ("model", "tokens", "prompt", "times", "dtype", "device"):
         command += [f"--{name}", str(getattr(args, name))]
     command += [f"--{name}" for name in ("small", "profile") if getattr(args, name)]
-    found: dict[str, Any] = {"row": row, "batch": batch, "way": way}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return {**found, "error": f"not done in {args.timeout:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if args.profile:
-        print(done.stdout, flush=True)
-    if done.returncode or not lines:
-        return {**found, "error": (done.stderr.strip().splitlines() or ["no answer"])[-1][:400]}
-    return {**found, **json.loads(lines[-1])}
+    row_of = {"row": row, "batch": batch, "way": way}
+    return row_of | in_process(command, args.timeout, echo=args.profile)
 
 
 def _worker(args: argparse.Namespace) -> dict[str, Any]:
@@ -114,33 +105,6 @@ def _worker(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     return {"device": device} | (_products if row == "products" else _generate)(args, int(batch), way)
-
-
-def _compiler(way: str) -> Callable[[Any], Any]:
-    if way == "torch.compile":
-        return lambda f: torch.compile(f, mode=MODE)
-    if way == "eager":
-        return lambda f: f
-    import dynamotor
-
-    return lambda f: dynamotor.compile(f, mode=MODE)
-
-
-def _finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _timed(call: Callable[[], object], count: int, device: str) -> list[float]:
-    """Milliseconds of each of `count` calls."""
-    times = []
-    for _ in range(count):
-        _finish(device)
-        start = time.perf_counter()
-        call()
-        _finish(device)
-        times.append(1e3 * (time.perf_counter() - start))
-    return times
 
 
 # -- products ------------------------------------------------------------------------------------------------
@@ -167,12 +131,16 @@ def _products(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
         x = torch.randn(batch, inner, dtype=dtype, device=args.device)
 
         module = _Products(weights)
-        compiled = _graphed(module, x) if way == "eager" and args.device == "cuda" else _compiler(way)(module)
+        compiled = (
+            _graphed(module, x)
+            if way == "eager" and args.device == "cuda"
+            else compiler_of(way, MODE)(module)
+        )
         for _ in range(5):
             result = compiled(x)
         exact = torch.cat([x.double() @ w.double().t() for w in weights[:2]], 1)
         error = float((result[:, : 2 * outer].double() - exact).abs().max())
-        times = [t / repeats for t in _timed(partial(compiled, x), 4 * args.times, args.device)]
+        times = [t / repeats for t in timed(partial(compiled, x), 4 * args.times, args.device)]
         size = weights[0].nbytes
         found[f"{inner}x{outer}"] = {
             "ms": quartiles(times),
@@ -219,11 +187,11 @@ def _generate(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
     reference = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
     generate = model.generate
     if way == "generate compiled":
-        generate = _compiler(way)(model.generate)
+        generate = compiler_of(way, MODE)(model.generate)
     elif way == "loop":
         return _loop(args, model, ids, tokens, reference)
     else:
-        model.forward = _compiler(way)(model.forward)
+        model.forward = compiler_of(way, MODE)(model.forward)
 
     def call() -> torch.Tensor:
         return generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
@@ -232,7 +200,7 @@ def _generate(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
     ours = call()
     first = time.perf_counter() - start
     call()
-    times = [t / tokens for t in _timed(call, args.times, args.device)]
+    times = [t / tokens for t in timed(call, args.times, args.device)]
     if args.profile:
         _profile(call, tokens)
     return {
@@ -290,7 +258,7 @@ def _loop(
 
     ours = call()
     call()
-    times = [t / tokens for t in _timed(call, args.times, args.device)]
+    times = [t / tokens for t in timed(call, args.times, args.device)]
     if args.profile:
         _profile(call, tokens)
     return {"ms": quartiles(times), "tokens": tokens, **_agreement(ours, reference, prompt), **_counts()}

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bench.tool import run_tool
 from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
@@ -201,3 +202,7 @@ def main(args: argparse.Namespace) -> int:
     verdict = "everything agrees with eager" if all(good) else "SOMETHING DIFFERS FROM EAGER"
     print(f"\n{verdict}; {time.perf_counter() - start:.0f} s in all")
     return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool("demo", __doc__, add_arguments, main))

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.tool import read_json, write_json
+
 _FILES = """
     test_functions test_misc test_repros test_modules test_subgraphs test_export test_unspec test_global
     test_model_output test_nops test_optimizers test_python_autograd test_recompile_ux test_skip_non_tensor
@@ -168,13 +170,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--names", type=Path, help="the tests that count")
-    parser.add_argument("--json", type=Path, default=Path("dynamo-tests.json"))
+    parser.add_argument("--json", help="file for the figures; an earlier run's are kept")
     parser.add_argument("--files", default=",".join(FILES))
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--only", default="", help="names of tests, comma-separated: for one look")
     parser.add_argument("--seconds", type=float, default=1500.0, help="for one file")
     options = parser.parse_args()
-    before = json.loads(options.json.read_text()) if options.json.exists() else {}
+    before = read_json(options.json)
     rows: dict[str, dict[str, Rows]] = before.get("rows", {})
     names = options.names.read_text().split() if options.names else []
     asked = [part for part in options.only.split(",") if part] or sorted({n.split("::")[2] for n in names})
@@ -189,7 +191,7 @@ def main() -> None:
         write(options.json, rows, names)
 
 
-def write(path: Path, rows: dict[str, dict[str, Rows]], names: Sequence[str]) -> None:
+def write(path: str | None, rows: dict[str, dict[str, Rows]], names: Sequence[str]) -> None:
     """The file: totals and one row a test."""
     every = [f"{file}::{test}" for file, ways in rows.items() for test in ways.get(WAYS[0], {})]
     places = sorted(set(chosen(names, rows).values())) if names else every
@@ -197,7 +199,7 @@ def write(path: Path, rows: dict[str, dict[str, Rows]], names: Sequence[str]) ->
         "named": len(names),
         "named and absent": len(names) - len(chosen(names, rows)),
     }
-    path.write_text(json.dumps({"totals": counted, "rows": rows}, indent=1, sort_keys=True) + "\n")
+    write_json(path, {"totals": counted, "rows": rows}, sort_keys=True)
 
 
 if __name__ == "__main__":

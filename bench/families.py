@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from bench.tool import read_json, write_json
 
 from . import models
 from .beside import (
@@ -101,7 +102,7 @@ def one(name: str, phase: str, known: dict[str, Any] | None = None) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", default="families.json")
+    parser.add_argument("--json", help="file for the figures; an earlier run's are kept")
     parser.add_argument("--names", default="")
     parser.add_argument("--phases", default=",".join(PHASES))
     parser.add_argument(
@@ -110,9 +111,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=120.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    path, found = Path(options.json), {}
-    if path.exists():
-        found = json.loads(path.read_text())  # rows that are asked for again are replaced
+    found = read_json(options.json)
     listed = models.names(LIST)
     models.load(listed[0], small=True)  # the children begin with transformers imported
     for name in options.names.split(",") if options.names else listed:
@@ -124,7 +123,7 @@ def main() -> None:
             if row.error != "no generate":
                 found.setdefault(phase, {})[name] = asdict(row)
                 print(phase, printed(row), flush=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(options.json, found)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bench.measure import quartiles
+from bench.tool import write_json
 from bench.turns import geometric_mean, turns
 from dynamotor.api import compile as compile_
 from dynamotor.codegen import flex_attention as ours, flex_kernels
@@ -186,14 +185,14 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--json", default="flex.json")
+    parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for width, name in itertools.product(map(int, args.widths.split(",")), args.cases.split(",")):
         rows += (tune if args.tune else measure)(name, args, width)
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         result = {"gpu": gpu, "torch": torch.__version__, "command": " ".join(sys.argv[1:]), "rows": rows}
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.json, result)
         if not args.tune:
             print(render(list(map(_cells, rows[-2:])), COLUMNS), flush=True)
     if args.tune:

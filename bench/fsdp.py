@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from bench import torchvision_stub
 from bench.llm_rows import MODELS, SMALL, model_of
 from bench.measure import quartiles
+from bench.tool import write_json
+from bench.ways import finish
 from dynamotor.tools.tables import render
 
 WAYS = (
@@ -51,7 +52,7 @@ COLUMNS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the ways one after the other; rank 0 prints a table and writes JSON."""
+    """Run the ways one after the other; rank 0 prints a table; --json writes the figures."""
     args = _arguments(argv)
     torchvision_stub.prepare()
     rank = int(os.environ["RANK"])
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         rows.append(_row(args, way))
         if rank == 0:
             print(json.dumps(rows[-1]), flush=True)
-            Path(args.json).write_text(json.dumps({"argv": sys.argv[1:], "rows": rows}, indent=1) + "\n")
+            write_json(args.json, {"argv": sys.argv[1:], "rows": rows})
     if rank == 0:
         print(render([_line(rows, row) for row in rows], COLUMNS))
     dist.destroy_process_group()
@@ -86,7 +87,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kept", action="store_true", help="reshard_after_forward=False")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="two narrow layers and short sequences")
-    parser.add_argument("--json", default="fsdp.json")
+    parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args(argv)
     if unknown := set(args.ways.split(",")) - set(WAYS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -119,10 +120,10 @@ def _measured(args: argparse.Namespace, way: str) -> dict[str, Any]:
         if n == timed and args.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         dist.barrier()
-        _finish(args.device)
+        finish(args.device)
         began = time.perf_counter()
         loss = step(pool[n % len(pool)])
-        _finish(args.device)
+        finish(args.device)
         if n >= timed:
             times.append(1e3 * (time.perf_counter() - began))
         if n == 0:
@@ -130,11 +131,6 @@ def _measured(args: argparse.Namespace, way: str) -> dict[str, Any]:
         dist.all_reduce(loss)
         losses.append(float(loss) / dist.get_world_size())
     return {"ms": quartiles(times), "first_s": first, "loss": losses} | _memory(args.device)
-
-
-def _finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def _memory(device: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from bench.tool import write_json
+
 from . import gpu_bars
 from .gpu_programs import BATCH, WITH_DROPOUT, Job
 from .json_worker import JsonWorker
@@ -225,9 +227,7 @@ class Session:
             "device": self.device if self.args.modes else self.report.get("device", ""),
             "command": " ".join(sys.argv[1:]),
         }
-        partial = Path(f"{self.args.json}.part")
-        partial.write_text(json.dumps(self.report, indent=1) + "\n")
-        partial.replace(self.args.json)
+        write_json(self.args.json, self.report)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -249,7 +249,7 @@ def arguments() -> argparse.ArgumentParser:
         help="seconds after which nothing new is started; late jobs end",
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="steady state of each model")
-    parser.add_argument("--json", default="gpu-bench.json")
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--merge", action="append", default=[], help="an earlier report to start from")
     parser.add_argument(
         "--no-cold", action="store_true", help="no cold figures: models compile side by side, then are timed"

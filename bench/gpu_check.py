@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from bench.tool import write_json
 from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.base.events import counters, phase_seconds
@@ -281,7 +280,7 @@ def check_graphs(device: str) -> dict[str, Any]:
 def main() -> int:
     """Run the sections; 0 when every checked row is right."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check")
-    parser.add_argument("--json", default="gpu-check.json")
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,large,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     parser.add_argument("--models", default=",".join(SMALL_MODELS), help="'all': every one of models.txt")
@@ -323,13 +322,13 @@ def main() -> int:
         for name in args.sections.split(","):
             report[name] = sections[name]()
             report["phase seconds"] = dict(phase_seconds)
-            Path(args.json).write_text(json.dumps(report, indent=1, default=str))
+            write_json(args.json, report, default=str)
             for label, found in report[name].items():
                 if isinstance(found, dict):
                     wrong += "error" in found or not found.get("ok", True)
                     trace = "".join(f"\n      {line}" for line in found.pop("trace", []))
                     print(f"{name}: {label}: {found}{trace}", flush=True)
-    print(f"{wrong} rows are wrong; {args.json} holds the figures")
+    print(f"{wrong} rows are wrong")
     return int(wrong > 0)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench.tool import write_json
 from dynamotor.api import compile as compile_, reset
 from dynamotor.base.events import Event, collect
 from dynamotor.codegen import gemm_table
@@ -91,7 +92,7 @@ def main() -> int:
     parser.add_argument(
         "--budget", type=float, default=400.0, help="seconds after which no further model is started"
     )
-    parser.add_argument("--json", default="gpu-gemm.json")
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--rows", default="", help="a file of measured rows: nothing is measured")
     parser.add_argument("--table", action="store_true", help="write them into the stored table")
     parser.add_argument(
@@ -113,7 +114,7 @@ def main() -> int:
             start = time.monotonic()
             rows |= measure(model, mode, args.device, args.tiny, args.times)
             reset()
-            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+            write_json(args.json, rows)
             print(
                 f"{mode}/{model}: {len(rows)} products so far, {time.monotonic() - start:.1f} s", flush=True
             )

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bench.tool import write_json
 from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
@@ -244,7 +245,7 @@ def main() -> int:
     parser.add_argument(
         "--merge", action="append", default=[], help="an earlier report: what it holds is not run again"
     )
-    parser.add_argument("--json", default="gpu-opinfo.json")
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -258,12 +259,10 @@ def main() -> int:
         for running in [pool.submit(driver.drive) for _ in range(args.workers)]:
             running.result()
     report = driver.report()
-    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_json(args.json, report)
     for row in report["not passed"]:
         print(f"{row['status']}: {row['op']} {row['dtype']}: {row['reason']}")
-    print(
-        f"{report['summary']}, pass rate {report['pass rate']}, {report['not run']} cells not run; written to {args.json}"
-    )
+    print(f"{report['summary']}, pass rate {report['pass rate']}, {report['not run']} cells not run")
     return int(any(row["status"] == "wrong" for row in report["not passed"]))
 
 

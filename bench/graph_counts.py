@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import dynamotor
+from bench.tool import write_json
 from dynamotor.base.events import counters
 
 from . import families, models
@@ -101,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", default="graph-counts.json")
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--compare", nargs="+", help="files of earlier runs")
     options = parser.parse_args()
@@ -119,7 +120,7 @@ def main() -> int:
         ]
         print(f"{part}: {len(graphs)} programs, {sum(graphs)} graphs", flush=True)
         found = {"python": platform.python_version(), "torch": torch.__version__, "counts": counts}
-        Path(options.json).write_text(json.dumps(found, indent=0) + "\n")
+        write_json(options.json, found, indent=0)
     return 0
 
 

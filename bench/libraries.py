@@ -9,7 +9,6 @@ With --page the page is made of the files of docs/results alone, libraries.json 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from bench.tool import read_json, write_json
 
 from . import dynamo_tests, torchvision_stub
 from .beside import Row, add_shares, in_child, measure, printed, table
@@ -98,13 +99,12 @@ def page() -> str:
 
 def read(name: str) -> dict[str, Any]:
     """A file of docs/results, empty where it is absent."""
-    path = RESULTS / name
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_json(RESULTS / name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", default="libraries.json")
+    parser.add_argument("--json", help="file for the figures; an earlier run's are kept")
     parser.add_argument("--names", default="", help="parts of names, comma-separated")
     parser.add_argument("--timeout", type=float, default=150.0)
     parser.add_argument(
@@ -117,8 +117,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     torchvision_stub.prepare()
-    path = Path(options.json)
-    found = json.loads(path.read_text()) if path.exists() else {}  # rows asked for again are replaced
+    found = read_json(options.json)
     for name in CASES:
         if any(part in name for part in options.names.split(",")):
             work = partial(with_shares, found[name]) if options.shares and name in found else one
@@ -127,7 +126,7 @@ def main() -> None:
                 continue  # the row stays as it is
             found[name] = asdict(row)
             print(printed(row), flush=True)
-            path.write_text(json.dumps({n: found[n] for n in CASES if n in found}, indent=1) + "\n")
+            write_json(options.json, {n: found[n] for n in CASES if n in found})
 
 
 if __name__ == "__main__":

@@ -13,14 +13,11 @@ figure. Weights are random, nothing is downloaded.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +25,9 @@ import torch
 from bench import torchvision_stub
 from bench.llm_rows import ATTENTION, DEFAULT_SIZES, MODELS, SMALL, masked_attention, model_of
 from bench.measure import quartiles
+from bench.tool import write_json
 from bench.turns import geometric_mean
+from bench.ways import compiler_of, finish, in_process, timed
 from dynamotor.tools.tables import render
 
 WAYS = ("eager", "torch.compile", "dynamotor", "compile_step")
@@ -47,7 +46,7 @@ COLUMNS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run rows by sizes by ways, print a table, write JSON."""
+    """Run rows by sizes by ways, print a table; --json writes the figures."""
     args = _arguments(argv)
     if args.worker:
         print(json.dumps(_worker(args)), flush=True)
@@ -86,7 +85,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mode", default=None, help="mode of both compilers, as reduce-overhead")
     parser.add_argument("--timeout", type=float, default=420.0, help="seconds a way of a row may take")
     parser.add_argument("--small", action="store_true", help="two narrow layers and short sequences")
-    parser.add_argument("--json", default="llm.json")
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     unknown = [name for name in args.rows.split(",") if name not in MODELS and name not in ATTENTION]
@@ -98,18 +97,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _in_process(args: argparse.Namespace, name: str, size: str, way: str) -> dict[str, Any]:
     """One figure, taken by a process of its own."""
-    command = [sys.executable, "-m", "bench", "llm", "--worker", f"{name}:{size}:{way}", "--loss", args.loss]
+    command = ["llm", "--worker", f"{name}:{size}:{way}", "--loss", args.loss]
     command += ["--steps", str(args.steps), "--warm", str(args.warm), "--device", args.device]
     command += [*(["--small"] if args.small else []), *(["--mode", args.mode] if args.mode else [])]
-    row: dict[str, Any] = {"row": name, "size": size, "way": way}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return {**row, "error": f"not done in {args.timeout:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        return {**row, "error": (done.stderr.strip().splitlines() or ["no answer"])[-1][:400]}
-    return {**row, **json.loads(lines[-1])}
+    return {"row": name, "size": size, "way": way} | in_process(command, args.timeout)
 
 
 def _worker(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,21 +115,6 @@ def _worker(args: argparse.Namespace) -> dict[str, Any]:
     return _time_steps(args, name, way, batch, length)
 
 
-def _finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _compiler(way: str, mode: str | None) -> Callable[[Any], Any]:
-    if way == "eager":
-        return lambda f: f
-    if way == "torch.compile":
-        return lambda f: torch.compile(f, mode=mode)
-    import dynamotor
-
-    return lambda f: dynamotor.compile(f, mode=mode)
-
-
 def _time_steps(args: argparse.Namespace, name: str, way: str, batch: int, length: int) -> dict[str, Any]:
     config, model = model_of(name, length, SMALL if args.small else {})
     model = model.to(args.device).train()
@@ -151,7 +127,7 @@ def _time_steps(args: argparse.Namespace, name: str, way: str, batch: int, lengt
         step()
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times = _timed(step, args.steps, args.device)
+    times = timed(step, args.steps, args.device)
     losses.append(float(step()))
     tokens = batch * length
     work = 6 * parameters * tokens + 6 * config.num_hidden_layers * config.hidden_size * length * tokens
@@ -184,7 +160,7 @@ def _step(args: argparse.Namespace, way: str, model: Any, ids: torch.Tensor) -> 
     def forward(ids: torch.Tensor) -> torch.Tensor:
         return loss_of(model(ids).logits, ids)
 
-    compiler = _compiler(way, args.mode)
+    compiler = compiler_of(way, args.mode)
     compiled = compiler(forward if args.loss == "inside" else model)
 
     def plain() -> torch.Tensor:
@@ -201,7 +177,7 @@ def _step(args: argparse.Namespace, way: str, model: Any, ids: torch.Tensor) -> 
 def _time_attention(args: argparse.Namespace, name: str, way: str, batch: int, length: int) -> dict[str, Any]:
     """Forward and backward of attention alone, with the mask and heads that transformers gives it."""
     attend, tensors = masked_attention(name, batch, length, args.device, args.small)
-    call = _compiler(way, args.mode)(attend)
+    call = compiler_of(way, args.mode)(attend)
     grads = torch.randn_like(tensors[0])
 
     def both() -> None:
@@ -218,24 +194,12 @@ def _time_attention(args: argparse.Namespace, name: str, way: str, batch: int, l
     first = time.perf_counter() - start
     for _ in range(args.warm):
         both(), forward()
-    _finish(args.device)
+    finish(args.device)
     found: dict[str, Any] = {"first_s": first, "steps": args.steps, "loss": []}
-    found["forward_ms"] = quartiles(_timed(forward, args.steps, args.device))
+    found["forward_ms"] = quartiles(timed(forward, args.steps, args.device))
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    return found | {"ms": quartiles(_timed(both, args.steps, args.device))} | _memory(args.device)
-
-
-def _timed(call: Callable[[], object], count: int, device: str) -> list[float]:
-    times = []
-    gc.collect()
-    for _ in range(count):
-        _finish(device)
-        start = time.perf_counter()
-        call()
-        _finish(device)
-        times.append(1e3 * (time.perf_counter() - start))
-    return times
+    return found | {"ms": quartiles(timed(both, args.steps, args.device))} | _memory(args.device)
 
 
 def _memory(device: str) -> dict[str, Any]:
@@ -284,7 +248,7 @@ def _means(rows: list[dict[str, Any]]) -> dict[str, float]:
 def _write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     facts = {"command": "python -m bench llm " + " ".join(sys.argv[1:]), "torch": torch.__version__}
     facts |= {"loss": args.loss, "mode": args.mode, "times as fast as torch.compile": _means(rows)}
-    Path(args.json).write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    write_json(args.json, {**facts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import functools
 import json
 import multiprocessing
+import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -223,7 +224,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--worst", type=int, default=60, help="rows to print")
-    parser.add_argument("--json", default="ops.jsonl", help="a line for each row")
+    parser.add_argument("--json", default=os.devnull, help="file for the figures: a line for each row")
     given = parser.parse_args(argv)
     plan = {name: getattr(given, name) for name in ("every", "peer", "seconds", "threads")}
     plan |= {name: getattr(given, name).split(",") for name in ("dtypes", "layouts", "sizes")}

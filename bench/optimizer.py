@@ -5,17 +5,16 @@ torch.compile's, PyTorch's `foreach=True` and `fused=True`.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import dynamotor
 from bench.measure import quartiles
+from bench.tool import write_json
 from bench.turns import turns
 from dynamotor.tools.tables import render
 
@@ -47,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--ways", default="ours,torch.compile,foreach,fused")
-    parser.add_argument("--json", default="optimizer.json")
+    parser.add_argument("--json", help="file for the figures")
     given = parser.parse_args(argv)
     wrap: dict[str, Callable[[Any], Any]] = {"ours": dynamotor.compile, "torch.compile": torch.compile}
     steps: dict[str, Callable[[], object]] = {}
@@ -74,11 +73,8 @@ def main(argv: list[str] | None = None) -> None:
     ]
     print(render(lines, COLUMNS))
     card = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-    Path(given.json).write_text(
-        json.dumps(
-            {"device": card, "torch": torch.__version__, "rounds": len(rounds), "rows": rows}, indent=1
-        )
-    )
+    figures = {"device": card, "torch": torch.__version__, "rounds": len(rounds), "rows": rows}
+    write_json(given.json, figures)
 
 
 if __name__ == "__main__":

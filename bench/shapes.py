@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from bench.tool import write_json
 from bench.turns import turns
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import collect, counters
@@ -259,7 +260,7 @@ def main(args: argparse.Namespace) -> int:
             if compiler != "eager" and (name, compiler) not in there:  # every row has eager beside it
                 rows.append(_row(name, compiler, args))
                 print("  ".join(_cells(rows[-1])), flush=True)
-                _write(rows, args.json or "dynamotor-bench.json")
+                _write(rows, args.json)
     for name, ratio in _beside(rows).items():
         print(
             f"{name}: {ratio:.1f} times less beyond eager's time than torch.compile (bar: {BARS.get(name, 'none')})"
@@ -272,8 +273,8 @@ def _right(row: dict[str, Any]) -> bool:
     return row["error"] <= max(TOLERANCE, 2 * row["eager_error"])
 
 
-def _write(rows: Sequence[dict[str, Any]], path: str) -> None:
-    """What there is so far: torch.compile takes minutes."""
+def _write(rows: Sequence[dict[str, Any]], path: str | None) -> None:
+    """The figures so far: torch.compile takes minutes."""
     result = {
         "command": " ".join(sys.argv[1:]),
         "torch": torch.__version__,
@@ -284,7 +285,7 @@ def _write(rows: Sequence[dict[str, Any]], path: str) -> None:
         "rows": rows,
         "beyond_of_ours": _beside(rows),
     }
-    Path(path).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(path, result)
 
 
 def _beside(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -1,16 +1,19 @@
-"""Python statements by room, so that formatting does not matter: `python -m bench size`; with `--mechanisms`,
-by what they are there for.
+"""Python statements by room, so that formatting does not matter: `python -m bench size`; with `--mechanisms`
+by mechanism, with `--against REF` beside those of another commit.
 
 A statement is a node of `ast` that is one; a docstring is one too. tests/tools/test_size.py has each room's
-limit.
+limit, and CI prints the difference that a pull request makes.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -89,11 +92,39 @@ def mechanisms(package: Path = ROOT / "dynamotor") -> Counter[str]:
     return found
 
 
+def sizes(root: Path = ROOT) -> dict[str, int]:
+    """Statements of each room of the core, and of dynamotor-xla, in a tree of the repository."""
+    found = {f"dynamotor/{room}": count for room, count in sorted(rooms(root / "dynamotor").items())}
+    return found | {"dynamotor-xla": sum(rooms(root / XLA.relative_to(ROOT)).values())}
+
+
+def differences(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """A line for each room whose statements changed, and one for all."""
+    lines = [
+        f"{room:24} {before.get(room, 0):7,} -> {now.get(room, 0):7,}  {now.get(room, 0) - before.get(room, 0):+,}"
+        for room in sorted({*before, *now})
+        if before.get(room) != now.get(room)
+    ]
+    return [*lines, f"all rooms: {sum(now.values()) - sum(before.values()):+,} statements"]
+
+
+def sizes_of_commit(ref: str) -> dict[str, int]:
+    """`sizes` of another commit of this repository."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["git", "archive", ref, "dynamotor", "xla/dynamotor"]
+        archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        return sizes(Path(folder))
+
+
 def main() -> None:
     """Print the core's rooms, dynamotor-xla, and the folders beside them; or the core's mechanisms."""
     if "--mechanisms" in sys.argv:
         for name, count in mechanisms().most_common():
             print(f"{count:7,} {name}")
+        return
+    if "--against" in sys.argv:
+        print("\n".join(differences(sizes_of_commit(sys.argv[-1]), sizes())))
         return
     found = rooms()
     for room, count in sorted(found.items()):

@@ -9,13 +9,12 @@ cold process and then warm ones.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.tool import write_json
 from dynamotor.tools.tables import render
 
 COLUMNS = ("model", "phase", "compiler", "cold s", "cold cpu s", "second s", "second cpu s", "eager s")
@@ -70,8 +69,7 @@ def main(args: argparse.Namespace) -> int:
             ]
             print(render([_text(row) for row in rows[-len(found) :]], COLUMNS), flush=True)
     print("\n" + render([_text(row) for row in rows], COLUMNS))
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(args.json, rows)
     return int(failed)
 
 

@@ -27,12 +27,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.tool import write_json
 from bench.turns import geometric_mean, turns
 from dynamotor.api import compile as compile_
 from dynamotor.step import compile_step
@@ -317,9 +317,7 @@ def main(args: argparse.Namespace) -> int:
         "rows": rows,
         "step_is_faster_by": means,
     }
-    path = args.json or "dynamotor-bench-step.json"
-    Path(path).write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {path}")
+    write_json(args.json, result)
     failed = [w for r in rows for w in [r, *r.get("ways", {}).values()] if "error" in w or w.get("wrong")]
     return 1 if failed else 0
 

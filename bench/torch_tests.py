@@ -10,11 +10,12 @@ mended has a row in torch_tests.tsv: a part of "file::Class.test: error" and the
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from bench.tool import read_json, write_json
 
 from .dynamo_tests import Rows, reason, reasons, run
 
@@ -69,12 +70,12 @@ def main() -> None:
     parser.add_argument("--files", default=FILES)
     parser.add_argument("--backend", default="aot_eager")
     parser.add_argument("--only", default="", help="names of tests, comma-separated")
-    parser.add_argument("--json", type=Path, default=Path("torch-tests.json"))
+    parser.add_argument("--json", help="file for the figures; an earlier run's are kept")
     parser.add_argument("--seconds", type=float, default=3000.0, help="for one file")
     parser.add_argument("--every", type=int, default=1, help="one of so many tests")
     options = parser.parse_args()
     os.environ["DYNAMO_TESTS_EVERY"] = str(options.every)
-    before = json.loads(options.json.read_text()) if options.json.exists() else {}
+    before = read_json(options.json)
     files: dict[str, dict[str, Rows]] = before.get("files", {})
     every: dict[str, int] = before.get("one in", {})
     only = [part for part in options.only.split(",") if part]
@@ -90,10 +91,8 @@ def main() -> None:
         ways[options.backend] = (ways.get(options.backend, {}) if only else {}) | compiled
         if not only:
             every[f"{file} {options.backend}"] = options.every
-        text = json.dumps(
-            {"totals": totals(files), "one in": every, "files": files}, indent=1, sort_keys=True
-        )
-        options.json.write_text(text + "\n")
+        figures = {"totals": totals(files), "one in": every, "files": files}
+        write_json(options.json, figures, sort_keys=True)
         print(f"{file}: {dict(Counter(row['outcome'] for row in compiled.values()))}", flush=True)
     found = totals(files).get(options.backend, {"fail compiled": {}})
     print("\n".join(f"{test}: {row['why']}" for test, row in found["fail compiled"].items()))

@@ -20,11 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
 
+from bench.tool import write_json
 from dynamotor.tools.tables import render
 
 MODELS = (("BertForMaskedLM", "train"), ("resnet18", "infer"))
@@ -117,7 +117,7 @@ def main() -> None:
     )
     parser.add_argument("--pythons", nargs="+", default=[sys.executable])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", default=None)
+    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -138,8 +138,7 @@ def main() -> None:
         for name in names
     ]
     print(render(shown, ("", *(str(row["python"]) for row in rows))))
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,15 @@ over a static cache: eager, `torch.compile` and ours in turns, and the memory th
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import dynamotor
+from bench.tool import write_json
 from bench.turns import turns
 from dynamotor.tools.tables import render
 
@@ -106,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each row")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest buffer")
     parser.add_argument("--positions", default="4096,32768")
-    parser.add_argument("--json", default="writes.json")
+    parser.add_argument("--json", help="file for the figures")
     given = parser.parse_args(argv)
     forms = {**FORMS, "buffer of a module": write_row}
     rows = []
@@ -128,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     ]
     print(render(lines, COLUMNS))
     found = {"torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows, "decoding": steps}
-    Path(given.json).write_text(json.dumps(found, indent=1) + "\n")
+    write_json(given.json, found)
 
 
 if __name__ == "__main__":

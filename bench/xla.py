@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import torch
 
+from bench.tool import write_json
 from bench.turns import geometric_mean
 from dynamotor.api import compile as dynamotor_compile, reset
 from dynamotor.base.events import collect
@@ -219,7 +220,6 @@ def main(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = [row for result in earlier for row in result["rows"]]
     phases = args.phase.split(",")
     torch.set_float32_matmul_precision(args.precision)
-    path = Path(args.json or "dynamotor-bench-xla.json")
     for case in names_of("small" if args.models == "twelve" else args.models):
         for phase in phases:
             try:
@@ -229,7 +229,7 @@ def main(args: argparse.Namespace) -> int:
                 row = {"model": case.name, "phase": phase, "failed": f"{type(error).__name__}: {error}"}
                 print(f"{case.name:>24} {phase:>5}  failed: {str(error)[:500]}", flush=True)
             rows = [r for r in rows if (r["model"], r["phase"]) != (row["model"], row["phase"])] + [row]
-            path.write_text(json.dumps(_result(rows), indent=1) + "\n")
+            write_json(args.json, _result(rows))
     result = (
         {**_result(rows), "merged": [{k: r[k] for k in ("command", *ABOUT)} for r in earlier]}
         if earlier
@@ -237,13 +237,12 @@ def main(args: argparse.Namespace) -> int:
     )
     if earlier and not args.models:  # nothing was measured here
         result |= {key: earlier[-1][key] for key in ABOUT}
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(args.json, result)
     for phase, means in result["summary"].items():
         print(
             f"{phase}: geometric means over lazy: "
             + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items())
         )
-    print(f"written to {path}")
     return 0 if not any("failed" in row for row in rows) else 1
 
 

@@ -21,11 +21,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
+
+from bench.tool import write_json
 
 
 def cells(dtypes: list[str], only: str) -> list[tuple[str, str, str]]:
@@ -97,7 +98,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="take each n-th cell")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one cell")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--json", default="")
+    parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
     start, rows = time.time(), []
     todo = cells(args.dtypes.split(","), args.only)[:: args.every]
@@ -150,8 +151,7 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace, seconds: float)
             "not_passed": [r for r in rows if r["status"] != "pass"],
             "fell_back": sorted({f"{r['op']}: {', '.join(r['fell_back'])}" for r in rows if r["fell_back"]}),
         }
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
-        print(f"written to {args.json}")
+        write_json(args.json, result)
     return 0
 
 

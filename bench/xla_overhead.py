@@ -10,16 +10,15 @@ ratios.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import torch
 
+from bench.tool import write_json
 from dynamotor.api import compile as dynamotor_compile
 from dynamotor.base.events import collect
 from dynamotor.xla import execute
@@ -140,6 +139,5 @@ def main(args: argparse.Namespace) -> int:
         f"  first LSTM step  12 steps {steps[12]:.2f} s  500 steps {steps[500]:.2f}s {steps[500] / steps[12]:.2f}x",
         flush=True,
     )
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(args.json, rows)
     return 0

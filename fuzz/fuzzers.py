@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import bench.verification  # noqa: F401  # registers the costly checks
 import dynamotor
 from dynamotor.base.events import counters
 

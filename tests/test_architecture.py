@@ -170,6 +170,19 @@ def test_own_imports_stand_at_the_top() -> None:
     assert not [text for _, text, module, nested in imports() if nested and module.startswith("dynamotor")]
 
 
+def test_the_package_names_no_module_of_the_development_packages() -> None:
+    """bench and fuzz import the compiler; they register their checks with base/development.py."""
+    assert not [text for _, text, module, _ in imports() if module.partition(".")[0] in ("bench", "fuzz")]
+    texts = [
+        f"{inside(path)}:{node.lineno}: {node.value}"
+        for path in SOURCES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.fullmatch(r"(bench|fuzz)\.\w+", node.value)
+    ]
+    assert not texts
+
+
 def test_what_the_project_replaces_is_not_imported() -> None:
     assert not [
         text

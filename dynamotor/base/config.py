@@ -84,7 +84,7 @@ class Config:
     # "portable" (the compiler's default). Only instruction sets of this machine can run.
     isa: str = ""
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU);
-    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests of a checkout.
+    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests, which import bench.verification.
     target: str = ""
     # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time,
     # more memory held.
@@ -138,7 +138,7 @@ class Config:
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep
     # every value alive; XLA compiles 30,000 operations in half a minute, and its compiler may die of more).
     xla_trace_limit: int = 30_000
-    # Verify the graph between passes, in a checkout kernels too, with bench/proofs.py (tests do; it costs
+    # Verify the graph between passes, kernels too after `import bench.verification` (tests do; it costs
     # compile time).
     verify: bool = False
     # Generated C++ is built with GCC's address and undefined-behaviour sanitizers, and planned buffers are

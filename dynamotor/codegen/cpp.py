@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..base import checkout
+from ..base import development
 from ..base.config import config
 from ..base.errors import UsageError
 from ..lower.index_expr import Div, Index, Loaded, Mod
@@ -165,7 +165,7 @@ def emit_kernel(kernel: Kernel) -> CFunction:
         text = emitter.function(name)
         verify_places(kernel, emitter.stores)
         verify_cpp(kernel, text)
-        checkout.prove("verify_loops", kernel, text)
+        development.verify("verify_loops", kernel, text)
         if kernel.symbols:  # the same text whatever the hints: one entry of the disk cache
             old, name = (
                 name,

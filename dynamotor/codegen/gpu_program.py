@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..base import checkout, compat
+from ..base import compat, development
 from ..base.config import config
-from ..base.errors import BuildError
+from ..base.errors import BuildError, UsageError
 from ..base.events import counters, fall_back
 from ..graph.sizes import Size, hint
 from ..graph.spec import GraphInfo, TensorSpec, copy_as
@@ -145,11 +145,19 @@ def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
 
 
 def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
-    """The function in the interpreter, which only tests need: a checkout has it."""
-    interpreter = checkout.bench("triton_interpret")
-    kernel = interpreter.make_interpreted(HELPERS + f.source, f.name, int(f.grid), ints)
-    other = f.fallback
-    return kernel if other is None else interpreter.by_alignment(kernel, interpreted(other, ints))
+    """The function in Triton's interpreter, which only tests need and register."""
+    make = development.functions.get("make_interpreted")
+    if make is None:
+        raise UsageError(
+            "DM122",
+            "Triton kernels on CPU tensors need the interpreter of the development package `bench`",
+            why="no wheel holds it, and this process has not registered it",
+            cure="use target='cpp'; or, in a clone of the repository, `import bench.verification` first",
+        )
+    kernel = make(HELPERS + f.source, f.name, int(f.grid), ints)
+    if f.fallback is None:
+        return kernel
+    return development.functions["by_alignment"](kernel, interpreted(f.fallback, ints))
 
 
 def _placed(program: Program, device: torch.device) -> Program:

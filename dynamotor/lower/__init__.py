@@ -20,6 +20,6 @@
   placed after all reads.
 * Checks between the stages: `lower/verify_program.py` (nodes, kernels, programs; DM913) and
   `codegen/verify_emitted.py` (a kernel's text against its IR; DM914); cheap checks are always on,
-  `config.verify` does all of it, in a checkout what `bench/proofs.py` computes of a kernel too. A fault of a
+  `config.verify` does all of it, and the checks of kernels that `bench.verification` registers. A fault of a
   stage is planted in `tests/faults/`, one decorated function each.
 """

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from ..base import checkout, compat
+from ..base import compat, development
 from ..base.config import config
 from ..base.events import emit, listening, log
 from ..graph.op_facts import facts, is_collective
@@ -152,7 +152,7 @@ def _steps(ctx: LoopBuilder, items: list[Group | ExternNode], wanted: set[str]) 
         if not stored:
             continue
         kernel = build_kernel(item, stored)
-        checkout.prove("verify_schedule", item, kernel, stored)
+        development.verify("verify_schedule", item, kernel, stored)
         if ctx.is_symbolic:
             kernel = replace(kernel, symbols=_symbols(kernel.sizes()))
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))

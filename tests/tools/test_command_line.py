@@ -1,4 +1,4 @@
-"""`python -m dynamotor` with and without the folder `bench` beside it."""
+"""`python -m dynamotor`, and the programs of the development package `bench` that it starts."""
 
 from __future__ import annotations
 
@@ -7,33 +7,55 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import dynamotor
+from bench import tool
 from dynamotor import __main__
-from dynamotor.base import checkout, platform, probe
+from dynamotor.base import development, platform, probe
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 
 
-def test_the_bench_of_a_checkout_says_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        __main__.main(["bench", "--help"])
-    assert ended.value.code == 0 and "--compilers" in capsys.readouterr().out
+def test_bench_commands_run_the_package_beside_the_compiler(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bench").mkdir()  # another `bench` in the current folder
+    (tmp_path / "bench" / "__main__.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(["bench", "--help"]) == 0
+    assert "--compilers" in capfd.readouterr().out
 
 
-def test_without_the_folder_it_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="DM122"):
-        checkout.bench("models", root=tmp_path)
+def test_a_bench_command_without_the_package_is_an_error_with_its_cure(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="(?s)DM122.*clone the repository"):
+        __main__.run_program("demo", [], root=tmp_path)
 
 
-def test_costly_checks_are_those_of_a_checkout(tmp_path: Path) -> None:
-    """`verify` in a wheel does without them; in a checkout, a kernel's text is gone through."""
-    with config.patch(verify=True):
-        checkout.prove("no such check", root=tmp_path)
-        with pytest.raises(AttributeError):
-            checkout.prove("no such check")
-    with config.patch(verify=False):
-        checkout.prove("no such check")
+def test_registered_checks_run_under_verify_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(development, "functions", {"noted": calls.append})
+    for verify in (True, False):
+        with config.patch(verify=verify):
+            development.verify("noted", 1)
+            development.verify("not registered", 2)
+    assert calls == [1]
+
+
+def test_kernels_on_cpu_tensors_need_the_registered_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(development, "functions", {})
+    with config.patch(target="triton", strict=True), pytest.raises(UsageError, match="DM122"):
+        dynamotor.compile(lambda x: x.sin() * 3 + 0.25)(torch.ones(5))
+
+
+def test_bench_tools_write_figures_only_where_they_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tool.write_json(None, {"ms": 1})
+    assert not list(tmp_path.iterdir())
+    tool.write_json(tmp_path / "figures.json", {"ms": 1})
+    assert tool.read_json(tmp_path / "figures.json") == {"ms": 1} and len(list(tmp_path.iterdir())) == 1
 
 
 def test_unknown_options_are_refused() -> None:
