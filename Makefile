@@ -82,14 +82,14 @@ QUICK := tests/test_architecture.py tests/test_api.py tests/test_soundness.py te
     tests/graph/test_prims.py tests/lower/test_pointwise.py tests/lower/test_fusion.py tests/autograd/test_aot.py \
     tests/autograd/test_partition.py tests/capture/test_programs.py tests/capture/test_guards.py tests/capture/test_changes.py \
     tests/codegen/test_cpp.py tests/codegen/test_call_program.py tests/runtime/test_memory.py tests/runtime/test_fingerprint.py \
-    tests/distributed/test_ddp_plan.py tests/faults tests/fuzz/test_fuzz_programs.py tests/models/test_zoo.py \
-    tests/regressions/test_batch_norm_in_evaluation.py tests/regressions/test_writes_that_eager_refuses.py \
-    tests/tools/test_numerics.py xla/tests/test_device.py xla/tests/test_bridge.py
+    tests/distributed/test_plan.py tests/faults tests/fuzz/test_fuzz_programs.py tests/models/test_zoo.py \
+    tests/lower/test_batch_norm_in_evaluation.py tests/autograd/test_writes_that_eager_refuses.py \
+    tests/bench/test_numerics.py xla/tests/test_device.py xla/tests/test_bridge.py
 test-quick: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK) -n $(JOBS) --dist loadfile
 
 # The rooms that compute, with the vectors of other processors: AVX2, then what every x86-64 has.
-NUMERIC ?= tests/lower tests/codegen tests/autograd tests/regressions tests/models tests/fuzz tests/test_soundness.py
+NUMERIC ?= tests/lower tests/codegen tests/autograd tests/models tests/fuzz tests/test_soundness.py
 ISA_TESTS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERIC) -n $(JOBS) --dist worksteal -k "not triton and not gpu"
 test-isa: setup
 	DYNAMOTOR_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(ISA_TESTS)

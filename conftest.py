@@ -79,9 +79,9 @@ def _one_thread_and_one_seed() -> None:
     torch.manual_seed(0)
 
 
-# Rooms whose tests run in check mode (codegen/checked.py): each compiled graph beside eager, over poisoned
-# and guarded memory.
-CHECKED = ("tests/autograd", "tests/codegen", "tests/lower", "tests/regressions", "tests/test_soundness.py")
+# Tests that run in check mode (codegen/checked.py), each compiled graph beside eager, over poisoned and guarded
+# memory: those of these rooms, and regression tests.
+CHECKED = ("tests/autograd", "tests/codegen", "tests/lower", "tests/test_soundness.py")
 
 # Of tests that compile much, those with more parameters than the first number: `make test` takes the first and one
 # in so many of the others; a `sweep` says otherwise.
@@ -89,7 +89,6 @@ SAMPLED = {
     **dict.fromkeys(
         [f"tests/{room}" for room in ("autograd", "capture", "codegen", "lower", "models", "step")], (1, 14)
     ),
-    "tests/regressions": (2, 10),
     "xla/tests": (1, 14),
 }
 
@@ -113,6 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, function in zip(items, functions, strict=True):
         sweep = item.get_closest_marker("sweep")
         many, one_in = SAMPLED.get(place_of(item.path.parent), (sys.maxsize, 1))
+        if item.get_closest_marker("regression"):
+            many, one_in = 2, 10
         if sweep:
             left_out = places[function] % sweep.args[0]
         else:  # by name: every third would be one of three types
@@ -133,6 +134,7 @@ def _beside_eager(request: pytest.FixtureRequest) -> Iterator[None]:
 
     before = config.check
     if "DYNAMOTOR_CHECK" not in os.environ:
-        config.check = place_of(request.path).startswith(CHECKED)
+        regression = request.node.get_closest_marker("regression") is not None
+        config.check = regression or place_of(request.path).startswith(CHECKED)
     yield
     config.check = before

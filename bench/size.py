@@ -1,7 +1,7 @@
 """Python statements by room, so that formatting does not matter: `python -m bench size`; with `--mechanisms`
 by mechanism, with `--against REF` beside those of another commit.
 
-A statement is a node of `ast` that is one; a docstring is one too. tests/tools/test_size.py has each room's
+A statement is a node of `ast` that is one; a docstring is one too. tests/bench/test_size.py has each room's
 limit, and CI prints the difference that a pull request makes.
 """
 

@@ -1,4 +1,4 @@
-"""A finding as a test that can be pasted into tests/regressions/."""
+"""A finding as a test that can be pasted beside the tests of its room."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Config:
     # "portable" (the compiler's default). Only instruction sets of this machine can run.
     isa: str = ""
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU);
-    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests, which import bench.verification.
+    # "triton" on CPU tensors runs them in Triton's interpreter: for tests (bench.verification).
     target: str = ""
     # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time,
     # more memory held.

@@ -1,7 +1,7 @@
 """Functions that development packages register with the compiler, which never imports them.
 
-`bench.verification` registers the costly checks that `config.verify` adds, and Triton's interpreter for kernels on
-CPU tensors. A wheel has neither.
+`bench.verification` registers the costly checks that `config.verify` adds, and Triton's interpreter for
+kernels on CPU tensors. A wheel has neither.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]
     make = development.functions.get("make_interpreted")
     if make is None:
         raise UsageError(
-            "DM122",
+            "DM735",
             "Triton kernels on CPU tensors need the interpreter of the development package `bench`",
             why="no wheel holds it, and this process has not registered it",
             cure="use target='cpp'; or, in a clone of the repository, `import bench.verification` first",

@@ -127,3 +127,17 @@ def test_a_reentrant_checkpoint_without_gradients_in_its_arguments():
     with pytest.warns(UserWarning, match="requires_grad"):
         assert not reentrant(x).requires_grad
         assert not dynamotor.compile(reentrant, backend="eager")(x).requires_grad
+
+
+@pytest.mark.regression
+def test_a_reentrant_checkpoint_of_what_has_no_gradient():
+    """Its result requires one in eager, and a backward raises."""
+
+    def fn(x):
+        return checkpoint(lambda x: x.detach() * 2, x, use_reentrant=True)
+
+    for run in (fn, dynamotor.compile(fn, backend="aot_eager")):
+        out = run(torch.ones(2, requires_grad=True))
+        assert out.requires_grad
+        with pytest.raises(RuntimeError, match="not necessary"):
+            out.sum().backward()

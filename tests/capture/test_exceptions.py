@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
+from typing import Any
 
 import pytest
 import torch
@@ -301,3 +302,19 @@ def test_a_traceback_that_was_taken_off_stays_off_behind_a_break(function):
         run(torch.ones(2), log)
     assert logs[0] == logs[1]
     assert dynamotor.explain(function)(torch.ones(2), []).graph_break_count >= 1
+
+
+@pytest.mark.regression
+def test_what_a_generator_raises_for_stop_iteration_has_its_cause() -> None:
+    def items() -> Any:
+        yield 1
+        raise StopIteration("inner")
+
+    def function(x: torch.Tensor) -> Any:
+        try:
+            return list(items())
+        except RuntimeError as error:
+            return x + 1, repr(error.__cause__), error.__context__ is error.__cause__
+
+    expected = function(torch.ones(2))
+    assert str(dynamotor.compile(function, backend="eager")(torch.ones(2))) == str(expected)

@@ -3,7 +3,10 @@
 import types
 
 import pytest
+import torch
+from torch import nn
 
+import dynamotor
 from dynamotor.capture.source import (
     Arg,
     Attr,
@@ -121,3 +124,31 @@ def test_sources_are_immutable_and_know_their_root():
         source.key = 1
     assert source.root is x and not source.is_held
     assert Attr(Const(3, "three"), "real").is_held
+
+
+BACKENDS = ["eager", "aot_eager", "native"]
+
+
+def same(fn, *args, backend):
+    compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        ours, theirs = compiled(*args), fn(*args)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    return ours, theirs
+
+
+class Deep(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.a_submodule_with_a_long_name = Deep(depth - 1) if depth else nn.Linear(3, 3)
+        self.another_submodule_with_a_long_name = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.another_submodule_with_a_long_name(self.a_submodule_with_a_long_name(x))
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_long_paths_to_parameters(backend):
+    """SwinForImageClassification: graph inputs whose names agree in what is kept of them."""
+    same(Deep(4), torch.randn(2, 3), backend=backend)

@@ -6,6 +6,7 @@ Each program is a pair: `forward(x)` and `between()`, which changes an object be
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -358,3 +359,42 @@ def test_a_backward_sees_changes_of_a_container_that_it_was_given(kind: type, ba
         inner[0 if kind is list else "k"] = factor
         loss.backward()
         torch.testing.assert_close(x.grad, torch.ones(3).cos() * factor)
+
+
+class Box:
+    pass
+
+
+def _attributes_behind_a_break(x: torch.Tensor) -> Any:
+    box: Any = Box()
+    box.y = 2
+    seen = [vars(box)]
+    print(end="")
+    box.y = 5
+    return seen, vars(box) is seen[0]
+
+
+def _attributes_that_were_given(x: torch.Tensor) -> Any:
+    box, given = Box(), {"y": 1}
+    before = box.__dict__
+    box.__dict__ = given
+    print(end="")
+    given["y"] = 3
+    return box.y, before, vars(box) is given  # type: ignore[attr-defined]
+
+
+def _a_warning_that_the_function_records(x: torch.Tensor) -> Any:
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        warnings.warn("said", stacklevel=1)
+        return len(record), str(record[0].message)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    "function",
+    [_attributes_behind_a_break, _attributes_that_were_given, _a_warning_that_the_function_records],
+)
+def test_what_changes_later_is_seen(function: Callable[..., Any]) -> None:
+    x = torch.ones(2)
+    assert dynamotor.compile(function, backend="eager")(x) == function(x)

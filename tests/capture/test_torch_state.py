@@ -4,6 +4,8 @@ inference mode.
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -268,3 +270,47 @@ def test_modes_that_are_set_and_back_again_leave_no_calls():
     (graph,) = graphs
     assert [n.args for n in graph.nodes if n.target is torch._C._set_grad_enabled] == [(False,), (True,)]
     assert torch.is_grad_enabled() and torch.equal(x, torch.ones(4))
+
+
+class _Settings(types.ModuleType):
+    kept = 1
+
+    @property
+    def value(self):
+        return _Settings.kept
+
+    @value.setter
+    def value(self, new):
+        _Settings.kept = new
+
+
+settings = _Settings("settings")
+
+
+@pytest.mark.regression
+def test_a_name_that_a_modules_class_sets():
+    """As those of torch.backends: it was stored beside, and nothing was set."""
+
+    def fn(new):
+        settings.value = new
+        return settings.value
+
+    compiled = dynamotor.compile(fn, backend="eager")
+    for new in (2, 3, 2):
+        assert compiled(new) == new == _Settings.kept
+    assert "value" not in vars(settings)
+
+
+@pytest.mark.regression
+def test_settings_of_backends_are_set():
+    def fn(x):
+        torch.backends.cudnn.deterministic = True
+        return x + 1
+
+    with getattr(torch.backends, "__allow_nonbracketed_mutation")():  # PyTorch's test library forbids it
+        before = torch.backends.cudnn.deterministic
+        try:
+            dynamotor.compile(fn, backend="eager")(torch.ones(1))
+            assert torch._C._get_cudnn_deterministic()
+        finally:
+            torch.backends.cudnn.deterministic = before

@@ -419,3 +419,9 @@ def test_the_code_of_a_long_text_is_read_from_the_disk_by_the_next_compilation()
         again = dynamotor.compile(lambda x, w: chain(x, w))
         torch.testing.assert_close(again(x, w), chain(x, w))
     assert counters["cache"]["python.hit"] == before + 1
+
+
+@pytest.mark.regression
+def test_an_op_whose_name_is_a_keyword_of_python():
+    compiled = dynamotor.compile(lambda x: x.random_(3, 4) + 1, backend="aot_eager")
+    assert compiled(torch.zeros(2)).tolist() == [4, 4]

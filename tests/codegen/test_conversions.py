@@ -79,3 +79,14 @@ def test_whole_quotients(dtype, divisor):
         return x // divisor, x % divisor, torch.div(x, divisor, rounding_mode="trunc")
 
     assert all(map(torch.equal, dynamotor.compile(function)(x), function(x)))
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_a_nan_that_the_compiler_knows_becomes_the_whole_number_of_the_processor(isa: str) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = x.mean(-1, dtype=torch.float64)
+        return mean.to(torch.int64), mean.to(torch.int32)
+
+    x = torch.zeros(0, dtype=torch.bool)
+    assert dynamotor.compile(fn, options={"isa": isa})(x) == fn(x)

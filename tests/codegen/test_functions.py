@@ -4,12 +4,12 @@ ordinary number.
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.codegen import cpp, cpp_kernel, cpp_prelude
 
-F = torch.nn.functional
 ONE = [
     "exp",
     "exp2",
@@ -128,3 +128,15 @@ def test_without_the_library_functions_are_computed_lane_by_lane(monkeypatch):
         torch.testing.assert_close(
             dynamotor.compile(lambda x: x.sin() + x.atan2(x + 1))(x), x.sin() + x.atan2(x + 1)
         )
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+def test_gelu_of_large_negative_halves_is_zero(dtype, isa):
+    if isa == "avx512" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("this processor has no AVX-512: its kernels cannot run here")
+    x = torch.tensor([-65504.0, -3e4, -300.0, -7.0, 65504.0] * 7).to(dtype)
+    with dynamotor.config.patch(isa=isa):
+        got = dynamotor.compile(F.gelu)(x)
+    torch.testing.assert_close(got, F.gelu(x))

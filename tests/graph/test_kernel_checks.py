@@ -196,3 +196,13 @@ def test_what_swaps_the_rows_that_its_numbers_name_is_not_asked():
     matrix, pivots = torch.eye(3), torch.tensor([1, 2, 3], dtype=torch.int32)
     kernel_checks.check(torch.ops.aten.linalg_ldl_solve.default, (matrix, pivots, matrix), {})
     assert not any(key[0] is torch.ops.aten.linalg_ldl_solve.default for key in kernel_checks._answers)
+
+
+@pytest.mark.regression
+def test_a_convolution_without_output_channels_is_refused() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv1d(x, w, padding=1) * 2
+
+    for call in (fn, dynamotor.compile(fn)):
+        with pytest.raises(RuntimeError, match="at least 1 at dimension 0"):
+            call(torch.zeros(1, 0), torch.zeros(0, 1, 0))

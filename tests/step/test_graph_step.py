@@ -482,3 +482,24 @@ def test_wrong_arguments() -> None:
         }
         with pytest.raises(UsageError, match="DM112"):
             dynamotor.compile_step(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.regression
+def test_a_parameter_frozen_while_gradients_accumulate() -> None:
+    given, seen = torch.randn(6, 3, 4), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = dynamotor.compile_step(model, lambda y: y.square().sum(), optimizer, accumulate=2)
+        for i, x in enumerate(given):
+            model[0].weight.requires_grad_(i != 5)
+            if compiled:
+                step(x)
+            else:
+                (model(x).square().sum() / 2).backward()
+                if i % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        seen.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(seen[1], seen[0])

@@ -44,7 +44,7 @@ def test_registered_checks_run_under_verify_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_kernels_on_cpu_tensors_need_the_registered_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(development, "functions", {})
-    with config.patch(target="triton", strict=True), pytest.raises(UsageError, match="DM122"):
+    with config.patch(target="triton", strict=True), pytest.raises(UsageError, match="DM735"):
         dynamotor.compile(lambda x: x.sin() * 3 + 0.25)(torch.ones(5))
 
 

@@ -1,0 +1,120 @@
+"""A graph that writes its inputs and raises is not run again: its error is eager's, at the user's line, and
+says what is not done.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+pytestmark = pytest.mark.regression
+
+SEEN: list[int] = []
+
+
+def rows(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    SEEN.append(1)
+    x.mul_(2)
+    y = w * x.sum()
+    return y[at] + 1  # rows
+
+
+def targets(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    logits = torch.nn.functional.batch_norm(w, x, x + 1, training=True)
+    x.add_(1)
+    return torch.nn.functional.cross_entropy(logits, at)  # targets
+
+
+def raised(function: Any, at: int) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    x, w = torch.ones(3), torch.randn(2, 3)
+    try:
+        function(x, w, torch.tensor([0, at]))
+    except Exception as error:
+        [line] = [t.line for t in traceback.extract_tb(error.__traceback__) if t.name == function.__name__]
+        chain = error.__context__, error.__suppress_context__
+        return type(error), str(error), line, chain, getattr(error, "__notes__", [])
+    return (None,)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("function", [rows, targets])
+def test_the_line_and_words_are_eagers(function: Any, backend: str) -> None:
+    compiled = dynamotor.compile(function, backend=backend)
+    assert raised(compiled, 1) == raised(function, 1)
+    for _ in range(2):
+        *found, notes = raised(compiled, 7)
+        *expected, _ = raised(function, 7)
+        assert found == expected
+        assert ["DM405" in note for note in notes] == [True] * (function is rows)
+
+
+W = torch.randn(4)
+
+
+def views_in_a_loop(x: torch.Tensor, y: torch.Tensor) -> None:
+    for part in list(y.unbind(0)):
+        x -= part + W.requires_grad_()
+
+
+def a_view_made_in_the_graph(x: torch.Tensor, y: torch.Tensor) -> None:
+    W.requires_grad_()
+    for part in y.unbind(0):
+        x -= part + W
+
+
+def a_view_given(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x -= W.requires_grad_()
+    return y * 2
+
+
+def a_part_of_a_view_given(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    before = y.sum()
+    x -= W.requires_grad_()
+    return before, y[0] * 2
+
+
+def stale_view(function: Any) -> tuple[type, str, str | None]:
+    W.requires_grad_(False)
+    base = torch.randn(4, 4)
+    given = base[1] if function.__name__.startswith(("views", "a_view_made")) else base.unbind(0)[1]
+    with pytest.raises(RuntimeError) as raised:
+        function(base[1:], given)
+    [line] = [t.line for t in traceback.extract_tb(raised.value.__traceback__) if t.filename == __file__][1:]
+    return raised.type, str(raised.value), line
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize(
+    "function", [views_in_a_loop, a_view_made_in_the_graph, a_view_given, a_part_of_a_view_given]
+)
+def test_views_that_autograd_refuses_to_read_raise_at_the_programs_line(function: Any, backend: str) -> None:
+    compiled = dynamotor.compile(function, backend=backend)
+    for _ in range(2):
+        assert stale_view(compiled) == stale_view(function)
+
+
+@torch.library.custom_op("trust::passes", mutates_args=())
+def passes(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+passes.register_fake(torch.empty_like)
+
+
+@pytest.mark.regression
+def test_an_error_behind_a_custom_op_and_a_write() -> None:
+    """No step of ours that looks for the line may be the error."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.multinomial(passes(x) - 9, 2)
+
+    with pytest.raises(RuntimeError, match="probability tensor contains") as raised:
+        dynamotor.compile(function)(torch.ones(3))
+    assert raised.type is RuntimeError

@@ -1,0 +1,48 @@
+"""Gradients that formulas give as zeros: what a NaN slope makes of them is what eager makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import dynamotor
+
+pytestmark = pytest.mark.regression
+
+X = torch.tensor([float("nan"), 1.0, -2.0, 0.0])
+
+
+def _gradient(f: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    leaf = x.clone().requires_grad_()
+    f(leaf).backward(torch.ones(4))
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.log().sgn(),  # a zero without memory: NaN times it is zero
+        lambda x: (1 / x).sgn() * 2,  # ... but minus it has memory
+        lambda x: (x * x).log().sgn() + x,
+        lambda x: x.sqrt().round(),  # zeros as any others
+    ],
+)
+def test_the_gradient_of_a_step_behind_a_slope_of_nan(function: Callable[..., torch.Tensor]) -> None:
+    found = _gradient(dynamotor.compile(function), X)
+    torch.testing.assert_close(found, _gradient(function, X), rtol=0, atol=0, equal_nan=True)
+
+
+def test_zeros_are_kept_where_the_other_gradient_of_a_sum_is_absent() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.mean(0, dtype=torch.float64), torch.copysign(y, x.lgamma())
+
+    def gradient(g: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor | None:
+        x, y = torch.zeros((), requires_grad=True), torch.zeros(1, requires_grad=True)
+        g(x, y)[1].backward(torch.ones(1))
+        return x.grad
+
+    found, wanted = gradient(dynamotor.compile(f)), gradient(f)
+    assert found is not None and wanted is not None and found.isnan() and wanted.isnan()

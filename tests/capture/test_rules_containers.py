@@ -1,0 +1,62 @@
+"""Lists, dicts and sets behave as in CPython."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("position", [1.5, "a", None, True, -1])
+def test_positions_and_counts_of_lists_are_whole_numbers(position: Any) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        items, queue, errors = [1, 2, 3], deque([1, 2, 3]), []
+        for change in (queue.rotate, items.pop, lambda at: items.insert(at, 7)):
+            try:
+                change(position)
+            except TypeError as error:
+                errors.append(str(error))
+        return x + len(errors), items, [*queue], errors
+
+    x = torch.zeros(2)
+    found, wanted = dynamotor.compile(fn, backend="eager")(x), fn(x)
+    assert found[1:] == wanted[1:] and torch.equal(found[0], wanted[0])
+
+
+def eager_backend(gm, example_inputs):
+    return gm.forward
+
+
+@pytest.mark.regression
+def test_equal_keys_keep_the_first():
+    compiled = dynamotor.compile(
+        lambda x: (list({True: 1, 1: x}), x + 1),  # noqa: F601
+        backend=eager_backend,
+        fullgraph=True,
+    )
+    assert compiled(torch.ones(1))[0][0] is True
+
+
+@pytest.mark.regression
+def test_a_set_is_looked_for_as_its_items():
+    compiled = dynamotor.compile(
+        lambda x, s: (x + 1, {1, 2} in s, s.discard({3})), backend=eager_backend, fullgraph=True
+    )
+    assert compiled(torch.ones(1), {frozenset({1, 2}), 5})[1] is True
+
+
+@pytest.mark.regression
+def test_a_set_that_grows_while_it_is_walked() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        kinds = {1, 2}
+        for kind in kinds:
+            kinds.add(kind + 10)
+        return x
+
+    with pytest.raises(RuntimeError, match="Set changed size during iteration"):
+        dynamotor.compile(function)(torch.ones(2))

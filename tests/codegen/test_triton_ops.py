@@ -1,0 +1,31 @@
+"""The tests of the lowerings again, their kernels written in Triton and run in its interpreter on CPU
+tensors.
+"""
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from test_index import *  # noqa: E402, F403
+from test_pointwise import *  # noqa: E402, F403
+from test_pool import *  # noqa: E402, F403
+from test_random import *  # noqa: E402, F403
+from test_reduce import *  # noqa: E402, F403
+from test_scans import *  # noqa: E402, F403
+from test_scatter import *  # noqa: E402, F403
+from test_upsample import *  # noqa: E402, F403
+from test_view import *  # noqa: E402, F403
+
+from bench.triton_interpret import available
+from dynamotor.base.config import config
+
+pytestmark = [
+    pytest.mark.sweep(8),
+    pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_triton():
+    with config.patch(target="triton"):
+        yield
