@@ -23,7 +23,7 @@ from .base.errors import (
     user_line,
 )
 from .base.events import Event, counters, emit, fall_back, listening, subscribe, timed, warn_once
-from .base.registry import MaybeNone, Registry
+from .base.registry import Deferred, MaybeNone, Registry
 
 # Capture: how tensors of a class are captured, and what programs are guarded by.
 from .capture.frontend import make_dispatcher
@@ -65,6 +65,7 @@ __all__ = [
     "DataDependent",
     "Dim",
     "Dims",
+    "Deferred",
     "DynamotorError",
     "Event",
     "GraphInfo",

@@ -1,4 +1,4 @@
-"""A registry of rules: one decorated function or one row each, looked up by key.
+"""A registry of rules: one decorated function or row each, by key; functions that are defined elsewhere.
 
 >>> rules = Registry("lowering")
 >>> @rules.register("relu", "relu6")
@@ -10,13 +10,15 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 MaybeNone = Any  # in a union, as typeshed has it: None too, but where code relies on it there is something
 
 
 K = TypeVar("K")
 F = TypeVar("F")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Registry(Generic[K, F]):
@@ -56,6 +58,31 @@ class Registry(Generic[K, F]):
 
     def __len__(self) -> int:
         return len(self._rules)
+
+
+class Deferred(Generic[P, R]):
+    """A function that one module calls and a module above it, which imports the first, defines.
+
+    >>> relieve = Deferred[[], None]("relieve")
+    >>> @relieve.define
+    ... def _relieve(): ...
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._function: Callable[P, R] | None = None
+
+    def define(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorator: calls go to this function. A second definition raises KeyError."""
+        if self._function is not None:
+            raise KeyError(f"{self.name} is defined twice")
+        self._function = function
+        return function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._function is None:
+            raise NotImplementedError(f"{self.name} is not defined: its module was not imported")
+        return self._function(*args, **kwargs)
 
 
 def register_all(

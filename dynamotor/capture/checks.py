@@ -9,7 +9,7 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,15 +19,13 @@ from ..graph.sym_int import Condition
 from .breaks import unsupported_if
 from .bytecode import CodeInfo
 from .failed_graphs import acts_outside
+from .interpreter import Frame
 from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.known_data import known
 from .values.size import ConditionValue, demand
 from .values.tensor import TensorValue, function_name, torch_call, writes_inputs
 from .values.torch_function import HeldNumber
-
-if TYPE_CHECKING:
-    from .interpreter import Frame
 
 _BOUNDED = frozenset(
     ("nonzero", "where", "getitem", "index", "masked_select", "unique", "unique_consecutive")

@@ -151,7 +151,7 @@ MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects s
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
 
-class Compiler:
+class Compiler(siblings.Sibling):
     """Compiles the calls of one callable; the `miss` callback of its dispatcher."""
 
     is_root = True
@@ -159,9 +159,9 @@ class Compiler:
     def __init__(
         self, fn: Callable[..., Any], options: CompileOptions, backend: Backend, policy: SizePolicy
     ) -> None:
-        self.fn, self.options, self.backend = fn, options, backend
+        super().__init__(fn, policy)
+        self.options, self.backend = options, backend
         self.resumes: dict[Any, Any] = {}
-        self.policy = policy
         # Weakly: objects in a cycle, and the model with it, would wait for the collector.
         me = weakref.ref(self)
         self.inner = InnerFrames(lambda function: _inner_dispatcher(function, me()))
@@ -170,12 +170,7 @@ class Compiler:
         owner = getattr(fn, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
         self.model = weakref.ref(owner) if module else None
-        # The module of a bound method, or a function: what other ones may be in the place of.
-        self.owner: Any = owner if module else fn if type(fn) is types.FunctionType else None
-        self.kin: Any = None  # what siblings have in common: backend and options; None: it has none
-        self.shelf = siblings.lasting
         self.breaks_for_all = False  # a program with the module as an argument was tried, and broke
-        self.own_dispatcher: Any = None
         self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
         self.share.name = self.title = self.name
         self.compilations = recompiles.Compilations()
@@ -188,20 +183,11 @@ class Compiler:
         made.disabled = not self.strict and bool(lost(COMPILE))
         return made
 
-    def entries(self) -> Any:
-        """The compiled entries."""
-        dispatcher = self.own_dispatcher()
-        return () if dispatcher is None else dispatcher.entries
-
     def all_entries(self) -> Iterator[Any]:
         """The compiled entries, with those of functions resumed after breaks and functions entered in breaks."""
         yield from self.entries()
         for each in (*self.resumes.values(), *self.inner.dispatchers()):
             yield from each.entries
-
-    def flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What sources of this callable's programs are fetched from."""
-        return args if self.owner is None else (*args, self.owner)
 
     @property
     def strict(self) -> bool:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,9 +16,7 @@ from ..base.errors import UserLine
 from ..graph.module import graph_module
 from ..graph.save_policy import SavePolicy
 from ..graph.sizes import Size
-
-if TYPE_CHECKING:
-    from .source import Source
+from .source import Source
 
 
 class GraphBuilder:

@@ -6,7 +6,7 @@ first call would make them; the trace is then made again, over the module that i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -16,21 +16,17 @@ from .values.base import MISSING, Trace, Value
 from .values.constant import Constant
 from .values.tensor import TensorValue
 
-if TYPE_CHECKING:
-    from .values.nn_module import NNModuleValue
-
 
 class Afresh(OfTrace):
     """Ends a trace that changed its own inputs: it starts again."""
 
 
-def initialise(trace: Trace, value: NNModuleValue, args: list[Value], kwargs: dict[str, Value]) -> None:
+def initialise(trace: Trace, cls: type, module: Any, args: list[Value], kwargs: dict[str, Value]) -> None:
     """Initialise a lazy module for a call, and raise Afresh; does nothing where eager's call may find another
     state of random numbers, may not come here, or does more than PyTorch's own classes do."""
-    module = value.obj
     if (
-        not issubclass(value.cls, LazyModuleMixin)
-        or not value.cls.__module__.startswith("torch.nn.modules.")
+        not issubclass(cls, LazyModuleMixin)
+        or not cls.__module__.startswith("torch.nn.modules.")
         or kwargs
         or module is MISSING
         or not _only_waits(module)

@@ -31,7 +31,7 @@ from .values.base import (
     Value,
     builtin_rule,
     call_finder,
-    overrides,
+    override,
 )
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
@@ -231,7 +231,7 @@ def _call_or_take_over(
     return _plainly(trace, rule, args, kwargs)
 
 
-@overrides.append
+@override.define
 def _override(fn: Any, rule: CallRule | None) -> CallRule | None:
     """The rule of a call whose arguments may take it over."""
     described = isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.FunctionType)

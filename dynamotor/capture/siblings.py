@@ -16,7 +16,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -27,11 +27,9 @@ from .attempts import Invocation
 from .dispatch import compile_program
 from .guards import IdIs
 from .source import SlotOf
+from .symbolic_inputs import SizePolicy
 
-if TYPE_CHECKING:
-    from .frontend import Compiler
-
-_compilers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Compiler]] = weakref.WeakKeyDictionary()
+_compilers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Sibling]] = weakref.WeakKeyDictionary()
 _OF_CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, type)
 
 
@@ -70,7 +68,7 @@ class Shelf:
             weakref.WeakKeyDictionary()
         )  # by code or class
 
-    def add(self, compiler: Compiler, entry: Any) -> None:
+    def add(self, compiler: Sibling, entry: Any) -> None:
         """Note that such a function or module was compiled, and keep its program if others may take it."""
         if compiler.kin is None or compiler.owner is None:
             return
@@ -88,16 +86,16 @@ class Shelf:
         row = _Row(compiler.kin, weakref.ref(compiler), weakref.ref(compiler.owner), program)
         self._rows[key] = [row, *others][: config.cache_size_limit]
 
-    def _of(self, compiler: Compiler) -> list[_Row]:
+    def _of(self, compiler: Sibling) -> list[_Row]:
         if compiler.kin is None or compiler.owner is None:
             return []
         return [row for row in self._rows.get(_key(compiler), ()) if row.kin == compiler.kin]
 
-    def programs(self, compiler: Compiler) -> list[Program]:
+    def programs(self, compiler: Sibling) -> list[Program]:
         """The entries kept for functions of the compiler's code, or modules of its class."""
         return [row.program for row in self._of(compiler) if row.program is not None]
 
-    def is_again(self, compiler: Compiler) -> bool:
+    def is_again(self, compiler: Sibling) -> bool:
         """Whether another dispatcher was made for this function or module, or for a function of its code."""
         function = isinstance(compiler.owner, types.FunctionType)
         return any(
@@ -111,6 +109,32 @@ class Shelf:
 
 
 lasting = Shelf(True)
+
+
+class Sibling:
+    """A callable that is compiled, as others of its kind know it.
+
+    owner: the module of a bound method, or a function; None: nothing may be in its place. kin: what siblings have in
+    common (backend and options); None: it has no siblings. policy: which sizes are symbols.
+    """
+
+    def __init__(self, fn: Callable[..., Any], policy: SizePolicy) -> None:
+        self.fn, self.policy = fn, policy
+        owner = getattr(fn, "__self__", None)
+        module = isinstance(owner, torch.nn.Module)
+        self.owner: Any = owner if module else fn if type(fn) is types.FunctionType else None
+        self.kin: Any = None
+        self.shelf = lasting
+        self.own_dispatcher: Any = None  # a weak reference to the callable that replaces the original
+
+    def entries(self) -> Any:
+        """The compiled entries."""
+        dispatcher = self.own_dispatcher()
+        return () if dispatcher is None else dispatcher.entries
+
+    def flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values from which sources of this callable's programs are fetched."""
+        return args if self.owner is None else (*args, self.owner)
 
 
 def forget() -> None:
@@ -132,24 +156,24 @@ def _lasts(row: IdIs) -> bool:
     return isinstance(row.obj, _OF_CODE) and getattr(row.obj, "__closure__", None) is None
 
 
-def _key(compiler: Compiler) -> Any:
+def _key(compiler: Sibling) -> Any:
     return _kind(compiler)[0]
 
 
-def _kind(compiler: Compiler) -> tuple[Any, Any]:
+def _kind(compiler: Sibling) -> tuple[Any, Any]:
     """What siblings have, by identity: a module's class and the function of the method, or a function's
     code."""
     owner, fn = compiler.owner, compiler.fn
     return (type(owner), fn.__func__) if isinstance(fn, types.MethodType) else (owner.__code__, None)
 
 
-def enter(compiler: Compiler) -> None:
+def enter(compiler: Sibling) -> None:
     """From now on this one is a sibling of others."""
     if compiler.owner is not None and compiler.kin is not None:
         _compilers.setdefault(_kind(compiler)[0], weakref.WeakSet()).add(compiler)
 
 
-def _siblings(compiler: Compiler) -> list[Compiler]:
+def _siblings(compiler: Sibling) -> list[Sibling]:
     """Those that compile the same method of other modules of the class, or other functions of the same code,
     with equal options.
     """
@@ -165,7 +189,7 @@ def _siblings(compiler: Compiler) -> list[Compiler]:
     ]
 
 
-def is_for_all(compiler: Compiler) -> bool:
+def is_for_all(compiler: Sibling) -> bool:
     """Whether the next program is made for any module of the class: where gradients are recorded and there
     are several. Without gradients parameters are constants, which are folded and reordered, so each has
     programs of its own while they are few.
@@ -187,7 +211,7 @@ def _may_reduce(owner: Any) -> bool:
     return any(part is None or isinstance(part, DistributedDataParallel) for part in parts)
 
 
-def shared(compiler: Compiler, call: Invocation) -> tuple[Any, Any] | None:
+def shared(compiler: Sibling, call: Invocation) -> tuple[Any, Any] | None:
     """An entry for a call whose program was made for a sibling and fits this module, with its inputs."""
     for entry in _programs(compiler, call):
         made = bind(entry, compiler.owner, len(call.args))
@@ -197,7 +221,7 @@ def shared(compiler: Compiler, call: Invocation) -> tuple[Any, Any] | None:
     return None
 
 
-def learn(compiler: Compiler, call: Invocation) -> None:
+def learn(compiler: Sibling, call: Invocation) -> None:
     """Note which sizes and numbers differ from those of such programs: the next program takes them as
     inputs."""
     flat = compiler.flat(call.args)
@@ -205,7 +229,7 @@ def learn(compiler: Compiler, call: Invocation) -> None:
         compiler.policy.learn(program.info.guards, flat)
 
 
-def _programs(compiler: Compiler, call: Invocation) -> Iterator[Any]:
+def _programs(compiler: Sibling, call: Invocation) -> Iterator[Any]:
     """Entries of siblings that such a call may take, each program once, those of fixed sizes first."""
     found = {}
     there = [entry for each in _siblings(compiler) for entry in each.entries()]

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from ..base.errors import UsageError, UserLine
 from ..graph.data_sizes import DataSizes
@@ -37,14 +38,9 @@ from ..graph.sizes import (
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
 from ..graph.tensor_subclass import WrapperSpec
 from .breaks import unsupported
+from .graph_builder import GraphBuilder
 from .guards import BYTES, Answer, ConstEquals, Guard, IdIs, TensorIs, TensorMatch, first_failure
 from .source import Arg, Const, DictItem, Missing, SizeOf, Source, StrideOf
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from .graph_builder import GraphBuilder
-
 
 _OF_NUMPY = (np.float64, np.int64)  # numbers that may be inputs (values/number.py)
 

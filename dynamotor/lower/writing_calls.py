@@ -4,7 +4,7 @@ they write where nothing reads the old contents later (`claim.py`), else copies.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -15,11 +15,8 @@ from ..graph.spec import TensorSpec
 from .claim import IN_PLACE, claim
 from .ir import ExternNode
 from .program import BufRef, ExternStep, refs
-from .realize import same_layout
+from .realize import Realizer, same_layout
 from .value import LoopValue
-
-if TYPE_CHECKING:
-    from .lowering import LoopBuilder
 
 
 class NewResults:
@@ -38,7 +35,7 @@ class NewResults:
 
 
 def write_in_place(
-    ctx: LoopBuilder, node: fx.Node, args: tuple[Any, ...], func: OpOverload, written: list[str]
+    ctx: Realizer, node: fx.Node, args: tuple[Any, ...], func: OpOverload, written: list[str]
 ) -> Any:
     """The new results of the op, then the tensors that it has written."""
     given = dict(zip([argument.name for argument in func._schema.arguments], args, strict=True))
@@ -68,7 +65,7 @@ def write_in_place(
     return made if isinstance(node.meta["val"], tuple) else made[0]
 
 
-def aten_in_place(ctx: LoopBuilder, node: fx.Node, args: Any, kwargs: Any) -> LoopValue | None:
+def aten_in_place(ctx: Realizer, node: fx.Node, args: Any, kwargs: Any) -> LoopValue | None:
     """An update of part of a tensor by aten's kernel that writes into it; None where it is to be copied
     anyway.
     """
@@ -93,20 +90,20 @@ def _each(change: Any, value: Any) -> Any:
     return compat.tree_map(change, value, is_leaf=lambda x: isinstance(x, LoopValue))
 
 
-def _memory(ctx: LoopBuilder, x: LoopValue) -> BufRef:
+def _memory(ctx: Realizer, x: LoopValue) -> BufRef:
     """Memory to be written, laid out as in eager."""
     stride = x.stride or ctx.realize(x).stride
     there = x.ref is not None and same_layout(x.ref, stride)
     return (claim(ctx, x) if there else None) or ctx.copy(x, stride)
 
 
-def _as_laid_out(ctx: LoopBuilder, x: LoopValue) -> BufRef:
+def _as_laid_out(ctx: Realizer, x: LoopValue) -> BufRef:
     """Memory to be read, laid out as in eager; apart from memory that the call writes."""
     ref = ctx.realize(x)
     stride = x.stride or ref.stride
     return ref if same_layout(ref, stride) and ref.name not in ctx.claimed.values() else ctx.copy(x, stride)
 
 
-def _result(ctx: LoopBuilder, spec: TensorSpec) -> LoopValue:
+def _result(ctx: Realizer, spec: TensorSpec) -> LoopValue:
     buffer = ctx.new_buffer(TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device))
     return LoopValue(spec.shape, spec.dtype, ref=BufRef.whole(buffer))

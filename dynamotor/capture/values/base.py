@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import _C
-from ...base.registry import MaybeNone, Registry
+from ...base.registry import Deferred, MaybeNone, Registry
 from ..breaks import OfTrace, unsupported, unsupported_if
 from ..guards import IdIs, TypeIs
 from ..source import Source
@@ -458,7 +458,7 @@ builtin_rules: dict[Any, CallRule] = {}
 # What goes before when an argument is symbolic.
 size_rules: dict[Any, CallRule] = {}
 # What goes before when an argument takes over: (fn, its rule) -> rule.
-overrides: list[Callable[[Any, CallRule | None], CallRule | None]] = []
+override = Deferred[[Any, CallRule | None], CallRule | None]("override")
 # Finders answer for families of callables (all of torch.*, ...): obj -> rule or None; asked in order, answers
 # memoised.
 call_finders: list[Callable[[Any], CallRule | None]] = []
@@ -542,4 +542,4 @@ def find_rule(fn: Any, args: Sequence[Value] = ()) -> CallRule | None:
         else:
             if type(fn) is types.FunctionType:
                 functions_without_rule.add(fn)
-    return overrides[0](fn, rule) if any(a.takes_over for a in args) else rule
+    return override(fn, rule) if any(a.takes_over for a in args) else rule

@@ -45,10 +45,10 @@ from .base import (
 from .constant import Constant
 from .identity import Identity
 from .operators import COMPARE, like
-from .walks import DictIterator, SequenceIterator, SetIterator
+from .walks import DictIterator, Indexed, SequenceIterator, SetIterator, Table
 
 
-class SequenceValue(Value):
+class SequenceValue(Indexed):
     """What lists and tuples share. `obj` is the outside object, `_items` None until its items are read."""
 
     __slots__ = ("obj", "_items", "trace", "born", "owner")
@@ -244,7 +244,7 @@ class ListValue(SequenceValue):
         )
 
 
-class DictValue(Value):
+class DictValue(Table):
     """A dict. Outside dicts are read key by key, until something needs all of their keys in order
     (`load`).
     """
@@ -604,7 +604,7 @@ def _like_a_set(value: Value) -> bool:
     return real or isinstance(contents_of(value), SetValue)
 
 
-class SetValue(Value):
+class SetValue(Table):
     """A set or frozenset. One from outside guards each membership asked for, until something needs all of its
     items.
 

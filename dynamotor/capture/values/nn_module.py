@@ -54,7 +54,7 @@ class NNModuleValue(UserObject):
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         plain, graph = self._plain_call(trace), trace.graph
         if not plain:
-            initialise(trace, self, args, kwargs)
+            initialise(trace, self.cls, self.obj, args, kwargs)
         outer, graph.modules = graph.modules, (*graph.modules, (str(self.source), self.cls))
         try:
             if plain:

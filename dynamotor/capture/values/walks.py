@@ -8,17 +8,41 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..breaks import unsupported_if
 from ..polyfills import cursors
 from .base import Iterator, ResultEmitter, Trace, Value
 from .constant import Constant
 
-if TYPE_CHECKING:
-    from .containers import DictValue, SequenceValue, SetValue
-
 _EXCHANGED = "items are exchanged while a dict or set is iterated over"
+
+
+class Indexed(Value):
+    """A list, tuple or deque, which is walked by index."""
+
+    __slots__ = ()
+
+    @property
+    def items(self) -> list[Value]:
+        """The item values."""
+        raise NotImplementedError
+
+
+class Table(Value):
+    """A dict or set, which is walked by its keys; `removals` counts the items that were taken out."""
+
+    __slots__ = ()
+    removals: int
+
+    @property
+    def table(self) -> dict[Hashable, Any]:
+        """The values by the keys that have been read."""
+        raise NotImplementedError
+
+    def load(self) -> dict[Hashable, Any]:
+        """All of them, in their order."""
+        raise NotImplementedError
 
 
 class SequenceIterator(Iterator):
@@ -26,7 +50,7 @@ class SequenceIterator(Iterator):
 
     __slots__ = ("target", "index")
 
-    def __init__(self, target: SequenceValue, index: int = 0) -> None:
+    def __init__(self, target: Indexed, index: int = 0) -> None:
         super().__init__()
         self.target, self.index = target, index
 
@@ -58,7 +82,7 @@ class ReversedIterator(SequenceIterator):
 
     __slots__ = ()
 
-    def __init__(self, target: SequenceValue) -> None:
+    def __init__(self, target: Indexed) -> None:
         super().__init__(target, len(target.items) - 1)
 
     def python_type(self) -> type:
@@ -86,7 +110,7 @@ class DictIterator(Iterator):
 
     __slots__ = ("target", "part", "pairs", "index", "start", "removals")
 
-    def __init__(self, target: DictValue, part: str, reverse: bool = False) -> None:
+    def __init__(self, target: Table, part: str, reverse: bool = False) -> None:
         super().__init__()
         self.target, self.part, self.index = target, part, 0
         self.start = reversed if reverse else iter
@@ -149,7 +173,7 @@ class SetIterator(SequenceIterator):
 
     __slots__ = ("of", "keys", "removals", "stale")
 
-    def __init__(self, target: SequenceValue, of: SetValue) -> None:
+    def __init__(self, target: Indexed, of: Table) -> None:
         super().__init__(target)
         self.of, self.keys, self.stale = of, list(of.table), False
         self.removals = of.removals

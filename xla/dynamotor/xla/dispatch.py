@@ -352,6 +352,7 @@ def _functional_of(func: Any) -> Any:
     return None
 
 
+@tensor.classify.define
 def classify(func: Any) -> Handler:
     """The handler of an overload."""
     special = specials.get(func) or specials.get(func._schema.name)  # the name of an op of a library
@@ -391,4 +392,3 @@ def _forget(functions: list[Any]) -> None:
 
 
 on_registration.append(_forget)
-tensor.classify = classify

@@ -59,6 +59,7 @@ def storage_of(alias: Alias) -> Alias:
     return Alias(node, alias, aten.permute.default, (order,), None, None, alias.offset)
 
 
+@tensor.write_through.define
 def _write_through(alias: Alias, node: Node) -> None:
     """A part of an expanded (or unfolded) tensor is written where it lies."""
     spec = layout.spec_of(alias)
@@ -74,9 +75,6 @@ def _write_through(alias: Alias, node: Node) -> None:
     memory = storage_of(alias)
     place = (list(spec.shape), list(spec.stride), alias.offset - memory.offset)
     write(memory, record(aten.as_strided_scatter.default, (value(memory), node, *place)))
-
-
-tensor.write_through = _write_through
 
 
 def _length(alias: Alias) -> int:

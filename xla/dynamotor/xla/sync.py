@@ -110,14 +110,12 @@ def flush(lane: Lane, cause: str) -> None:
             lane.clear()
 
 
+@tensor.relieve.define
 def _relieve() -> None:
     with lock:
         for lane in tuple(overfull):
             overfull.discard(lane)
             flush(lane, "trace limit")
-
-
-tensor.relieve = _relieve
 
 
 def _run(lane: Lane, outputs: list[Node], cause: str) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import TypeIs
 
-from dynamotor.extension_api import Dim, Dims, MaybeNone, Registry, contiguous_stride
+from dynamotor.extension_api import Deferred, Dim, Dims, MaybeNone, Registry, contiguous_stride
 
 from . import compat, metrics
 from .errors import require
@@ -159,11 +159,8 @@ class Overlap(XlaError):
     """
 
 
-def write_through(alias: Alias, node: Node) -> None:
-    """Replaced by storage.py: write a view by its strides. Raises Overlap where its own elements share
-    memory.
-    """
-    raise NotImplementedError
+# Defined by storage.py: writes a view by its strides; raises Overlap where its own elements share memory.
+write_through = Deferred[[Alias, Node], None]("write_through")
 
 
 def _fit(node: Node, meta: Meta) -> Node:
@@ -399,14 +396,10 @@ handlers: dict[
 ] = {}  # by the overload's id: overloads live for ever, and hashing one is a call of Python code
 
 
-def classify(func: Any) -> Handler:
-    """Replaced by dispatch.py, which knows the kinds of ops."""
-    raise NotImplementedError(func)
-
-
-def relieve() -> None:
-    """Replaced by sync.py: flush the lanes that are overfull."""
-    raise NotImplementedError
+# Defined by dispatch.py, which knows the kinds of ops.
+classify = Deferred[[Any], Handler]("classify")
+# Defined by sync.py: flushes the lanes that are overfull.
+relieve = Deferred[[], None]("relieve")
 
 
 def wrap(alias: Alias) -> XLATensor:
