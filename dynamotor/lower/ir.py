@@ -22,7 +22,6 @@ import torch
 
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, Dims, Size, Symbol
-from ..graph.spec import HALVES
 from .index_expr import ZERO, Index, Loaded, Var, flatten
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
@@ -205,8 +204,9 @@ _OPERANDS_THAT_ROUND = {"neg": 0, "abs": 0, "max": 0, "min": 0, "select": 1, "ma
 
 
 def fits(x: Expr, memory: torch.dtype) -> bool:
-    """Whether a number of a half precision is given back as it was read: moved, chosen, or with another
-    sign. Expressions of more than a few operations are taken to round.
+    """Whether a half is given back as memory held it: moved, chosen, or with another sign. Ask only once
+    loads of a kernel's own values are replaced by the values, which are not rounded. Expressions of more than
+    a few operations are taken to round.
     """
     todo, budget = [x], 32
     while todo and budget:
@@ -224,8 +224,6 @@ def fits(x: Expr, memory: torch.dtype) -> bool:
 def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
     if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
-        return x
-    if memory in HALVES and fits(x, memory):
         return x
     if memory is torch.uint8 and x.op == "cast" and x.args[0].dtype is F64:  # aten goes by 64 bits here
         x = cast(cast(x.args[0], I64), x.dtype)

@@ -37,6 +37,7 @@ from .ir import (
     Store,
     cast,
     changed,
+    fits,
     load,
     loads_of,
     make,
@@ -114,9 +115,9 @@ class _Builder:
         memo: dict[Expr, Expr] = {}
 
         def leaf(e: Expr) -> Expr | None:
-            if e.op == "round_to" and e.args[0].op == "load" and e.args[0].args[0] not in self.values:
-                source = e.args[0]  # memory of others holds it rounded
-                return source if source.args[2] is e.args[1] and source.args[1].is_affine else None
+            if e.op == "round_to" and e.args[1] in HALVES:
+                value = rewrite(e.args[0], leaf, memo=memo)
+                return value if fits(value, e.args[1]) else make("round_to", (value, e.args[1]), e.dtype)
             return self.values.get(e.args[0]) if e.op == "load" else None
 
         done: list[Member] = []

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dynamotor
-from dynamotor.lower.ir import F32, Index, compare, const, fits, load, op, round_to, select
+from dynamotor.lower.ir import F32, Index, compare, const, fits, load, op, select
 
 BF16 = torch.bfloat16
 
@@ -28,7 +28,7 @@ def test_sums_go_along_the_shortest_step():
 def test_moved_and_chosen_halves_fit():
     x, y = (load(name, Index({}, 0), BF16) for name in "xy")
     moved = select(compare("lt", x, y), op("neg", x), op("max", y, const(0.5, F32)))
-    assert fits(moved, BF16) and round_to(moved, BF16) is moved
+    assert fits(moved, BF16)
     assert not fits(op("add", x, y), BF16) and not fits(const(0.3, F32), BF16)
     assert not fits(x, torch.float16) and not fits(load("z", Index({}, 0), F32), BF16)
 

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from harness import check
 
+import dynamotor
+
 aten = torch.ops.aten
 DIMS = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
 
@@ -236,3 +238,18 @@ def test_safe_softmax_gives_zeros_for_a_masked_row():
     x[4, 5] = float("inf")
     check(lambda x: aten._safe_softmax(x * 0.5, -1), x, kernels=1)
     check(lambda x: aten._safe_softmax(x, 0), torch.randn(3, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 40)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_that_a_kernel_does_not_store_is_rounded_before_it_is_compared(shape, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float32).to(dtype)
+    check(lambda x: (x.erf() == x.erf().amin(-1, True), x.exp().floor()), x)
+
+    def fn(x):
+        return x.erf().amin(-1).sum() + x.exp().max()
+
+    x.requires_grad_()
+    got, want = (torch.autograd.grad(f(x), x)[0] for f in (dynamotor.compile(fn), fn))
+    torch.testing.assert_close(got, want)
