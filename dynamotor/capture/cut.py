@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .breaks import Unsupported, unsupported_if
-from .bytecode import localsplus_names
+from .bytecode import Instr, localsplus_names
 from .interpreter import Frame, GeneratorValue, run_frame
 from .ops_control import HandledValue
 from .result_emitter import ResultEmitter
@@ -37,6 +37,7 @@ from .values.constant import BoundBuiltin
 from .values.function import FunctionValue, globals_of
 from .values.traceback import lacks_traceback
 
+_PUSH_NOTHING = ("DELETE_", "RAISE_", "RETURN_", "STORE_")
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 
@@ -138,9 +139,16 @@ def _operands(frame: Frame) -> list[Any]:
     instr = frame.steps[frame.ip][1]
     if instr.op in ("FOR_ITER", "SEND", "YIELD_VALUE"):
         return []
-    taken = instr.arg + 2 if instr.op == "CALL" else 3
-    operands = frame.stack[-taken:]
+    operands = frame.stack[-_taken(instr) :]
     return [*operands, *(v.instance for v in operands if isinstance(v, BoundBuiltin))]
+
+
+def _taken(instr: Instr) -> int:
+    """How many values an instruction takes from the stack: an iterator below them is the loop's, not an operand."""
+    if instr.op == "CALL":
+        return instr.arg + 2  # with `self` or the NULL beside the callable
+    pushed = instr.target is None and not instr.op.startswith(_PUSH_NOTHING)
+    return max(1, pushed - instr.stack_effect(False))
 
 
 def emit_break(

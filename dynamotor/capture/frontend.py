@@ -86,6 +86,7 @@ from .compiled_share import Share, without_counting
 from .cut import ResumePoint, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, TensorIs, first_failure
+from .host_code import are_plain, stays_on_host
 from .inner_frames import InnerFrames
 from .lazy_modules import Afresh
 from .result_emitter import ResultEmitter
@@ -147,6 +148,7 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 _PLAIN_MODES = (None, "max-autotune-no-cudagraphs")  # others replay graphs, into which all inputs are copied
+_ON_HOST = "the rest of a function behind a graph break computes on the host alone"
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
@@ -712,6 +714,19 @@ class ResumeCompiler(Compiler):
         self.title = f"{parent.title}, resumed at line {point.at.instr.line},"
         self.resumes, self.inner = parent.resumes, parent.inner
         self.meets_modules_of(parent)
+
+    @functools.cached_property
+    def stays_on_host(self) -> bool:
+        """Whether the rest reaches no tensor by its names."""
+        return stays_on_host(self.point.at.code, self.point.globals)
+
+    @recompiles.one_report
+    def miss(self, dispatcher: Any, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        """No entry fits: capture the rest, but run it natively where it computes on the host alone."""
+        if dispatcher.entries or not self.stays_on_host or not are_plain(args):
+            return super().miss(dispatcher, args, kwnames)
+        counters["frames"]["on the host"] += 1
+        return self.share.natively(_ON_HOST, self.inner)(self.eager, args, kwnames)
 
     def _run(self, trace: Trace, attempt: Attempt) -> Value:
         return self.point.run(trace, attempt.call.args)

@@ -132,7 +132,7 @@ def reaches(fn: Any, wanted: frozenset[str]) -> bool:
         if not isinstance(fn, types.FunctionType) or id(fn) in seen:
             continue
         seen.add(id(fn))
-        names = _names_of(fn.__code__)
+        names = names_of(fn.__code__)
         if not wanted.isdisjoint((*names.attributes, *itertools.chain(*names.loaded))):
             return True
         if not trusted_module(fn.__globals__.get("__name__")):
@@ -237,7 +237,7 @@ class _Names(NamedTuple):
 
 
 @by_code
-def _names_of(code: types.CodeType) -> _Names:
+def names_of(code: types.CodeType) -> _Names:
     opcodes, loaded, attributes, rebound = set(), [], set(), set()
     chain: list[str] = []
     for instr in decode(code).instrs:
@@ -257,7 +257,7 @@ def _names_of(code: types.CodeType) -> _Names:
     names = [tuple(chain) for chain in loaded]
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            more = _names_of(inner)
+            more = names_of(inner)
             opcodes |= more.opcodes
             names += more.loaded
             attributes |= more.attributes
@@ -286,7 +286,7 @@ class _Scan:
         if (id(fn), bool(given)) in self.seen:
             return Access.NONE
         self.seen.add((id(fn), bool(given)))
-        opcodes, loaded, attributes, rebound = _names_of(fn.__code__)
+        opcodes, loaded, attributes, rebound = names_of(fn.__code__)
         if rebound:
             return Access.CHANGES
         found = [v for names in loaded for v in _values(fn, names)]

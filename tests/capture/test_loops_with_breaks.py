@@ -170,3 +170,26 @@ def test_rounds_over_tensors_share_programs(loop: Callable[..., Any]) -> None:
     torch.testing.assert_close(compiled(x, tensors(N + 3)), loop(x, tensors(N + 3)))
     assert counters["frames"]["cache_limit"] == full
     assert counters["capture"]["graphs"] - before <= 6
+
+
+def branching(x: torch.Tensor, items: list[Any]) -> Any:
+    for i, item in enumerate(items):
+        if x.sum() > 1e6:
+            x = x - i
+        x = x + item
+    return x
+
+
+def found(x: torch.Tensor, items: list[Any]) -> Any:
+    for i, item in enumerate(items):
+        x = x + (i if 3.0 in x else item)
+    return x
+
+
+@pytest.mark.parametrize("loop", [branching, found], ids=lambda loop: loop.__name__)
+def test_a_break_of_another_instruction_leaves_the_loops_iterator_readable(loop: Callable[..., Any]) -> None:
+    """An iterator below the instruction's operands is none of them."""
+    before = counters["breaks"]["DM212"]
+    x, items = torch.linspace(0, 1, 3, dtype=torch.float64), [float(n) for n in range(4)]
+    torch.testing.assert_close(dynamotor.compile(loop, backend="eager")(x, items), loop(x, items))
+    assert counters["breaks"]["DM212"] == before
