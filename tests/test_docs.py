@@ -91,7 +91,7 @@ def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
         for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(rf"{REPOSITORY}/(?:blob|tree)/main/", "", text))
         if not target.startswith("http")
     ]
-    generated = {str((ROOT / "docs" / path).resolve()) for path in _hooks().pages()}
+    generated = {str((ROOT / "docs" / path).resolve()) for path in _generated()}
     missing = [
         name
         for name in named
@@ -139,6 +139,7 @@ def _exists(name: str) -> bool:
 
 
 @functools.cache
+@functools.cache
 def _hooks() -> ModuleType:
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/site/hooks.py")
     assert spec and spec.loader
@@ -147,8 +148,14 @@ def _hooks() -> ModuleType:
     return module
 
 
+@functools.cache
+def _generated() -> dict[str, str]:
+    """The generated pages of the site by path: made once, for the tests of every page."""
+    return _hooks().pages()
+
+
 def test_every_room_has_a_page_and_names_modules_that_exist() -> None:
-    pages, nav = _hooks().pages(), (ROOT / "mkdocs.yml").read_text()
+    pages, nav = _generated(), (ROOT / "mkdocs.yml").read_text()
     packages = ROOT / "dynamotor", ROOT / "xla" / "dynamotor"
     for room in _hooks().rooms():
         text = pages[f"rooms/{room.name}.md"]
@@ -176,14 +183,14 @@ def test_generate_in_the_guide_gives_eagers_tokens() -> None:
 
 
 def test_the_api_page_has_every_public_name() -> None:
-    text = _hooks().pages()["api.md"]
+    text = _generated()["api.md"]
     assert not [name for name in dynamotor.__all__ if f"### `dynamotor.{name}`" not in text]
     described = re.findall(r"### `dynamotor.(\w+)`.*?\n\n(.*?)(?=\n###|\n## |\Z)", text, re.DOTALL)
     assert not [name for name, body in described if len(body) < 40]
 
 
 def test_the_settings_page_has_every_setting_with_its_meaning() -> None:
-    text = _hooks().pages()["settings.md"]
+    text = _generated()["settings.md"]
     rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| .*? \| (.*?) \|$", text, re.MULTILINE))
     assert rows.keys() == vars(config.snapshot()).keys() and all(len(row) > 20 for row in rows.values())
     assert "`DYNAMOTOR_CACHE_DIR`" in text

@@ -97,7 +97,7 @@ def _loss(node: Node) -> _Loss | None:
     """
     if node.op != "call_function" or node.target is not F.cross_entropy:
         return None
-    given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
+    given: dict[str, Any] = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
     usual = all(given.get(name) is None for name in ("weight", "size_average", "reduce"))
     reduction, ignored = given.get("reduction", "mean"), given.get("ignore_index", -100)
     logits, labels = _spec(given["input"]), _spec(given["target"])
