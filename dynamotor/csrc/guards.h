@@ -59,14 +59,21 @@ typedef struct {
     SizeProgram *sizes; /* sizes */
 } Check;
 
-typedef enum { WATCH_POINTER, WATCH_DICT, WATCH_TYPE, WATCH_ITEM, WATCH_TENSOR, WATCH_CHECK, WATCH_NODE } WatchKind;
+typedef enum {
+    WATCH_POINTER, WATCH_DICT, /* one word of memory has the same bits */
+    WATCH_TYPE, WATCH_ITEM, WATCH_TENSOR, WATCH_CHECK, WATCH_NODE,
+    LAST_WORD = WATCH_DICT,
+} WatchKind;
 
 typedef struct {
     WatchKind kind;
     int index;        /* node, or check for WATCH_TENSOR and WATCH_CHECK */
-    void *where;      /* the pointer's place; the dict, type, list or tensor */
+    void *where;      /* the place of the pointer or of the dict's version; the type, list or tensor */
     uint64_t expect;  /* the pointer, dict or type version; the item of a list */
-    Py_ssize_t item;
+    union {
+        uint64_t bits; /* of the word that are compared */
+        Py_ssize_t item;
+    };
 } Watch;
 
 struct GuardProgram {

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
@@ -66,15 +67,16 @@ static inline uint64_t assigned_type_version(PyTypeObject *type) {
 /* Dicts have no version any more. A watcher of ours counts the changes of a dict in the bits of its tag that builds with
  * the GIL leave free; those below say who watches it. */
 enum { WATCHER_BITS = 12 };
-static inline uint64_t dict_version(PyObject *dict) { return ((PyDictObject *)dict)->_ma_watcher_tag >> WATCHER_BITS; }
+#define DICT_VERSION_BITS (UINT64_MAX << WATCHER_BITS)
+#define DICT_VERSION_OFFSET offsetof(PyDictObject, _ma_watcher_tag)
 #else
-static inline uint64_t dict_version(PyObject *dict) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    return ((PyDictObject *)dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-}
+#define DICT_VERSION_BITS UINT64_MAX
+#define DICT_VERSION_OFFSET offsetof(PyDictObject, ma_version_tag)
 #endif
+
+/* The word that has a dict's version in its DICT_VERSION_BITS. */
+static inline uint64_t *dict_version_word(PyObject *dict) { return (uint64_t *)((char *)dict + DICT_VERSION_OFFSET); }
+static inline PyObject *dict_of_version_word(uint64_t *word) { return (PyObject *)((char *)word - DICT_VERSION_OFFSET); }
 
 /* From now on the dict's version changes with it; 0 or -1 with an exception. */
 int dict_watch(PyObject *dict);

@@ -18,7 +18,7 @@ typedef struct {
 
 static Watch *add(GuardProgram *program, WatchKind kind, int index, void *where, uint64_t expect) {
     Watch *watch = &program->watches[program->n_watches++];
-    *watch = (Watch){.kind = kind, .index = index, .where = where, .expect = expect};
+    *watch = (Watch){.kind = kind, .index = index, .where = where, .expect = expect, .bits = UINT64_MAX};
     return watch;
 }
 
@@ -31,7 +31,11 @@ static void watch_class(GuardProgram *program, int node, PyObject *value) {
 }
 
 static void watch_dict(GuardProgram *program, int node, PyObject *dict, Watched *watched) {
-    if (!watched->dict && dict_watch(dict) == 0) add(program, WATCH_DICT, node, dict, dict_version(dict));
+    if (!watched->dict && dict_watch(dict) == 0) {
+        uint64_t *word = dict_version_word(dict);
+        Watch *watch = add(program, WATCH_DICT, node, word, *word & DICT_VERSION_BITS);
+        watch->bits = DICT_VERSION_BITS;
+    }
     watched->dict = true;
 }
 
@@ -114,9 +118,10 @@ static bool depends_on_version(Step step, WatchKind kind) {
 static Verdict recheck(const GuardProgram *program, Watch *watch) {
     const Node *node = &program->nodes[watch->index];
     WatchKind kind = watch->kind;
-    PyObject *where = watch->where;
+    bool of_dict = watch->kind == WATCH_DICT;
+    PyObject *where = of_dict ? dict_of_version_word(watch->where) : watch->where;
     uint64_t epoch = program->epoch;
-    uint64_t version = kind == WATCH_DICT ? dict_version(where) : assigned_type_version((PyTypeObject *)where);
+    uint64_t version = of_dict ? *dict_version_word(where) & watch->bits : assigned_type_version((PyTypeObject *)where);
     Verdict verdict = HOLD;
     Py_INCREF(where);
     for (int c = node->first_child; verdict != FAIL && c >= 0; c = program->nodes[c].next_sibling) {
@@ -167,13 +172,11 @@ static Verdict run_slow_watch(GuardProgram *program, Watch *watch, PyObject **sl
 Verdict watches_run(GuardProgram *program, PyObject **slots) {
     for (int i = 0; i < program->n_watches; i++) {
         Watch *watch = &program->watches[i];
+        if (LIKELY(watch->kind <= LAST_WORD)) { /* most of them: no jump that depends on the kind */
+            if (LIKELY((*(uint64_t *)watch->where & watch->bits) == watch->expect)) continue;
+            if (watch->kind == WATCH_POINTER) return MOVED;
+        }
         switch (watch->kind) {
-        case WATCH_POINTER:
-            if (LIKELY(*(uint64_t *)watch->where == watch->expect)) continue;
-            return MOVED;
-        case WATCH_DICT:
-            if (LIKELY(dict_version(watch->where) == watch->expect)) continue;
-            break;
         case WATCH_TYPE:
             if (LIKELY(watch->expect != 0 && type_version(watch->where) == watch->expect)) continue;
             break;
