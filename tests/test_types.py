@@ -23,7 +23,9 @@ def test_mypy_finds_nothing_but_the_wrong_lines_of_a_users_program() -> None:
     parts = ["dynamotor", "xla/dynamotor", str(PROGRAM.relative_to(ROOT))]
     done = subprocess.run([sys.executable, "-m", "mypy", *parts], cwd=ROOT, capture_output=True, text=True)
     errors = re.findall(r"^(.*?):(\d+): error", done.stdout, re.MULTILINE)
-    assert {(path, int(n)) for path, n in errors} == {(parts[-1], n) for n in WRONG}, done.stdout + done.stderr
+    assert {(path, int(n)) for path, n in errors} == {(parts[-1], n) for n in WRONG}, (
+        done.stdout + done.stderr
+    )
 
 
 def test_typed_settings_are_the_fields_of_config() -> None:
