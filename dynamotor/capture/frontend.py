@@ -54,6 +54,7 @@ from . import (
     rules_copy,
     rules_dtensor,
     rules_frames,
+    rules_gradients,
     rules_library,
     rules_number_options,
     rules_numpy,
@@ -111,6 +112,7 @@ REGISTERED = (
     rules_copy,
     rules_dtensor,
     rules_frames,
+    rules_gradients,
     rules_library,
     rules_number_options,
     rules_numpy,
@@ -264,6 +266,9 @@ class Compiler(siblings.Sibling):
         try:
             entry = self.new_entry(call)
             tensors = entry.program.check(call.args)
+            if tensors is None:  # the first compilation of a process imports modules, which change others
+                entry = self.new_entry(call)
+                tensors = entry.program.check(call.args)
             if tensors is None:
                 raise InternalError(
                     "DM901",

@@ -71,7 +71,7 @@ _QUERY_NAMES = {
     # It is asked again at each call.
     "asked": """
         is_autocast_enabled get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype _C._is_any_autocast_enabled autograd._profiler_enabled
-        _C._accelerator_getAccelerator cuda.is_initialized cuda.is_current_stream_capturing
+        _C._accelerator_getAccelerator _C._get_privateuse1_backend_name cuda.is_initialized cuda.is_current_stream_capturing
         cuda.get_device_capability cuda.get_device_name distributed.is_initialized
         get_num_threads get_num_interop_threads get_float32_matmul_precision is_deterministic_algorithms_warn_only_enabled
         get_deterministic_debug_mode is_warn_always_enabled is_anomaly_enabled is_anomaly_check_nan_enabled
@@ -206,7 +206,6 @@ _NATIVE_PACKAGES = (
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch.optim",
-    "torch.nn.utils.clip_grad",
     "torch.amp.grad_scaler",
     "torch.utils.data",
     "torch.utils.tensorboard",

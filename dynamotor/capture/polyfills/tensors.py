@@ -59,3 +59,18 @@ def _scaled(n: int, step: float) -> int:
     if step == int(step):
         return n * int(step)
     return n // int(1 / step) if step in (0.5, 0.25, 0.125) else int(float(n) * step)
+
+
+def group_tensors(
+    lists: list[list[Any]], with_indices: bool = False
+) -> dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]]:
+    """Lists of tensors, or None, cut into groups of one device and dtype by the first list."""
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
+    for number, first in enumerate(lists[0]):
+        parts, numbers = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        for part, items in zip(parts, lists, strict=True):
+            if items:
+                part.append(items[number])
+        if with_indices:
+            numbers.append(number)
+    return groups

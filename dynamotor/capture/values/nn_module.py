@@ -347,7 +347,6 @@ _REFUSED = (
     "type",
     "to_empty",
     "_apply",
-    "zero_grad",
     "load_state_dict",
     "state_dict",
     "register_forward_hook",

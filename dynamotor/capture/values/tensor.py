@@ -534,17 +534,17 @@ def _grad_fn(trace: Trace, value: TensorValue) -> Value:
     """A leaf has none. Hooks on the one node of a compiled graph would see other gradients: that runs eager."""
     if value.getattr(trace, "is_leaf").as_constant():
         return Constant(None)
-    stop = _autograd_state()
+    stop = refuse_autograd_state()
     stop.whole = value.obj is MISSING
     raise stop
 
 
-@attribute_rule("grad", "_grad", "_base", "_version", "grad_dtype", "_cdata", "volatile")
+@attribute_rule("_grad", "_base", "_version", "grad_dtype", "_cdata", "volatile")
 def _refuse_autograd_state(trace: Trace, value: TensorValue) -> Value:
-    raise _autograd_state()
+    raise refuse_autograd_state()
 
 
-def _autograd_state() -> Unsupported:
+def refuse_autograd_state() -> Unsupported:
     return unsupported(
         "autograd",
         "a tensor's autograd state (grad, grad_fn, ...) is read",
