@@ -1,8 +1,8 @@
-"""Code that runs in a backward, or that raises inside regions, over an object that changes between calls, or between
-forward and backward.
+"""Programs whose Python runs at several times (backwards, hooks, checkpoints, operators, regions that raise), over
+objects that change between calls, and between forward and backward.
 
-A program is a few lines of Python; it is run in eager and compiled, and gradients, effects, the generator of random
-numbers and the modes of the thread must be equal.
+A program is run in eager and compiled; results, gradients, effects, the generators of random numbers and the modes of
+the thread must be equal.
 
 >>> problems(write(7), "aot_eager")
 []
@@ -10,141 +10,241 @@ numbers and the modes of the thread must be equal.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import os
 import random
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import dynamotor
 
+from . import late_parts
+from .late_parts import EFFECTS, HEAD, PLACES, READS, REGIONS, UNARY
+
 BACKENDS = ("eager", "aot_eager", "aot_eager", "native")
-# What is read, and the statement that sets it to `v`.
-READS = {
-    "K": "global K; K = v",
-    "TABLE['k']": "TABLE['k'] = v",
-    "ITEMS[0]": "ITEMS[0] = v",
-    "Holder.k": "Holder.k = v",
-    "holder.k": "holder.k = v",
-    "helper()": "global helper; helper = lambda: v",
-    "HELD[0].k": "HELD[0] = Holder(); HELD[0].k = v",
-    "len(ITEMS)": "ITEMS[:] = [v] * int(v)",
-    "(3.0 if FLAG else 2.0)": "global FLAG; FLAG = v > 4",
-    "1.5": "pass",
-    "torch.rand_like(g)": "pass",
-}
-UNARY = (
-    "x.sin()",
-    "x * 1.5",
-    "x.tanh() + x",
-    "x.exp()",
-    "(x * x).sum(0, keepdim=True) + x",
-    "x.t().t()",
-    "x.clone()",
-)
-EFFECTS = ("pass", "pass", "LOG.append(1)", "holder.k += 1", "ITEMS.append(1.0)")
-PLACES = ("backward", "context", "hook", "hook of a function", "hook of a leaf", "operator", "region")
-REGIONS = (
-    "torch.no_grad()",
-    "torch.autocast('cpu', torch.bfloat16)",
-    "torch.inference_mode()",
-    "torch.enable_grad()",
-)
-HEAD = """
-import torch
-K, TABLE, ITEMS, FLAG, LOG = 2.0, {'k': 2.0}, [2.0], False, []
-class Holder: k = 2.0
-holder, HELD = Holder(), [Holder()]
-def helper(): return K
-def change(v):
-    %(change)s
-class Part(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.holder = %(context)s
-        return x * 1
-    @staticmethod
-    def backward(ctx, g):
-        %(effect)s
-        return g * %(read)s
-def on_gradient(g):
-    %(effect)s
-    return g * %(read)s
-"""
+WAYS = ("backward", "backward", "backward", "twice", "double", "forward", "no gradient")
+VALUES = (2.0, 3.0, 5.0, 7.0)
+Change = tuple[int, float]  # which of the program's reads is set, and to what
 
 
-def write(seed: int) -> str:
-    """The text of a program that defines `call(x)` and `change(v)`."""
-    draw = random.Random(seed)
-    place, read = draw.choice(PLACES), draw.choice(list(READS))
-    before, after = ([draw.choice(UNARY) for _ in range(draw.randint(0, 2))] for _ in range(2))
-    middle = {
-        "backward": ["x = Part.apply(x)"],
-        "context": ["x = Part.apply(x)"],
-        "hook": [f"x = x * 2; x.register_hook(lambda g: g * {read})"],
-        "hook of a function": ["x = x * 2; x.register_hook(on_gradient)"],
-        "hook of a leaf": ["x.register_hook(on_gradient)"],
-        "operator": ["x = torch.ops.fuzz_late.scale(x)"],
-        "region": [
-            f"with {draw.choice(REGIONS)}:",
-            "    y = x.detach() * 2",
-            *(["    print(end='')"] if draw.random() < 0.5 else []),
-            f"    y = y.index_select(0, torch.tensor([{draw.choice((0, 99))}]))",
-            "x = x + y.detach().clone().sum()",
-        ],
-    }[place]
-    held = place == "context" and read.startswith(("holder", "HELD"))
-    fill = {
-        "change": READS[read],
-        "context": "holder" if held else "None",
-        "read": "ctx.holder.k" if held else read,
-        "effect": draw.choice(EFFECTS),
-    }
-    text = HEAD % fill
-    if held:
-        text = text.replace("return g * ctx.holder.k\n", f"return g * {read}\n").replace(
-            f"return g * {read}\n", "return g * ctx.holder.k\n", 1
+@dataclass(frozen=True)
+class Place:
+    """A place of `PLACES`, what it reads and does, and the lines around it."""
+
+    name: str
+    read: str
+    effect: str
+    before: str  # a line, or nothing
+    region: str = REGIONS[0]
+    row: int = 0
+
+    def text(self, n: int) -> tuple[str, str]:
+        """The place's definitions and its lines of `call`."""
+        fill = {
+            "n": str(n),
+            "read": self.read,
+            "effect": self.effect,
+            "region": self.region,
+            "row": str(self.row),
+        }
+        definitions, lines = PLACES[self.name]
+        for key, value in fill.items():
+            definitions, lines = (part.replace(f"{{{key}}}", value) for part in (definitions, lines))
+        return definitions, "\n".join([*([f"x = {self.before}"] if self.before else []), lines])
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: the changes before it and between its forward and its backward; how its gradients are made."""
+
+    before: tuple[Change, ...]
+    between: tuple[Change, ...]
+    way: str
+    rows: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Places in the order of `call`, and the calls."""
+
+    places: tuple[Place, ...]
+    calls: tuple[Call, ...]
+
+    @property
+    def changes(self) -> int:
+        """How often an object is set."""
+        return sum(len(call.before) + len(call.between) for call in self.calls)
+
+    @property
+    def precision(self) -> float:
+        """Of its numbers: kernels round values of bfloat16 elsewhere than eager."""
+        return 3e-2 if any("bfloat16" in "".join(place.text(0)) for place in self.places) else 1e-4
+
+    def source(self) -> str:
+        """The text that defines `call(x)` and `change(which, v)`."""
+        parts = [place.text(n) for n, place in enumerate(self.places)]
+        lines = ["leaf = x", *itertools.chain(*(lines.splitlines() for _, lines in parts)), "return x.sum()"]
+        changes = [f"    if which == {n}: {READS[place.read]}" for n, place in enumerate(self.places)]
+        change = [
+            "def change(which, v):",
+            f"    global {late_parts.GLOBALS}",
+            *(changes or ["    pass"]),
+            "",
+        ]
+        return "\n".join(
+            [
+                HEAD,
+                *(one for one, _ in parts),
+                *change,
+                "def call(x):",
+                *(f"    {line}" for line in lines),
+                "",
+            ]
         )
-    lines = [*(f"x = {one}" for one in before), *middle, *(f"x = {one}" for one in after), "return x.sum()"]
-    return text + "def call(x):\n" + "".join(f"    {line}\n" for line in lines)
 
 
-_library = torch.library.Library("fuzz_late", "DEF")
-_library.define("scale(Tensor x) -> Tensor")
-_now: dict[str, Any] = {}
-_library.impl("scale", lambda x: x * _now["ITEMS"][0], "CompositeImplicitAutograd")
+def write(seed: int) -> Program:
+    """The program of a seed."""
+    draw = random.Random(seed)
+    places = tuple(
+        Place(
+            draw.choice(list(PLACES)),
+            draw.choice(list(READS)),
+            draw.choice(EFFECTS),
+            draw.choice(UNARY) if draw.random() < 0.6 else "",
+            draw.choice(REGIONS),
+            draw.choice((0, 99)),
+        )
+        for _ in range(draw.choice((1, 1, 2, 2, 3)))
+    )
+
+    def changes(least: int) -> tuple[Change, ...]:
+        number = draw.choice((least, 1, 1, 2))
+        return tuple((draw.randrange(len(places)), draw.choice(VALUES)) for _ in range(number))
+
+    same = draw.random() < 0.7  # the calls' sizes
+    reentrant = any(place.name == "reentrant checkpoint" for place in places)  # eager refuses `autograd.grad`
+    ways = [way for way in WAYS if way != "double" or not reentrant]
+    calls = tuple(
+        Call(changes(0), changes(0), draw.choice(ways), 2 if same else draw.randint(2, 5), draw.randrange(9))
+        for _ in range(draw.choice((2, 3, 3, 4)))
+    )
+    return Program(places, calls)
 
 
-def observed(text: str, compile: Callable[[Any], Any]) -> list[Any]:
-    """What two calls of a program, two backwards of each and changes between them give."""
-    space: dict[str, Any] = {}
-    exec(compile_text(text), space)
-    _now.clear()
-    _now.update(space)
-    call, found = compile(space["call"]), list[Any]()
-    for value in (2.0, 5.0):
-        torch.manual_seed(3)
-        x = torch.linspace(0.5, 1, 6, dtype=torch.float64).view(2, 3).requires_grad_()
-        space["change"](value)
-        try:
-            loss = call(x)
-            found.append(loss.detach())
-            space["change"](value + 2)
-            for keep in (True, False):
+class Operators:
+    """The operators of one run: each program defines its own."""
+
+    count = itertools.count()
+
+    def __init__(self) -> None:
+        self.name = f"fuzz_late_{next(self.count)}"
+        self.library = torch.library.Library(self.name, "DEF")
+
+    def composite(self, name: str, key: str) -> Callable[[Any], Any]:
+        """A decorator that makes an operator of a function."""
+
+        def decorate(function: Any) -> Any:
+            self.library.define(f"{name}(Tensor x) -> Tensor")
+            self.library.impl(name, function, key)
+            return getattr(getattr(torch.ops, self.name), name)
+
+        return decorate
+
+    def custom(self, name: str) -> Callable[[Any], Any]:
+        """As `torch.library.custom_op`."""
+        return torch.library.custom_op(f"{self.name}::{name}", mutates_args=())
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What a program may leave changed for the thread."""
+    dtype = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(True)
+        torch.set_autocast_enabled("cpu", False)
+        os.environ.pop("DM_FUZZ_K", None)
+
+
+def observed(program: Program, compile: Callable[[Any], Any]) -> list[Any]:
+    """What the calls of a program give and leave, with changes between them; a code of ours ends it."""
+    operators, shown = Operators(), list[str]()
+    space: dict[str, Any] = {
+        "__name__": "late",
+        "op": operators.composite,
+        "custom": operators.custom,
+        "again": compile,
+    }
+    with _settings_kept(), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: shown.append(str(message))
+        exec(compile_text(program.source()), space)
+        call, found = compile(space["call"]), list[Any]()
+        random.seed(1)
+        for one in program.calls:
+            found += _called(call, one, space)
+            if found[-1] == "refused":
+                return found
+            found += [_state(space), [text for text in shown if text.startswith("seen")]]
+            torch.set_grad_enabled(True)
+            torch.set_autocast_enabled("cpu", False)
+    return found
+
+
+def _called(call: Any, one: Call, space: dict[str, Any]) -> list[Any]:
+    """One call and its gradients."""
+    found: list[Any] = []
+    for change in one.before:
+        space["change"](*change)
+    torch.manual_seed(one.seed)
+    x = torch.linspace(0.5, 1, one.rows * 3, dtype=torch.float64).view(one.rows, 3)
+    x.requires_grad_(one.way != "no gradient")
+    net = space["net"]
+    net.zero_grad()
+    try:
+        loss = call(x)
+        found.append(loss.detach().clone())
+        for change in one.between:
+            space["change"](*change)
+        if one.way in ("backward", "twice"):
+            for keep in (True, False) if one.way == "twice" else (False,):
                 loss.backward(retain_graph=keep)
                 found.append(x.grad)
                 x.grad = None
-        except Exception as error:  # noqa: BLE001 (the program's)
-            if "[DM" in str(error):
-                return ["refused"]
-            found.append(type(error).__name__)
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()
-        held = space["holder"].k, space["ITEMS"][0], len(space["ITEMS"]), len(space["LOG"])
-        found += [modes, [float(n) for n in held], torch.get_rng_state().sum()]
-        torch.set_grad_enabled(True)
-        torch.set_autocast_enabled("cpu", False)
+        elif one.way == "double":
+            (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+            found.append(grad.detach().clone())
+            if grad.requires_grad:
+                grad.sin().sum().backward()
+                found.append(x.grad)
+        found.append([p.grad for p in net.parameters()])
+    except Exception as error:  # noqa: BLE001 (the program's)
+        if "[DM" in str(error) and "[DM401]" not in str(error):
+            return [str(error).partition("[DM")[2][:3], "refused"]
+        if "of a compiled graph was modified" in str(error):  # a second derivative runs the graph again
+            return ["408", "refused"]
+        found.append(type(error).__name__)
     return found
+
+
+def _state(space: dict[str, Any]) -> list[Any]:
+    """What a call leaves."""
+    holder, net = space["holder"], space["net"]
+    modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()
+    return [
+        list(modes), list(space["ITEMS"]), dict(space["TABLE"]), list(space["LOG"]), holder.calls, float(holder.k),
+        space["SPACE"].k, net.held.clone(), net.training, torch.get_rng_state().sum(), random.getstate()[1][-1],
+    ]  # fmt: skip
 
 
 def compile_text(text: str) -> Any:
@@ -152,19 +252,78 @@ def compile_text(text: str) -> Any:
     return compile(text, "<late>", "exec")
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any, precision: float) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        return torch.allclose(a.double(), b.double(), rtol=precision, atol=precision / 10, equal_nan=True)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(_same(x, y, precision) for x, y in zip(a, b))
     return math.isclose(a, b, rel_tol=1e-6) if isinstance(a, float) and isinstance(b, float) else a == b
 
 
-def problems(text: str, backend: str) -> list[str]:
-    """What differs from eager."""
+def problems(program: Program, backend: str, refused: Callable[[str], None] = lambda code: None) -> list[str]:
+    """What differs from eager. refused: told the code of ours that ends a program."""
     dynamotor.reset()
-    want = observed(text, lambda f: f)
-    got = observed(text, lambda f: dynamotor.compile(f, backend=backend))
-    if got == ["refused"] or _same(want, got):
-        return []
-    return [f"{backend}: eager {want}, compiled {got}"]
+    want = observed(program, lambda f: f)
+    with dynamotor.config.patch(fallback_random=True, warn_slower=False):
+        got = observed(program, lambda f: dynamotor.compile(f, backend=backend))
+    precision, ended = program.precision, got[-1:] == ["refused"]
+    if ended:
+        refused(f"late.DM{got[-2]}")
+    until = len(got) - 2 if ended else max(len(got), len(want))
+    for k, (a, b) in enumerate(itertools.zip_longest(want[:until], got[:until], fillvalue="nothing")):
+        if not _same(a, b, precision):
+            again = observed(program, lambda f: f)  # does eager itself differ between runs?
+            return (
+                [f"{backend}: result {k}: eager {a}, compiled {b}"] if _same(want, again, precision) else []
+            )
+    return []
+
+
+def reduce(program: Program, backend: str) -> Program:
+    """A smaller program that is wrong, too."""
+    again = True
+    while again:
+        again = False
+        for smaller in _smaller(program):
+            with contextlib.suppress(Exception):
+                if problems(smaller, backend):
+                    program, again = smaller, True
+                    break
+    return program
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Programs with one piece less."""
+    places, calls = program.places, program.calls
+    for n in range(len(places)) if len(places) > 1 else ():
+        fewer = tuple(_without(call, n) for call in calls)
+        yield Program(places[:n] + places[n + 1 :], fewer)
+    for n in range(len(calls)) if len(calls) > 1 else ():
+        yield Program(places, calls[:n] + calls[n + 1 :])
+    for n, place in enumerate(places):
+        for plain in ({"before": ""}, {"effect": "pass"}, {"read": "1.5"}):
+            small = replace(place, **plain)
+            if small != place:
+                yield Program((*places[:n], small, *places[n + 1 :]), calls)
+    for n, call in enumerate(calls):
+        cuts = [
+            {"before": call.before[:-1]},
+            {"between": call.between[:-1]},
+            {"way": "backward"},
+            {"rows": 2},
+        ]
+        for cut in cuts:
+            small_call = replace(call, **cut)  # type: ignore[arg-type]
+            if small_call != call:
+                yield Program(places, (*calls[:n], small_call, *calls[n + 1 :]))
+
+
+def _without(call: Call, n: int) -> Call:
+    """A call without the changes of one place."""
+
+    def left(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        return tuple((which - (which > n), v) for which, v in changes if which != n)
+
+    return replace(call, before=left(call.before), between=left(call.between))

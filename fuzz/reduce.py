@@ -102,7 +102,10 @@ def _as_input(program: Program, n: int) -> Program | None:
     before = replace(
         program, steps=program.steps[: n + 1], outputs=(count + sum(s.results for s in program.steps[:n]),)
     )
-    value = before.function()(*before.make_inputs())[0]
+    try:
+        value = before.function()(*before.make_inputs())[0]
+    except Exception:  # noqa: BLE001 (of a candidate whose sizes no longer fit)
+        return None
     dtype = str(value.dtype).removeprefix("torch.")
     if value.is_complex():
         return None

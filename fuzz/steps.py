@@ -25,17 +25,16 @@ from .training import World, plain
 STEPS = 7
 
 
-def difference(a: Any, b: Any, path: str = "") -> str:
+def difference(a: Any, b: Any, path: str = "", rel: float = 1e-5) -> str:
     """Where two observations differ first; empty where they agree."""
     if isinstance(a, float) and isinstance(b, float):
-        close = math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-7) or a == b or a != a and b != b
+        close = math.isclose(a, b, rel_tol=rel, abs_tol=1e-7) or a == b or a != a and b != b
         return "" if close else f"{path}: {b!r} and not {a!r}"
     if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
-        return next(filter(None, (difference(a[k], b[k], f"{path}.{k}") for k in a)), "")
+        return next(filter(None, (difference(a[k], b[k], f"{path}.{k}", rel) for k in a)), "")
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        return next(
-            filter(None, (difference(x, y, f"{path}[{k}]") for k, (x, y) in enumerate(zip(a, b)))), ""
-        )
+        pairs = enumerate(zip(a, b))
+        return next(filter(None, (difference(x, y, f"{path}[{k}]", rel) for k, (x, y) in pairs)), "")
     return "" if type(a) is type(b) and a == b else f"{path}: {str(b)[:200]} and not {str(a)[:200]}"
 
 

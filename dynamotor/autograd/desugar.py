@@ -221,10 +221,12 @@ class Results:
 
 
 def refuse_views(gm: torch.fx.GraphModule, results: Sequence[Any], inputs: Feed) -> None:
-    """Leave a wrapper that autograd knows as a view of an input, or of the base of another output, to
-    PyTorch: a write into one gives the other a gradient. The graph is cut around its node.
+    """Leave a result that autograd knows as a view of an input that is a wrapper, or of the wrapper that another
+    output views, to PyTorch: a write into one gives the other a gradient, or is refused. The graph is cut around
+    its node.
     """
-    graded = [(n, t) for n, t in enumerate(results) if is_wrapper(t) and t.requires_grad]
+    tensors = [(n, t) for n, t in enumerate(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    graded = [(n, t) for n, t in tensors if is_wrapper(t) or is_wrapper(t._base)]
     bases = [id(value) for value in inputs.values if is_wrapper(value)]
     bases += {id(t): id(t) if t._base is None else id(t._base) for _, t in graded}.values()
     given = {id(value) for value in inputs.values}

@@ -186,9 +186,14 @@ class FirstDerivative:
             cure="set dynamotor.config.fallback_random, or leave the function out with dynamotor.disable",
         )
         inputs: dict[int, Any] = dict(self.sizes)
+        flows = dict(zip(again.recipe.gradient_of, again.recipe.flows, strict=True))
         with torch.enable_grad():  # aliases: an input may have been computed from another one
             for i, one in zip(self.places, operands, strict=False):
                 inputs[i] = one.clone() if i in again.recipe.mutated else one.view_as(one)
+                if not flows.get(
+                    i, True
+                ):  # handed in without its history; the graph takes gradients of it itself
+                    inputs[i] = inputs[i].detach().requires_grad_()
             with self._modes():
                 results = torch.fx.Interpreter(again.gm, garbage_collect_values=False).run(
                     *[inputs[i] for i in range(len(inputs))], enable_io_processing=False

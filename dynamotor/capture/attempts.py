@@ -52,7 +52,7 @@ class Captured:
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     replays: bool = False  # Python objects are written after the graph
     check: int | None = None  # the output that says whether a test of data failed
-    draws: bool = False  # the graph takes random numbers, and tests data or sets states
+    draws: bool = False  # the graph takes random numbers, and may raise, tests data or sets states
     states: bool = False  # the graph sets states of the thread
     asked: frozenset[str] = frozenset()  # facts of tensors that the program looks at: see `Trace`
     for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
@@ -170,7 +170,7 @@ def finished(
     failed = trace.checks.failed
     check = None if failed is None else emitter.place(failed.node)
     finish, code = emitter.function(returned)
-    finish = trace.checkpoint_reads.watched(finish)
+    finish = trace.late_code.watched(trace.checkpoint_reads.watched(finish))
     log("code", code)
     gm = trace.graph.module(emitter.outputs)
     if gm is not None:
@@ -199,11 +199,15 @@ def finished(
         effects,
         replays,
         check,
-        trace.draws and (trace.checks.any or states is not None),
+        trace.draws and (trace.checks.any or states is not None or _may_raise(gm)),
         states=states is not None,
         asked=frozenset(trace.asked),
         lines=lines,
     )
+
+
+def _may_raise(gm: torch.fx.GraphModule | None) -> bool:
+    return gm is not None and any(map(failed_graphs.may_raise, gm.graph.nodes))
 
 
 def root_value(

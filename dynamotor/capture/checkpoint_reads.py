@@ -10,7 +10,7 @@ checkpoint asks first whether all that the function read is still the same, and 
 from __future__ import annotations
 
 import contextlib
-import operator
+import itertools
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -18,11 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from ..base.errors import CaptureError
 from .breaks import unsupported_if
 from .dispatch import compile_program
 from .guards import Guard, IdIs, TensorIs, TensorMatch, Together, const_equal, first_failure, is_constant
+from .late_code import facts
 from .source import Arg, Attr, Called, Const, Source
 from .values.base import MISSING, Epoch, Trace, Value
 from .values.constant import Constant
@@ -45,6 +47,7 @@ class CheckpointReads:
         self.begun = 0  # the epoch in which the outermost of these functions began
         self.sources: dict[Source, Any] = {}  # with the objects that they lead to, where those are held
         self.guards: dict[Guard, None] = {}
+        self.used: set[fx.Node] = set()  # nodes that the functions' own nodes take
 
     @contextlib.contextmanager
     def inside(self, pending: bool) -> Generator[None, None, None]:
@@ -52,11 +55,13 @@ class CheckpointReads:
         before, self.active = self.active, True
         self.begun = self.begun if before else Epoch.now
         self.pending = self.pending or pending
-        known = len(self.trace.reader.guards)
+        known, nodes = len(self.trace.reader.guards), len(self.trace.graph.graph.nodes)
         try:
             yield
         finally:
             self.active = before
+            made = itertools.islice(self.trace.graph.graph.nodes, nodes, None)
+            self.used.update(*(node.all_input_nodes for node in made))
             new = list(self.trace.reader.guards)[known:]
             self.guards.update((row, None) for row in new if isinstance(row, Guard) and _is_state(row))
 
@@ -97,16 +102,19 @@ class CheckpointReads:
         for row in self.trace.reader.guards:
             if isinstance(row, Guard) and any(s.leads_through(within) for s in row.sources):
                 self.guards.setdefault(row)
-        if not self.sources and not self.guards:
+        outside = [v for v in self.trace.outside if v.source is not None and not v.written]
+        tensors = [v.source for v in outside if v.in_graph and v.node in self.used]
+        if not self.sources and not self.guards and not tensors:
             return finish
         state = _State([row for row in self.guards if row in self.trace.reader.guards], self.sources)
+        contents = _Contents(tensors)
 
         def run(outs: Any, args: tuple[Any, ...]) -> Any:
             nodes = {out.grad_fn for out in outs if isinstance(out, torch.Tensor) and out.grad_fn is not None}
             if nodes:
-                question = state.question(args)
-                for node in nodes:
-                    node.register_prehook(question)
+                for question in (state.question(args), contents.question(args)):
+                    for node in nodes:
+                        node.register_prehook(question)
             return finish(outs, args)
 
         return run
@@ -115,6 +123,14 @@ class CheckpointReads:
 def _is_state(row: Guard) -> bool:
     """Whether a fact is one of Python's objects, not of a tensor."""
     return all(s.key not in _SETTINGS for s in row.sources if isinstance(s.key, str))
+
+
+class _Weak(weakref.ref):  # type: ignore[type-arg]
+    """A reference of this module's; programs have references of their own."""
+
+
+def _facts(value: Any) -> Any:
+    return facts(value) if type(value) is types.FunctionType else None
 
 
 class _State:
@@ -143,6 +159,7 @@ class _State:
         ]
         values = self._values(roots)
         then, known = self._kept(values or ()), values is not None
+        known_facts = list(map(_facts, values or ()))
         del values  # some are held weakly
 
         def ask(gradients: Any) -> None:
@@ -153,23 +170,51 @@ class _State:
                 failed = first_failure(tuple(self.rows), tuple(map(_real, roots)))
                 raise _changed("something" if failed is None else failed.reason(tuple(map(_real, roots))))
             before = [value() if weak else value for value, weak in zip(then, self.weak)]
-            if all(map(operator.is_, before, now)):
-                return
-            for source, old, new in zip(self.sources, before, now):
+            for source, old, new, fact in zip(self.sources, before, now, known_facts):
                 if old is not new and not (is_constant(old) and const_equal(new, old)):
                     raise _changed(f"{source} is another object, or has another value")
+                if fact is not None and fact != _facts(new):
+                    raise _changed(f"{source} has other code, or other defaults")
 
         return ask
 
     def _kept(self, values: Sequence[Any]) -> list[Any]:
         """The values, those weakly that `weak` says: it is of the first call, whose types the guards repeat."""
         if len(self.weak) != len(values):
-            self.weak = [isinstance(_held(value), weakref.ref) for value in values]
-        return [weakref.ref(value) if weak else value for value, weak in zip(values, self.weak)]
+            self.weak = [isinstance(_held(value), _Weak) for value in values]
+        return [_Weak(value) if weak else value for value, weak in zip(values, self.weak)]
 
     def _values(self, roots: Sequence[Any]) -> tuple[Any, ...] | None:
         """The sources' present values; None where a fact does not hold."""
         return self.program.check(tuple(map(_real, roots)))
+
+
+class _Contents:
+    """Tensors from outside that the function reads and the graph does not write: their contents are to stay."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        roots = list(dict.fromkeys(source.root for source in sources))
+        places: dict[Source, Source] = {root: Arg(i, str(root)) for i, root in enumerate(roots)}
+        self.names = [str(source) for source in sources]
+        self.program = compile_program([], [_moved(source, places) for source in sources])
+        self.of_call = [root if isinstance(root, Arg) else None for root in roots]
+        self.held = [None if isinstance(root, Arg) else _held(root.fetch(())) for root in roots]
+
+    def question(self, args: tuple[Any, ...]) -> Callable[[Any], None]:
+        """The question of a backward of the call with these arguments."""
+        roots = [
+            _real(held) if root is None else root.fetch(args) for root, held in zip(self.of_call, self.held)
+        ]
+        tensors = self.program.check(tuple(roots)) or ()
+        then = [(weakref.ref(t), None if t.is_inference() else t._version) for t in tensors]
+
+        def ask(gradients: Any) -> None:
+            for (held, version), name in zip(then, self.names):
+                tensor = held()
+                if tensor is not None and version is not None and tensor._version != version:
+                    raise _changed(f"{name} was written in place")
+
+        return ask
 
 
 def _changed(what: str) -> CaptureError:
@@ -193,7 +238,7 @@ def _moved(source: Source, places: Mapping[Source, Source]) -> Source:
 def _held(value: Any) -> Any:
     """The value, weakly where Python can."""
     weak = isinstance(value, torch.nn.Module | torch.Tensor | types.FunctionType) or _is_plain(value)
-    return weakref.ref(value) if weak else value
+    return _Weak(value) if weak else value
 
 
 def _is_plain(value: Any) -> bool:
@@ -201,8 +246,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _real(held: Any) -> Any:
-    return held() if isinstance(held, weakref.ref) else held
+    return held() if isinstance(held, _Weak) else held
 
 
 def _is_gone(held: Any) -> bool:
-    return isinstance(held, weakref.ref) and held() is None
+    return isinstance(held, _Weak) and held() is None

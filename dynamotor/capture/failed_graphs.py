@@ -19,6 +19,7 @@ from ..base.errors import UserLine
 from ..graph.error_lines import show_its_line
 from ..graph.modes import preserved_modes
 from ..graph.private_draws import PrivateDraws
+from ..graph.spec import TensorSpec
 
 _NOTE = (
     "the compiled call had written its inputs: its changes of Python objects before this line are not done "
@@ -26,12 +27,23 @@ _NOTE = (
 )
 
 
+_POSITIONS = (torch.int32, torch.int64)
+
+
 def acts_outside(node: fx.Node) -> bool:
-    """Whether a node is a custom op, communicates, or gives a tensor other data."""
+    """Whether a node is a custom op, communicates, gives a tensor other data, or makes an input a leaf."""
     if node.target is setattr:
         return True
+    if node.target == "requires_grad_":
+        return any(source.op == "placeholder" for source in node.all_input_nodes)
     custom = isinstance(node.target, compat.OpOverload | compat.OpOverloadPacket)
     return custom and not str(node.target).startswith("aten.")
+
+
+def may_raise(node: fx.Node) -> bool:
+    """Whether a node takes a tensor of whole numbers, which may be positions out of range."""
+    specs = [source.meta.get("val") for source in node.all_input_nodes]
+    return any(isinstance(spec, TensorSpec) and spec.dtype in _POSITIONS for spec in specs)
 
 
 class _Steps(fx.Interpreter):

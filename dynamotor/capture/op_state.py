@@ -14,10 +14,12 @@ implementation that cannot be found (`Library.impl`) is taken for one that reads
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import random
 import re
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -122,6 +124,27 @@ def held_by(fn: Any) -> list[Any]:
     scan = _Scan()
     scan.function(fn, ())
     return [*scan.held, *([object()] if scan.asked else [])]
+
+
+def called_by(*fns: Any) -> Iterator[tuple[types.FunctionType, dict[str, Any] | types.CellType | None, str]]:
+    """The program's functions that functions reach by names, these themselves included: each with the globals or the
+    cell that lead to it, and its name there."""
+    todo, seen = [getattr(fn, "__func__", fn) for fn in fns], set()
+    while todo:
+        fn = todo.pop()
+        module = getattr(fn, "__globals__", {}).get("__name__")
+        if not isinstance(fn, types.FunctionType) or id(fn) in seen or trusted_module(module):
+            continue
+        seen.add(id(fn))
+        yield fn, None, ""
+        cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
+        for name in {names[0] for names in names_of(fn.__code__).loaded}:
+            value = next(_values(fn, (name,)), None)
+            if isinstance(value, types.FunctionType) and not trusted_module(
+                value.__globals__.get("__name__")
+            ):
+                yield value, cells.get(name, fn.__globals__), name
+                todo.append(value)
 
 
 def reaches(fn: Any, wanted: frozenset[str]) -> bool:
@@ -234,11 +257,12 @@ class _Names(NamedTuple):
     ]  # global and closure names, each with the attributes taken of it at once
     attributes: frozenset[str]
     rebound: frozenset[str]  # global and closure names that are set
+    imported: frozenset[str]  # modules
 
 
 @by_code
 def names_of(code: types.CodeType) -> _Names:
-    opcodes, loaded, attributes, rebound = set(), [], set(), set()
+    opcodes, loaded, attributes, rebound, imported = set(), [], set(), set(), set()
     chain: list[str] = []
     for instr in decode(code).instrs:
         opcodes.add(instr.op)
@@ -248,6 +272,8 @@ def names_of(code: types.CodeType) -> _Names:
         elif instr.op in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(instr.argval)
             chain.append(instr.argval)
+        elif instr.op == "IMPORT_NAME":
+            imported.add(instr.argval)
         else:
             chain = []
         if instr.op.startswith(("STORE_", "DELETE_")) and (
@@ -262,7 +288,9 @@ def names_of(code: types.CodeType) -> _Names:
             names += more.loaded
             attributes |= more.attributes
             rebound |= more.rebound - set(code.co_cellvars)
-    return _Names(frozenset(opcodes), tuple(names), frozenset(attributes), frozenset(rebound))
+            imported |= more.imported
+    others = (frozenset(found) for found in (attributes, rebound, imported))
+    return _Names(frozenset(opcodes), tuple(names), *others)
 
 
 class _Scan:
@@ -286,7 +314,7 @@ class _Scan:
         if (id(fn), bool(given)) in self.seen:
             return Access.NONE
         self.seen.add((id(fn), bool(given)))
-        opcodes, loaded, attributes, rebound = names_of(fn.__code__)
+        opcodes, loaded, attributes, rebound, imported = names_of(fn.__code__)
         if rebound:
             return Access.CHANGES
         found = [v for names in loaded for v in _values(fn, names)]
@@ -300,7 +328,8 @@ class _Scan:
         called = [f for v in found for f in _functions(v, attributes)]
         called += [f for v in given for f in _functions(v, attributes)]
         shows = any(_shows(fn, names) for names in loaded)
-        access = Access.READS if objects or shows else Access.READS_NAMES if held else Access.NONE
+        unknown = any(_is_namespace_call(fn, names) for names in loaded) or any(map(_may_change, imported))
+        access = Access.READS if objects or shows or unknown else Access.READS_NAMES if held else Access.NONE
         return max([access, *(self.function(f, tuple(objects)) for f in called)])
 
 
@@ -311,6 +340,18 @@ _ASKING = re.compile(
 _SYSTEM = frozenset(
     ("random", "time", "os", "sys", "datetime", "secrets", "uuid", "gc", "threading", "socket")
 )
+
+
+_NAMESPACES = frozenset(("globals", "locals", "vars", "eval", "exec", "__import__"))  # builtins
+
+
+def _is_namespace_call(fn: types.FunctionType, names: tuple[str, ...]) -> bool:
+    return names[0] in _NAMESPACES and names[0] not in fn.__globals__
+
+
+def _may_change(module: str) -> bool:
+    """Whether names of a module that is imported at each call may change: one of the program's, or of the system."""
+    return module.partition(".")[0] in _SYSTEM or not trusted_module(module)
 
 
 def _asks(names: tuple[str, ...], value: Any) -> bool:
@@ -358,10 +399,22 @@ def _values(fn: types.FunctionType, names: tuple[str, ...]) -> Iterator[Any]:
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
+_BOUND = (types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType)
+_LEADS_ON = (
+    weakref.ReferenceType,
+    functools.partial,
+    torch.nn.Module,
+)  # callable, and hold objects that may change
+
+
 def _is_code(value: Any) -> bool:
     """Whether it is called rather than read: a module, a function, an operator, a library's class."""
-    if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(value, types.ModuleType | types.FunctionType):
         return True
+    if isinstance(value, _BOUND):
+        return value.__self__ is None or _is_code(value.__self__)
+    if isinstance(value, _LEADS_ON):
+        return False
     if isinstance(value, OpOverload | OpOverloadPacket | compat.OpNamespace | compat.Ops):
         return True
     if isinstance(value, compat.CustomOpDef):
@@ -388,7 +441,9 @@ def _functions(value: Any, attributes: frozenset[str]) -> Iterator[Any]:
         return
     cls = value if isinstance(value, type) else type(value)
     if _is_code(value) or trusted_module(cls.__module__):
-        inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
+        inner = next(
+            filter(None, (getattr(value, n, None) for n in ("__wrapped__", "func", "__func__"))), None
+        )
         if isinstance(inner, types.FunctionType | types.MethodType):
             yield inner
         return

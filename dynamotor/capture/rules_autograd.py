@@ -29,7 +29,7 @@ from ..graph.spec import TensorSpec
 from ..graph.subgraphs import GRADIENT, Hook
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
-from .op_state import check_functions, reads_late
+from .op_state import check_functions, reaches, reads_late
 from .polyfills import autograd_function as polyfills
 from .selective_checkpoints import selective_policy
 from .source import trusted_module
@@ -184,6 +184,7 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool, reh
     why = reads_late(cls.value.backward) or _late_in_context(trace, ctx)
     if why:
         return why
+    trace.late_code.note(cls.value.backward)
     grads = [
         torch_call(trace, torch.zeros_like, [out], {}) if isinstance(out, TensorValue) else Constant(None)
         for out in outputs
@@ -286,6 +287,13 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
         "its result has none then",
         "use_reentrant=False",
     )
+    unsupported_if(
+        reentrant and graded and _asks_grad_mode(args[0]),
+        "autograd",
+        "a function under a reentrant checkpoint asks for the grad mode",
+        "it is off in the forward and on in the recomputation",
+        "use_reentrant=False",
+    )
     before, n_calls = versions(trace), len(trace.effects.calls)
     pending = trace.effects.changes_objects
     touched, trace.effects.touched, begun = trace.effects.touched, {}, trace.effects.begin()
@@ -325,6 +333,11 @@ _DEFAULTS: dict[str, Any] = {
     "preserve_rng_state": True,
 }
 _HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop", "preserve_rng_state"))
+
+
+def _asks_grad_mode(function: Value) -> bool:
+    fn = _stand_in(function) if isinstance(function, FunctionValue) else getattr(function, "obj", None)
+    return reaches(fn, frozenset(("is_grad_enabled",)))
 
 
 def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_effects: bool) -> None:
@@ -477,6 +490,8 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise unsupported("autograd", "Tensor.register_hook is called", "it changes the tensor's state")
     draws, trace.draws = trace.draws, False
     _refuse_late_hook(_late_in_function(args[1]))
+    if isinstance(args[1], FunctionValue):
+        trace.late_code.note(_stand_in(args[1]))
     with preserved_modes():
         compat.set_grad_enabled(False)
         gradient = tensor.example.detach()

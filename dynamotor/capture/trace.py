@@ -23,6 +23,7 @@ from .effects import Effects
 from .graph_builder import GraphBuilder
 from .guards import ConstEquals
 from .interpreter import POLYFILLS, Frame, inline
+from .late_code import LateCode
 from .protocol import Protocol
 from .reader import Reader
 from .source import Called, Const, DictItem, Source
@@ -78,6 +79,7 @@ class Trace(Protocol):
         self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)
         self.checkpoint_reads = CheckpointReads(self)
+        self.late_code = LateCode()
         self.effects = Effects(self)
         self.checks = Checks(self)
         self.tensors: dict[int, TensorValue] = {}  # by the ids of their ShapeTensors

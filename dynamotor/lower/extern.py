@@ -107,25 +107,35 @@ class Materialized:
 
 
 class OwnStorage:
-    """Calls an op that counts from the start of its first operand's storage, on a copy that starts its
-    storage.
+    """Calls an op that counts from the start of its first operand's storage, or copies that storage from its
+    start, on a copy that has a storage of its own.
     """
 
     def __init__(self, target: Any) -> None:
         self.target = target
         self.__name__ = f"own_storage_{getattr(target, '__name__', 'op')}"
 
-    def __call__(self, x: torch.Tensor, *args: Any) -> Any:
-        return self.target(copy_as(x, x.stride()), *args)
+    def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        alone = x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+        return self.target(x if alone else copy_as(x, x.stride()), *args, **kwargs)
 
     def __repr__(self) -> str:
         return f"OwnStorage({self.target})"
 
 
+# Results have their first operand's place in a copy of its whole storage (`clone_preserve_strides`), which may
+# be the memory of the whole program.
+_COPY_STORAGE = frozenset(
+    (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
+)
+
+
 def aten_call_target(target: Any) -> Any:
     """The callable to run: the op itself, or one that copies when the op's schema says that results alias
-    arguments.
+    arguments, or its kernel copies a whole storage.
     """
+    if target in _COPY_STORAGE:
+        return OwnStorage(target)
     schema = getattr(target, "_schema", None)
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
         return Materialized(target)
@@ -141,7 +151,7 @@ def may_alias(target: Any) -> bool:
     op).
     """
     if not isinstance(target, compat.OpOverload):
-        return not isinstance(target, Materialized)
+        return not isinstance(target, Materialized | OwnStorage)
     if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):
         return True
     return compat.has_kernel(target.name(), "CompositeImplicitAutograd")

@@ -168,3 +168,15 @@ def test_an_input_that_was_written_meanwhile_is_refused():
     b.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         grad(y.sum(), a, create_graph=True)
+
+
+def test_a_leaf_that_only_a_gradient_inside_reaches():
+    def program(x):
+        y = x.detach().requires_grad_()
+        return (x * torch.autograd.grad((y.sin() * 1.5).sum(), y)[0]).sum()
+
+    found = []
+    for function in (program, dynamotor.compile(program, backend="aot_eager")):
+        x = X.clone().requires_grad_()
+        found.append(grad(function(x), x, create_graph=True)[0])
+    torch.testing.assert_close(found[1], found[0])

@@ -118,3 +118,32 @@ def test_an_error_behind_a_custom_op_and_a_write() -> None:
     with pytest.raises(RuntimeError, match="probability tensor contains") as raised:
         dynamotor.compile(function)(torch.ones(3))
     assert raised.type is RuntimeError
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_a_call_that_raised_draws_eagers_numbers_when_it_runs_again(backend: str) -> None:
+    def program(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x = x + torch.rand_like(x)
+        try:
+            return x[at] * 2
+        except IndexError:
+            return x
+
+    compiled, found = dynamotor.compile(program, backend=backend), []
+    with dynamotor.config.patch(fallback_random=True):
+        for function in (program, compiled):
+            torch.manual_seed(3)
+            found.append(function(torch.zeros(4), torch.tensor([9])))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_leaf_is_not_made_behind_a_test_that_raises() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if (x > 1).any():
+            raise ValueError("large")
+        return x.requires_grad_() * 2
+
+    x = torch.full((3,), 2.0)
+    with pytest.raises(ValueError, match="large"):
+        dynamotor.compile(program, backend="eager")(x)
+    assert not x.requires_grad

@@ -139,3 +139,36 @@ def test_a_graph_that_a_model_keeps_does_not_keep_the_model() -> None:
     del model, compiled
     gc.collect(1)
     assert gone() is None
+
+
+SHIFT = torch.tensor(2.0)
+
+
+class Normed(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(super().part(x)) + SHIFT
+
+
+@pytest.mark.parametrize("written", ["parameter", "global"])
+def test_a_tensor_that_is_written_in_place_before_the_backward_is_refused(written: str) -> None:
+    model = Model() if written == "parameter" else Normed().eval()
+    tensor = model.linear.weight if written == "parameter" else SHIFT
+    compiled = dynamotor.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        compiled(torch.ones(2, 3)).sum().backward()
+        with torch.no_grad():
+            tensor.mul_(0.5)
+    loss = compiled(torch.ones(2, 3)).sum()
+    with torch.no_grad():
+        tensor.mul_(2)
+    with pytest.raises(CaptureError, match="DM252"):
+        loss.backward()
+
+
+def test_a_buffer_that_the_function_writes_itself_may_be_written_again() -> None:
+    compiled = dynamotor.compile(Normed(), backend="aot_eager")
+    (compiled(torch.randn(4, 3)) + compiled(torch.randn(4, 3))).sum().backward()

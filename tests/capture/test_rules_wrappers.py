@@ -14,6 +14,30 @@ from dynamotor.base.events import counters
 F = nn.functional
 
 
+class Unwrapped(torch.Tensor):
+    """A wrapper whose ops give plain tensors."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held):
+        self.held = held
+
+    def __tensor_flatten__(self):
+        return ["held"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["held"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return cls(args[0].held)
+        return func(*(a.held * 2 if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+
 @pytest.fixture(autouse=True)
 def _strict(monkeypatch):
     """A graph that is left to eager PyTorch is an error."""
@@ -254,3 +278,16 @@ def test_torch_compile_takes_wrappers():
     x, before = plain(2, 4), counters["fallback"].copy()
     torch.testing.assert_close(fn(x, weight), F.linear(x, weight).relu())
     assert counters["fallback"] == before
+
+
+def test_a_plain_view_of_a_wrapper_that_is_a_leaf_is_not_written(monkeypatch):
+    monkeypatch.setattr(config, "strict", False)
+
+    def program(x):
+        y = x.t()
+        y.add_(1)
+        return y
+
+    for function in (program, dynamotor.compile(program, backend="aot_eager")):
+        with pytest.raises(RuntimeError, match="view of a leaf"):
+            function(Unwrapped(plain()).requires_grad_())

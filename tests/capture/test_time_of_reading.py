@@ -5,8 +5,12 @@ Each program is a pair: `forward(x)` and `between()`, which changes an object be
 
 from __future__ import annotations
 
+import functools
 import random
+import sys
+import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -398,3 +402,76 @@ def _a_warning_that_the_function_records(x: torch.Tensor) -> Any:
 def test_what_changes_later_is_seen(function: Callable[..., Any]) -> None:
     x = torch.ones(2)
     assert dynamotor.compile(function, backend="eager")(x) == function(x)
+
+
+class Read:
+    k = 2.0
+
+    def get(self) -> float:
+        return self.k
+
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.k
+
+
+READ, READS = Read(), {"k": 2.0}
+GAIN = 2.0
+weakly, bound, of_class, item = weakref.ref(READ), READ.get, Read.of_class, READS.get
+partly = functools.partial(lambda o: o.k, READ)
+layer = torch.nn.Linear(1, 1, bias=False)
+
+
+def imported(g: torch.Tensor) -> torch.Tensor:
+    from state_of_a_test import k  # type: ignore[import-not-found]
+
+    return g * k
+
+
+LEADING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "weak reference": lambda g: g * weakly().k,  # type: ignore[union-attr]
+    "bound method": lambda g: g * bound(),
+    "method of a class": lambda g: g * of_class(),
+    "method of a dict": lambda g: g * item("k"),
+    "partial": lambda g: g * partly(),
+    "globals()": lambda g: g * globals()["GAIN"],
+    "eval": lambda g: g * eval("GAIN"),
+    "import": imported,
+    "layer": lambda g: g * layer.weight.detach()[0, 0],
+}
+
+
+@pytest.mark.parametrize("hooked", [True, False], ids=["hook", "function"])
+@pytest.mark.parametrize("name", LEADING)
+def test_callables_that_lead_to_objects_that_change(
+    name: str, hooked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, module = LEADING[name], types.ModuleType("state_of_a_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    class Late(Scaled):
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return read(g)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 3 if hooked else Late.apply(x * 3)
+        if hooked:
+            y.register_hook(read)
+        return (y * y).sum()
+
+    def change(value: float) -> None:
+        monkeypatch.setattr(Read, "k", value)
+        monkeypatch.setitem(READS, "k", value)
+        monkeypatch.setitem(globals(), "GAIN", value)
+        module.k = value  # type: ignore[attr-defined]
+        layer.weight.data.fill_(value)
+
+    compiled = dynamotor.compile(program, backend="aot_eager")
+    for value in (5.0, 7.0):
+        change(2.0)
+        x = torch.ones(3, requires_grad=True)
+        loss = compiled(x)
+        change(value)
+        loss.backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), 18 * value))

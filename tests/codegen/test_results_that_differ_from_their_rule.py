@@ -123,3 +123,16 @@ def test_a_list_of_another_length(n):
     )
     with pytest.raises(BackendError, match="DM404"):
         dynamotor.compile(lambda x: op(x)[0] * op(x)[1])(torch.randn(8))
+
+
+def test_distances_between_batches_that_are_broadcast():
+    def program(x, y):
+        return torch.cdist(y, x)
+
+    found = []
+    for function in (program, dynamotor.compile(program)):
+        torch.manual_seed(3)
+        x, y = torch.randn(2, 3, requires_grad=True), torch.randn(4, 5, 3, requires_grad=True)
+        function(x, y).sum().backward()
+        found += [x.grad, y.grad]
+    torch.testing.assert_close(found[2:], found[:2])

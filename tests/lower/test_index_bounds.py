@@ -45,3 +45,29 @@ def test_eagers_error(name: str, position: int) -> None:
 def test_positions_in_range(name: str) -> None:
     args = torch.randn(3, 4), torch.tensor([2, 1])
     assert torch.equal(dynamotor.compile(READS[name])(*args), READS[name](*args))
+
+
+ONE = torch.tensor([2])
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "index_fill_": lambda x: x.index_fill_(0, ONE, 2),
+    "index_copy_": lambda x: x.index_copy_(0, ONE, torch.ones(1)),
+    "index_add_": lambda x: x.index_add_(0, ONE, torch.ones(1)),
+    "index_reduce_": lambda x: x.index_reduce_(0, ONE, torch.ones(1), "amax"),
+    "scatter_": lambda x: x.scatter_(0, ONE, 1.0),
+    "scatter_add_": lambda x: x.scatter_add_(0, ONE, torch.ones(1)),
+    "scatter_reduce_": lambda x: x.scatter_reduce_(0, ONE, torch.ones(1), "amax"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_into_a_tensor_without_elements(name: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        WRITES[name](x)
+        return x + 1
+
+    with pytest.raises(Exception) as wanted:  # noqa: PT011
+        program(torch.ones(0))
+    compiled = dynamotor.compile(program)
+    assert torch.equal(compiled(torch.ones(3)), program(torch.ones(3)))
+    with pytest.raises(type(wanted.value)):
+        compiled(torch.ones(0))

@@ -72,3 +72,20 @@ def test_a_general_program_is_not_for_memory_that_is_seen_twice() -> None:
             memory = torch.arange(60.0)
             found.append((run(memory.as_strided((3, width), (8, 1))), memory))
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_a_copy_that_aten_writes_in_part_starts_its_memory() -> None:
+    """aten's `slice_scatter` copies the whole storage of its operand, here the program's memory."""
+
+    def program(x: torch.Tensor) -> Shown:
+        y = x * 1
+        part = y[::2]
+        part.index_copy_(1, torch.tensor([2]), torch.ones(4, 1, 4))
+        first = part.as_strided((4,), (1,), 0)
+        part.mul_(3)
+        return first, part
+
+    x = torch.arange(7.0 * 5 * 4).view(7, 5, 4)
+    first, part = dynamotor.compile(program)(x)
+    torch.testing.assert_close(first, program(x)[0])
+    assert first.data_ptr() == part.data_ptr() and part.storage_offset() == 0

@@ -37,6 +37,7 @@ from ..nodes import overload
 from ..op_definition import (
     PASS,
     Shape,
+    broadcast,
     check,
     contiguous,
     define,
@@ -395,7 +396,12 @@ def _cdist_shape(a: TensorSpec, b: TensorSpec, p: Any, mode: Any) -> Shape:
     return (*a.shape[:-1], b.shape[-2])
 
 
-define(aten._cdist_backward.default, shape=shape_of_argument(1), contiguous=row_major)
+@shape(aten._cdist_backward.default, contiguous=row_major)
+def _cdist_backward_shape(grad: TensorSpec, a: TensorSpec, b: TensorSpec, p: Any, distances: Any) -> Shape:
+    """For batches that are broadcast, autograd sums the result to the operand's shape."""
+    return (*broadcast([a.shape[:-2], b.shape[:-2]]), *a.shape[-2:])
+
+
 define(aten.renorm.default, shape=shape_of_argument(0), contiguous=row_major)
 define(aten.segment_reduce.default, requires=require_numbers)  # PyTorch's shape function does not check sizes
 

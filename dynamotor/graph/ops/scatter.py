@@ -18,6 +18,7 @@ from ..bucket_padding import (
     is_padded,
 )
 from ..kernel_checks import (
+    argument_names,
     ask_dtypes,
     ask_fill,
     spec_at_hints,
@@ -95,7 +96,32 @@ def _scatter_padding(call: Call) -> Padded:
 
 
 define(aten.masked_scatter.default, requires=lambda x, mask, source: broadcast([x.shape, mask.shape]))
-check("scatter", "scatter_", "index_fill", "index_fill_")(ask_fill)
+
+
+@check(
+    *(name + end for name in ("index_add", "index_copy", "index_reduce") for end in ("", "_")),
+    *(name + end for name in ("scatter_add", "scatter_reduce") for end in ("", "_")),
+)
+def _refuse_positions_in_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Every position is out of range in a dimension of size 0, where no kernel of ours looks at any."""
+    named = dict(zip(argument_names(func), args)) | kwargs
+    x, index = named["self"], named["index"]
+    sizes = (
+        x.shape if func.overloadpacket.__name__.startswith("index_reduce") else x.shape[named["dim"] :][:1]
+    )
+    if any(type(n) is int and n == 0 for n in sizes) and not any(
+        type(n) is int and n == 0 for n in index.shape
+    ):
+        raise UnsupportedOp("DM213", f"{func} writes at positions of a tensor without elements")
+
+
+@check("scatter", "scatter_", "index_fill", "index_fill_")
+def _check_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """The number fits into the dtype, and the dimension has positions."""
+    ask_fill(func, args, kwargs)
+    _refuse_positions_in_nothing(func, args, kwargs)
+
+
 # index_add, index_copy, index_fill --------------------------------------------------------------------------
 define(
     aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, shape=shape_of_argument(0)
