@@ -190,9 +190,7 @@ class FirstDerivative:
         with torch.enable_grad():  # aliases: an input may have been computed from another one
             for i, one in zip(self.places, operands, strict=False):
                 inputs[i] = one.clone() if i in again.recipe.mutated else one.view_as(one)
-                if not flows.get(
-                    i, True
-                ):  # handed in without its history; the graph takes gradients of it itself
+                if not flows.get(i, True):  # handed in without its history: the graph takes gradients of it
                     inputs[i] = inputs[i].detach().requires_grad_()
             with self._modes():
                 results = torch.fx.Interpreter(again.gm, garbage_collect_values=False).run(
