@@ -221,9 +221,9 @@ class Results:
 
 
 def refuse_views(gm: torch.fx.GraphModule, results: Sequence[Any], inputs: Feed) -> None:
-    """Leave a result that autograd knows as a view of an input that is a wrapper, or of the wrapper that another
-    output views, to PyTorch: a write into one gives the other a gradient, or is refused. The graph is cut around
-    its node.
+    """Leave a result that autograd knows as a view of an input that is a wrapper, or of the wrapper that
+    another output views, to PyTorch: a write into one gives the other a gradient, or is refused. The graph
+    is cut around its node.
     """
     tensors = [(n, t) for n, t in enumerate(results) if isinstance(t, torch.Tensor) and t.requires_grad]
     graded = [(n, t) for n, t in tensors if is_wrapper(t) or is_wrapper(t._base)]

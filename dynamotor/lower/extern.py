@@ -123,8 +123,8 @@ class OwnStorage:
         return f"OwnStorage({self.target})"
 
 
-# Results have their first operand's place in a copy of its whole storage (`clone_preserve_strides`), which may
-# be the memory of the whole program.
+# Results have their first operand's place in a copy of its whole storage (`clone_preserve_strides`), which
+# may be the memory of the whole program.
 _COPY_STORAGE = frozenset(
     (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
 )
