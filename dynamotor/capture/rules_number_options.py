@@ -51,6 +51,16 @@ _NUMBERS = frozenset(
         "delta",
         "eps",
         "momentum",
+        "nan",
+        "posinf",
+        "neginf",
+        "start",
+        "end",
+        "rtol",
+        "atol",
+        "q",
+        "maxnorm",
+        "margin",
     )
 )
 # These give floats beside whole numbers. Of others the input's type decides: it rounds the number, or eager refuses.
@@ -79,6 +89,13 @@ _ONE_WIDE_TYPE = frozenset(
         number_options.batch_norm,
         number_options.instance_norm,
         number_options.normalize,
+        number_options.logit,
+        number_options.cosine_similarity,
+        number_options.isclose,
+        number_options.quantile,
+        number_options.renorm,
+        number_options.triplet_margin_loss,
+        number_options.margin_ranking_loss,
     )
 )
 

@@ -62,6 +62,24 @@ PROGRAMS = {
     "instance_norm": lambda x, k: F.instance_norm(x.view(1, 2, 3), weight=x[:2], eps=k) ** 2,
     "batch_norm": lambda x, k: _batch_norm(x.view(3, 2), k),
     "setitem": lambda x, k: _set(x * 1, k),
+    "list": lambda x, k: x * torch.tensor([k, 2.0, k + 1, -k, 3, 0.5]),
+    "nan_to_num": lambda x, k: (
+        x.log().nan_to_num(k) + torch.nan_to_num(x.detach() / 0, 1.0, posinf=k, neginf=-k)
+    ),
+    "logit": lambda x, k: torch.logit(x, eps=k / 10) + x.logit(k / 8),
+    "cosine_similarity": lambda x, k: (
+        F.cosine_similarity(x.view(2, 3), x.view(2, 3).flip(0), eps=k * 4) + F.cosine_similarity(x, x, 0, k)
+    ),
+    "linspace": lambda x, k: x * torch.linspace(0.5, k, 6) + torch.linspace(k, 9, 6),
+    "isclose": lambda x, k: (
+        x * torch.isclose(x, x * 2, rtol=k / 4) * torch.isclose(x.detach() / 0, x.detach() / 0, atol=k)
+    ),
+    "quantile": lambda x, k: torch.quantile(x, k / 2) + x.view(2, 3).quantile(k / 3, dim=1),
+    "renorm": lambda x, k: torch.renorm(x.view(2, 3), 2, 0, k) + x.view(2, 3).renorm(1, -1, k),
+    "margins": lambda x, k: (
+        F.triplet_margin_loss(x.view(2, 3), x.view(2, 3) * 2, x.view(2, 3).sin(), margin=k, swap=True)
+        + F.margin_ranking_loss(x, x.sin(), x.sign(), margin=k)
+    ),
     "function": lambda x, k: Scaled.apply(x, k),
     "key": lambda x, k: {f"loss_{k}": x.sum(), "last": x * 1, f"{k:.3f}": x * 2},
 }

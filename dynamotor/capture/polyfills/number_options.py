@@ -359,3 +359,109 @@ def pow(input: Any, exponent: Any) -> Any:
             return torch.rsqrt(input)
         return torch.pow(input, number(exponent, input))
     return torch.pow(number(input, exponent), exponent)
+
+
+def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+    if not input.is_floating_point():
+        return NotImplemented
+    limits = torch.finfo(input.dtype)
+    high = limits.max if posinf is None else number(posinf, input)
+    low = limits.min if neginf is None else number(neginf, input)
+    finite = torch.where(input == float("-inf"), low, torch.where(input == float("inf"), high, input))
+    return torch.where(torch.isnan(input), 0.0 if nan is None else number(nan, input), finite)
+
+
+def logit(input: Any, eps: Any = None) -> Any:
+    if eps is None or not 0 < eps < 0.5:
+        return NotImplemented
+    low = number(eps, input)
+    inside = torch.clamp(input, low, 1 - low)
+    return torch.log(inside / (1 - inside))
+
+
+def cosine_similarity(x1: Any, x2: Any, dim: Any = 1, eps: Any = 1e-8) -> Any:
+    if not (x1.is_floating_point() and x2.is_floating_point()) or eps < 0:
+        return NotImplemented
+    return torch.sum(_at_unit_length(x1, x2, dim, eps) * _at_unit_length(x2, x1, dim, eps), dim)
+
+
+def _at_unit_length(input: Any, other: Any, dim: Any, eps: Any) -> Any:
+    """The input by its norm, which is at least `eps`; its gradient is the norm's, also below."""
+    input = torch.broadcast_to(input, torch.broadcast_shapes(input.shape, other.shape))
+    norm = torch.linalg.vector_norm(input, 2, dim, True)
+    raised = torch.clamp_min(norm, number(eps, input)) - norm
+    return input / (norm + raised.detach())
+
+
+def linspace(start: Any, end: Any, steps: Any, dtype: Any = None, device: Any = None) -> Any:
+    if dtype not in (None, torch.float32) or torch.get_default_dtype() != torch.float32 or steps < 2:
+        return NotImplemented
+    if isinstance(start, torch.Tensor) or isinstance(end, torch.Tensor):
+        return NotImplemented
+    i = torch.arange(steps, dtype=torch.float32, device=device)
+    first, last = number(start, i), number(end, i)
+    step = (last - first) / (steps - 1)
+    return torch.where(i < steps // 2, first + step * i, last - step * (steps - 1 - i))
+
+
+def isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: Any = False) -> Any:
+    if equal_nan or rtol < 0 or atol < 0 or not isinstance(other, torch.Tensor):
+        return NotImplemented
+    apart = torch.abs(input - other)
+    near = torch.isfinite(apart) & (apart <= torch.abs(other * rtol) + atol)
+    return (input == other) | near
+
+
+def quantile(
+    input: Any, q: Any, dim: Any = None, keepdim: Any = False, interpolation: Any = "linear", out: Any = None
+) -> Any:
+    if out is not None or not 0 <= q <= 1:
+        return NotImplemented
+    return torch.quantile(input, number(q, input), dim, keepdim, interpolation=interpolation)
+
+
+def renorm(input: Any, p: Any, dim: Any, maxnorm: Any) -> Any:
+    if maxnorm < 0 or input.dim() < 2 or isinstance(p, torch.Tensor):
+        return NotImplemented
+    others = [d for d in range(input.dim()) if d != dim % input.dim()]
+    norm = torch.linalg.vector_norm(input, p, others, True)
+    return input * torch.where(norm > maxnorm, number(maxnorm, input) / (norm + 1e-7), 1.0)
+
+
+def triplet_margin_loss(
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: Any = 1.0,
+    p: Any = 2,
+    eps: Any = 1e-6,
+    swap: Any = False,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: Any = "mean",
+) -> Any:
+    if margin <= 0 or size_average is not None or reduce is not None:
+        return NotImplemented
+    if not anchor.dim() == positive.dim() == negative.dim():
+        return NotImplemented
+    near = F.pairwise_distance(anchor, positive, p, eps)
+    far = F.pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
+    return _reduced(torch.clamp_min(near - far + margin, 0), reduction)
+
+
+def margin_ranking_loss(
+    input1: Any,
+    input2: Any,
+    target: Any,
+    margin: Any = 0,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: Any = "mean",
+) -> Any:
+    if size_average is not None or reduce is not None:
+        return NotImplemented
+    if not input1.dim() == input2.dim() == target.dim():
+        return NotImplemented
+    return _reduced(torch.clamp_min(-target * (input1 - input2) + margin, 0), reduction)

@@ -41,9 +41,10 @@ from .base import (
     wrap_held,
 )
 from .constant import Constant, is_none
-from .containers import ListValue, SequenceValue
+from .containers import ListValue, SequenceValue, TupleValue
 from .klass import Builtin
 from .known_data import SIZED, known, sizes_as_numbers
+from .number import FloatValue
 from .operators import COMPARE, INPLACE
 from .return_types import ReturnTypeValue
 from .size import SizeValue, condition_value
@@ -503,10 +504,21 @@ def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     plain = trace.sizes.symbolic and len(args) < 2 and named.keys() <= {"dtype", "device"}
     if plain and _holds(data, _is_size) and (_holds(data, _is_read) or not _holds(data, _is_no_int)):
         return _of_sizes(trace, data, {"dtype": Constant(torch.int64)} | named)
+    if plain and isinstance(data, ListValue | TupleValue) and any(type(v) is FloatValue for v in data.items):
+        return _of_floats(trace, data.items, named)
     if _holds(data, _is_numpy) and len(args) < 2 and named.get("dtype", Constant(None)).as_constant() is None:
         lower(data, False)  # refuses those that no plain number stands for; their dtypes are lost there
         named["dtype"] = Constant(torch.tensor(data.as_constant()).dtype)
     return torch_call(trace, torch.tensor, [data, *args[1:]], named)
+
+
+def _of_floats(trace: Trace, items: list[Value], named: dict[str, Value]) -> Value:
+    """A new tensor of numbers of which some differ between calls: those are inputs."""
+    dtype = named.get("dtype", Constant(None)).as_constant() or torch.get_default_dtype()
+    if dtype not in (torch.float32, torch.float64) or any(v.python_type() not in (float, int) for v in items):
+        return torch_call(trace, torch.tensor, [ListValue(items)], named)
+    each = [trace.call_builtin(torch.tensor, [v], named | {"dtype": Constant(dtype)}) for v in items]
+    return torch_call(trace, torch.stack, [ListValue(each)], {})
 
 
 @builtin_rule(torch.Tensor.new)
