@@ -31,6 +31,7 @@ import dynamotor
 from dynamotor.base.events import counters
 
 from . import share, torchvision_stub
+from .gpu_programs import profile
 from .json_worker import JsonWorker
 from .measure import quartiles
 from .turns import turns
@@ -127,7 +128,7 @@ class Job:
         import numpy
 
         model = copy.deepcopy(self.model)
-        compiled, count = compile_(model), iter(range(10**9))
+        compiled, count, parameters = compile_(model), iter(range(10**9)), list(model.parameters())
 
         def step() -> None:
             seed = next(count)
@@ -139,7 +140,8 @@ class Job:
             with torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext():
                 loss = compiled(**batch).loss
             loss.backward()
-            model.zero_grad(set_to_none=True)
+            for parameter in parameters:
+                parameter.grad = None
 
         return step
 
@@ -186,6 +188,22 @@ class Job:
             for way in self.steps:
                 self.row[f"over_{way}"] = quartiles([r[way] / r["dynamotor"] for r in rounds])
 
+    def profiles(self) -> None:
+        """The GPU's kernels in some steps of each way, and the host's time in them without waiting."""
+        for way, step in self.steps.items():
+            start = time.perf_counter()
+            for _ in range(WARM):
+                step()
+            host = time.perf_counter() - start
+            self.sync()
+            whole = time.perf_counter() - start
+            found = profile(step, self.device.type, WARM)
+            self.row["ways"][way] |= {
+                "host_ms": 1e3 * host / WARM,
+                "whole_ms": 1e3 * whole / WARM,
+                "profile": found,
+            }
+
     def shares(self) -> None:
         """The compiled share of some steps, by both compilers' captures."""
         for way in WAYS:
@@ -210,6 +228,8 @@ def work(job: dict[str, Any]) -> None:
     task = Job(job)
     for part in (task.compile, task.time, task.shares):
         part()
+        if part == task.time and job["profile"]:
+            task.profiles()
         print(json.dumps({**task.row, "part": part.__name__}), flush=True)
         sys.stdin.readline()
 
@@ -263,6 +283,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="also the kernels of a GPU")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the timing of each model")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds in all")
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
@@ -270,7 +291,7 @@ def main() -> None:
     if options.work:
         work(json.loads(options.work))
         return
-    common = {key: getattr(options, key) for key in ("device", "batch", "small", "seconds")}
+    common = {key: getattr(options, key) for key in ("device", "batch", "small", "seconds", "profile")}
     rows = measured([common | {"model": name} for name in options.models.split(",")], options.timeout)
     found = {
         "command": " ".join(sys.argv[1:]),

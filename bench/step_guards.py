@@ -30,12 +30,11 @@ def parts_of(step: Any, batch: list[torch.Tensor]) -> dict[str, Callable[[], Any
     (entry,) = step.captured.entries
     (graph,) = step.graphs
     tensors = entry.program.check(tuple(batch))
-    assert tensors is not None and graph.bound, step.explain()
-    held = graph._held(tensors)
+    assert tensors is not None and graph.bound and graph._is_quiet() and not graph.held, step.explain()
     return {
         "captured": lambda: entry.program.check(tuple(batch)),
-        "gradients": lambda: graph._held(tensors),
-        "optimizer": lambda: graph._is_bound(tensors, held),
+        "gradients": lambda: graph._is_quiet(),
+        "optimizer": lambda: graph._is_bound(tensors, ()),
         "update": lambda: all(bound.reads.hold() for bound in graph.bound),
     }
 

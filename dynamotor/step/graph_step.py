@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -185,6 +186,7 @@ class GraphStep:
         self.scales = False
         self.fixed: list[int] = []  # the inputs that are no batch, and which tensors those are
         self.inputs: list[torch.Tensor] = []
+        self.watched: tuple[torch.Tensor, ...] | None = None  # whose gradients a quick look covers
         self.growths, self.why_not = 0, ""
         self.storages: set[int] = set()
 
@@ -232,13 +234,14 @@ class GraphStep:
             return self._refuse("DM504", reduced.text)
         if not reduced:  # the compiled backward of this step settles open questions between ranks
             return None
-        held = self._held(tensors)
+        is_bound = self._is_quiet() and self._is_bound(tensors, ())
+        held = () if is_bound else self._held(tensors)
         if held is None:
             return None
         if not optimizer.state and not self.update.began:  # optimizers make their state in the first step
             return self._in_pieces(tensors, self.gm.forward)
         try:
-            if not self._is_bound(tensors, held):
+            if not is_bound and not self._is_bound(tensors, held):
                 self._bind_all(tensors, held)
         except NotWhole as no:
             return self._refuse(no.code, str(no))
@@ -277,10 +280,21 @@ class GraphStep:
         self.facts, self.bound, self.held, self.scales = None, [], held, self.update.scales
         self.fixed = [i for i, t in enumerate(tensors) if i in self.static or t.requires_grad]
         self.inputs = [tensors[i] for i in self.fixed]
+        learning = [t for t in self.inputs if t.requires_grad]
+        watched = {id(t): t for t in (*learning, *self.update.parameters())}
+        self.watched = tuple(watched.values()) if all(t.is_leaf for t in learning) else None
         inputs = {id(tensors[i]): i for i in reversed(self.fixed)}
         facts = Facts.of(self.update.optimizer, self.update.scaler, inputs, alone=self.loss_at is None)
         self.facts, self.structure = facts, (held, facts.structure)
         self.bound = [self._bind(*found) for found in self.programs.setdefault(self.structure, [])]
+
+    def _is_quiet(self) -> bool:
+        """Whether no gradient is there, and no hook sees one: a quick answer to what `_held` asks, for the
+        tensors that the programs are bound to."""
+        if self.watched is None or self._step_hooks():
+            return False
+        found = itertools.chain.from_iterable(map(_GRADIENT, self.watched))
+        return _NONE.issuperset(map(id, found))
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
         """The inputs that hold gradients which this step adds to; None where something wants to see the
@@ -459,6 +473,10 @@ class GraphStep:
         update.end()
         values = results[: program.n_values]
         return values if program.rebuild is None else program.rebuild(tensors, values)
+
+
+_GRADIENT = operator.attrgetter("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+_NONE = frozenset((id(None),))
 
 
 def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
