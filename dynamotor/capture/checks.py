@@ -8,6 +8,7 @@ True
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from .bytecode import CodeInfo
 from .failed_graphs import acts_outside
 from .interpreter import Frame
 from .values.base import Trace, Value, builtin_rule
-from .values.constant import Constant
+from .values.constant import Constant, is_none
 from .values.known_data import known
 from .values.size import ConditionValue, demand
 from .values.tensor import TensorValue, function_name, torch_call, writes_inputs
@@ -46,6 +47,35 @@ class Checks:
         self.failed: TensorValue | None = None
         self.of_sizes = False  # of sizes that data decides, which nodes of their own test
         self.within_ops = False  # of results, which an op (a solver) tests itself
+        self.asked: list[TensorValue] | None = (
+            None  # tests of a function that only warns, each taken to be false
+        )
+
+    def warns(self, run: Callable[[], Value]) -> Value | None:
+        """Trace a function that looks at data to warn: whether the data is as it warns of; None where it asks nothing.
+        Every test of data is taken to be false, and then it must not do anything.
+        """
+        self.asked, before = [], len(self.trace.effects.touches)
+        try:
+            result = run()
+            asked = self.asked
+        finally:
+            self.asked = None
+        unsupported_if(
+            not is_none(result) or len(self.trace.effects.touches) > before,
+            "side-effect",
+            "a function that should only warn does more",
+        )
+        if not asked:
+            return None
+        any_ = functools.reduce(lambda a, b: torch_call(self.trace, torch.logical_or, [a, b], {}), asked)
+        return self.trace.call_method(any_, "item", [])
+
+    def ask(self, value: Value) -> None:
+        """Note a test of data of a function that only warns."""
+        assert self.asked is not None
+        tensor = value.tensor if type(value) is HeldNumber else value
+        self.asked.append(torch_call(self.trace, torch.ne, [tensor, Constant(0)], {}))
 
     def passes(self, value: Value, truth: bool) -> bool:
         """Whether the trace goes on as if a value that only data knows had this truth."""
@@ -147,6 +177,9 @@ def decided(frame: Frame, instr: Any, when: bool) -> bool | None:
     """
     value = frame.stack[-1]
     if _only_data_knows(frame.trace, value):
+        if frame.trace.checks.asked is not None and type(value) is not ConditionValue:
+            frame.trace.checks.ask(value)
+            return False
         for truth, offset in ((when, instr.target), (not when, instr.end)):
             if _only_raises(frame, offset):
                 return not truth if frame.trace.checks.passes(value, not truth) else None

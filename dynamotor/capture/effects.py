@@ -32,6 +32,7 @@ class Effects:
             Callable[..., Any], Value
         ] = {}  # what sets a state that differs now -> its argument
         self.calls: list[tuple[Value, list[Value], dict[str, Value]]] = []
+        self.conditions: dict[int, Value] = {}  # bools under which calls are made, by their number
         self.shown: list[
             tuple[TensorValue, Any]
         ] = []  # tensors that deferred calls take, and their versions then
@@ -74,14 +75,23 @@ class Effects:
         inner, self.oldest = self.oldest, min(outer, self.oldest)
         return inner < epoch
 
-    def later(self, fn: Value, receiver: list[Value], args: list[Value], kwargs: dict[str, Value]) -> None:
-        """Make the call `fn(*receiver, *args, **kwargs)` after the graph (a log message, ...); its result is
-        not used.
+    def later(
+        self,
+        fn: Value,
+        receiver: list[Value],
+        args: list[Value],
+        kwargs: dict[str, Value],
+        when: Value | None = None,
+    ) -> None:
+        """Make the call `fn(*receiver, *args, **kwargs)` after the graph (a log message, ...), if `when` is true
+        then; its result is not used.
 
         The arguments are taken as they are now. Raises Unsupported for those that the program could change
         until then.
         """
         kept = [self._as_now(value) for value in args]
+        if when is not None:
+            self.conditions[len(self.calls)] = when
         self.calls.append(
             (fn, [*receiver, *kept], {name: self._as_now(value) for name, value in kwargs.items()})
         )
@@ -133,7 +143,9 @@ class Effects:
             emitter.replay(value)
         for setter, value in self.settings.items():
             emitter.statement(f"{emitter.constant(setter)}({emitter.emit(value)})")
-        for fn, args, kwargs in self.calls:
+        for number, (fn, args, kwargs) in enumerate(self.calls):
             words = [emitter.emit(a) for a in args] + [f"{k}={emitter.emit(v)}" for k, v in kwargs.items()]
-            emitter.statement(f"{emitter.emit(fn)}({', '.join(words)})")
+            when = self.conditions.get(number)
+            condition = "" if when is None else f"if {emitter.emit(when)}: "
+            emitter.statement(f"{condition}{emitter.emit(fn)}({', '.join(words)})")
         return len(emitter.lines) > before

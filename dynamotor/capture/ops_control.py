@@ -15,6 +15,7 @@ from .values.base import MISSING, Iterator, ObjectIterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
+from .values.torch_function import HeldNumber
 
 SYMBOLS = {
     "+": operator.add,
@@ -412,13 +413,7 @@ for _names, _n, _compute in (
     (("TO_BOOL",), 1, lambda frame, instr, x: Constant(frame.trace.truth(x))),
     (("UNARY_NOT",), 1, lambda frame, instr, x: Constant(not frame.trace.truth(x))),
     (("IS_OP",), 2, lambda frame, instr, a, b: Constant(frame.trace.same(a, b) != instr.argval)),
-    (
-        ("CONTAINS_OP",),
-        2,
-        lambda frame, instr, item, x: Constant(
-            frame.trace.truth(x.contains(frame.trace, item)) != instr.argval
-        ),
-    ),
+    (("CONTAINS_OP",), 2, lambda frame, instr, item, x: _contains(frame.trace, x, item, instr.argval)),
     (("END_SEND",), 2, lambda frame, instr, receiver, x: x),
     (
         ("GET_YIELD_FROM_ITER",),
@@ -432,6 +427,13 @@ for _names, _n, _compute in (
     (("MATCH_MAPPING",), 0, lambda frame, instr: _top_has(frame, _MAPPING)),
 ):
     opcode(*_names)(replace(_n, _compute))
+
+
+def _contains(trace: Trace, container: Value, item: Value, inverted: bool) -> Value:
+    found = container.contains(trace, item)
+    if type(found) is HeldNumber:
+        return found.logical_not(trace) if inverted else found
+    return Constant(trace.truth(found) != inverted)
 
 
 def _top_has(frame: Frame, flag: int) -> Value:

@@ -726,9 +726,13 @@ def _run_once(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @named_rule("transformers.modeling_utils:PreTrainedModel.warn_if_padding_and_no_attention_mask")
-def _run_after(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    """Functions that look at data to warn about it: called after the graph, where the data is."""
-    trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
+def _warn_after(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """Functions that look at data to warn about it: the graph looks, and where there is something to warn of they are
+    called after it.
+    """
+    when = trace.checks.warns(lambda: trace.inline_function(fn, args, kwargs))
+    if when is not None:
+        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs, when)
     return Constant(None)
 
 
@@ -737,6 +741,7 @@ def _traced(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be
     taken.
 
-    Without a tensor (no mask was given) there is no data to look at.
+    Without a tensor (no mask was given) there is no data to look at; a check that only warns is made.
     """
-    return Constant(not all(map(is_none, (*args, *kwargs.values()))))
+    given = not all(map(is_none, (*args, *kwargs.values())))
+    return Constant(given and trace.checks.asked is None)

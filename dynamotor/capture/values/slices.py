@@ -1,4 +1,4 @@
-"""Slices whose parts a trace knows as values."""
+"""Slices whose parts a trace knows as values, and indices with numbers that differ between calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 from .base import ResultEmitter, Trace, Value
 from .constant import Constant
+from .containers import TupleValue
+
+_ELLIPSIS = type(...)
+_INDEXES = frozenset((int, slice, type(None), _ELLIPSIS))
 
 
 class SliceValue(Value):
@@ -40,3 +44,22 @@ def make_slice(parts: Sequence[Value]) -> Value:
     if all(type(p) is Constant for p in parts):
         return Constant(slice(*(p.as_constant() for p in parts)))
     return SliceValue(start, stop, step)
+
+
+def without_symbols(ndim: int, key: Value) -> tuple[Value | None, list[tuple[int, Value]]]:
+    """An index with whole dimensions where it has numbers that differ between calls (None: that is all that it
+    has), which PyTorch's indexing takes for plain ones, and the result's dimensions from which to select these."""
+    parts = key.items if type(key) is TupleValue else [key]
+    kinds = [part.python_type() for part in parts]
+    symbols = [kind is int and part.symbolic for kind, part in zip(kinds, parts, strict=True)]
+    if not any(symbols) or not _INDEXES.issuperset(kinds):
+        return key, []
+    taken = sum(kind in (int, slice) for kind in kinds)
+    places: list[tuple[int, Value]] = []
+    dim = 0
+    for part, kind, symbol in zip(parts, kinds, symbols, strict=True):
+        if symbol:
+            places.append((dim, part))
+        dim += ndim - taken if kind is _ELLIPSIS else symbol or kind is not int
+    plain = [Constant(slice(None)) if symbol else part for part, symbol in zip(parts, symbols, strict=True)]
+    return None if all(symbols) else TupleValue(plain), places

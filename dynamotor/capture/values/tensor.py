@@ -40,7 +40,7 @@ from .number import FloatValue
 from .operators import UNARY, special_name
 from .return_types import ReturnTypeValue
 from .size import SizeValue, size_result
-from .slices import SliceValue
+from .slices import SliceValue, without_symbols
 
 
 class TensorValue(Value):
@@ -288,7 +288,7 @@ class TensorValue(Value):
             places = key.items if isinstance(key, SequenceValue) else [key]
             if all(isinstance(place, TensorValue) for place in places):
                 return torch_call(trace, torch.ops.aten.index.Tensor, [self, ListValue(places)], {})
-        plain, changing = _without_symbols(self.example.dim(), key)
+        plain, changing = without_symbols(self.example.dim(), key)
         if not changing:
             return torch_call(trace, operator.getitem, [self, key], {})
         found: Value = self if plain is None else torch_call(trace, operator.getitem, [self, plain], {})
@@ -300,7 +300,7 @@ class TensorValue(Value):
         if self._is_replaced(trace, "__setitem__"):
             return super().setitem(trace, key, value)
         target: Value = self
-        if _without_symbols(self.example.dim(), key)[1]:
+        if without_symbols(self.example.dim(), key)[1]:
             target, key = self.getitem(trace, key), Constant(...)
         elif places := _counted_places(self, key, value):
             torch_call(trace, torch.ops.aten.index_put_.default, [target, ListValue(places), value], {})
@@ -310,7 +310,14 @@ class TensorValue(Value):
     def contains(self, trace: Trace, item: Value) -> Value:
         if self._is_replaced(trace, "__contains__"):
             return super().contains(trace, item)
-        raise unsupported("data-dependent", "`in` looks for a value in a tensor")
+        number = type(item) is Constant and isinstance(item.value, int | float | complex)
+        unsupported_if(
+            not number and type(item) is not TensorValue,
+            "data-dependent",
+            "`in` looks for a value in a tensor",
+        )
+        equal = torch_call(trace, operator.eq, [self, item], {})
+        return trace.call_method(torch_call(trace, "any", [equal], {}), "item", [])
 
     def unpack(self, trace: Trace) -> list[Value]:
         if self._is_replaced(trace, "__iter__"):
@@ -330,25 +337,6 @@ class TensorValue(Value):
         return emitter.tensor(self)
 
 
-def _without_symbols(ndim: int, key: Value) -> tuple[Value | None, list[tuple[int, Value]]]:
-    """An index with whole dimensions where it has numbers that differ between calls (None: that is all that it
-    has), which PyTorch's indexing takes for plain ones, and the result's dimensions from which to select these."""
-    parts = key.items if type(key) is TupleValue else [key]
-    kinds = [part.python_type() for part in parts]
-    symbols = [kind is int and part.symbolic for kind, part in zip(kinds, parts, strict=True)]
-    if not any(symbols) or not _INDEXES.issuperset(kinds):
-        return key, []
-    taken = sum(kind in (int, slice) for kind in kinds)
-    places: list[tuple[int, Value]] = []
-    dim = 0
-    for part, kind, symbol in zip(parts, kinds, symbols, strict=True):
-        if symbol:
-            places.append((dim, part))
-        dim += ndim - taken if kind is _ELLIPSIS else symbol or kind is not int
-    plain = [Constant(slice(None)) if symbol else part for part, symbol in zip(parts, symbols, strict=True)]
-    return None if all(symbols) else TupleValue(plain), places
-
-
 def _counted_places(x: TensorValue, key: Value, value: Value) -> list[Value]:
     """The indices of `index_put_` where as many values are put as data decides: indexing asks whether that is one,
     which changes nothing. Empty where it holds more than tensors and whole dimensions."""
@@ -364,10 +352,6 @@ def _counted_places(x: TensorValue, key: Value, value: Value) -> list[Value]:
     ):
         return []
     return [part if type(part) is TensorValue else Constant(None) for part in parts] if indices else []
-
-
-_ELLIPSIS = type(...)
-_INDEXES = frozenset((int, slice, type(None), _ELLIPSIS))
 
 
 def _is_number(value: Value) -> bool:

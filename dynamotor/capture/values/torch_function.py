@@ -260,6 +260,10 @@ class HeldNumber(Constant):
         pair = [self.wide(trace), other.wide(trace) if type(other) is HeldNumber else other]
         return HeldNumber(trace, torch_call(trace, function, pair[::-1] if reflected else pair, {}))  # type: ignore[arg-type]
 
+    def logical_not(self, trace: Trace) -> HeldNumber:
+        """Whether it is false."""
+        return HeldNumber(trace, torch_call(trace, torch.logical_not, [self.tensor], {}))  # type: ignore[arg-type]
+
     def wide(self, trace: Trace) -> Value:
         """The tensor with 64 bits, which hold any float of a tensor."""
         return torch_call(trace, "to", [self.tensor, Constant(torch.float64)], {})
