@@ -8,13 +8,11 @@ nothing but the program changes it. One that the program sets is set behind the 
 
 from __future__ import annotations
 
-import torch
-
 from ..base import compat
 from ..graph.shape_tensor import ShapeTensor
 from .polyfills import tensors
 from .source import Attr
-from .values.base import Trace, Value, builtin_rule
+from .values.base import MISSING, Trace, Value, builtin_rule
 from .values.constant import is_none
 from .values.data_writes import layout
 from .values.tensor import TensorValue, attribute_rules, attribute_setters, refuse_autograd_state
@@ -41,12 +39,12 @@ def _has_own(trace: Trace, tensor: TensorValue) -> bool:
     """Whether the tensor is a plain leaf from outside, and the code runs in the call: not once more in its
     backward.
     """
-    plain = (
-        isinstance(tensor.obj, torch.Tensor)
-        and type(tensor.example) is ShapeTensor
-        and tensor.carrier is None
-    )
-    return plain and tensor.obj.is_leaf and not (trace.sizes.in_body or trace.graph.recompute)
+    if tensor.obj is MISSING or type(tensor.example) is not ShapeTensor or tensor.carrier is not None:
+        return False
+    if trace.sizes.in_body or trace.graph.recompute:
+        return False
+    leaf = trace.reader.attribute(tensor.source, tensor.obj, "is_leaf")
+    return leaf is not None and leaf.is_constant() and leaf.as_constant() is True
 
 
 def _is_alike(tensor: TensorValue, value: Value) -> bool:

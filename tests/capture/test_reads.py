@@ -66,7 +66,6 @@ MEMBERS = "the members of an enum are fixed"
 STAYS = {
     "bodies.py _is_back": "a key that was written has been looked up before, which guards it",
     "frontend.py InnerCompiler._split": FIXED,
-    "lazy_modules.py initialise": "a trace that changes the module is thrown away",
     "rules_autograd.py _is_settled": "a module's own name",
     "rules_states.py _enter": "made in the trace",
     "values/function.py FunctionValue.globals": FIXED,
