@@ -16,7 +16,7 @@ from ..base.config import config
 from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import contiguous_stride, equal
-from ..graph.spec import aten
+from ..graph.spec import aten, numel
 from .aten_recorder import GraphRecorder, record_rule
 from .simplify import NO_MEMORY
 
@@ -236,3 +236,29 @@ def _unsafe_split(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, siz
         recorder.call(aten.slice.Tensor, x, dim, end - size, end)
         for size, end in zip(sizes, ends, strict=True)
     ]
+
+
+_FEW = 8  # tests of membership that are cheaper than a sort, and fuse
+
+
+@decomposition(aten.isin.Tensor_Tensor)
+def _isin(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    elements: ShapeTensor,
+    tests: ShapeTensor,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> Any:
+    """Among a few values: comparisons with each, as eager's kernel does."""
+    plain = all(not x.dtype.is_complex and x.dtype is not torch.bool for x in (elements, tests))
+    count = numel(tests.spec.shape)
+    if not plain or not isinstance(count, int) or not 0 < count <= _FEW or elements.device != tests.device:
+        return NotImplemented
+    values = tests if len(tests.spec.shape) == 1 else recorder.call(aten.reshape.default, tests, [count])
+    found = None
+    for i in range(count):
+        same = recorder.call(aten.eq.Tensor, elements, recorder.call(aten.select.int, values, 0, i))
+        found = same if found is None else recorder.call(aten.bitwise_or.Tensor, found, same)
+    return recorder.call(aten.logical_not.default, found) if invert else found

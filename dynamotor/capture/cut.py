@@ -53,12 +53,16 @@ def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[
     read = stop.read_at  # the rest of an outer frame takes the read value as a constant
     if len(read) < len(places) and all(a is b for (a, _), (b, _) in zip(read, places)):
         places = list(read) or places
-    waiting = next((g for g in generators if g.frame.started and not g.finished), None)
-    around = waiting.made if waiting is not None else []
-    made = list(itertools.takewhile(lambda at: at[0].code.co_filename != contextlib.__file__, around))
-    if len(made) == len(around):  # each step of a generator of another kind would be a break
-        return _resumable(places)
-    return [*_resumable(places), *_resumable(made)]
+    for waiting in (g for g in generators if g.frame.started and not g.finished):
+        made = list(
+            itertools.takewhile(lambda at: at[0].code.co_filename != contextlib.__file__, waiting.made)
+        )
+        if len(made) < len(waiting.made):
+            both = {*_resumable(places), *_resumable(made)}
+            return sorted(both, key=lambda point: point[1], reverse=True)
+        if waiting.has_duties():  # each of its steps would be a break
+            break
+    return _resumable(places)
 
 
 def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:

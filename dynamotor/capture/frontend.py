@@ -828,7 +828,9 @@ def make_dispatcher(
     such that data decides (asked at each capture). states: whether it takes calls that set states. kin: what
     callables of other modules must have in common with this one to share programs with it; None: none do.
     """
-    policy = SizePolicy(options.dynamic, symbolic, states=states)
+    # A guess costs one program of more sizes: cheap to run, unless a recording is made for each set of them.
+    guessed: set[Source] | None = set() if options.mode in _PLAIN_MODES else None
+    policy = SizePolicy(options.dynamic, symbolic, states=states, guessed=guessed)
     made = Compiler(fn, options, backend, policy)
     if kin is not None and options.mode in _PLAIN_MODES:
         made.kin = (kin, options)

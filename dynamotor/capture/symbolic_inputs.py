@@ -103,7 +103,8 @@ class SizePolicy:
 
     def again(self) -> SizePolicy:
         """The same choices for another callable, of which nothing is known yet."""
-        return SizePolicy(self.dynamic, self.symbolic, states=self.states)
+        guessed: set[Source] | None = None if self.guessed is None else set()
+        return SizePolicy(self.dynamic, self.symbolic, states=self.states, guessed=guessed)
 
     def learn(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Note the differences of a call from an entry with these guards."""

@@ -18,7 +18,8 @@
   written with symbols when a call first needs them, chosen by their conditions on sizes, their sizes
   arguments and their grids expressions; a program binds them once for each set of sizes
   (`GpuProgram._instance`). Templates and moved rows stay with fixed sizes, and
-  `runtime.cuda_graphs.GraphedSizes` keeps recordings by sizes. `runtime.triton_build` makes cubins in worker
+  `runtime.cuda_graphs.GraphedSizes` keeps recordings by sizes; where few calls see sizes that change, the
+  others are recorded once (`size_parts.py`). `runtime.triton_build` makes cubins in worker
   processes (disk cached; no worker starts and triton is not imported when all are there),
   `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of tensors and a stream; code for
   aligned pointers has a twin for others, built when it is first needed. `runtime.device_memory` keeps scratch
@@ -67,7 +68,7 @@ from ..lower.outputs import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
-from . import host_parts
+from . import host_parts, size_parts
 from .call_program import CallProgram
 from .checked import Checked, checkable
 from .folded import FoldedCall, Part
@@ -94,6 +95,10 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
         if parts is not None and not device_of(parts.device.gm)[1]:
             return parts.around(compile_aten(parts.device.gm, parts.info, cuda_graphs))
         return _on_aten_kernels(gm, device, why_not)
+    if cuda_graphs and device.type == "cuda":
+        of_sizes = size_parts.split(gm, info)
+        if of_sizes is not None:
+            return of_sizes.around(compile_aten)
     with lowering:
         return _checked(gm, info, device, cuda_graphs)
 

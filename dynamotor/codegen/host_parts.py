@@ -7,35 +7,25 @@ would run on aten kernels as a whole. Single numbers that only the GPU's kernels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
-from ..graph.module import copied, graph_module, writes
+from ..graph.module import writes
 from ..graph.size_nodes import is_size
 from ..graph.spec import GraphInfo, TensorSpec
-
-Compiled = Callable[..., tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class HostPart:
-    """Some calls of a graph as a graph of their own; its inputs and outputs are nodes of the whole."""
-
-    gm: fx.GraphModule
-    inputs: list[fx.Node]
-    outputs: list[fx.Node]
+from .graph_parts import Compiled, Part, chained, inputs_of, part_of
 
 
 @dataclass(frozen=True)
 class HostSplit:
     """The three parts of a graph, and the facts of the GPU's."""
 
-    before: HostPart
-    device: HostPart
-    after: HostPart
+    before: Part
+    device: Part
+    after: Part
     info: GraphInfo
     placeholders: list[fx.Node]
     results: Sequence[Any]
@@ -47,17 +37,8 @@ class HostSplit:
             (self.device, device_call),
             (self.after, self.after.gm.forward),
         )
-        steps = [
-            (call, part.inputs, part.outputs) for part, call in calls if part.outputs or part is self.after
-        ]
-
-        def run(*inputs: Any) -> tuple[Any, ...]:
-            values = dict(zip(self.placeholders, inputs, strict=True))
-            for call, taken, given in steps:
-                values.update(zip(given, call(*[values[node] for node in taken]), strict=True))
-            return tuple([values[r] if isinstance(r, fx.Node) else r for r in self.results])
-
-        return run
+        steps = [(call, part) for part, call in calls if part.outputs or part is self.after]
+        return chained(self.placeholders, self.results, steps)
 
 
 def split(gm: fx.GraphModule, info: GraphInfo) -> HostSplit | None:
@@ -77,7 +58,7 @@ def split(gm: fx.GraphModule, info: GraphInfo) -> HostSplit | None:
     read_after = {n for node in after for n in node.all_input_nodes}
     given = [r for r in dict.fromkeys(results) if isinstance(r, fx.Node) and r in set(device)]
     given += [node for node in device if node in read_after and node not in wanted]
-    taken = list(dict.fromkeys([*filter(_is_symbol, placeholders), *_inputs(device, given)]))
+    taken = list(dict.fromkeys([*filter(_is_symbol, placeholders), *inputs_of(device, given)]))
     static = {placeholders[i] for i in info.static_inputs}
     leading = set(results[: info.n_outputs])
     facts = replace(
@@ -87,9 +68,9 @@ def split(gm: fx.GraphModule, info: GraphInfo) -> HostSplit | None:
     )
     read = {n for node in (*device, *after) for n in node.all_input_nodes} | wanted
     return HostSplit(
-        _part(gm, [n for n in calls if n in before], [n for n in calls if n in before and n in read]),
-        _part(gm, device, given, taken),
-        _part(gm, [n for n in calls if n in after], [n for n in calls if n in after and n in wanted]),
+        part_of(gm, [n for n in calls if n in before], [n for n in calls if n in before and n in read]),
+        part_of(gm, device, given, taken),
+        part_of(gm, [n for n in calls if n in after], [n for n in calls if n in after and n in wanted]),
         facts,
         placeholders,
         results,
@@ -152,21 +133,3 @@ def _after(calls: Iterable[fx.Node], before: set[fx.Node]) -> set[fx.Node] | Non
         elif reads:
             return None
     return after
-
-
-def _inputs(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:
-    own = set(nodes)
-    read = [n for node in nodes for n in node.all_input_nodes] + list(outputs)
-    return [n for n in dict.fromkeys(read) if n not in own]
-
-
-def _part(
-    gm: fx.GraphModule, nodes: Sequence[fx.Node], outputs: list[fx.Node], inputs: list[fx.Node] | None = None
-) -> HostPart:
-    inputs = _inputs(nodes, outputs) if inputs is None else inputs
-    graph = fx.Graph()
-    made = copied(graph, inputs, nodes)
-    graph.output([made[node] for node in outputs])
-    part = graph_module(graph, "Part", gm)
-    part.meta = dict(gm.meta)
-    return HostPart(part, inputs, outputs)

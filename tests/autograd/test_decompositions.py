@@ -1,4 +1,4 @@
-"""Gradients of decomposed operations at infinities."""
+"""Composite ops that become smaller ones: values, and gradients at infinities."""
 
 import pytest
 import torch
@@ -20,3 +20,18 @@ def test_no_gradient_arrives_at_a_loss_of_infinities():
     (want,) = torch.autograd.grad(both(x, y)[1].sum(), y)
     (got,) = torch.autograd.grad(dynamotor.compile(both)(x, y)[1].sum(), y)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("invert", [False, True])
+@pytest.mark.parametrize("tests", [[3], [3, 5], [[1, 2], [7, 8]], [2.0, float("nan")], 4, list(range(9))])
+def test_membership_among_few_values_is_comparisons(tests, invert):
+    tests = torch.tensor(tests)
+    elements = [torch.randint(0, 9, (3, 4)), torch.tensor([1.5, 2.0, float("nan")]), torch.tensor(3)]
+
+    def member(x):
+        return torch.isin(x, tests, invert=invert), torch.isin(x[..., None], tests).any()
+
+    for x in elements:
+        got = dynamotor.compile(member)(x)
+        assert all(map(torch.equal, got, member(x)))
+    assert ("isin" in str(dynamotor.explain(member)(elements[0]))) == (tests.numel() > 8)

@@ -130,3 +130,44 @@ def test_a_break_inside_of_a_region_is_cut_around(fn, fails):
         assert found[0] == found[1]
     assert counters["capture"]["graphs"] >= 2
     assert not counters["frames"]["eager"] and not counters["frames"]["recompiled"] > 3
+
+
+def decodes(x, said, steps):
+    early = any(n > 1 for n in steps)  # leaves its generator where it found one
+    with told(said, ValueError):
+        done = False
+        while not done:
+            x = x * 1.5 + early
+            said.append(len(said))
+            done = bool(x.sum() > 20)
+    return x - 1
+
+
+def test_a_loop_in_a_region_goes_on_captured_where_another_generator_waits():
+    """`any` leaves a generator behind: the cut was looked for at that one, and the function ran in eager."""
+    compiled = dynamotor.compile(decodes, backend="eager")
+    for start in (0.5, 0.75):
+        before = dict(counters["frames"])
+        found = []
+        for run in (compiled, decodes):
+            said = []
+            found.append((run(torch.full((3,), start), said, [1, 2, 3]).tolist(), said))
+        assert found[0] == found[1]
+        assert counters["frames"]["eager"] == before.get("eager", 0)
+    counts = []
+    for total in (20.0, 200.0):
+
+        def outer(x, limit=total):
+            return decodes_in(x, limit)
+
+        counts.append(dynamotor.explain(outer)(torch.full((3,), 0.5)).graph_count)
+    assert counts[0] == counts[1]  # one program for all rounds
+
+
+def decodes_in(x, limit):
+    said = []
+    early = next((n for n in (1, 2, 3) if n > 1), None)
+    with told(said, ValueError):
+        while x.sum() < limit:
+            x = x * 1.5 + early
+    return x - 1
