@@ -795,7 +795,7 @@ def _inner_dispatcher(function: types.FunctionType, parent: Compiler | None) -> 
 def _is_gone(row: AnyGuard) -> bool:
     """Whether a guard is of a parameter or buffer without owners: a module is made at each
     call."""
-    return type(row) is TensorIs and row.ref() is None
+    return type(row) is TensorIs and row.is_gone
 
 
 def note_break(reason: BreakReason) -> None:

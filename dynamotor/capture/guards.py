@@ -208,23 +208,33 @@ class IdIs(_Exact):
 
 @dataclass(frozen=True, eq=False)
 class TensorIs(_Exact):
-    """`value` is the tensor that `ref` leads to, which the guard does not keep alive."""
+    """`value` is the tensor at this address. The guard neither keeps it alive nor holds it weakly:
+    `torch.utils.swap_tensors` refuses tensors with weak references. A tensor that takes over the address of a
+    freed one is like the same tensor with other contents, which other rows and each program check.
+    """
 
-    ref: weakref.ref[torch.Tensor]
+    address: int
+    memory: weakref.ref[Any]  # its end is that of the tensor, but for tensors that share memory
     code = "tensor_is"
     text = "{source} is {now}, not the tensor that is bound"
 
     @classmethod
     def of(cls, source: Source, tensor: torch.Tensor) -> TensorIs:
         """The row for a tensor."""
-        return cls(source, weakref.ref(tensor))
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        return cls(source, id(tensor), weakref.ref(tensor.untyped_storage() if plain else tensor))
 
     @property
     def then(self) -> int:
-        return id(self.ref)
+        return self.address
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the tensor's memory was freed."""
+        return self.memory() is None
 
     def check_value(self, value: Any) -> bool:
-        return value is not None and value is self.ref()
+        return id(value) == self.address
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ typedef struct {
     Py_ssize_t keys_offset;  /* of the dispatch key set inside c10::TensorImpl */
     Py_ssize_t storage_offset; /* of the pointer to its storage in there */
     PyTypeObject *tensor_type; /* torch.Tensor */
+    PyTypeObject *parameter_type; /* torch.nn.Parameter */
     int32_t (*get_data_ptr)(TensorHandle, void **);
     int32_t (*get_dtype)(TensorHandle, int32_t *);
     int32_t (*get_device_type)(TensorHandle, int32_t *);

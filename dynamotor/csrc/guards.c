@@ -62,6 +62,7 @@ static void unbind(GuardProgram *program) {
         Node *node = &program->nodes[i];
         PyObject *held = node->weak != NULL ? node->weak : node->value;
         node->value = node->weak = NULL;
+        node->by_storage = false;
         Py_XDECREF(held);
     }
 }
@@ -80,6 +81,19 @@ static bool held_weakly(const Node *node) {
            !PyModule_Check(value);
 }
 
+/* What is held weakly in the place of a value. `torch.utils.swap_tensors` refuses tensors with weak references, so of
+ * plain tensors it is the storage. Where another tensor shares that, the tensor may end unnoticed: then its step leads
+ * elsewhere, which watches find before they look at the tensor. */
+static PyObject *held_for(PyObject *value, bool *by_storage) {
+    PyObject *storage = NULL;
+    if (shim.ready && is_tensor(value) && (Py_TYPE(value) == shim.tensor_type || Py_TYPE(value) == shim.parameter_type)) {
+        storage = PyObject_CallMethod(value, "untyped_storage", NULL);
+        if (storage == NULL) PyErr_Clear(); /* a sparse tensor */
+    }
+    *by_storage = storage != NULL;
+    return storage != NULL ? storage : Py_NewRef(value);
+}
+
 /* The program keeps nothing alive that can be held weakly: as long as its watches hold, every value is where a step
  * finds it. Returns whether all are still there. */
 static bool hold_weakly(GuardProgram *program) {
@@ -87,12 +101,20 @@ static bool hold_weakly(GuardProgram *program) {
     for (int i = 0; i < program->n_nodes && program->epoch == epoch; i++) {
         Node *node = &program->nodes[i];
         if (!held_weakly(node)) continue;
-        PyObject *weak = PyWeakref_NewRef(node->value, program->on_end);
+        bool by_storage;
+        PyObject *held = held_for(node->value, &by_storage);
+        PyObject *weak = program->epoch == epoch ? PyWeakref_NewRef(held, program->on_end) : NULL;
+        Py_DECREF(held);
+        if (program->epoch != epoch) {
+            Py_XDECREF(weak);
+            break;
+        }
         if (weak == NULL) {
             PyErr_Clear();
             continue;
         }
         node->weak = weak;
+        node->by_storage = by_storage;
         Py_DECREF(node->value);
     }
     return program->epoch == epoch;
@@ -284,6 +306,7 @@ static int parse_indices(PyObject *sequence, int limit, int **out, int *n) {
 static int parse_check_data(GuardProgram *program, Check *check) {
     switch (check->kind) {
     case CHECK_LENGTH:
+    case CHECK_TENSOR_IS:
     case CHECK_KERNEL_SETTINGS: check->number = PyLong_AsSsize_t(check->data); break;
     case CHECK_TENSOR_MATCH: return tensor_facts_from(check->data, &check->facts);
     case CHECK_SAME:

@@ -41,7 +41,8 @@ typedef struct {
     PyObject *key;     /* attribute name, dict key, or the constant */
     Py_hash_t hash;    /* of a dict key */
     PyObject *value;   /* bound value; NULL before the first evaluation. Owned, or what `weak` leads to */
-    PyObject *weak;    /* a weak reference to the value, whose end unbinds the program */
+    PyObject *weak;    /* a weak reference to the value, or to a tensor's storage, whose end unbinds the program */
+    bool by_storage;   /* `weak` leads to the storage: the value is alive as long as the node's step finds it */
 } Node;
 
 typedef struct SizeProgram SizeProgram;
@@ -49,7 +50,7 @@ typedef struct SizeProgram SizeProgram;
 typedef struct {
     CheckKind kind;
     int node;
-    Py_ssize_t number;  /* length, cell index, the other node of `same`, how many of `apart` are written, kernel settings */
+    Py_ssize_t number;  /* length, cell index, a tensor's address, the other node of `same`, how many of `apart` are written, kernel settings */
     PyObject *data;     /* encoded by the row */
     PyObject *slow;     /* tensor_match: the row's own check_value */
     TensorFacts facts;  /* tensor_match */

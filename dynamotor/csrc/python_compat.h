@@ -34,12 +34,6 @@ enum { FREE_CODE_FLAG = 1 << 27 };
 #define LONG_COMPACT_VALUE(number) ((number)->ob_digit[0])
 #endif
 
-/* The object of a weak reference, borrowed; None when it is gone. */
-static inline PyObject *weakref_target(PyObject *reference) {
-    PyObject *target = ((PyWeakReference *)reference)->wr_object;
-    return Py_REFCNT(target) > 0 ? target : Py_None;
-}
-
 /* ---- versions of classes and dicts: equal versions, nothing was set or deleted between ---- */
 
 /* 0 when the class has no version now, so that a change of it would leave no trace. */

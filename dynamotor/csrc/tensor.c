@@ -543,6 +543,10 @@ int tensor_init(PyObject *module, PyObject *torch) {
     PyObject *tensor_type = PyObject_GetAttrString(torch, "Tensor");
     if (tensor_type == NULL) return -1;
     shim.tensor_type = (PyTypeObject *)tensor_type; /* kept for good */
+    PyObject *nn = PyObject_GetAttrString(torch, "nn");
+    shim.parameter_type = nn != NULL ? (PyTypeObject *)PyObject_GetAttrString(nn, "Parameter") : NULL;
+    Py_XDECREF(nn);
+    if (shim.parameter_type == NULL) return -1;
     open_libraries(torch);
     find_version_getter();
     shim.ready = find_functions() && find_offsets(torch);

@@ -169,9 +169,33 @@ static Verdict run_slow_watch(GuardProgram *program, Watch *watch, PyObject **sl
     return program->epoch == epoch ? verdict : MOVED;
 }
 
+/* Whether a tensor that is held by its storage is still where its step found it. */
+static bool is_there(const GuardProgram *program, const Node *node) {
+    if (!node->by_storage) return true;
+    PyObject *now = step_value(node, program->nodes[node->parent].value);
+    Py_XDECREF(now);
+    return now == node->value;
+}
+
+/* The node at whose value a watch looks. */
+static const Node *watched_node(const GuardProgram *program, const Watch *watch) {
+    int node = watch->index;
+    if (watch->kind == WATCH_TENSOR || watch->kind == WATCH_CHECK) node = program->checks[watch->index].node;
+    else if (watch->kind == WATCH_NODE) node = program->nodes[watch->index].parent;
+    return &program->nodes[node];
+}
+
+static bool all_there(const GuardProgram *program) {
+    for (int i = 0; i < program->n_nodes; i++)
+        if (!is_there(program, &program->nodes[i])) return false;
+    return true;
+}
+
 Verdict watches_run(GuardProgram *program, PyObject **slots) {
+    bool ran_python = false; /* which may have ended a tensor whose step was looked at before */
     for (int i = 0; i < program->n_watches; i++) {
         Watch *watch = &program->watches[i];
+        if (UNLIKELY(ran_python) && !is_there(program, watched_node(program, watch))) return MOVED;
         if (LIKELY(watch->kind <= LAST_WORD)) { /* most of them: no jump that depends on the kind */
             if (LIKELY((*(uint64_t *)watch->where & watch->bits) == watch->expect)) continue;
             if (watch->kind == WATCH_POINTER) return MOVED;
@@ -195,6 +219,7 @@ Verdict watches_run(GuardProgram *program, PyObject **slots) {
         }
         Verdict verdict = run_slow_watch(program, watch, slots);
         if (verdict != HOLD) return verdict;
+        ran_python = true;
     }
-    return HOLD;
+    return ran_python && !all_there(program) ? MOVED : HOLD;
 }

@@ -193,7 +193,7 @@ def test_a_tensor_that_is_not_kept_alive():
     program = check_change([guard], setter(box, "w", other), setter(box, "w", first))
     box.w = None
     del first
-    assert guard.ref() is None and program.check(()) is None and not guard.check(())
+    assert guard.is_gone and program.check(()) is None and not guard.check(())
 
 
 def setter(target, name, value):
