@@ -68,6 +68,15 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(dynamotor, "compile", functools.partial(dynamotor.compile, dynamic=True))
 
 
+@pytest.fixture
+def collector_off() -> Iterator[None]:
+    """Objects that a test makes stay young, so that `gc.collect(1)` meets all of them: an automatic collection would
+    move those that are still alive to the oldest generation, and a whole worker's heap takes a second to collect."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _one_thread_and_one_seed() -> None:
     """A test's random numbers are its own, whatever ran before it, and so are its compiled callables: those that

@@ -131,6 +131,7 @@ def test_a_variable_and_an_attribute_that_the_program_sets_itself() -> None:
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.usefixtures("collector_off")
 def test_a_graph_that_a_model_keeps_does_not_keep_the_model() -> None:
     model = Model()
     compiled = dynamotor.compile(model, backend="aot_eager")

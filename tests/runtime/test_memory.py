@@ -45,6 +45,7 @@ def test_memory_is_reused_and_taken_over():
     assert plan_offsets(chain, {f"b{i}": [f"b{i - 1}"] for i in range(1, 10)})[1] == 1024
 
 
+@pytest.mark.usefixtures("collector_off")
 def test_an_arena_is_emptied_with_its_last_program():
     class Program:
         pass
@@ -54,7 +55,7 @@ def test_an_arena_is_emptied_with_its_last_program():
     arena.register(second)
     arena.release(arena.acquire(100))
     del first
-    gc.collect(1)  # what is young: the whole heap of a worker takes a second
+    gc.collect(1)
     assert arena.nbytes() >= 100
     del second
     gc.collect(1)
@@ -108,6 +109,7 @@ def holders():
     }
 
 
+@pytest.mark.usefixtures("collector_off")
 @pytest.mark.parametrize("name", list(holders()))
 def test_a_held_storage_is_not_lent_again(name):
     p = pool()
