@@ -8,9 +8,12 @@ import os
 import sys
 import traceback
 
+import sympy  # noqa: F401
 import torch
 import torch.distributed._functional_collectives
-import torch.utils.checkpoint  # noqa: F401  (with the line above: what dynamotor imports besides)
+import torch.fx.experimental.proxy_tensor
+import torch.testing
+import torch.utils.checkpoint  # noqa: F401  (with those above: imports of the example, most of its time)
 
 
 def example():

@@ -322,6 +322,7 @@ def test_without_gradients_programs_are_few() -> None:
     assert graphs(calls, x) == dynamotor.config.cache_size_limit // 2 + 1
 
 
+@pytest.mark.usefixtures("collector_off")
 def test_a_shared_program_holds_no_module() -> None:
     cls = fresh(Norm)
     blocks = [cls(k) for k in range(3)]
@@ -331,7 +332,7 @@ def test_a_shared_program_holds_no_module() -> None:
         call(x).sum().backward()
     first = weakref.ref(blocks.pop(0))
     del calls[0], call
-    gc.collect()
+    gc.collect(1)
     assert first() is None
     calls.append(dynamotor.compile(cls(3), backend="native"))
     assert graphs(calls, x) == 0
@@ -466,6 +467,7 @@ _AGAIN = {
 }
 
 
+@pytest.mark.usefixtures("collector_off")
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("make", _AGAIN.values(), ids=_AGAIN)
 def test_compiled_anew_in_a_loop(make, grad):
@@ -475,10 +477,11 @@ def test_compiled_anew_in_a_loop(make, grad):
         for i in range(10):
             function = make(i)
             torch.testing.assert_close(dynamotor.compile(function, backend="eager")(x), function(x))
-            gc.collect()
+            gc.collect(1)
     assert counters["frames"]["captured"] <= 3
 
 
+@pytest.mark.usefixtures("collector_off")
 def test_kept_programs_hold_no_model():
     dynamotor.reset()
 
@@ -489,7 +492,7 @@ def test_kept_programs_hold_no_model():
         return weakref.ref(model)
 
     model = use()
-    gc.collect()
+    gc.collect(1)
     assert model() is None and counters["frames"]["captured"] == 2
 
 
