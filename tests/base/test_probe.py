@@ -48,6 +48,15 @@ def test_the_readme_s_example_runs_without_each_private_name():
     check(without(*ROWS))
 
 
+def test_modules_compile_where_the_states_of_fsdp_have_no_name(monkeypatch):
+    import torch.distributed._composable_state  # noqa: F401
+
+    missing = probe.absent("torch.distributed._composable_state", probe.FSDP)
+    monkeypatch.setattr(compat, "states_of_modules", lambda: missing)
+    net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    assert dynamotor.compile(net, backend="eager")(x).equal(net(x))
+
+
 def test_what_must_be_compiled_is_refused_where_compilation_is_off(monkeypatch):
     monkeypatch.setattr(probe, "table", [PrivateName(("torch._C._gone",), COMPILE)])
     x = torch.ones(2)
