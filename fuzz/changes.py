@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from . import training
-from .training import KNOB, LOG, Decaying, World, appends, draws, each, reads_global
+from .models import KNOB
+from .training import LOG, Decaying, World, appends, draws, each, reads_global
 
 Change = Callable[[World, random.Random], None]
 CHANGES: dict[str, Change] = {}

@@ -233,6 +233,8 @@ def _called(call: Any, one: Call, space: dict[str, Any]) -> list[Any]:
             return [str(error).partition("[DM")[2][:3], "refused"]
         if "of a compiled graph was modified" in str(error):  # a second derivative runs the graph again
             return ["408", "refused"]
+        if any("DM405" in note for note in getattr(error, "__notes__", ())):  # no `except` is entered
+            return ["405", "refused"]
         found.append(type(error).__name__)
     return found
 

@@ -325,7 +325,7 @@ PLACES: dict[str, tuple[str, str]] = {
         "    y = F.linear(x.float(), net.layers[0].weight.float()) * {read}\nx = x + y.double()",
     ),
     "break": ("", "{effect}\nprint(end='')\nx = x * {read}"),
-    "branch": ("", "if x.sum() > {read}:\n    x = x + 1\nelse:\n    {effect}"),
+    "branch": ("", "if x.sum() > {read} + 0.123:\n    x = x + 1\nelse:\n    {effect}"),
     "loop": ("", "for step in range(3):\n    x = x * {read}\n    {effect}"),
     "generator": (
         "def walk{n}(x):\n    for _ in range(2):\n        {effect}\n        yield x * {read}\n",

@@ -17,8 +17,9 @@ from torch import nn
 
 import dynamotor
 
+from .models import KNOB, LOSSES, MODELS, SEEN, Net
+
 SCALE, LOG = 1.0, []  # what functions below read and append to as globals
-KNOB = types.SimpleNamespace(scale=1.0, values=[1.0, 2.0], table={"scale": 1.0})
 
 
 class World:
@@ -29,7 +30,8 @@ class World:
         torch.manual_seed(seed)
         random.seed(seed)
         set_globals(1.0)
-        self.model = Net().double()
+        self.model, self.loss = _made(seed)
+        self.rows = 5  # of a batch
         self.cell = [1.0]
         self.scale = 1.0
         self.seen: list[Any] = []
@@ -84,7 +86,7 @@ class World:
             nonlocal count
             if self.keep_grads and count % self.accumulate == 0:
                 self.optimizer.zero_grad()
-            loss = loss_of(self.model(x), y)
+            loss = self.loss(self.model(x), y)
             part = loss if self.accumulate == 1 else loss / self.accumulate
             (part if self.scaler is None else self.scaler.scale(part)).backward()
             count += 1
@@ -115,7 +117,7 @@ class World:
             return self.step(dynamotor.compile(self.optimizer.step, backend=backend))
         return dynamotor.compile_step(
             self.model,
-            loss_of,
+            self.loss,
             self.optimizer,
             clip=self.clip,
             scaler=self.scaler,
@@ -143,31 +145,31 @@ class World:
             "state": state,
             "seen": plain(self.seen),
             "log": plain(LOG),
+            "of the model": plain([*SEEN, getattr(self.model, "calls", 0), getattr(self.model, "seen", {})]),
             "scaler": None if self.scaler is None else plain(self.scaler.state_dict()),
             "random": random.getstate()[1][-1],
         }
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)  # in front: a bias in front of it would have no gradient but rounding
-        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 3)
-        self.factor = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(self.norm(x)))) * self.factor
 
 
 def loss_of(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(out, y) * SCALE
 
 
+def _made(seed: int) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    """The model and the loss of a seed: the plain ones for the first thousand."""
+    if seed < 1000:
+        return Net().double(), loss_of
+    chosen = random.Random(seed + 7)
+    loss = chosen.choice([*LOSSES, lambda: loss_of])()
+    return chosen.choice(MODELS)().double(), loss
+
+
 def set_globals(scale: float) -> None:
     global SCALE
     SCALE = scale
     LOG.clear()
-    KNOB.__dict__.update(scale=1.0, values=[1.0, 2.0], table={"scale": 1.0})
+    SEEN.clear()
+    KNOB.__dict__.update(scale=1.0, values=[1.0, 2.0], table={"scale": 1.0}, fails=False)
 
 
 class Halving(torch.amp.GradScaler):

@@ -95,8 +95,9 @@ def _native_batch_norm(
         momentum,
         eps,
     )
-    recorder.assign(running_mean, new_mean)
-    recorder.assign(running_var, new_var)
+    for statistic, new in ((running_mean, new_mean), (running_var, new_var)):
+        recorder.assign(statistic, new)
+        statistic.note.memory.uncounted += 1
     return out, mean, rstd
 
 

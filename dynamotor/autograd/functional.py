@@ -48,14 +48,14 @@ class TracedMemory:
     """The state shared by the aliases of one memory: the base alias and a count of writes. turned: a tensor
     that is a
     view, or has some (`viewed`), got another shape in place. recorded: autograd has recorded a call with it.
-    overwritten: it was written after that.
+    overwritten: it was written after that. uncounted: the writes of which PyTorch counts no version.
     """
 
-    __slots__ = ("base", "version", "input", "viewed", "turned", "recorded", "overwritten")
+    __slots__ = ("base", "version", "input", "viewed", "turned", "recorded", "overwritten", "uncounted")
 
     def __init__(self, input_node: torch.fx.Node | None = None) -> None:
         self.base: TracedAlias
-        self.version = 0
+        self.version = self.uncounted = 0
         self.input = input_node
         self.viewed = self.turned = self.recorded = self.overwritten = False
 

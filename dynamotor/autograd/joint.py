@@ -119,7 +119,7 @@ def trace_joint(
     values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
     versions = {i: tensor.note.memory.version for i, tensor in inputs.items()}
-    mutated = {i: version for i, version in versions.items() if version > 0}
+    mutated = {i: n - inputs[i].note.memory.uncounted for i, n in versions.items() if n > 0}
     if any(node.target is getattr and node.args[1:] == ("data",) for node in gm.graph.nodes):
         mutated = {i: inputs[i]._version for i in mutated}  # writes into `.data` are not counted
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]

@@ -288,11 +288,11 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
         "use_reentrant=False",
     )
     unsupported_if(
-        reentrant and graded and _asks_grad_mode(args[0]),
+        graded and _asks_settings(args[0], reentrant),
         "autograd",
-        "a function under a reentrant checkpoint asks for the grad mode",
-        "it is off in the forward and on in the recomputation",
-        "use_reentrant=False",
+        "a checkpointed function asks for a setting of PyTorch",
+        "its recomputation may find another one",
+        "pass the setting as an argument",
     )
     before, n_calls = versions(trace), len(trace.effects.calls)
     pending = trace.effects.changes_objects
@@ -335,9 +335,12 @@ _DEFAULTS: dict[str, Any] = {
 _HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop", "preserve_rng_state"))
 
 
-def _asks_grad_mode(function: Value) -> bool:
+def _asks_settings(function: Value, reentrant: bool) -> bool:
+    """Whether a checkpointed function looks at settings that its recomputation does not put back. The grad mode is
+    off in the forward of a reentrant one alone."""
     fn = _stand_in(function) if isinstance(function, FunctionValue) else getattr(function, "obj", None)
-    return reaches(fn, frozenset(("is_grad_enabled",)))
+    asked = ["get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled"]
+    return reaches(fn, frozenset([*asked, "is_grad_enabled"] if reentrant else asked))
 
 
 def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_effects: bool) -> None:

@@ -558,3 +558,12 @@ def test_as_strided_sees_what_lies_between_the_elements_of_an_input(backend):
     ours, eager = (torch.arange(16.0).view(4, 4)[..., ::2] for _ in range(2))
     assert all(map(torch.equal, dynamotor.compile(fn, backend=backend)(ours), fn(eager)))
     assert torch.equal(ours._base, eager._base)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_running_statistics_have_eagers_versions(backend):
+    norm, other = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+    x = torch.randn(5, 4)
+    norm(x), dynamotor.compile(other, backend=backend)(x)
+    assert [b._version for b in other.buffers()] == [b._version for b in norm.buffers()]
+    torch.testing.assert_close(other.running_mean, norm.running_mean)

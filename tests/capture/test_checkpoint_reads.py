@@ -173,3 +173,21 @@ def test_a_tensor_that_is_written_in_place_before_the_backward_is_refused(writte
 def test_a_buffer_that_the_function_writes_itself_may_be_written_again() -> None:
     compiled = dynamotor.compile(Normed(), backend="aot_eager")
     (compiled(torch.randn(4, 3)) + compiled(torch.randn(4, 3))).sum().backward()
+
+
+def test_a_setting_that_the_function_asks_for_is_that_of_the_recomputation() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        wide = lambda x: x.sin() * (3.0 if torch.get_default_dtype() is torch.float64 else 2.0)  # noqa: E731
+        return checkpoint(wide, x, use_reentrant=False).exp().sum()
+
+    found = []
+    for function in (program, dynamotor.compile(program, backend="aot_eager")):
+        x = torch.ones(3, requires_grad=True)
+        loss = function(x)
+        torch.set_default_dtype(torch.float64)
+        try:
+            loss.backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])

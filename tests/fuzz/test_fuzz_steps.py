@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from dynamotor.capture.guards import ConstEquals
+from dynamotor.capture.reader import Reader
 from dynamotor.step.facts import Facts
 from dynamotor.step.reads import Lookups
 from fuzz import fuzzers, steps
 from fuzz.changes import CHANGES
+from fuzz.models import Shared
 from fuzz.training import World
 
 # Worlds by seed, with changes that the programs of an earlier day did not see.
@@ -34,6 +37,25 @@ def test_a_few_programs() -> None:
 def test_a_change_is_seen(name: str) -> None:
     for seed in (3, 6):
         assert steps.problems(seed, "aot_eager", [[], [], [name], [], [name], []]) == []
+
+
+@pytest.mark.parametrize("seed", range(1000, 1016))
+def test_models_with_python_of_their_own(seed: int) -> None:
+    assert steps.problems(seed, "aot_eager") == []
+
+
+def test_constants_of_a_model_that_are_frozen_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, name = Reader.guard, "attributes_of_the_model"
+    seed = next(n for n in range(1000, 1200) if type(World(n).model) is Shared)
+    between = [[], [], [], [name], [name]]
+    assert steps.problems(seed, "aot_eager", between) == []
+
+    def without_constants(self: Reader, row: Any) -> None:
+        if not isinstance(row, ConstEquals):
+            guard(self, row)
+
+    monkeypatch.setattr(Reader, "guard", without_constants)
+    assert steps.problems(seed, "aot_eager", between)
 
 
 def test_a_missing_guard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
