@@ -40,7 +40,9 @@ def test_under_torch_compile(backend):
         torch.compile(outer, backend=backend)(mine).backward()
         module._orig_mod((plain * 2 + 1).relu().sin()).sum().backward()
     torch.testing.assert_close(mine.grad, plain.grad)
-    assert len(inner.entries) == 1
+    assert (
+        not inner.entries
+    )  # torch.compile traces a compiled function as it does its own; a module runs as compiled
 
 
 def test_torch_compile_of_a_compiled_module():

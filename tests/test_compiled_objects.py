@@ -234,6 +234,51 @@ def test_a_module_that_holds_compiled_modules_is_scripted():
     torch.testing.assert_close(torch.jit.script(model)(x), inner(x).relu())
 
 
+class Parts(nn.Module):
+    """A module with a compiled function, and whose forward may be compiled."""
+
+    def __init__(self, forward_too):
+        super().__init__()
+        self.linear, self.double = nn.Linear(3, 3), doubled
+        if forward_too:
+            self.forward = dynamotor.compile(self.forward, backend="eager")
+
+    def forward(self, x):
+        return self.double(self.linear(x)) + 1
+
+
+@pytest.mark.parametrize("forward_too", [False, True])
+def test_modules_that_hold_compiled_functions_are_scripted_traced_and_exported(forward_too):
+    model = Parts(forward_too)
+    expected = doubled.__wrapped__(model.linear(x)) + 1
+    ways = {
+        "script": lambda: torch.jit.script(model),
+        "trace": lambda: torch.jit.trace(model, (x,)),
+        "export": lambda: torch.export.export(model, (x,)).module(),
+        "fx": lambda: torch.fx.symbolic_trace(model),
+    }
+    for name, way in ways.items():
+        torch.testing.assert_close(way()(x), expected, msg=name)
+
+
+def test_a_compiled_function_is_traced_by_strict_export():
+    exported = torch.export.export(Parts(False), (x,), strict=True)
+    assert [n.name for n in exported.graph.nodes if n.op == "call_function"] == ["linear", "mul", "add"]
+
+
+def test_a_compiled_function_or_method_is_one_to_isinstance():
+    module = nn.Linear(3, 3)
+    method = dynamotor.compile(module.forward, backend="eager")
+    assert inspect.isfunction(doubled) and inspect.ismethod(method)
+    assert not inspect.isfunction(dynamotor.compile(Plain(), backend="eager"))
+    assert torch.fx.symbolic_trace(doubled)(x).equal(x * 2)
+
+
+class Plain:
+    def __call__(self, x):
+        return x
+
+
 def test_a_compiled_module_is_traced_symbolically():
     module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     traced = torch.fx.symbolic_trace(dynamotor.compile(module))

@@ -340,6 +340,13 @@ static PyObject *dispatcher_hits(PyObject *object, void *unused) {
     return PyLong_FromUnsignedLongLong(hits);
 }
 
+/* A compiled function or method is one to isinstance: torch.jit.script and torch.export take no other callables. */
+static PyObject *dispatcher_class(PyObject *object, void *unused) {
+    PyObject *original = ((Dispatcher *)object)->original;
+    bool plain = original != NULL && (PyFunction_Check(original) || PyMethod_Check(original));
+    return Py_NewRef(plain ? Py_TYPE(original) : Py_TYPE(object));
+}
+
 static PyObject *dispatcher_bind(PyObject *self, PyObject *object, PyObject *type) {
     return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
@@ -395,6 +402,7 @@ static PyMemberDef dispatcher_members[] = {
 };
 static PyGetSetDef dispatcher_getset[] = {
     {"hits", dispatcher_hits, NULL, "calls that an entry served", NULL},
+    {"__class__", dispatcher_class, NULL, "that of the function or method", NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL},
 };
