@@ -45,7 +45,7 @@ from .tools.replace import replace_torch_compile
 from .tools.report import report
 from .tools.stream import install as _install
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BackendError",

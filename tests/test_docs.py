@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -173,6 +173,19 @@ def test_the_dashboard_is_of_the_committed_files() -> None:
     assert "xla device, OpInfo | float32 | 672 | 664 (98.8 %)" in text
 
 
+def test_the_charts_are_those_of_the_committed_figures() -> None:
+    made = _hooks().charts.pictures()
+    assert len(made) == 6 and {"h200-train.svg", "cpu-first-call.svg"} <= made.keys()
+    for name, text in made.items():
+        path = ROOT / "docs/pictures" / name
+        assert path.read_text() == text, f"python docs/site/charts.py writes {path}"
+
+
+def test_the_changelog_begins_with_the_version_and_its_date() -> None:
+    newest = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest and re.fullmatch(rf"{re.escape(dynamotor.__version__)} \(\d{{4}}-\d\d-\d\d\)", newest[1])
+
+
 def test_generate_in_the_guide_gives_eagers_tokens() -> None:
     pytest.importorskip("transformers")
     torchvision_stub.prepare()
@@ -194,6 +207,21 @@ def test_the_settings_page_has_every_setting_with_its_meaning() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| .*? \| (.*?) \|$", text, re.MULTILINE))
     assert rows.keys() == vars(config.snapshot()).keys() and all(len(row) > 20 for row in rows.values())
     assert "`DYNAMOTOR_CACHE_DIR`" in text
+
+
+def test_search_leads_to_settings_and_leaves_design_notes_out() -> None:
+    def found(path: str) -> dict[str, object]:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
+        _hooks().on_page_markdown("text", page)
+        return page.meta.get("search", {})
+
+    assert found("decisions/sizes.md") == {"exclude": True}
+    assert found("settings.md")["boost"] > 1 and found("index.md") == {}
+    assert "`cache_size_limit`" in _generated()["settings.md"]
+    (separator,) = re.findall("separator: '(.*)'", (ROOT / "mkdocs.yml").read_text())
+    assert (
+        re.split(separator, "config.cache_size_limit = 8")[1] == "cache_size_limit"
+    )  # one term of the index
 
 
 def test_terms_of_the_glossary_name_files_that_exist() -> None:

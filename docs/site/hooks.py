@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
+import charts  # noqa: E402
 import reference  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +49,8 @@ def dashboard() -> str:
         "# Dashboard",
         "",
         "Made from the files of `docs/results`; [Results](results/README.md) has their commands.",
+        "",
+        *(f"![{chart.title}](pictures/{name}.svg){{: .chart }}" for name, chart in charts.charts().items()),
         "",
         "| suite | phase | models | right | times eager | peer, times eager | first call, s | peer | MB: eager | ours |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -165,5 +168,9 @@ def with_anchors(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """MkDocs asks for a page's text."""
+    """MkDocs asks for a page's text. Search leads users to settings first, and not to notes of the design."""
+    if page.file.src_uri.startswith("decisions"):
+        page.meta["search"] = {"exclude": True}
+    elif page.file.src_uri == "settings.md":
+        page.meta["search"] = {"boost": 5}
     return with_anchors(markdown) if page.file.src_uri == "errors.md" else markdown
