@@ -71,7 +71,7 @@ def _in_torch(line: UserLine) -> bool:
 
 @dataclass(frozen=True)
 class BreakReason:
-    """One reason for a graph break: its kind, what happened, why it cannot be captured, what a user can do,
+    """One reason for a graph break: its kind, what happened, why it cannot be captured, the user's options,
     and where.
     """
 

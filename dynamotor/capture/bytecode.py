@@ -57,7 +57,7 @@ NORMALISED = {
     "LOAD_COMMON_CONSTANT": "argval: the constant, such as AssertionError",
     "LOAD_SPECIAL": "argval: name of the special method; pushes as LOAD_METHOD (3.14, for `with`)",
     "WITH_EXCEPT_START": "arg: position of __exit__ from the top",
-    "MAKE_FUNCTION": "argval: flags of what is below the code (1 defaults, 2 of keywords, 4 annotations, 8 closure, 16 a function "
+    "MAKE_FUNCTION": "argval: flags of the items below the code (1 defaults, 2 of keywords, 4 annotations, 8 closure, 16 a function "
     "that computes annotations), from the top down",
     "IS_OP": "argval: True when inverted; CONTAINS_OP likewise",
     "RETURN_CONST": "argval: the constant; 3.12 only",

@@ -67,7 +67,7 @@ class LateCode:
 
 
 def facts(fn: types.FunctionType) -> tuple[Any, ...]:
-    """What a program can set of a function."""
+    """The attributes of a function that a program can set."""
     return fn.__code__, fn.__defaults__, tuple((fn.__kwdefaults__ or {}).items())
 
 

@@ -25,7 +25,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 def guard_formulas(trace: Trace, called: Any) -> None:
-    """Guard what the formulas of a called operator read; Unsupported where no guard can."""
+    """Guard the values that the formulas of a called operator read; Unsupported where no guard can."""
     target = op_of_others(called)
     if target is None:
         return
@@ -58,7 +58,7 @@ def _formulas(target: OpOverload, transformed: bool) -> Iterator[tuple[str, Any]
 
 
 def _state_of(fn: Any) -> tuple[Any, ...] | None:
-    """What a function reads by name now, as constants; None where something is no plain data."""
+    """The values that a function reads by name now, as constants; None where something is no plain data."""
     try:
         return tuple([_plain(value, _DEEP) for value in held_by(fn)])
     except _NotPlain:

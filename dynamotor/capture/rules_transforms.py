@@ -1,4 +1,4 @@
-"""Function transforms in the graph: `vmap`, `grad`, `vjp`, `jvp`, `jacrev`, `jacfwd` and what is made of them are
+"""Function transforms in the graph: `vmap`, `grad`, `vjp`, `jvp`, `jacrev`, `jacfwd` and transforms made of them are
 nodes that call the real transform on a function whose body is a graph of its own.
 
 PyTorch's wrappers are inlined down to the functions that have rules here. What the user's function is called

@@ -34,7 +34,7 @@ class WrapperValue(SubclassValue):
     """A tensor of a wrapper subclass.
 
     `parts` are the values of its inner tensors where the trace knows them. One that the trace makes is `bare`, a
-    tensor that shows sizes alone, until it takes part in a call: only then does the program have to say what is
+    tensor that shows sizes alone, until it takes part in a call: only then does the program have to say which part is
     inside of it.
     """
 

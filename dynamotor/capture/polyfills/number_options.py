@@ -190,7 +190,7 @@ def huber_loss(input: Any, target: Any, reduction: Any = "mean", weight: Any = N
     if delta <= 0 or weight is not None or input.shape != target.shape:
         return NotImplemented
     apart = torch.abs(input - target)
-    small = torch.where(apart > delta, 0.0, apart)  # a square of what is not chosen would give inf * 0
+    small = torch.where(apart > delta, 0.0, apart)  # a square of the other branch would give inf * 0
     loss = torch.where(apart < delta, 0.5 * small * small, (apart - 0.5 * delta) * delta)
     return _reduced(loss, reduction)
 
