@@ -34,7 +34,7 @@ from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import DataDependent, Guard
-from ..graph.spec import Compiled, GraphInfo, is_lazy, storage_number
+from ..graph.spec import Compiled, GraphInfo, is_lazy, memory_groups
 from ..graph.states import is_state_call
 from ..graph.subgraphs import Hook
 from ..graph.tensor_subclass import flatten_all, is_wrapper
@@ -163,7 +163,7 @@ def _aot_compile(
         with timed("trace joint graph"), preserved_modes():
             if torch.is_grad_enabled() or any(n.target is compat.set_grad_enabled for n in gm.graph.nodes):
                 _refuse_inference_tensors(example_inputs, graded)
-            specs, groups = specs_of(gm, example_inputs), memory_groups(flatten_all(example_inputs))
+            specs, groups = specs_of(gm, example_inputs), groups_of(flatten_all(example_inputs))
             joint = trace_joint(with_chunked_losses(gm, graded), specs, graded, groups)
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = _same_in(gm, getattr(error, "torch_node", None))
@@ -270,16 +270,15 @@ def _refuse_inference_tensors(inputs: Sequence[Any], graded: Sequence[bool]) -> 
     )
 
 
-def memory_groups(inputs: Sequence[Any]) -> list[int]:
-    """A number for each tensor's storage; refuses tensors whose memory does not hold their values."""
-    tensors = [t for t in inputs if torch.is_tensor(t)]
+def groups_of(inputs: Sequence[Any]) -> list[int]:
+    """The inputs' memory groups; refuses tensors whose memory does not hold their values."""
     UnsupportedOp.when(
-        any(map(is_lazy, tensors)),
+        any(is_lazy(t) for t in inputs if torch.is_tensor(t)),
         "DM235",
         "an input is lazy: a conjugate, a negative or zeros without memory",
         cure="clone() it first",
     )
-    return [storage_number(t) if torch.is_tensor(t) else -i for i, t in enumerate(inputs, 1)]
+    return memory_groups(inputs)
 
 
 def _regions(

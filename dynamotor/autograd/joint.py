@@ -94,7 +94,7 @@ def trace_joint(
     requires_grad: Sequence[bool],
     memory_groups: Sequence[int],
 ) -> Joint:
-    """Trace a torch graph. `memory_groups` numbers the storages of the flat inputs (wrappers taken apart):
+    """Trace a torch graph. `memory_groups` numbers the memory of the flat inputs (wrappers taken apart):
     equal numbers share memory.
 
     A spec that is a `Size` (a symbol) stands for an int of each call.

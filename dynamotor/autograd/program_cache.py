@@ -35,7 +35,7 @@ from ..graph.modes import autocast_state
 from ..graph.plain_data import NotPlain, decode, encode, symbols_by_name
 from ..graph.save_policy import SavePolicy
 from ..graph.sizes import Guard, ShapeEnv, Size
-from ..graph.spec import Compiled, TensorSpec, is_lazy, storage_number
+from ..graph.spec import Compiled, TensorSpec, is_lazy, memory_groups
 from ..graph.tensor_subclass import WrapperSpec, any_spec
 from .lazy_compile import Narrow
 
@@ -251,17 +251,15 @@ def program_key(
     NotPlain.when("on_backward" in gm.meta, "a graph with on backward")
     specs = specs_of(gm, inputs)
     given = [_input_text(*row, i in static_inputs) for i, row in enumerate(zip(inputs, specs, strict=True))]
-    storages = [-i if type(t) is int else storage_number(t) for i, t in enumerate(inputs, 1)]
-    first = {storage: i for i, storage in reversed(list(enumerate(storages)))}
     facts = [
         given,
         list(map(bool, graded)),
-        [first[storage] for storage in storages],
+        memory_groups(inputs),
         sorted(static_inputs),
         _graph_text(gm),
         _sizes_text(gm.meta.get("shape_env")),
     ]
-    return cache.digest("program-1", *environment, repr(torch_settings()), _text(facts))
+    return cache.digest("program-2", *environment, repr(torch_settings()), _text(facts))
 
 
 def _text(data: Any) -> str:

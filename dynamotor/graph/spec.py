@@ -62,6 +62,35 @@ def storage_number(tensor: Any) -> int:
     )
 
 
+def memory_groups(inputs: Sequence[Any]) -> list[int]:
+    """For each input, the first one that it shares memory with: bytes from the first to the last element.
+    Inputs in one storage of which one requires a gradient are together, as autograd sees them.
+    """
+    by_storage: dict[int, list[int]] = {}
+    first = list(range(len(inputs)))
+    for i, tensor in enumerate(inputs):
+        if torch.is_tensor(tensor):
+            by_storage.setdefault(storage_number(tensor), []).append(i)
+    for group in by_storage.values():
+        if len(group) < 2:
+            continue
+        tensors = [inputs[i] for i in group]
+        if any(t.requires_grad or hasattr(type(t), "_memory_token") for t in tensors):
+            first = [group[0] if i in group else at for i, at in enumerate(first)]
+            continue
+        end, at = -1, group[0]
+        for start, stop, i in sorted((*_bytes(inputs[i]), i) for i in group):
+            at = at if start < end else i
+            first[i], end = at, max(end, stop)
+    return first
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of a strided tensor's first byte, and that behind its last."""
+    start = tensor.data_ptr()
+    return start, start + TensorSpec.of(tensor).extent * tensor.element_size()  # type: ignore[operator]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape (elements), stride (elements), dtype, device and storage offset (elements) of a strided tensor.

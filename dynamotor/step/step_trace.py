@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..autograd.aot import memory_groups
+from ..autograd.aot import groups_of
 from ..autograd.calls import no_autocast
 from ..autograd.functional import read
 from ..autograd.joint import OutputPlan, check_inputs, plan_outputs, run_torch_graph
@@ -353,7 +353,7 @@ class _StepTrace:
         torch.clear_autocast_cache()
         inputs = dict(enumerate(self.feed))
         aliases = {i: tensor.note for i, tensor in inputs.items()}
-        check_inputs(inputs, aliases, self.graded, memory_groups(examples))
+        check_inputs(inputs, aliases, self.graded, groups_of(examples))
         return results
 
     def backward(self, loss: Any, accumulate: int) -> None:
