@@ -139,7 +139,6 @@ def _exists(name: str) -> bool:
 
 
 @functools.cache
-@functools.cache
 def _hooks() -> ModuleType:
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/site/hooks.py")
     assert spec and spec.loader
@@ -200,6 +199,24 @@ def test_the_api_page_has_every_public_name() -> None:
     assert not [name for name in dynamotor.__all__ if f"### `dynamotor.{name}`" not in text]
     described = re.findall(r"### `dynamotor.(\w+)`.*?\n\n(.*?)(?=\n###|\n## |\Z)", text, re.DOTALL)
     assert not [name for name, body in described if len(body) < 40]
+
+
+def test_every_public_name_but_errors_has_an_example() -> None:
+    kinds = (Exception,)
+    names = [
+        n
+        for n in dynamotor.__all__
+        if not (isinstance(v := getattr(dynamotor, n), type) and issubclass(v, kinds))
+    ]
+    assert {name.lower() for name in names} == set(_hooks().reference.examples())
+    assert _generated()["api.md"].count("```python") >= 2 * len(names) - 4
+
+
+@pytest.mark.parametrize("name", sorted(_hooks().reference.examples()))
+def test_an_example_of_the_api_runs(name: str) -> None:
+    with config.patch(check=False):
+        _hooks().reference.examples()[name]()
+    dynamotor.reset()
 
 
 def test_the_settings_page_has_every_setting_with_its_meaning() -> None:

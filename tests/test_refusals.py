@@ -112,7 +112,13 @@ def test_settings_of_the_environment_that_mean_nothing(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.split() == ["0", "''", "0"]
-    for name in ("DYNAMOTOR_DEBUG", "DYNAMOTOR_LOG", "DYNAMOTOR_RUN_WHILE_BUILDING", "DYNAMOTOR_TRACE"):
+    for name in (
+        "DYNAMOTOR_DEBUG",
+        "DYNAMOTOR_LOG",
+        "DYNAMOTOR_RUN_WHILE_BUILDING",
+        "DYNAMOTOR_TRACE",
+        "DYNAMOTOR_REPORT",
+    ):
         assert f"{name} is ignored" in done.stderr
 
 

@@ -6,8 +6,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+import api_examples  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://github.com/dynamotor/dynamotor/blob/main"
@@ -61,12 +67,24 @@ def api_page() -> str:
     return "\n".join(lines)
 
 
+def examples() -> dict[str, Callable[[], None]]:
+    """The examples by the lower-case name that they are of."""
+    return {
+        name.removesuffix("_example"): value
+        for name, value in vars(api_examples).items()
+        if name.endswith("_example")
+    }
+
+
 def _entry(name: str, value: Any) -> list[str]:
     lines = [f"### `dynamotor.{name}` {{: #{name.lower().replace('_', '-')} }}", ""]
     if inspect.isfunction(value):
         lines += ["```python", f"{name}{_signature(value)}", "```", ""]
     described = inspect.getdoc(value) if callable(value) else _COMMENTS.get(name, "")
     lines += [_as_markdown(described or "")]
+    if example := examples().get(name.lower()):
+        lines += ["", "```python", inspect.getsource(example).partition("\n")[2], "```"]
+        lines[-2] = textwrap.dedent(lines[-2]).rstrip()
     if inspect.isfunction(value) or inspect.isclass(value):
         path = Path(inspect.getsourcefile(inspect.unwrap(value)) or "").resolve().relative_to(ROOT)
         line = inspect.getsourcelines(inspect.unwrap(value))[1]

@@ -51,7 +51,7 @@ def report(
     are as before. Times of kernels are of the last three calls, under torch.profiler; the time against eager
     is the shortest of three calls each, in turns.
     """
-    _check_writable(path)
+    check_writable(path)
     record = Record()
     original = plain(fn)
     compiled = compile_(original, **(compile_options or {}))
@@ -90,7 +90,7 @@ def _outside(record: Record, compiled: Any, args: tuple[Any, ...], kwargs: dict[
     return min(1.0, counts.seconds / seconds)
 
 
-def _check_writable(path: str | os.PathLike[str]) -> None:
+def check_writable(path: str | os.PathLike[str]) -> None:
     """UsageError (DM142) before any work where no file can be written at the path."""
     target = Path(path)
     wrong = target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK)

@@ -18,11 +18,11 @@ from typing import IO, Any
 
 from ..base import failures
 from ..base.config import config
-from ..base.errors import SettingWarning
+from ..base.errors import SettingWarning, UsageError
 from ..base.events import Event, subscribe, warn_once
 from .minify import write_script
 from .record import Record
-from .report import write
+from .report import check_writable, write
 
 # Every kind of event that the stream holds; the docs explain each.
 KINDS = (
@@ -72,9 +72,7 @@ def install(terminal: IO[str] = sys.stderr) -> None:
     if config.trace and (stream := _stream(_own(config.trace))) is not None:
         subscribe(stream, *KINDS)
     if config.report:
-        record = Record()
-        record.subscribe()
-        atexit.register(_write_report, record, _own(config.report))
+        _report_at_exit(_own(config.report))
     if terminal is not None and terminal.isatty():
         subscribe(Progress(terminal), "begin", "phase")
 
@@ -86,6 +84,18 @@ def _stream(path: str) -> Stream | None:
     except OSError as error:
         warn_once("trace", f"DYNAMOTOR_TRACE is ignored: {error}", SettingWarning)
         return None
+
+
+def _report_at_exit(path: str) -> None:
+    """Record for the report; a message at once if it cannot be written."""
+    try:
+        check_writable(path)
+    except UsageError as error:
+        warn_once("report", f"DYNAMOTOR_REPORT is ignored: {error}", SettingWarning)
+        return
+    record = Record()
+    record.subscribe()
+    atexit.register(_write_report, record, path)
 
 
 def _own(path: str) -> str:
