@@ -81,7 +81,7 @@ static bool held_weakly(const Node *node) {
            !PyModule_Check(value);
 }
 
-/* What is held weakly in the place of a value. `torch.utils.swap_tensors` refuses tensors with weak references, so of
+/* The weak holder of a value. `torch.utils.swap_tensors` refuses tensors with weak references, so of
  * plain tensors it is the storage. Where another tensor shares that, the tensor may end unnoticed: then its step leads
  * elsewhere, which watches find before they look at the tensor. */
 static PyObject *held_for(PyObject *value, bool *by_storage) {

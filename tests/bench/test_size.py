@@ -17,7 +17,7 @@ LIMITS = {
     "capture": 15_300,
     "codegen": 7_000,
     "distributed": 1_800,
-    "graph": 5_900,
+    "graph": 6_000,
     "lower": 5_900,
     "runtime": 1_500,
     "step": 2_300,
