@@ -152,6 +152,8 @@ os.register_at_fork(after_in_child=_in_child)
 _PLAIN_MODES = (None, "max-autotune-no-cudagraphs")  # others replay graphs, into which all inputs are copied
 _ON_HOST = "the rest of a function behind a graph break computes on the host alone"
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
+# A loop over a length that differs is unrolled: a graph of more torch calls is long, and fewer programs are kept of it.
+LONG, LENGTHS_OF_LIMIT = 1000, 8  # one in so many of `cache_size_limit`
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
 
@@ -420,11 +422,12 @@ class Compiler(siblings.Sibling):
             counters["frames"]["cache_limit"] += 1
             return False
         flat = self.flat(call.args)
-        reasons = [
-            miss_reason(e, flat, call.n_positional, call.kwnames)
-            + e.info.data.sizes.why_number(first_failure(e.info.guards, flat), flat)
-            for e in dispatcher.entries
-        ]
+        reasons, lengths = [], 0
+        for e in dispatcher.entries:
+            number = e.info.data.sizes.why_number(first_failure(e.info.guards, flat), flat)
+            reasons.append(miss_reason(e, flat, call.n_positional, call.kwnames) + number)
+            lengths += bool(number) and e.info.data.ops > LONG
+        full = full or lengths > config.cache_size_limit // LENGTHS_OF_LIMIT
         for e in dispatcher.entries:
             if call.fits(e):
                 self.policy.learn(e.info.guards, flat)

@@ -101,6 +101,22 @@ def test_at_the_limit_calls_run_eager_and_reasons_are_looked_for_once():
         assert counters["frames"]["cache_limit"] == 5
 
 
+def test_few_programs_are_kept_of_long_loops_of_changing_lengths(monkeypatch):
+    def program(x):
+        for column in range(x.shape[0]):
+            x = x.sin() + column
+        return x
+
+    monkeypatch.setattr("dynamotor.capture.frontend.LONG", 10)
+    compiled = dynamotor.compile(program, backend="eager")
+    with pytest.warns(dynamotor.RecompileWarning, match="differs between calls and is needed as a number"):
+        for n in (*range(7, 15), *range(7, 15)):
+            torch.testing.assert_close(compiled(torch.ones(n)), program(torch.ones(n)))
+    assert len(compiled.entries) <= 4
+    for n in range(2, 5):  # short ones
+        torch.testing.assert_close(compiled(torch.ones(n)), program(torch.ones(n)))
+
+
 def test_more_shapes_are_kept_where_the_user_says_that_they_change():
     def program(x):
         return x + len(str(x.shape[0]))  # text needs the number: each size is compiled for
