@@ -265,3 +265,23 @@ def test_gradients_are_eagers_where_values_are_not_finite(name, backend):
             y.sum().backward()
             found.append((y.detach(), x.grad))
         torch.testing.assert_close(*found, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["clamp", "clamp_", "clamp_min", "clamp_max", "normalize"])
+def test_gradients_at_a_bound_are_eagers(name):
+    """PyTorch 2.14 gives none to a value that equals the number that it is clamped to."""
+
+    def program(x, k):
+        if name == "normalize":
+            return F.normalize(x, eps=k)
+        return getattr(x + 0.0, name)(*{"clamp": (-k, k), "clamp_": (-k, k)}.get(name, (k,)))
+
+    compiled = dynamotor.compile(program, backend="native")
+    for k in (0.25, 0.5, 0.75, 1.0):
+        found = []
+        for run in (compiled, program):
+            x = torch.tensor([[k, 0.0], [-k, 0.0], [0.0, 0.1], [2.0, float("nan")]], requires_grad=True)
+            y = run(x, k)
+            (y * torch.tensor([1.0, 2.0])).sum().backward()
+            found.append((y.detach(), x.grad))
+        torch.testing.assert_close(*found, equal_nan=True)

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+# From PyTorch 2.14 on, a value that equals the number it is clamped to has no gradient, nor has NaN; beside a tensor both
+# have some.
+_TIES_HAVE_GRADIENTS = torch.__version__ < "2.14"
+
 
 def number(value: Any, like: torch.Tensor) -> Any:
     """A number as a tensor without dimensions that does not change the type of a result (a rule of the
@@ -70,18 +74,26 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1)
 
 
 def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
-    return torch.clamp(input, number(min, input), number(max, input))
+    lower, upper = number(min, input), number(max, input)
+    clamped = torch.clamp(input, lower, upper)
+    if _TIES_HAVE_GRADIENTS or not input.requires_grad:
+        return clamped
+    if lower is not None:
+        clamped = torch.where(input > lower, clamped, clamped.detach())
+    return clamped if upper is None else torch.where(input < upper, clamped, clamped.detach())
 
 
 def clamp_min(input: Any, min: Any) -> Any:
-    return torch.clamp_min(input, number(min, input))
+    return clamp(input, min)
 
 
 def clamp_max(input: Any, max: Any) -> Any:
-    return torch.clamp_max(input, number(max, input))
+    return clamp(input, None, max)
 
 
 def clamp_(input: Any, min: Any = None, max: Any = None) -> Any:
+    if input.requires_grad and not _TIES_HAVE_GRADIENTS:
+        return NotImplemented
     return input.clamp_(number(min, input), number(max, input))
 
 
@@ -149,11 +161,12 @@ def leaky_relu(input: Any, negative_slope: Any = 0.01) -> Any:
 
 def elu(input: Any, alpha: Any = 1.0) -> Any:
     # The exponential of the unchosen side overflows, and its gradient would be 0 * inf.
-    return torch.where(input <= 0, torch.expm1(torch.clamp_max(input, 0)) * alpha, input)
+    return torch.where(input <= 0, torch.expm1(torch.where(input <= 0, input, 0.0)) * alpha, input)
 
 
 def celu(input: Any, alpha: Any = 1.0) -> Any:
-    return torch.where(input <= 0, torch.expm1(torch.clamp_max(input, 0) * (1 / alpha)) * alpha, input)
+    negative = torch.where(input <= 0, input, 0.0)
+    return torch.where(input <= 0, torch.expm1(negative * (1 / alpha)) * alpha, input)
 
 
 def softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
@@ -330,7 +343,7 @@ def _affine(value: Any, weight: Any, bias: Any) -> Any:
 def normalize(input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12, out: Any = None) -> Any:
     if out is not None:
         return NotImplemented
-    return input / torch.clamp_min(torch.norm(input, p, dim, True), number(eps, input))
+    return input / clamp_min(torch.norm(input, p, dim, True), eps)
 
 
 def scaled_dot_product_attention(
