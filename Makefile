@@ -12,30 +12,40 @@ SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.[ch] xla/dynamotor/xla/csrc/*.[ch])
 PYTHON_CODE := dynamotor xla tests fuzz bench docs conftest.py
 TESTS := tests xla/tests
+# Installations that do not depend on each other run at the same time: pip unpacks with one core.
+MAKEFLAGS += -j2
 
 .PHONY: all setup demo test test-core test-report test-quick test-isa test-all test-libraries test-versions test-aarch64 fuzz sanitize lint docs wheel bench clean
 all: test
 
-$(VENV)/.demo: requirements-demo.txt Makefile
+$(VENV)/.torch: Makefile
 	@test -n "$(PYTHON)" || { echo "dynamotor needs Python 3.11, 3.12, 3.13 or 3.14 (set PYTHON=/path/to/python)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch==2.13.0
+	$(INSTALL) torch==2.13.0 "setuptools>=77" wheel
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch requirements-demo.txt
 	$(INSTALL) -r requirements-demo.txt
 	touch $@
 
-$(VENV)/.packages: $(VENV)/.demo requirements-dev.txt
+# Large wheels, whose dependencies are installed with the others.
+$(VENV)/.large: $(VENV)/.torch requirements-dev.txt
+	$(INSTALL) --no-deps $$(grep -E '^(triton|jaxlib|mypy|ruff)==' requirements-dev.txt)
+	touch $@
+
+$(VENV)/.packages: $(VENV)/.demo $(VENV)/.large requirements-dev.txt
 	$(INSTALL) -r requirements-dev.txt
 	$(INSTALL) --no-deps torchvision==0.28.0 timm==1.0.31
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py xla/pyproject.toml xla/setup.py $(SOURCES)
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py xla/pyproject.toml xla/setup.py $(SOURCES)
 	$(INSTALL) --no-build-isolation --no-deps --config-settings editable_mode=compat -e . -e ./xla
 	touch $@
 
 setup: $(VENV)/.packages $(VENV)/.installed
 
 # Only what the demo needs: without linters, jax, timm and Triton.
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo $(VENV)/.installed
 	$(BIN)/python -m dynamotor demo
 
 test: setup
