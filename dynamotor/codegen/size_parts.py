@@ -28,6 +28,9 @@ from ..graph.spec import GraphInfo, TensorSpec, aten
 from .graph_parts import Compiled, Part, chained, inputs_of, part_of
 
 LEAST_CALLS = 8  # of fixed sizes, for each call on changing sizes: else parts cost more than they save
+MOST_PLAIN = (
+    8  # calls on changing sizes that run op by op: their kernels would be bound anew for each set of sizes
+)
 MOST_PARTS = 2  # of fixed sizes: each is a recording
 
 
@@ -43,9 +46,9 @@ class SizeSplit:
         """The whole graph's call; `compile_part(gm, info, fixed)` compiles one part."""
         steps = []
         for part, fixed, info in self.parts:
-            only_views = all(_is_view(node) for node in part.gm.graph.nodes if node.op == "call_function")
-            call = part.gm.forward if only_views else compile_part(part.gm, info, fixed)
-            steps.append((call, part))
+            computed = sum(n.op == "call_function" and not _is_view(n) for n in part.gm.graph.nodes)
+            plain = computed <= (0 if fixed else MOST_PLAIN)
+            steps.append((part.gm.forward if plain else compile_part(part.gm, info, fixed), part))
         return chained(self.placeholders, self.results, steps)
 
 

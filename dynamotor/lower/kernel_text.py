@@ -35,6 +35,7 @@ _INFIX = {
     "and": "&",
     "or": "|",
     "xor": "^",
+    "shr": ">>",
 }
 _LEAVES = ("const", "acc", "scratch", "scan", "index")
 

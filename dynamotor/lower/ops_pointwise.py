@@ -349,6 +349,24 @@ for _name in ("and", "or", "xor"):
         lowerings.add(getattr(getattr(aten, f"bitwise_{_name}"), _overload), _bitwise_rule(_name))
 
 
+def _known_shift(ctx: LoopBuilder, count: LoopValue | Scalar) -> int:
+    """The bits that a shift moves: a number within the type, for which all machines agree."""
+    bits = 8 * ctx.spec.dtype.itemsize
+    decline_if(ctx.spec.dtype is BOOL or ctx.spec.dtype.is_floating_point, "a shift of no integers")
+    decline_if(not isinstance(count, int) or not 0 <= count < bits - 1, "a shift by no small number")
+    return int(count)  # type: ignore[arg-type]
+
+
+@lowering(aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)
+def _right_shift(ctx: LoopBuilder, x: LoopValue, count: LoopValue | Scalar) -> LoopValue:
+    return ctx.pointwise(lambda a, b: op("shr", a, b), x, _known_shift(ctx, count))
+
+
+@lowering(aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar)
+def _left_shift(ctx: LoopBuilder, x: LoopValue, count: LoopValue | Scalar) -> LoopValue:
+    return ctx.pointwise(mul, x, 1 << _known_shift(ctx, count))
+
+
 @lowering(aten.isinf.default)
 def _isinf(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
     decline_if(not x.dtype.is_floating_point, "integer operand")

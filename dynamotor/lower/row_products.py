@@ -2,6 +2,7 @@
 
     mm(x, t(w))                       # on a GPU: x is one row, w is stored row by row
     mm(x, t(w).to(x.dtype) * s)       # bytes (int8, uint8) that are converted in the graph
+    mm(x, t(stack([w & 15, w >> 4], -1).view(n, k)) * s)    # and those that hold several numbers
 
 A product by a library needs converted weights in memory: written once and read once, at several times the
 bytes. With few rows the memory's rate decides, so one kernel that reads the weights as they are, once,
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 
 from ..base.compat import OpOverload
-from ..graph.nodes import arguments, find_spec, operand, overload, spec_of, take_place
+from ..graph.nodes import arguments, find_spec, in_order, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, aten, numel
@@ -27,7 +28,14 @@ ROWS_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 2}
 ROWS_GPU = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1)
 LEAST = 1 << 16  # weights; below, a call costs more than their memory
 NARROW = (torch.int8, torch.uint8)
-_CHEAP = (aten._to_copy.default, aten.reshape.default, aten._unsafe_view.default)
+MOST_PARTS = 8  # numbers in a byte
+_CHEAP = (
+    aten._to_copy.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.stack.default,
+    aten.cat.default,
+)
 
 
 def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> None:
@@ -108,13 +116,58 @@ def _sums(graph: fx.Graph, x: fx.Node, w: fx.Node, bias: list[fx.Node], dtype: t
             return value
         return call(graph, aten._to_copy.default, value, dtype=torch.float32)
 
-    weights, rows = wide(w), []
+    period, rows = _interleaved(w), []
+    columns = [wide(w)] if period == 1 else [wide(_column(graph, w, period, i)) for i in range(period)]
     for n in range(spec_of(x).shape[0]):
-        row = call(graph, aten.unsqueeze.default, wide(call(graph, aten.select.int, x, 0, n)), 1)
-        products = call(graph, aten.mul.Tensor, weights, row)
-        sums = call(graph, aten.sum.dim_IntList, products, [0])
-        rows.append(call(graph, aten.unsqueeze.default, sums, 0))
+        row = call(graph, aten.select.int, x, 0, n)
+        total = None
+        for start, weights in enumerate(columns):
+            factors = wide(_every(graph, row, period, start))
+            products = call(graph, aten.mul.Tensor, weights, call(graph, aten.unsqueeze.default, factors, 1))
+            part = call(graph, aten.sum.dim_IntList, products, [0])
+            total = part if total is None else call(graph, aten.add.Tensor, total, part)
+        rows.append(call(graph, aten.unsqueeze.default, total, 0))
     result = rows[0] if len(rows) == 1 else call(graph, aten.cat.default, rows)
     for addend in bias:
         result = call(graph, aten.add.Tensor, result, wide(addend))
     return result if dtype == torch.float32 else call(graph, aten._to_copy.default, result, dtype=dtype)
+
+
+def _every(graph: fx.Graph, value: fx.Node, period: int, start: int) -> fx.Node:
+    """Each `period`-th element along the first dimension."""
+    if period == 1:
+        return value
+    length = spec_of(value).shape[0]
+    return call(graph, aten.slice.Tensor, value, 0, start, length, period)
+
+
+def _interleaved(w: fx.Node) -> int:
+    """How many numbers beside one another along the sums are parts of one byte: each is unpacked by shifts of
+    its own, so their sums are taken apart, and no vector has elements of several kinds.
+    """
+    todo, length = [w], spec_of(w).shape[0]
+    while todo:
+        node = todo.pop()
+        if node.target is aten.stack.default:
+            parts, dim = arguments(node)[0], (*arguments(node), 0)[1]
+            rank = len(spec_of(node).shape)
+            if dim % rank == rank - 1 and len(parts) <= MOST_PARTS and length % len(parts) == 0:
+                return len(parts)
+        elif node.op == "call_function" and find_spec(node) is not None and _is_fused(node):
+            todo += [n for n in node.all_input_nodes if find_spec(n) is not None]
+    return 1
+
+
+def _column(graph: fx.Graph, w: fx.Node, period: int, start: int) -> fx.Node:
+    """Each `period`-th element of a weight, computed by calls of its own: what two read is kept in memory."""
+    count = numel(spec_of(w).shape)
+    made: dict[fx.Node, fx.Node] = {}
+
+    def is_copied(node: fx.Node) -> bool:
+        spec = find_spec(node)
+        return spec is not None and numel(spec.shape) * 8 > count and _is_fused(node)
+
+    for node in in_order([w], lambda n: n.all_input_nodes if is_copied(n) else ()):
+        if is_copied(node):
+            made[node] = graph.node_copy(node, lambda n: made.get(n, n))
+    return call(graph, aten.clone.default, _every(graph, made[w], period, start))

@@ -177,6 +177,8 @@ class _Recording:
                 self.copied.append((i, arguments[i]))
                 if i in mutated:
                     self.copied_back.append((i, arguments[i]))
+        self.dense = [(i, place) for i, place in self.copied if 0 not in place.stride()]
+        self.expanded = [(i, place) for i, place in self.copied if 0 in place.stride()]
         self.pointers = _C.data_ptrs([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
         self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
@@ -234,7 +236,9 @@ class _Recording:
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Replay."""
-        for i, place in self.copied:
+        if self.dense:  # all by one call: most are a number or a row
+            torch._foreach_copy_([place for _, place in self.dense], [inputs[i] for i, _ in self.dense], True)
+        for i, place in self.expanded:
             write(place, inputs[i], non_blocking=True)
         self.replay()
         self.replays += 1

@@ -37,7 +37,13 @@ def of_bytes(x):
     return F.linear(x, BYTES.to(x.dtype) * BIAS.to(x.dtype)[:, None])
 
 
-@pytest.mark.parametrize("function", [biased, gated, of_bytes])
+def of_nibbles(x):
+    packed = BYTES.view(torch.uint8)[:, :128]
+    numbers = torch.stack([packed & 15, packed >> 4], -1).view(320, 256)
+    return F.linear(x, (numbers.to(x.dtype) - 8) * BIAS.to(x.dtype)[:, None])
+
+
+@pytest.mark.parametrize("function", [biased, gated, of_bytes, of_nibbles])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_within_eagers_error_of_float64(function, dtype):
     x = torch.randn(1, 1, 256, dtype=dtype)

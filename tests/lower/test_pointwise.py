@@ -312,3 +312,24 @@ def test_nan_to_num_gives_what_the_dtype_holds(dtype):
         kernels=1,
         tolerance=0 if dtype is not torch.bfloat16 else 1.6e-2,
     )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=lambda d: str(d)[6:]
+)
+def test_shifts_by_a_number_are_computed_in_the_loop(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.cat(
+        [
+            torch.randint(info.min, info.max, (60,), dtype=dtype),
+            torch.tensor([info.min, info.max], dtype=dtype),
+        ]
+    )
+    shifts = lambda a: ((a << 4) >> 4, (a >> 3) + 1, torch.bitwise_left_shift(a, 2), a >> 0)  # noqa: E731
+    check(shifts, x, kernels=1)
+
+
+def test_shifts_of_unknown_numbers_are_left_to_aten():
+    x = torch.randint(-100, 100, (40,))
+    check(lambda a: torch.bitwise_right_shift(a, a & 7) + 1, x, fallbacks=None)
+    check(lambda a: (a >> 64) + 1, x, fallbacks=["aten.__rshift__.Scalar"])

@@ -28,13 +28,37 @@ def columns(x):
     return x @ WEIGHT.view(512, 256).to(x.dtype)
 
 
+def nibbles(low, high, scale):
+    """256 rows of 512 weights, two a byte beside one another, in four groups."""
+    numbers = torch.stack([low, high], -1).view(256, 4, 128)
+    return (numbers * scale[:, None, None]).view(256, 512)
+
+
+def nibbles_of_unsigned(x):
+    packed = WEIGHT.view(torch.uint8)[:, :256]
+    return F.linear(x, nibbles(packed & 15, packed >> 4, SCALE.to(x.dtype)))
+
+
+def nibbles_of_signed(x):
+    packed = WEIGHT[:, :256]
+    return x @ nibbles(((packed << 4) >> 4).to(x.dtype), (packed >> 4).to(x.dtype), SCALE.to(x.dtype)).t()
+
+
+def nibbles_in_halves(x):
+    packed = WEIGHT.view(torch.uint8)[:, :256]
+    return F.linear(x, torch.cat([packed & 15, (packed & 0xF0) >> 4], 1).to(x.dtype)) * SCALE.to(x.dtype)
+
+
+NIBBLES = [nibbles_of_unsigned, nibbles_of_signed, nibbles_in_halves]
+
+
 def products(function, x):
     """(the call of a product by a library?, the kernels that read WEIGHT)."""
     text = dynamotor.lower(function, x)
     return "mm" in str(text.call_program), str(text.code).count("i8*")
 
 
-@pytest.mark.parametrize("function", [scaled_after, scaled_before, grouped, columns])
+@pytest.mark.parametrize("function", [scaled_after, scaled_before, grouped, columns, *NIBBLES])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_within_eagers_error_of_float64(function, rows, dtype):
@@ -49,6 +73,15 @@ def test_within_eagers_error_of_float64(function, rows, dtype):
 @pytest.mark.parametrize("function", [scaled_after, scaled_before, grouped, columns])
 def test_bytes_are_read_once_by_one_kernel(function):
     assert products(function, torch.randn(4, 512)) == (False, 2)  # the parameter and its cast
+
+
+@pytest.mark.parametrize("function", [nibbles_of_unsigned, nibbles_of_signed])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_numbers_that_share_a_byte_are_summed_apart(function, rows):
+    """As one sum each vector held numbers of both kinds, and its elements were unpacked one by one."""
+    text = dynamotor.lower(function, torch.randn(rows, 512))
+    assert "mm" not in str(text.call_program) and "shift" not in str(text.call_program)
+    assert "%2" not in str(text.code)
 
 
 @pytest.mark.parametrize(
