@@ -8,6 +8,8 @@ nothing but the program changes it. One that the program sets is set behind the 
 
 from __future__ import annotations
 
+import torch
+
 from ..base import compat
 from ..graph.shape_tensor import ShapeTensor
 from .polyfills import tensors
@@ -61,3 +63,8 @@ def _is_alike(tensor: TensorValue, value: Value) -> bool:
 @builtin_rule(compat.group_tensors)
 def _group_tensors(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return trace.call_python(tensors.group_tensors, args, kwargs)
+
+
+@builtin_rule(torch.optim.Optimizer.zero_grad)
+def _zero_grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return trace.call_python(tensors.zero_grad, args, kwargs)

@@ -171,3 +171,33 @@ def test_a_loss_of_gradients_in_a_whole_step(options):
         return [*found, m.weight.detach()]
 
     assert_alike(train(True), train(False))
+
+
+class Counting(torch.optim.SGD):
+    calls = 0
+
+    def zero_grad(self, set_to_none=True):
+        self.calls += 1
+        super().zero_grad(set_to_none)
+
+
+@pytest.mark.parametrize("none", [True, False])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, Counting])
+def test_optimizers_reset_gradients_in_one_graph(cls, none):
+    def run(compiled):
+        torch.manual_seed(0)
+        m, found = nn.Linear(3, 3), []
+        optimizer = cls(m.parameters(), 0.1, foreach=none)
+
+        def fn(x):
+            optimizer.zero_grad(set_to_none=none)
+            return m(x)
+
+        called = dynamotor.compile(fn, fullgraph=True) if compiled else fn
+        for call in range(3):
+            for p in m.parameters():
+                p.grad = torch.ones_like(p) if call else None
+            found += [called(torch.ones(3)).detach(), m.weight.grad, m.bias.grad]
+        return [*found, torch.tensor(getattr(optimizer, "calls", 0))]
+
+    assert_alike(run(True), run(False))
