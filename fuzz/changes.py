@@ -21,6 +21,7 @@ from .training import LOG, Decaying, World, appends, draws, each, reads_global
 
 Change = Callable[[World, random.Random], None]
 CHANGES: dict[str, Change] = {}
+REPLACING = ("_swaps", "_shares", "_counts")  # optimizers that exchange or replace tensors of their state
 
 
 def change(function: Change) -> Change:
@@ -39,7 +40,8 @@ def _parameter(w: World, r: random.Random) -> torch.Tensor:
 def _option(name: str, values: list[Any]) -> None:
     def set_option(w: World, r: random.Random) -> None:
         group = _group(w, r)
-        if name in group:
+        refused = name == "fused" and w.scaler is not None  # eager's step asserts that all groups are fused
+        if name in group and not refused:
             group[name] = r.choice(values)
 
     CHANGES[f"option {name}"] = set_option
@@ -192,7 +194,7 @@ def swap_states(w: World, r: random.Random) -> None:
     (docs/trust.md): a parameter that leaves later keeps the old ones.
     """
     a, b, state = w.model.first.bias, w.model.second.bias, w.optimizer.state
-    if a in state and b in state and w.optimizer_name not in ("_swaps", "_shares"):
+    if a in state and b in state and w.optimizer_name not in REPLACING:
         state[a], state[b] = state[b], state[a]
 
 
@@ -209,7 +211,7 @@ def share_a_state(w: World, r: random.Random) -> None:
     (docs/trust.md): a parameter that leaves later keeps the old ones.
     """
     a, b, state = w.model.first.bias, w.model.second.bias, w.optimizer.state
-    if a in state and b in state and w.optimizer_name not in ("_swaps", "_shares"):
+    if a in state and b in state and w.optimizer_name not in REPLACING:
         for key in state[a]:
             state[b][key] = state[a][key]
 

@@ -183,7 +183,6 @@ READS = {
     "operator.attrgetter('k')(holder)": "holder.k = v",
     "(2.0 if torch.is_grad_enabled() else 3.0)": "pass",
     "(2.0 if torch.is_autocast_enabled('cpu') else 3.0)": "pass",
-    "(2.0 if torch.get_default_dtype() is torch.float32 else 3.0)": "torch.set_default_dtype(torch.float64 if v > 4 else torch.float32)",
     "1.5": "pass",
     "random.random()": "random.seed(v)",
     "torch.rand((), dtype=torch.float64)": "torch.manual_seed(int(v))",
@@ -322,7 +321,8 @@ PLACES: dict[str, tuple[str, str]] = {
     "autocast": (
         "",
         "with torch.autocast('cpu', torch.bfloat16):\n    {effect}\n"
-        "    y = F.linear(x.float(), net.layers[0].weight.float()) * {read}\nx = x + y.double()",
+        "    y = F.linear(x.float(), net.layers[0].weight.float()) * {read}\nwide = y.dtype is torch.float32\n"
+        "x = x + (y.double() * 0 + (2.0 if wide else 1.0))",
     ),
     "break": ("", "{effect}\nprint(end='')\nx = x * {read}"),
     "branch": ("", "if x.sum() > {read} + 0.123:\n    x = x + 1\nelse:\n    {effect}"),

@@ -67,13 +67,17 @@ class CheckpointReads:
 
     def note(self, frame: Any, instr: Any, owner: Any) -> None:
         """An instruction of a checkpointed function has run; `owner`: the object whose value it took."""
+        if instr.op == "LOAD_ATTR" and instr.argval == "requires_grad" and isinstance(owner, TensorValue):
+            if owner.source is not None and owner.obj is not MISSING and not isinstance(owner.source, Arg):
+                self.sources[Attr(owner.source, "requires_grad")] = MISSING
         top = [value for value in frame.stack[-2:] if isinstance(value, Value)]
         if not top:
             return
         value = top[-1]
         if value.source is None:
             return self._check_made(frame, instr, owner, value)
-        made_anew = isinstance(value.source, Attr | Called) and not isinstance(value, Constant)
+        numbers = isinstance(value, Constant | FloatValue | SizeValue)
+        made_anew = isinstance(value.source, Attr | Called) and not numbers
         if not isinstance(value.source, Arg | Const) and not made_anew:
             self.sources[value.source] = getattr(value, "obj", MISSING)
 
@@ -102,8 +106,16 @@ class CheckpointReads:
         for row in self.trace.reader.guards:
             if isinstance(row, Guard) and any(s.leads_through(within) for s in row.sources):
                 self.guards.setdefault(row)
-        outside = [v for v in self.trace.outside if v.source is not None and not v.written]
-        tensors = [v.source for v in outside if v.in_graph and v.node in self.used]
+        outside = {v.node: v for v in self.trace.outside if v.in_graph}
+        used = [node for node in self.used if node.op == "placeholder"]
+        tensors = [
+            v.source
+            for v in map(outside.get, used)
+            if v is not None and v.source is not None and not v.written
+        ]
+        inputs = dict(zip(self.trace.graph.graph.find_nodes(op="placeholder"), self.trace.graph.inputs))
+        numbers = [inputs[node] for node in used if node not in outside and node in inputs]
+        self.sources.update((source, MISSING) for source in numbers)
         if not self.sources and not self.guards and not tensors:
             return finish
         state = _State([row for row in self.guards if row in self.trace.reader.guards], self.sources)
@@ -154,9 +166,11 @@ class _State:
 
     def question(self, args: tuple[Any, ...]) -> Callable[[Any], None]:
         """The questions of a backward of the call with these arguments."""
+        given = [None if root is None else root.fetch(args) for root in self.of_call]
         roots = [
-            held if root is None else _held(root.fetch(args)) for root, held in zip(self.of_call, self.held)
-        ]
+            held if root is None else value if isinstance(value, torch.Tensor) else _held(value)
+            for root, held, value in zip(self.of_call, self.held, given)
+        ]  # nothing else may hold a tensor that is given
         values = self._values(roots)
         then, known = self._kept(values or ()), values is not None
         known_facts = list(map(_facts, values or ()))

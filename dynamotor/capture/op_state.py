@@ -186,6 +186,14 @@ def op_of_others(target: Any) -> OpOverload | None:
     return target if is_custom(target) and target.namespace not in _READ_ARGUMENTS else None
 
 
+def formulas_of(target: Any) -> list[Any]:
+    """The functions that `register_autograd` gave an operator."""
+    target = op_of_others(target)
+    definition = None if target is None else compat.custom_op_definitions.get(target._schema.name)
+    found = () if definition is None else (definition._backward_fn, definition._setup_context_fn)
+    return [function for function in found if function is not None]
+
+
 def late_python(target: Any) -> str:
     """Why a call of an operator must be made by PyTorch each time: its Python runs while a graph is recorded (an
     implementation as a composite op, a formula of its gradient) and may read something else later.
@@ -196,8 +204,7 @@ def late_python(target: Any) -> str:
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
     if definition is not None:
-        formulas = [f for f in (definition._backward_fn, definition._setup_context_fn) if f is not None]
-        why = reads_late(*formulas) if torch.is_grad_enabled() else ""
+        why = reads_late(*formulas_of(target)) if torch.is_grad_enabled() else ""
         return f"the gradient of {target} {why}" if why else ""
     for key in _python_kernels(target):
         if key.startswith("CompositeImplicit"):

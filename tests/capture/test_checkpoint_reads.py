@@ -191,3 +191,13 @@ def test_a_setting_that_the_function_asks_for_is_that_of_the_recomputation() -> 
             torch.set_default_dtype(torch.float32)
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_change_is_refused_when_the_argument_of_the_call_is_gone() -> None:
+    compiled = dynamotor.compile(Model(), backend="aot_eager")
+    for factor in (2.0, 3.0):  # a number that is an input at the second call
+        compiled.factor = factor
+        loss = compiled(torch.ones(2, 3, requires_grad=True) * 1).sum()
+        compiled.factor = 7.0
+        with pytest.raises(CaptureError, match="DM252"):
+            loss.backward()
