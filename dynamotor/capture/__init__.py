@@ -31,6 +31,10 @@
   `QUERIES`), each under what keeps the answer true; what has no row breaks the graph. `guards.py`: guard
   rows, each with a Python evaluator (for reasons and tests) and an encoding for the C program
   (`csrc/guards.c`).
+* `trace.py`: a `Trace` is one symbolic run, composed of parts: `stack` (inlined frames, places, the cut), `sizes`,
+  `graph`, `reader`, `effects`, `checks`, `checkpoint_reads`, `late_code`, and the tables of `trace_tables.py` (`tensors`, `numbers`,
+  `modules`, `objects`, `calls`). Its own methods are CPython's object protocol (`protocol.py`) and the calls from one
+  value to another. Facts of one call are on its `Invocation` and `Attempt` (`attempts.py`).
 * `interpreter.py` + `ops_*.py`: the symbolic interpreter, one `@opcode` function each. `values/`: the value kinds.
 * A capture gives `Captured(gm, inputs: list[Source], guards, outputs plan, effects, break plan | None)`.
 * `dispatch.py` + `csrc/dispatch.c`: `_C.Dispatcher`, a vectorcall object: guards → gather → compiled callable

@@ -152,7 +152,7 @@ class Break:
     def of(stop: Unsupported, trace: Trace, ambient: Ambient) -> Break:
         """The break of a trace that is about to be emptied."""
         guards = [ambient, *trace.reader.guards]
-        return Break(stop, cut_points(stop, trace.generators), guards, trace.sizes)
+        return Break(stop, cut_points(stop, trace.stack.generators), guards, trace.sizes)
 
 
 Outcome = Done | Retry | Break
@@ -181,7 +181,7 @@ def finished(
     log("guards", lambda: "\n".join(map(str, guards)))
     effects = gm is not None and (
         tensor.writes_inputs(trace)
-        or any(is_written_unseen(value.example) for value in trace.outside if value.in_graph)
+        or any(is_written_unseen(value.example) for value in trace.tensors.outside if value.in_graph)
         or any(map(failed_graphs.acts_outside, gm.graph.nodes))
     )
     lines = trace.reader.guards if trace.reader.heard else {}
@@ -195,13 +195,13 @@ def finished(
         trace.sizes,
         code,
         reason,
-        trace.steps,
+        trace.stack.steps,
         effects,
         replays,
         check,
-        trace.draws and (trace.checks.any or states is not None or _may_raise(gm)),
+        trace.calls.draws and (trace.checks.any or states is not None or _may_raise(gm)),
         states=states is not None,
-        asked=frozenset(trace.asked),
+        asked=frozenset(trace.tensors.asked),
         lines=lines,
     )
 
@@ -215,8 +215,8 @@ def root_value(
 ) -> tuple[Value, list[Value]]:
     """The value to call, and arguments that it gets first. source: where a method's module, or the function,
     comes from, if the program is for all of its kind."""
-    trace.owner = source
-    trace.repeated.update(() if source is None else (source,))
+    trace.modules.owner = source
+    trace.modules.repeated.update(() if source is None else (source,))
     if isinstance(fn, types.MethodType):
         owner = trace.wrap(source or Const(fn.__self__, "self"), fn.__self__)
         if isinstance(owner, nn_module.NNModuleValue) and type(fn.__self__).__call__ is fn.__func__:

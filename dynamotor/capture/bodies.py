@@ -148,7 +148,7 @@ class _Region(Rehearsal):
 
     def __init__(self, trace: Trace, name: str) -> None:
         super().__init__(trace, functools.partial(_refused, name))
-        self.values = set(trace.tensors)
+        self.values = set(trace.tensors.by_example)
 
     def stand_in(self, example: torch.Tensor) -> TensorValue:
         spec = example.spec if isinstance(example, ShapeTensor) else TensorSpec.of(example)
@@ -166,7 +166,7 @@ class _Region(Rehearsal):
         inside, ends = set(moved), [value.node for value in outputs]
         free = dict.fromkeys(n for node in moved for n in node.all_input_nodes if n not in inside)
         free |= dict.fromkeys(node for node in ends if node not in inside)
-        by_node = {v._node: v for v in trace.tensors.values() if v._node in free}
+        by_node = {v._node: v for v in trace.tensors.by_example.values() if v._node in free}
         if len(by_node) != len(free):
             raise self.refused("it reads a size that changes from call to call")
         graph = fx.Graph()
@@ -176,7 +176,7 @@ class _Region(Rehearsal):
                 new[node] = graph.node_copy(node, new.__getitem__)
         graph.output(tuple([new[node] for node in ends])).meta["val"] = tuple(n.meta["val"] for n in ends)
         self.forget()
-        for key, value in trace.tensors.items():
+        for key, value in trace.tensors.by_example.items():
             if key not in self.values and value.source is None:
                 value._node = None  # it may not be read outside
         return Body(graph_module(graph, "Body"), len(free), template), [by_node[node] for node in free]
@@ -211,7 +211,9 @@ def _placeholder(graph: fx.Graph, name: str, like: fx.Node) -> fx.Node:
 
 def versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
     """The tensors of a trace, and how often each was written."""
-    return [(v, v.example._version) for v in trace.tensors.values() if not v.example.is_inference()]
+    return [
+        (v, v.example._version) for v in trace.tensors.by_example.values() if not v.example.is_inference()
+    ]
 
 
 class _Asked(Exception):

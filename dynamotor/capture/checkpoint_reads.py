@@ -106,7 +106,7 @@ class CheckpointReads:
         for row in self.trace.reader.guards:
             if isinstance(row, Guard) and any(s.leads_through(within) for s in row.sources):
                 self.guards.setdefault(row)
-        outside = {v.node: v for v in self.trace.outside if v.in_graph}
+        outside = {v.node: v for v in self.trace.tensors.outside if v.in_graph}
         used = [node for node in self.used if node.op == "placeholder"]
         tensors = [
             v.source

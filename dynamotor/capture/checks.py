@@ -23,6 +23,7 @@ from .failed_graphs import acts_outside
 from .interpreter import Frame
 from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant, is_none
+from .values.instances import inline_function
 from .values.known_data import known
 from .values.size import ConditionValue, demand
 from .values.tensor import TensorValue, function_name, torch_call, writes_inputs
@@ -47,9 +48,7 @@ class Checks:
         self.failed: TensorValue | None = None
         self.of_sizes = False  # of sizes that data decides, which nodes of their own test
         self.within_ops = False  # of results, which an op (a solver) tests itself
-        self.asked: list[TensorValue] | None = (
-            None  # tests of a function that only warns, each taken to be false
-        )
+        self.asked: list[Value] | None = None  # tests of a function that only warns, each taken to be false
 
     def warns(self, run: Callable[[], Value]) -> Value | None:
         """Trace a function that looks at data to warn: whether the data is as it warns of; None where it asks nothing.
@@ -132,8 +131,8 @@ class Checks:
         nodes = trace.graph.graph.nodes
         if self.any and (writes_inputs(trace) or any(map(acts_outside, nodes))):
             return False
-        elsewhere = any(v.example.device.type != "cpu" for v in trace.tensors.values())
-        if self.of_sizes and trace.draws and elsewhere:
+        elsewhere = any(v.example.device.type != "cpu" for v in trace.tensors.by_example.values())
+        if self.of_sizes and trace.calls.draws and elsewhere:
             return False  # only the CPU's random state is put back
         return self.failed is None or not (elsewhere or any(_is_unbounded(trace, node) for node in nodes))
 
@@ -145,7 +144,7 @@ def _is_unbounded(trace: Trace, node: fx.Node) -> bool:
     val = node.meta["val"]  # of a number that is read, whether it is a size
     return type(val) is not Size or any(
         type(n) is Size and n.symbols & val.symbols
-        for value in trace.tensors.values()
+        for value in trace.tensors.by_example.values()
         for n in value.spec.shape
     )
 
@@ -196,7 +195,7 @@ def _only_data_knows(trace: Trace, value: Value) -> bool:
 def _check_with(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(args) == 3 and _only_data_knows(trace, args[1]) and trace.checks.passes(args[1], True):
         return Constant(None)
-    return trace.inline_function(torch._check_with, args, kwargs)
+    return inline_function(trace, torch._check_with, args, kwargs)
 
 
 @builtin_rule(torch._assert)

@@ -105,8 +105,8 @@ class ResumePoint:
         frame = Frame(trace, func, [None if v is UNBOUND else v for v in slots])
         frame.stack = [None if v is NULL else v for v in stack]
         for level in self.at.exception_slots:
-            handled, frame.stack[level] = frame.stack[level], HandledValue(trace.handled)
-            trace.handled = handled
+            handled, frame.stack[level] = frame.stack[level], HandledValue(trace.stack.handled)
+            trace.stack.handled = handled
         frame.ip = frame.info.index[self.at.offset]
         frame.tail, trace.tail = True, False
         return run_frame(trace, frame)
@@ -167,11 +167,11 @@ def emit_break(
     natively: calls the function that runs the breaking instruction. root: the expression must give the result;
     otherwise (a resume function's) it may give a `Continuation`.
     """
-    handled = trace.handled
+    handled = trace.stack.handled
     states: list[tuple[Frame, Boundary, list[Value]]] = []
-    for frame in reversed(trace.stopped):
+    for frame in reversed(trace.stack.stopped):
         stack: list[Any] = [NULL if v is None else v for v in frame.stack]
-        innermost = frame is trace.stopped[-1]
+        innermost = frame is trace.stack.stopped[-1]
         instr = frame.steps[frame.ip][1] if innermost else frame.instr
         live = live_slots(frame.code, instr.offset)
         slots = [v if v is not None and i in live else UNBOUND for i, v in enumerate(frame.fast)]
@@ -188,7 +188,7 @@ def emit_break(
     for _, at, values in states:  # what has a name is what CPython has there
         for value in values[: len(at.bound_slots)]:
             emitter.emit(value)
-    for value in _operands(trace.stopped[-1]):
+    for value in _operands(trace.stack.stopped[-1]):
         if isinstance(value, Iterator):
             emitter.emit(value)
     emitter.for_frame = True

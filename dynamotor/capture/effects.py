@@ -26,6 +26,7 @@ class Effects:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.touched: dict[Any, None] = {}
+        self.standing: dict[type, Value] = {}  # effects of which a trace has one (values/context.py)
         self.touches: list[Any] = []  # each time anew
         self.oldest = math.inf  # epoch of the oldest traced object that was mutated
         self.settings: dict[

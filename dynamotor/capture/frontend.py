@@ -536,7 +536,7 @@ class Compiler(siblings.Sibling):
         try:
             with preserved_modes():
                 result = self._run(trace, attempt)
-                trace.check_generators()
+                trace.stack.check_generators()
                 if not trace.checks.stand():
                     return self._without_checks(attempt)
                 captured = finished(trace, ambient, lambda emitter: emitter.emit(result))
@@ -667,7 +667,7 @@ class Compiler(siblings.Sibling):
                 try:
                     self._run(trace, attempt)
                 except Stop:
-                    if len(trace.stopped) != depth:
+                    if len(trace.stack.stopped) != depth:
                         return None, False
                     return self._cut(trace, ambient, inner, stop.reason), True
         except (Unsupported, Raised):
@@ -686,7 +686,7 @@ class Compiler(siblings.Sibling):
             return emit_break(trace, emitter, self.resume_dispatcher, natively, self.is_root)
 
         try:
-            trace.check_generators()
+            trace.stack.check_generators()
             return finished(trace, ambient, going_on, reason)
         except Unsupported:
             return None

@@ -13,7 +13,7 @@ def guard_overlaps(trace: Trace) -> None:
     To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees
     them overlap.
     """
-    inputs = [v for v in trace.outside if v.in_graph]
+    inputs = [v for v in trace.tensors.outside if v.in_graph]
     written = [v for v in inputs if v.written]
     for value in written:
         if value.example.requires_grad and not value.obj.is_inference():  # eager refuses writes into a leaf

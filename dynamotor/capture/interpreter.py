@@ -59,7 +59,7 @@ def _shown(handler: Handler) -> Handler:
     """The handler of an instruction, which is logged with the depth of its frame first."""
 
     def shown(frame: Frame, instr: Instr, target: int) -> Any:
-        log("bytecode", f"{'  ' * len(frame.trace.frames)}{instr}")
+        log("bytecode", f"{'  ' * len(frame.trace.stack.frames)}{instr}")
         return handler(frame, instr, target)
 
     return shown
@@ -139,7 +139,7 @@ class Frame:
 
     def run(self) -> Any:
         """Run until return or yield; the result is in `result`."""
-        trace, steps = self.trace, self.steps
+        trace, stack, steps = self.trace, self.trace.stack, self.steps
         if enabled("bytecode"):
             log("bytecode", f"{self.user_line()}")
             steps = [(_shown(handler), instr, target) for handler, instr, target in steps]
@@ -147,12 +147,12 @@ class Frame:
             steps = [(_noted(handler, instr), instr, target) for handler, instr, target in steps]
         while True:
             handler, instr, target = steps[self.ip]
-            trace.steps += 1
-            self.step_at = trace.steps
-            if trace.steps == trace.break_at or trace.steps > trace.max_steps:
-                if trace.steps == trace.break_at:
+            stack.steps += 1
+            self.step_at = stack.steps
+            if stack.steps == stack.break_at or stack.steps > stack.max_steps:
+                if stack.steps == stack.break_at:
                     raise Stop
-                trace.count_step()
+                stack.count_step()
             self.ip += 1
             try:
                 if handler(self, instr, target):
@@ -170,7 +170,7 @@ class Frame:
             note_line(raised.value, self.code, instr.line)
         handler = self.info.handler(instr.offset)
         if handler is None:
-            raised.stack = raised.stack or self.trace.user_stack()
+            raised.stack = raised.stack or self.trace.stack.user_stack()
             raise raised
         del self.stack[handler.depth :]
         if handler.lasti:
@@ -186,8 +186,8 @@ def inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[st
     if flags & _GENERATOR:
         frame.generator = True
         generator = GeneratorValue(frame)
-        generator.made = [(frame, frame.step_at) for frame in trace.frames]
-        trace.generators.append(generator)
+        generator.made = [(frame, frame.step_at) for frame in trace.stack.frames]
+        trace.stack.generators.append(generator)
         return generator
     if flags & _ASYNC:
         raise unsupported(
@@ -199,26 +199,26 @@ def inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[st
 
 def run_frame(trace: Trace, frame: Frame) -> Any:
     """Run a frame on top of the stack of frames."""
-    if len(trace.frames) >= MAX_DEPTH:
+    if len(trace.stack.frames) >= MAX_DEPTH:
         stop = unsupported(
             "too-long", f"more than {MAX_DEPTH} calls deep", "the recursion does not end, or is very deep"
         )
         stop.whole = True  # frames rebuilt at a break take more of Python's stack than the program's own
         raise stop
-    trace.frames.append(frame)
+    trace.stack.frames.append(frame)
     try:
         return frame.run()
     except Unsupported as stop:
-        stop.at(trace.user_stack())
+        stop.at(trace.stack.user_stack())
         if not stop.frames:
-            stop.frames = tuple(trace.frames)
+            stop.frames = tuple(trace.stack.frames)
         raise
     except Stop:
-        if not trace.stopped:
-            trace.stopped = tuple(trace.frames)
+        if not trace.stack.stopped:
+            trace.stack.stopped = tuple(trace.stack.frames)
         raise
     finally:
-        trace.frames.pop()
+        trace.stack.frames.pop()
 
 
 ITERATORS: dict[types.CodeType, type] = {}  # what generators of ours stand for, by their code
@@ -268,14 +268,14 @@ class GeneratorValue(Iterator):
                 if yielded:
                     return True, value
                 raise unsupported("generator", "an exception thrown through `yield from` was handled inside")
-        trace.frames.append(frame)
+        trace.stack.frames.append(frame)
         try:
             frame.unwind(raised, frame.instr)
         except Raised:
             self.finished = True
             raise
         finally:
-            trace.frames.pop()
+            trace.stack.frames.pop()
         return self._step(trace)
 
     def close(self, trace: Trace) -> None:
@@ -301,7 +301,7 @@ class GeneratorValue(Iterator):
         frame.started = True
         self.running = True
         trace.tail = False
-        handled = trace.handled
+        handled = trace.stack.handled
         try:
             result = run_frame(trace, frame)
         except Raised as raised:
@@ -314,7 +314,7 @@ class GeneratorValue(Iterator):
             raise
         finally:
             self.running = False
-            trace.handled = handled
+            trace.stack.handled = handled
         if frame.instr.op == "YIELD_VALUE":
             return True, result
         self.finished = True

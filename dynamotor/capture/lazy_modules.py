@@ -30,7 +30,7 @@ def initialise(trace: Trace, cls: type, module: Any, args: list[Value], kwargs: 
         or kwargs
         or module is MISSING
         or not _only_waits(module)
-        or trace.draws
+        or trace.calls.draws
         or trace.checks.any
         or trace.sizes.in_body
         or trace.graph.recompute

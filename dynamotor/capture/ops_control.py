@@ -14,6 +14,7 @@ from .polyfills.cursors import Cursor
 from .values.base import MISSING, Iterator, ObjectIterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
+from .values.instances import link_context
 from .values.klass import ClassValue
 from .values.torch_function import HeldNumber
 
@@ -208,7 +209,7 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     if cause is not None:
         cause = cause if is_none(cause) else _instance(frame, cause, "exception causes")
         value.setattr(trace, "__cause__", cause)
-    trace.link_context(value)
+    link_context(trace, value)
     raise Raised(value)
 
 
@@ -226,9 +227,9 @@ def _instance(frame: Frame, value: Value, what: str = "exceptions") -> Value:
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(frame: Frame, instr: Instr, target: int) -> None:
     value = frame.stack.pop()
-    frame.stack.append(HandledValue(frame.trace.handled))
+    frame.stack.append(HandledValue(frame.trace.stack.handled))
     frame.stack.append(value)
-    frame.trace.handled = value
+    frame.trace.stack.handled = value
 
 
 class HandledValue(Value):
@@ -249,7 +250,7 @@ class HandledValue(Value):
 
 @opcode("POP_EXCEPT")
 def pop_except(frame: Frame, instr: Instr, target: int) -> None:
-    frame.trace.handled = frame.stack.pop().value
+    frame.trace.stack.handled = frame.stack.pop().value
 
 
 @opcode("RERAISE")

@@ -23,6 +23,7 @@ from .values.base import MISSING, NONE_CALLED, Raised, Value, binders, find_rule
 from .values.class_attributes import ClassWrites, PendingAttribute, pending_attribute
 from .values.constant import Constant
 from .values.known_data import known
+from .values.lazy_text import late_percent
 from .values.number import FloatValue
 from .values.operators import COMPARE, INPLACE, c_name, like
 from .values.size import QuotientValue, SizeValue, symbolic_binary
@@ -92,13 +93,11 @@ _GIVES: dict[str, type] = {
 _LEAST = {"__len__": 0, "__hash__": -sys.maxsize}
 
 
-class Protocol:
+class ObjectProtocol:
     """The generic half of `Trace`: what CPython's object.c and abstract.c do."""
 
     reader: Reader
     effects: Effects
-    _type_attrs: dict[tuple[type, str], Any]
-    class_writes: dict[type, ClassWrites]
     if TYPE_CHECKING:
         call: Callable[..., Value]
         tail_call: Callable[..., Value]
@@ -106,8 +105,10 @@ class Protocol:
         fresh: Callable[[Any], Value]
         wrap: Callable[[Any, Any], Value]
         error: Callable[..., Raised]
-        new_exception: Callable[..., Value]
-        late_percent: Callable[..., Value | None]
+
+    def __init__(self) -> None:
+        self._type_attrs: dict[tuple[type, str], Any] = {}
+        self.class_writes: dict[type, ClassWrites] = {}
 
     # Lookup on classes --------------------------------------------------------------------------------------
     def type_attr(self, cls: type, name: str) -> Any:
@@ -311,7 +312,7 @@ class Protocol:
         if type(left) is Constant and type(right) is Constant and left.is_plain and right.is_plain:
             return self.real_binary(op, left, right)
         if op in (operator.mod, operator.imod) and type(left) is Constant and left.python_type() is str:
-            waiting = self.late_percent(left, right)
+            waiting = late_percent(self, left, right)
             if waiting is not None:
                 return waiting
         if left.symbolic or right.symbolic:
@@ -415,7 +416,7 @@ class Protocol:
         return own or iterates is not None
 
 
-__all__ = ["Protocol", "find_rule", "is_data_descriptor", "trusted_class"]
+__all__ = ["ObjectProtocol", "find_rule", "is_data_descriptor", "trusted_class"]
 
 
 def _what_a_property_lacks(found: property, cls: type, sets: bool) -> str:

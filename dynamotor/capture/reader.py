@@ -47,7 +47,7 @@ class Reader:
         if not self.heard:
             self.guards.setdefault(row)
         elif row not in self.guards:
-            self.guards[row] = self.trace.user_line()
+            self.guards[row] = self.trace.stack.user_line()
 
     def wrap(self, source: Source, obj: Any) -> Value:
         """The value of `obj`, which `source` leads to. See `Trace.wrap`."""

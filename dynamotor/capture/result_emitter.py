@@ -62,9 +62,9 @@ class ResultEmitter:
             return known
         if value.source is not None:
             return self._fetched(value)
-        if value in self.trace.must_stay:
+        if value in self.trace.objects.must_stay:
             raise unsupported(
-                "reconstruct", f"{value.describe()} leaves the graph", self.trace.must_stay[value]
+                "reconstruct", f"{value.describe()} leaves the graph", self.trace.objects.must_stay[value]
             )
         text = value.reconstruct(self)
         known = self.names.get(id(value))
@@ -166,7 +166,7 @@ class ResultEmitter:
                     v.source == source.base
                     and v.carrier is None
                     and v.spec is not self.trace.sizes.read(v.source, v.obj)
-                    for v in self.trace.tensors.values()
+                    for v in self.trace.tensors.by_example.values()
                     if v.source is not None
                 ),
                 "reconstruct",

@@ -189,14 +189,14 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool, reh
         torch_call(trace, torch.zeros_like, [out], {}) if isinstance(out, TensorValue) else Constant(None)
         for out in outputs
     ]
-    begun, (draws, trace.draws) = trace.effects.begin(), (trace.draws, False)
+    begun, (draws, trace.calls.draws) = trace.effects.begin(), (trace.calls.draws, False)
     try:
         trace.call_python(polyfills.backward, [cls, ctx, *grads])
-        changes, random = trace.effects.changed_older(begun), trace.draws
+        changes, random = trace.effects.changed_older(begun), trace.calls.draws
     except Raised as raised:
         raise _refused(cls, f"its backward raises {raised.value.describe()}") from None
     finally:
-        trace.draws = trace.draws or draws
+        trace.calls.draws = trace.calls.draws or draws
     return "draws random numbers" if random else "changes its context" if changes else ""
 
 
@@ -205,7 +205,9 @@ def _may_be_written(trace: Trace, value: Value, outputs: list[Value], rehearsal:
     if not isinstance(value, TensorValue) or value.obj is not MISSING or value not in outputs:
         return False
     plain = type(value.example) is ShapeTensor and not value.example._is_view() and value.data_of is None
-    others = [v for v in trace.tensors.values() if v is not value and type(v.example) is ShapeTensor]
+    others = [
+        v for v in trace.tensors.by_example.values() if v is not value and type(v.example) is ShapeTensor
+    ]
     used = any(user in rehearsal.known for user in value.node.users)
     return plain and not used and all(v.example.memory is not value.example.memory for v in others)
 
@@ -298,13 +300,13 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     pending = trace.effects.changes_objects
     touched, trace.effects.touched, begun = trace.effects.touched, {}, trace.effects.begin()
     outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded and (policy or True)
-    draws, trace.draws = trace.draws, False
+    draws, trace.calls.draws = trace.calls.draws, False
     try:
         with trace.checkpoint_reads.inside(pending) if graded else contextlib.nullcontext():
             result = trace.call(args[0], args[1:], given)
     finally:
         trace.graph.recompute = outer
-        drew, trace.draws = trace.draws, trace.draws or draws
+        drew, trace.calls.draws = trace.calls.draws, trace.calls.draws or draws
         inside, trace.effects.touched = trace.effects.touched, {**touched, **trace.effects.touched}
         older = trace.effects.changed_older(begun)
     if graded:
@@ -387,7 +389,7 @@ def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         "a hook may be put on after the graph",
     )
     args = [TupleValue(a.unpack(trace)) if isinstance(a, Iterator) else a for a in args]
-    for value in trace.tensors.values():
+    for value in trace.tensors.by_example.values():
         if value.obj is MISSING or not value.example.requires_grad:
             continue
         facts = [
@@ -491,7 +493,7 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         or trace.graph.recompute
     ):
         raise unsupported("autograd", "Tensor.register_hook is called", "it changes the tensor's state")
-    draws, trace.draws = trace.draws, False
+    draws, trace.calls.draws = trace.calls.draws, False
     _refuse_late_hook(_late_in_function(args[1]))
     if isinstance(args[1], FunctionValue):
         trace.late_code.note(_stand_in(args[1]))
@@ -499,8 +501,8 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         compat.set_grad_enabled(False)
         gradient = tensor.example.detach()
         body, free = interpret(trace, args[1], (GRADIENT, {}), [gradient], name="register_hook")
-    _refuse_late_hook("draws random numbers" if trace.draws else "")
-    trace.draws = draws
+    _refuse_late_hook("draws random numbers" if trace.calls.draws else "")
+    trace.calls.draws = draws
     results = next(iter(reversed(body.gm.graph.nodes))).meta["val"]
     spec = tensor.spec
     unsupported_if(

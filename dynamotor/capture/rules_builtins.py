@@ -350,7 +350,7 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     unsupported_if(len(args) == 1, "unsupported-call", "super() of a class alone, which is bound later")
     if args:
         return SuperValue(args[0].as_constant(), args[1])
-    frame = trace.frames[-1]
+    frame = trace.stack.frames[-1]
     index = frame.info.localsplus.index("__class__")
     cell, first = frame.fast[index], frame.fast[0]
     if frame.info.localsplus[0] in frame.info.code.co_cellvars:  # an inner function captures self

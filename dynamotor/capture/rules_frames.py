@@ -20,7 +20,7 @@ _ONE_DICT = sys.version_info < (3, 13)  # a frame keeps one dict, which each cal
 
 def _names(trace: Trace) -> dict[str, Value]:
     """The names of the calling function that have a value."""
-    frame: Frame = trace.frames[-1]
+    frame: Frame = trace.stack.frames[-1]
     unsupported_if(
         not frame.code.co_flags & inspect.CO_OPTIMIZED, "unsupported-call", "locals() outside of a function"
     )
@@ -34,21 +34,21 @@ def _names(trace: Trace) -> dict[str, Value]:
 
 @builtin_rule(locals)
 def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    found, frame = keywords_of(_names(trace)), trace.frames[-1]
+    found, frame = keywords_of(_names(trace)), trace.stack.frames[-1]
     if _ONE_DICT:
         unsupported_if(
-            id(frame) in trace.locals_taken,
+            id(frame) in trace.objects.locals_taken,
             "unsupported-call",
             "locals() is called twice in one function",
             "the second call writes the dict of the first",
         )
-        trace.locals_taken[id(frame)] = frame
+        trace.objects.locals_taken[id(frame)] = frame
     return found
 
 
 @builtin_rule(globals)
 def _globals(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return trace.frames[-1].func.globals
+    return trace.stack.frames[-1].func.globals
 
 
 @builtin_rule(dir)

@@ -59,7 +59,7 @@ from .values.base import (
 from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import DictValue, ListValue, TupleValue, contents_of
 from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
-from .values.instances import pure_functions
+from .values.instances import inline_function, pure_functions
 from .values.klass import Builtin, ClassValue
 from .values.tensor import TensorValue
 from .values.user_object import UserObject
@@ -210,11 +210,11 @@ def _call_with_new_key(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Val
     )
     key = (fn, *[v if v in new else _key(v) for v in args])
     key += tuple([(name, v if v in new else _key(v)) for name, v in kwargs.items()])
-    if key not in trace.cached:
-        trace.cached[key] = trace.call(trace.make(fn.__wrapped__), args, kwargs)
+    if key not in trace.objects.cached:
+        trace.objects.cached[key] = trace.call(trace.make(fn.__wrapped__), args, kwargs)
         for value in new:
-            trace.must_stay[value] = f"a cache holds a method's result for {value.describe()}"
-    return trace.cached[key]
+            trace.objects.must_stay[value] = f"a cache holds a method's result for {value.describe()}"
+    return trace.objects.cached[key]
 
 
 def _is_new_key(trace: Trace, value: Value) -> bool:
@@ -375,7 +375,7 @@ def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         found = trace.type_attr(args[0].cls, "__dataclass_fields__")
         table = None if found is MISSING else contents_of(args[0].getattr(trace, "__dataclass_fields__"))
     if not isinstance(table, DictValue):
-        return trace.inline_function(dataclasses.fields, args, kwargs)
+        return inline_function(trace, dataclasses.fields, args, kwargs)
     fields = [field for _, field in table.load().values()]
     plain = dataclasses._FIELD  # type: ignore[attr-defined]
     return TupleValue([f for f in fields if f.getattr(trace, "_field_type").real() is plain])
@@ -389,7 +389,7 @@ def _call_pure(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return trace.real_call(
             fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
         )
-    return trace.inline_function(fn, args, kwargs)
+    return inline_function(trace, fn, args, kwargs)
 
 
 for _fn in (
@@ -695,7 +695,7 @@ def _frame(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     stop = unsupported(
         "frames", "the stack of Python frames is read", "inlined functions have none", "pass the needed value"
     )
-    stop.whole = trace.frames[-1].code.co_filename not in [  # they only name the module of a class
+    stop.whole = trace.stack.frames[-1].code.co_filename not in [  # they only name the module of a class
         m.__file__ for m in (collections, enum, typing)
     ]
     raise stop
@@ -730,7 +730,7 @@ def _warn_after(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """Functions that look at data to warn about it: the graph looks, and where there is something to warn of they are
     called after it.
     """
-    when = trace.checks.warns(lambda: trace.inline_function(fn, args, kwargs))
+    when = trace.checks.warns(lambda: inline_function(trace, fn, args, kwargs))
     if when is not None:
         trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs, when)
     return Constant(None)

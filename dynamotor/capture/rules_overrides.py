@@ -35,6 +35,7 @@ from .values.base import (
 )
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
+from .values.instances import inline_function
 from .values.klass import ClassValue
 from .values.tensor import TensorValue, lower, torch_call, wrap_tensor
 from .values.user_object import UserObject
@@ -152,7 +153,7 @@ builtin_rule(_Switch)(lambda trace, args, kwargs: _SwitchValue())
 
 
 def _switch(by: int, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    trace.plain_calls += by
+    trace.calls.plain += by
     return Constant(None)
 
 
@@ -163,7 +164,7 @@ builtin_rule(compat.exit_plain_functions)(functools.partial(_switch, -1))
 @builtin_rule(compat.torch_function_enabled)
 def _is_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The `Ambient` row compares what holds outside."""
-    inside: int = trace.plain_calls
+    inside: int = trace.calls.plain
     return Constant(compat.torch_function_enabled() and not inside)
 
 
@@ -174,11 +175,11 @@ def _call_plainly(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> 
     positional = given[0].unpack(trace) if given else []
     named = given[1] if len(given) > 1 else kwargs.get("kwargs", Constant(None))
     keywords = {} if not isinstance(named, DictValue) else named.load()
-    trace.plain_calls += 1
+    trace.calls.plain += 1
     try:
         return trace.call(func, positional, {k.as_constant(): value for k, value in keywords.values()})
     finally:
-        trace.plain_calls -= 1
+        trace.calls.plain -= 1
 
 
 # Calls ------------------------------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ def _carriers(values: Iterable[Value]) -> Iterator[UserObject]:
 def _call_or_take_over(
     fn: Any, rule: CallRule | None, trace: Trace, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
-    if not trace.plain_calls and any(
+    if not trace.calls.plain and any(
         _takes_calls(trace, value.cls) for value in _carriers([*args, *kwargs.values()])
     ):
         return _take_over(trace, fn, args, kwargs)
@@ -324,7 +325,7 @@ def _take_over(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value
     except _Asked as asked:
         function, _, *given = asked.args
     if isinstance(fn, types.FunctionType) and function is not fn:  # its callee asks
-        return trace.inline_function(fn, args, kwargs)
+        return inline_function(trace, fn, args, kwargs)
     if given is None:
         raise unsupported("tensor-subclass", f"{fn} does not ask the class of {args[0].describe()}")
     ordered: list[UserObject] = []

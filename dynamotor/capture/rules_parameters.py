@@ -42,7 +42,7 @@ def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     trace.call(set_graded, [Constant(False)])
     torch_call(trace, "copy_", [made, data], {})
     trace.call(set_graded, [Constant(graded)])
-    trace.given_away.add(data.memory)
+    trace.tensors.given_away.add(data.memory)
     return made
 
 
@@ -58,7 +58,7 @@ def _can_be_made(trace: Trace, cls: Value, data: Value, wanted: Value) -> bool:
         and not example.spec.is_symbolic
         and example.spec.is_contiguous
         and not example.spec.offset
-        and not any(value.memory is example.memory for value in trace.outside)
+        and not any(value.memory is example.memory for value in trace.tensors.outside)
         and not (trace.sizes.in_body or trace.graph.recompute or torch.is_inference_mode_enabled())
     )
 

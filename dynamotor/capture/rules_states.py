@@ -17,6 +17,7 @@ from .breaks import Unsupported, unsupported, unsupported_if
 from .values.base import MISSING, CallRule, ResultEmitter, Trace, Value, builtin_rule, call_finder
 from .values.constant import Constant
 from .values.context import ModeEffect, Standing
+from .values.instances import inline_function
 from .values.tensor import TensorValue, torch_call
 from .values.user_object import UserObject
 
@@ -43,7 +44,7 @@ def broken_region(trace: Trace) -> bool:
     effect = StateEffect.known(trace)
     if effect is None or trace.sizes.policy.broken_regions:
         return False
-    return bool(effect.regions) or effect.saved and any(g.has_duties() for g in trace.generators)
+    return bool(effect.regions) or effect.saved and any(g.has_duties() for g in trace.stack.generators)
 
 
 def _state_call(trace: Trace, refused: Unsupported) -> StateEffect:
@@ -57,7 +58,7 @@ def _state_call(trace: Trace, refused: Unsupported) -> StateEffect:
 def _random_call(trace: Trace, name: str) -> StateEffect:
     why = "it reads or sets the state of a random number generator"
     effect = _state_call(trace, unsupported("random", f"{name} is called", why))
-    trace.draws = True
+    trace.calls.draws = True
     return effect
 
 
@@ -104,7 +105,7 @@ def _exit(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @builtin_rule(torch.random.fork_rng)
 def _fork_rng(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     _random_call(trace, "fork_rng")
-    return trace.inline_function(torch.random.fork_rng, args, kwargs)
+    return inline_function(trace, torch.random.fork_rng, args, kwargs)
 
 
 @builtin_rule(torch.get_rng_state)

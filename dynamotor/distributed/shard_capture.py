@@ -109,10 +109,10 @@ def _pre_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Val
     reason = why_not(real)
     if reason is not None:
         raise _left(module, reason)
-    trace.whole.append(real)
+    trace.modules.whole.append(real)
     trace.reader.guard_identity(state.source, real)  # the graph names its groups
     trace.reader.ask(state.source, real, "its sharded parameters and settings", _Stays(_facts(real)))
-    trace.frames[-1].tail = False  # a break inside of the module moves out of its call
+    trace.stack.frames[-1].tail = False  # a break inside of the module moves out of its call
     late = not any(map(_asks_gradient, given))
     if real._mp_policy.cast_forward_inputs:
         given = _cast(trace, real._mp_policy.param_dtype, given)
@@ -150,9 +150,9 @@ def _post_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Va
     """`state._post_forward(module, inputs, output)`: the module has its shards again."""
     state, module, _, output = _of_state(args)
     real = state.real()
-    if real not in trace.whole:
+    if real not in trace.modules.whole:
         raise _left(module, "the hook before the forward has run outside of this graph")
-    trace.whole.remove(real)
+    trace.modules.whole.remove(real)
     for group in param_groups(real):
         for table, name in itertools.chain(*_places(trace, module, group)):
             table.show(name, None)
@@ -172,7 +172,7 @@ Place = tuple[DictValue, str]
 def _with_weights(trace: Trace, module: Value, of: ShardGroup, late: bool) -> Iterator[tuple[Place, Value]]:
     """Each place of a group's parameters, with the whole parameter that is to be seen there."""
     anchor = trace.wrap(Const(of.anchor, "anchor"), of.anchor)
-    before, trace.graph.recompute = trace.graph.recompute, of.reshards and trace.graded
+    before, trace.graph.recompute = trace.graph.recompute, of.reshards and trace.calls.graded
     try:
         flat = torch_call(trace, Gather(of), [anchor], {})
         weights = torch_call(trace, Unshard(of, late), [flat, anchor], {}).unpack(trace)

@@ -74,9 +74,9 @@ STAYS = {
     "marks.py CompiledValue._place": "known by identity; a user sets attributes of the original alone",
     "ops_control.py _instance": "a class of exceptions, which is called by the program and not asked",
     "ops_stack.py import_from": NAMES,
-    "protocol.py Protocol.real_binary": PLAIN,
-    "protocol.py Protocol.no_attr": "made in the trace",
-    "protocol.py Protocol.real_error": "made in the trace",
+    "protocol.py ObjectProtocol.real_binary": PLAIN,
+    "protocol.py ObjectProtocol.no_attr": "made in the trace",
+    "protocol.py ObjectProtocol.real_error": "made in the trace",
     "values/base.py Value.truth": "results of the program's own methods",
     "rules_builtins.py _callable": "constants: functions and classes can be called, data cannot",
     "rules_builtins.py _number": PLAIN,
@@ -99,6 +99,7 @@ STAYS = {
     "values/klass.py _constant_member": "for plain data and libraries' classes; others are asked",
     "values/string.py _container_text": PLAIN,
     "values/string.py format_percent": PLAIN,
+    "values/tensor.py TensorValue.contains": PLAIN,
 }
 # Whole classes and files that stand for plain data.
 PLAIN_PLACES = (

@@ -131,11 +131,11 @@ class ArrayValue(UserObject):
             return self
         refuse_if(self.scalar or not tensor.example.is_contiguous(), "the imaginary part of such an array")
         zeros = ArrayValue.of(torch_call(trace, torch.zeros_like, [tensor], {}))
-        trace.read_only.add(zeros.tensor(trace).memory)
+        trace.tensors.read_only.add(zeros.tensor(trace).memory)
         return zeros
 
     def _is_read_only(self, trace: Trace) -> bool:
-        return self._tensor is not None and self._tensor.memory in trace.read_only
+        return self._tensor is not None and self._tensor.memory in trace.tensors.read_only
 
     def dtype(self, trace: Trace) -> torch.dtype:
         """Of its tensor."""

@@ -117,7 +117,7 @@ class Constant(Value):
                 side = None if repeats else getattr(type(self.value), special_name(op, reflected), None)
                 return side and _implemented(trace.real_call(side, self.value, held))
             if op is operator.mod and isinstance(self.value, str) and not reflected:
-                return trace.format_percent(self, other)
+                return trace.percent(self, other)
             if isinstance(self.value, tuple) and not reflected and issubclass(other.python_type(), tuple):
                 return trace.make_tuple(self.unpack(trace)).binary(trace, op, other)
             return None

@@ -48,14 +48,14 @@ class Standing(Value):
     @classmethod
     def known(cls, trace: Trace) -> Self | None:
         """The one of a trace that has one."""
-        return trace.standing.get(cls)  # type: ignore[return-value]
+        return trace.effects.standing.get(cls)  # type: ignore[return-value]
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
         """The one of a trace, noted as an effect."""
         found = cls.known(trace)
         if found is None:
-            found = trace.standing[cls] = cls(trace)  # type: ignore[assignment]
+            found = trace.effects.standing[cls] = cls(trace)  # type: ignore[assignment]
         trace.effects.touch(found)
         return found  # type: ignore[return-value]
 
@@ -73,7 +73,7 @@ class ModeEffect(Standing):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self.grad = trace.graded
+        self.grad = trace.calls.graded
         self.autocast = autocast_state()
         self.regions: dict[Value, tuple[Any, torch.autocast]] = {}  # autocast value -> node, real region
 

@@ -25,13 +25,13 @@ def note_recorded(trace: Trace, given: Iterable[ShapeTensor], result: Any) -> No
     if torch.is_grad_enabled() and any(
         isinstance(tensor, ShapeTensor) and tensor.requires_grad for tensor in leaves_in(result)
     ):
-        trace.recorded.update(tensor.memory for tensor in given)
+        trace.tensors.recorded.update(tensor.memory for tensor in given)
 
 
 def write_by_data(trace: Trace, written: Sequence[ShapeTensor]) -> None:
     """Let the graph take `.data` where it took `detach()`, for memory that is written."""
     memories = {tensor.memory for tensor in written if isinstance(tensor, ShapeTensor)}
-    aliases = [v for v in trace.tensors.values() if v.data_of is not None]
+    aliases = [v for v in trace.tensors.by_example.values() if v.data_of is not None]
     taken = [v for v in aliases if memories & {leaf.memory for leaf in flatten_all([v.example])}]
     if any(not isinstance(v.example, ShapeTensor) for v in taken):
         raise _refused("it is of a subclass")
@@ -56,7 +56,7 @@ def layout(example: Any) -> Any:
 
 def refuse_if_recorded(trace: Trace, memories: set[Any]) -> None:
     """Raise Unsupported where autograd may have saved one of the memories."""
-    if memories & trace.recorded:
+    if memories & trace.tensors.recorded:
         raise _refused("autograd has recorded a call with it, and must not see the write")
 
 

@@ -120,7 +120,7 @@ def now(trace: Trace, value: Value) -> Any:
 def _computed(trace: Trace, wanted: fx.Node) -> torch.Tensor:
     """Run the graph up to a node, on copies of the real inputs."""
     unsupported_if(
-        trace.draws, "random", "a function whose result is constant takes a tensor of random numbers"
+        trace.calls.draws, "random", "a function whose result is constant takes a tensor of random numbers"
     )
     env: dict[fx.Node, Any] = {}
     held: dict[int, torch.UntypedStorage] = {}

@@ -78,7 +78,7 @@ def _is_apart(trace: Trace, tensor: TensorValue) -> bool:
     """Whether a graph cannot be cut at the call, or the tensor leaves the trace as another one: a subclass's, which
     is an alias of it."""
     plain = type(tensor.example) is ShapeTensor and tensor.data_of is None
-    return trace.sizes.in_body or bool(trace.graph.recompute) or trace.plain_calls > 0 or not plain
+    return trace.sizes.in_body or bool(trace.graph.recompute) or trace.calls.plain > 0 or not plain
 
 
 @attribute_setters.register("requires_grad")
@@ -113,12 +113,12 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
         or _has_other_aliases(trace, tensor)
     ):
         return False
-    for other in trace.tensors.values():
+    for other in trace.tensors.by_example.values():
         if other.data_of is tensor:  # it keeps the old memory
             other.data_of = None
     if trace.sizes.policy.states and tensor.example.is_leaf:
         trace.graph.call_function(setattr, (tensor.node, "data", value.node), {})
-        trace.given_away.add(value.example.memory)
+        trace.tensors.given_away.add(value.example.memory)
         return True
     if tensor.example.requires_grad:
         return False
@@ -126,14 +126,16 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
     assert isinstance(alias, TensorValue)
     tensor.put(alias.node)
     tensor.example, tensor.new_data, tensor.first_version = alias.example, alias, version(alias.example)
-    trace.tensors[id(alias.example)] = tensor
+    trace.tensors.by_example[id(alias.example)] = tensor
     trace.effects.touch(tensor)
     return True
 
 
 def _has_other_aliases(trace: Trace, tensor: TensorValue) -> bool:
     memory = tensor.example.memory
-    others = [v for v in trace.tensors.values() if type(v.example) is ShapeTensor and v is not tensor]
+    others = [
+        v for v in trace.tensors.by_example.values() if type(v.example) is ShapeTensor and v is not tensor
+    ]
     alike = [v for v in others if v.example.memory is memory]
     return any(v.data_of is not tensor for v in alike)
 

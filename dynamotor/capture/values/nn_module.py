@@ -26,6 +26,7 @@ from ..source import Const, DictItem
 from .base import MISSING, CallRule, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant, is_none
 from .containers import DictValue, SetValue, contents_of
+from .instances import inline_function
 from .tensor import TensorValue
 from .user_object import UserObject, content_base
 
@@ -163,19 +164,19 @@ def _unpin_if_set(trace: Trace, name: str, buffer: TensorValue) -> None:
     """A buffer that the reading function also sets is another tensor at the next call, even where a break
     keeps the setting out of this trace.
     """
-    if any(i.op == "STORE_ATTR" and i.argval == name for i in decode(trace.frames[-1].code).instrs):
+    if any(i.op == "STORE_ATTR" and i.argval == name for i in decode(trace.stack.frames[-1].code).instrs):
         buffer.unpin(trace)
 
 
 def _global_hooks(trace: Trace) -> bool:
     """Whether hooks for all modules are registered; guarded."""
-    if not trace.global_hooks:
+    if not trace.modules.global_hooks:
         real = [
             (Const(table := getattr(torch_module, n), f"torch.nn.modules.module.{n}"), table)
             for n in _GLOBAL_HOOKS
         ]
-        trace.global_hooks = [contents_of(trace.wrap(*pair)) for pair in real]
-    return any(table is None or table.truth(trace) for table in trace.global_hooks)
+        trace.modules.global_hooks = [contents_of(trace.wrap(*pair)) for pair in real]
+    return any(table is None or table.truth(trace) for table in trace.modules.global_hooks)
 
 
 @wrap_rule(Module, subclasses=True)
@@ -197,8 +198,14 @@ def _note_if_repeated(trace: Trace, source: Any, cls: type) -> None:
     """
     is_repeated = trace.sizes.policy.is_repeated
     inside = isinstance(source.base, DictItem) and source.base.key == "_modules"
-    if is_repeated is not None and not inside and not source.is_held and trace.graded and is_repeated(cls):
-        trace.repeated.add(source)
+    if (
+        is_repeated is not None
+        and not inside
+        and not source.is_held
+        and trace.calls.graded
+        and is_repeated(cls)
+    ):
+        trace.modules.repeated.add(source)
 
 
 @builtin_rule(compat.weights_have_changed)
@@ -247,7 +254,7 @@ def _slice_rule(cls: type) -> None:
     def _getitem(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         module, index = args
         if not isinstance(module, NNModuleValue) or module.cls is not cls or index.python_type() is not slice:
-            return trace.inline_function(function, args, kwargs)
+            return inline_function(trace, function, args, kwargs)
         pairs = [(name, m) for name, (_, m) in module.table(trace, "_modules").load().items()][
             index.as_constant()
         ]
@@ -271,7 +278,7 @@ def _refuse(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]
             f"Module.{name}() is called",
             cure="call it outside the compiled function",
         )
-    return trace.inline_function(getattr(Module, name), args, kwargs)
+    return inline_function(trace, getattr(Module, name), args, kwargs)
 
 
 _DTYPES = {

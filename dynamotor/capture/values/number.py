@@ -114,7 +114,7 @@ class FloatValue(Number):
         """Where the program's input comes from at each call, and its present value: a number of 64 bits, on the
         CPU."""
         mine = self.step or _itself
-        made = self.trace.floats
+        made = self.trace.numbers.floats
         if self.text not in made:
             made[self.text] = Called(self.root, lambda v: _tensor(_checked(mine, v, self.kind)))
         return made[self.text], _tensor(mine(self.now))
@@ -154,9 +154,9 @@ def _text(other: Value) -> str:
 def _computed(trace: Trace, root: Source, step: Step, text: str, kind: type) -> Source:
     """The source of a step's result, the same for the same text."""
     key = f"= {text}"
-    if key not in trace.floats:
-        trace.floats[key] = Called(root, lambda v: _checked(step, v, kind))
-    return trace.floats[key]
+    if key not in trace.numbers.floats:
+        trace.numbers.floats[key] = Called(root, lambda v: _checked(step, v, kind))
+    return trace.numbers.floats[key]
 
 
 def _checked(step: Step, value: float, kind: type) -> Any:

@@ -90,14 +90,14 @@ class TensorValue(Value):
             source is not None
             and is_static(source)
             and source not in trace.sizes.policy.replaced
-            and not (trace.repeated and source.leads_through(trace.repeated))
+            and not (trace.modules.repeated and source.leads_through(trace.modules.repeated))
         )
         self.settled = self.pinned or (  # hardly ever another one in its program
             source is not None
-            and trace.owner is not None
+            and trace.modules.owner is not None
             and is_static(source)
             and source not in trace.sizes.policy.replaced
-            and source.leads_through((trace.owner,))
+            and source.leads_through((trace.modules.owner,))
         )
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
@@ -105,12 +105,12 @@ class TensorValue(Value):
         self.carrier: Any = None  # of a wrapper subclass: the object that the program has (rules_wrappers.py)
         self.inside = self.written_inside = False  # of a wrapper that is an input of the graph
         self.new_data: TensorValue | None = None  # what `.data` was set to
-        trace.tensors[id(example)] = self
+        trace.tensors.by_example[id(example)] = self
 
     @staticmethod
     def of(trace: Trace, node: fx.Node, result: Any) -> Value:
         """The value of a call's result; a result that is one of the arguments stays the value it was."""
-        known = trace.tensors.get(id(result))
+        known = trace.tensors.by_example.get(id(result))
         if known is not None:
             return known.carrier or known
         if is_wrapper(result):
@@ -136,7 +136,7 @@ class TensorValue(Value):
             spec: Any = self.trace.sizes.read(self.source, self.obj, static=self.settled)
             if self.carrier is not None:
                 spec = spec_of(self.example)
-                for known in map(self.trace.tensors.get, map(id, flatten(self.example))):
+                for known in map(self.trace.tensors.by_example.get, map(id, flatten(self.example))):
                     if known is not None:
                         known.inside = True
             self.trace.sizes.placeholders(self.trace.graph, spec)
@@ -176,7 +176,7 @@ class TensorValue(Value):
         if held_by is None:
             return super().getattr(trace, name)
         if name == "requires_grad":
-            trace.asked.add(name)
+            trace.tensors.asked.add(name)
         if held_by == "asked" and self.obj is not MISSING:
             found = trace.reader.attribute(self.source, self.obj, name)
             if found is not None and not self.written:
@@ -394,7 +394,7 @@ def version(tensor: torch.Tensor) -> Any:
 
 def writes_inputs(trace: Trace) -> bool:
     """Whether the graph writes a tensor from outside in place."""
-    return any(v.written for v in trace.outside if v.in_graph)
+    return any(v.written for v in trace.tensors.outside if v.in_graph)
 
 
 def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: list[ShapeTensor]) -> None:
@@ -404,7 +404,7 @@ def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: li
     if target is not operator.setitem:  # of other writes into a tensor of inference mode the trial knows
         written = [t for t in written if not t.is_inference()]
     memories = {id(t.memory) for t in given}
-    values = [v for v in trace.outside if id(v.memory) in memories]
+    values = [v for v in trace.tensors.outside if id(v.memory) in memories]
     for value in values:
         if all(value.memory is not t.memory for t in written):
             continue
@@ -441,7 +441,7 @@ def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     spec = trace.sizes.read(source, obj, static=is_static(source))
     trace.reader.guard(trace.sizes.guard(source, obj))
     value = TensorValue(trace, None, _example(obj, spec), source, obj, type(obj))
-    trace.outside.append(value)
+    trace.tensors.outside.append(value)
     return value
 
 
@@ -689,11 +689,11 @@ def torch_call(
     trial_kwargs = {name: lower(v, False) for name, v in kwargs.items()}
     if run is None:
         run = getattr(torch.Tensor, target) if isinstance(target, str) else target
-    known = trace.tensors
+    known = trace.tensors.by_example
     tensors = [t for t in leaves_in((trial_args, trial_kwargs)) if isinstance(t, torch.Tensor)]
     wrappers = [t for t in tensors if is_wrapper(t)]
     given = [t for t in flatten_all(tensors) if isinstance(t, ShapeTensor)]
-    if trace.given_away:
+    if trace.tensors.given_away:
         for tensor in given:
             _check_kept(trace, tensor)
     before = list(map(version, [*given, *wrappers]))
@@ -752,7 +752,7 @@ def _written_inside(trace: Trace, written: Sequence[torch.Tensor]) -> list[Shape
     """The plain tensors among a call's written ones: all inside of a wrapper that was written, which counts for them."""
     found: list[Any] = flatten_all(written)
     for leaf in found:
-        known = trace.tensors.get(id(leaf))
+        known = trace.tensors.by_example.get(id(leaf))
         if known is not None:
             known.written_inside = True
     return found
@@ -760,7 +760,7 @@ def _written_inside(trace: Trace, written: Sequence[torch.Tensor]) -> list[Shape
 
 def _check_kept(trace: Trace, tensor: ShapeTensor) -> None:
     unsupported_if(
-        tensor.memory in trace.given_away,
+        tensor.memory in trace.tensors.given_away,
         "unsupported-value",
         "a tensor that shares memory with a parameter that was made of it is used",
         cure="use the parameter, or make it outside the compiled function",
@@ -817,11 +817,11 @@ def number_tensor(trace: Trace, number: FloatValue) -> TensorValue:
     """The input of the graph that holds a number, in 64 bits."""
     source, tensor = number.tensor()
     key = f"tensor {number.text}"
-    if key not in trace.floats:
+    if key not in trace.numbers.floats:
         spec = TensorSpec.of(tensor)
-        trace.floats[key] = TensorValue(trace, None, ShapeTensor.make(spec), source, tensor)
+        trace.numbers.floats[key] = TensorValue(trace, None, ShapeTensor.make(spec), source, tensor)
         trace.sizes.floats[number.root] = number.now
-    return trace.floats[key]
+    return trace.numbers.floats[key]
 
 
 _INPLACE_NAMES = frozenset(f"i{name}" for name in ("add", "sub", "mul", "truediv"))
@@ -862,7 +862,7 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
             result = run(*args, **kwargs)
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
-        trace.draws = trace.draws or mode.draws
+        trace.calls.draws = trace.calls.draws or mode.draws
         if mode.asserts:
             trace.checks.within(target_name(target), args)
         if mode.reads_tf32:
@@ -893,7 +893,7 @@ _OF_STRIDES = frozenset(("stride", "is_contiguous", "dim_order", "sym_stride"))
 def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
     """The value of an answer without a tensor, with the guards that it needs."""
     if function_name(target) in _OF_STRIDES:
-        trace.asked.add("strides")
+        trace.tensors.asked.add("strides")
     held_by = ANSWERS.get(function_name(target))
     is_made = not args or not isinstance(args[0], TensorValue) or args[0].obj is MISSING
     if held_by is None or held_by == "outside" and is_made:
@@ -916,7 +916,7 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
 def _guard_offsets(trace: Trace, args: list[Value]) -> list[TensorValue]:
     """The tensors from outside that share memory with the arguments: they begin where they begin in it."""
     memories = [arg.memory for arg in args if isinstance(arg, TensorValue)]
-    found = [value for value in trace.outside if any(value.memory is memory for memory in memories)]
+    found = [value for value in trace.tensors.outside if any(value.memory is memory for memory in memories)]
     for value in found:
         trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
     return found
@@ -976,7 +976,7 @@ def result_value(trace: Trace, node: fx.Node, result: Any) -> Value:
 
 
 def _part(trace: Trace, node: fx.Node, index: int, item: Any) -> Value:
-    known = trace.tensors.get(id(item)) if isinstance(item, torch.Tensor) else None
+    known = trace.tensors.by_example.get(id(item)) if isinstance(item, torch.Tensor) else None
     if known is not None:
         return known.carrier or known
     return result_value(

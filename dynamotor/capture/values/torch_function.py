@@ -42,6 +42,7 @@ from .base import (
 )
 from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue, TupleValue
+from .instances import inline_function
 from .klass import Builtin
 from .known_data import SIZED, known, sizes_as_numbers
 from .number import FloatValue
@@ -227,7 +228,7 @@ class HeldNumber(Constant):
     held = True
 
     def __init__(self, trace: Trace, tensor: TensorValue) -> None:
-        trace.read_at[id(self)] = tuple([(frame, frame.step_at) for frame in trace.frames])
+        trace.numbers.read_at[id(self)] = tuple([(frame, frame.step_at) for frame in trace.stack.frames])
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype, device="cpu").item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
         trace.graph.snapshots.append(self.tensor.node)  # type: ignore[attr-defined]
@@ -242,7 +243,7 @@ class HeldNumber(Constant):
             f"data-dependent branch: a test of a {self.kind.__name__} that was read from a tensor",
             cure="keep the value in tensors (torch.where, masks)",
         )
-        stop.read_at = self.tensor.trace.read_at[id(self)] if self.kind is bool else ()  # type: ignore[attr-defined]
+        stop.read_at = self.tensor.trace.numbers.read_at[id(self)] if self.kind is bool else ()  # type: ignore[attr-defined]
         raise stop
 
     def binary(
@@ -278,8 +279,8 @@ class HeldNumber(Constant):
 
 def _query(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if fn is torch.is_tensor and args and isinstance(args[0], UserObject):
-        return trace.inline_function(
-            fn, args, kwargs
+        return inline_function(
+            trace, fn, args, kwargs
         )  # a plain isinstance: `__torch_function__` is not asked
     real = [_query_argument(trace, fn, a) for a in args]
     named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}

@@ -1,0 +1,79 @@
+"""The inlined frames of a trace: where they are in the user's source, how far they may run, and where they were cut.
+
+>>> stack.user_line()          # of the innermost frame outside PyTorch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..base.errors import UserLine
+from .breaks import unsupported, unsupported_if
+from .interpreter import POLYFILLS, Frame, GeneratorValue
+from .values.base import Value
+
+TORCH = torch.__path__[0]
+
+
+class CallStack:
+    """Frames from the outermost to the innermost.
+
+    steps: instructions interpreted so far. break_at: the step at which the trace is cut; stopped: the frames at that
+    cut. handled: the exception that an `except` block handles; handling: whether the caller of the captured function is
+    handling one. generators: all that the trace has made.
+    """
+
+    def __init__(self, break_at: int | None, max_steps: int, handling: bool) -> None:
+        self.break_at, self.max_steps, self.handling = break_at, max_steps, handling
+        self.frames: list[Frame] = []
+        self.steps = 0
+        self.stopped: tuple[Frame, ...] = ()
+        self.handled: Value | None = None
+        self.generators: list[GeneratorValue] = []
+
+    def forget(self) -> None:
+        """Let the frames go; questions about places have no answer from now on."""
+        for generator in self.generators:
+            generator.made.clear()
+        self.frames, self.stopped, self.generators, self.handled = [], (), [], None
+
+    def where(self) -> UserLine | None:
+        """The current line of the innermost frame that is not a polyfill."""
+        return _innermost(self.frames, (POLYFILLS,))
+
+    def user_line(self) -> UserLine | None:
+        """The current line of the innermost frame outside of PyTorch's own modules; of the innermost one, if
+        all are inside.
+        """
+        return _innermost(self.frames, (POLYFILLS, TORCH)) or self.where()
+
+    def user_stack(self) -> tuple[UserLine, ...]:
+        """The inlined stack, outermost first."""
+        return tuple(f.user_line() for f in self.frames if not f.code.co_filename.startswith(POLYFILLS))
+
+    def count_step(self) -> None:
+        """Refuse endless loops."""
+        if self.steps > self.max_steps:
+            raise unsupported(
+                "too-long",
+                f"more than {self.max_steps} instructions in one trace",
+                cure="compile a smaller function, or one without long Python loops",
+            )
+
+    def check_generators(self) -> None:
+        """Refuse a trace that ends while a generator waits inside a `try` or `with`."""
+        for generator in self.generators:
+            unsupported_if(
+                generator.has_duties(),
+                "finalizer",
+                f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
+                "CPython closes it when the last reference goes",
+            )
+
+
+def _innermost(frames: Iterable[Frame], outside_of: tuple[str, ...]) -> UserLine | None:
+    """The line of the innermost frame whose file is in none of the folders."""
+    own = next((f for f in reversed([*frames]) if not f.code.co_filename.startswith(outside_of)), None)
+    return None if own is None else own.user_line()
