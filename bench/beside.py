@@ -139,19 +139,20 @@ class Row:
 
 def add_shares(row: Row, program: Callable[[Way], Tensors]) -> Row:
     """Fill in the shares of aten calls that run compiled, here and with torch.compile."""
-    found: list[float | None] = []
-    for compiler in ("dynamotor", "torch.compile"):
+
+    def seeded(compile_: Callable[..., Any]) -> None:
         torch.manual_seed(0)
-        try:
-            calls = share.measured(lambda compile_: program(Way(compile_, backend="eager")), compiler)
-        except Exception as e:
-            row.error = row.error or f"share with {compiler}: {told(e)}"
-            found.append(None)
+        program(Way(compile_, backend="eager"))
+
+    found: dict[str, float | None] = {}
+    for compiler, calls in share.shares(seeded):
+        if isinstance(calls, Exception):
+            row.error = row.error or f"share with {compiler}: {told(calls)}"
             continue
-        found.append(calls.share)
+        found[compiler] = calls.share
         if compiler == "dynamotor":
             row.eager = dict(calls.eager.most_common(8))
-    row.share, row.torch_share = found
+    row.share, row.torch_share = found.get("dynamotor"), found.get("torch.compile")
     return row
 
 

@@ -1,10 +1,12 @@
-"""The share of a program's aten calls that run in compiled graphs, counted alike for dynamotor and torch.compile.
+"""The share of a program's aten calls that run in compiled graphs, counted alike for dynamotor and torch.compile: of the
+calls that it makes in eager, those that a compiler does not leave to eager. Graphs may hold fewer calls than eager
+makes (a cast to the same type is none), so that their own numbers do not compare.
 
 Both captures give their graphs to one backend, which runs a graph op by op in a range of PyTorch's profiler. An aten
 call counts as compiled inside of such a range; calls of the backward, of optimizers, of the measurement itself
 (`aside`) and of the compilation count for nobody.
 
->>> counts = measured(program, "dynamotor"); counts.share
+>>> shares(program)["dynamotor"].share
 1.0
 """
 
@@ -33,16 +35,18 @@ _READS = frozenset(("item", "is_nonzero", "detach", "lift_fresh", "alias", "deta
 
 @dataclass
 class Calls:
-    """Aten calls in compiled graphs, and those that eager PyTorch ran, by name."""
+    """Aten calls in compiled graphs, and those that eager PyTorch ran, by name. `total`: those of the program in eager,
+    where they are known."""
 
     compiled: int = 0
     eager: Counter[str] = field(default_factory=Counter)
+    total: int = 0
 
     @property
     def share(self) -> float | None:
-        """The part that ran compiled; None where nothing was counted."""
-        total = self.compiled + self.eager.total()
-        return self.compiled / total if total else None
+        """The part that is not left to eager; None where nothing was counted."""
+        total = self.total or self.compiled + self.eager.total()
+        return max(0.0, 1 - self.eager.total() / total) if total else None
 
 
 def aside() -> Any:
@@ -50,8 +54,22 @@ def aside() -> Any:
     return record_function(ASIDE)
 
 
+def shares(program: Callable[[Callable[..., Any]], Any]) -> Iterator[tuple[str, Calls | Exception]]:
+    """The calls of "dynamotor" and "torch.compile", or the error of one, beside those of eager."""
+    total = 0
+    for compiler in COMPILERS:
+        try:
+            calls = measured(program, compiler)
+        except Exception as error:
+            yield compiler, error
+            continue
+        total, calls.total = calls.eager.total() if compiler == "eager" else total, total
+        if compiler != "eager":
+            yield compiler, calls
+
+
 def measured(program: Callable[[Callable[..., Any]], Any], compiler: str) -> Calls:
-    """Run `program(compile)` with the capture of "dynamotor" or "torch.compile", and count."""
+    """Run `program(compile)` in "eager", or with the capture of "dynamotor" or "torch.compile", and count."""
     theirs = torch.compile
 
     def compile_(fn: Any = None, **options: Any) -> Any:
@@ -59,9 +77,11 @@ def measured(program: Callable[[Callable[..., Any]], Any], compiler: str) -> Cal
             return lambda fn: compile_(fn, **options)
         with record_function(BEGIN):
             options = {key: options[key] for key in ("fullgraph", "dynamic") if key in options}
+        if compiler == "eager":
+            return fn
         return (dynamotor.compile if compiler == "dynamotor" else theirs)(fn, backend=_backend, **options)
 
-    around = _marks_compilation_of_ours if compiler == "dynamotor" else _marks_compilation_of_theirs
+    around = _MARKS.get(compiler, contextlib.nullcontext)
     dynamotor.reset()
     torch._dynamo.reset()
     torch.compile = compile_
@@ -116,6 +136,10 @@ def _marks_compilation_of_theirs() -> Iterator[None]:
     finally:
         callback_handler.remove_start_callback(start)
         callback_handler.remove_end_callback(end)
+
+
+COMPILERS = ("eager", "dynamotor", "torch.compile")
+_MARKS = {"dynamotor": _marks_compilation_of_ours, "torch.compile": _marks_compilation_of_theirs}
 
 
 def count(events: Any) -> Calls:

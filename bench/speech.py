@@ -117,13 +117,12 @@ class Job:
         self.batch = {key: t.to(self.device) for key, t in batch.items()}
         self.row: dict[str, Any] = {"model": job["model"], "batch": job["batch"], "ways": {}}
         self.steps: dict[str, Callable[[], object]] = {}
-        self.seed = 0
 
     def sync(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def step_of(self, way: str, compile_: Callable[[torch.nn.Module], Any]) -> Callable[[], object]:
+    def step_of(self, compile_: Callable[[torch.nn.Module], Any]) -> Callable[[], object]:
         """A training step of a copy of the model."""
         import numpy
 
@@ -148,7 +147,7 @@ class Job:
     def compile(self) -> None:
         """First calls, and steps until the choices have been met."""
         for way, compile_ in WAYS.items():
-            step, seconds = self.step_of(way, compile_), []
+            step, seconds = self.step_of(compile_), []
             try:
                 for _ in range(WARM):
                     start = time.perf_counter()
@@ -206,21 +205,17 @@ class Job:
 
     def shares(self) -> None:
         """The compiled share of some steps, by both compilers' captures."""
-        for way in WAYS:
-            if way == "eager":
-                continue
 
-            def program(compile_: Callable[..., Any], way: str = way) -> None:
-                step = self.step_of(way, compile_)
-                for _ in range(SHARE_STEPS):
-                    step()
+        def program(compile_: Callable[..., Any]) -> None:
+            step = self.step_of(compile_)
+            for _ in range(SHARE_STEPS):
+                step()
 
-            try:
-                calls = share.measured(program, way)
-            except Exception as error:
-                self.row["ways"][way]["share_error"] = f"{type(error).__name__}: {str(error)[:300]}"
-                continue
-            self.row["ways"][way] |= {"share": calls.share, "outside": dict(calls.eager.most_common(12))}
+        for way, calls in share.shares(program):
+            if isinstance(calls, Exception):
+                self.row["ways"][way]["share_error"] = f"{type(calls).__name__}: {str(calls)[:300]}"
+            else:
+                self.row["ways"][way] |= {"share": calls.share, "outside": dict(calls.eager.most_common(12))}
 
 
 def work(job: dict[str, Any]) -> None:

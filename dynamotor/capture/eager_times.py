@@ -1,12 +1,14 @@
 """Whether a compiled callable is slower than eager PyTorch: each new graph runs a few times beside its torch calls.
 
-Both run in turns on the first call's inputs, behind its first run, where the graph may run again and no GPU is
-involved, and for a small part of the time that its compilation took: later calls cost nothing. The shortest time of
-each counts, which other work of the machine does not shorten.
+Both run in turns on the first call's inputs, behind its first run, and for a small part of the time that its
+compilation took: later calls cost nothing. The shortest time of each counts, which other work of the machine does not
+shorten. The torch calls run first under a mode (`_OnlyComputes`) that sees each aten call before its kernel runs, and
+ends the measurement at one that could be noticed: what this run has not done, the timed ones do not do either.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,15 +16,19 @@ from typing import Any
 
 import torch
 
-from ..base.compat import TorchDispatchMode, count_dispatch_modes, top_saved_hooks
+from ..base.compat import TorchDispatchMode, count_dispatch_modes, profiler_enabled, top_saved_hooks
 from ..base.config import config
 from ..base.events import silence
+from ..graph.op_facts import HIDDEN_WRITES, facts
 from ..graph.repeatable import may_run_again
+from ..graph.sizes import leaves_in
 
 BUDGET = 0.03  # of the seconds of a compilation
 LEAST, MOST = 3, 10  # rounds
 SLOWER = 1.25  # so many times eager's time is no noise,
 SECONDS = 1e-4  # nor is so much more
+MOST_BYTES = 1 << 30  # of all results of a graph
+_COMPUTING = frozenset(("aten", "prims"))
 
 
 @dataclass
@@ -44,10 +50,11 @@ class EagerTimes:
         self, gm: torch.fx.GraphModule, run: Callable[..., Any], inputs: Sequence[Any], seconds: float
     ) -> None:
         """Measure a graph that has run once; `seconds`: what its compilation took."""
-        if config.warn_slower and not config.check and _is_pure(gm, inputs):
+        may_run = config.warn_slower and not config.check and not _is_watched() and may_run_again(gm, inputs)
+        if may_run and not any(_may_warn(node.target) for node in gm.graph.nodes):
             try:
                 with silence():
-                    with _RefuseDraws():
+                    with _OnlyComputes(BUDGET * seconds):
                         gm.forward(*inputs)
                     self._measure(gm.forward, run, inputs, BUDGET * seconds)
             except Exception:  # the graph's first run has passed: nothing that the caller should see
@@ -65,14 +72,64 @@ class EagerTimes:
         self.compiled, self.eager = self.compiled + compiled, self.eager + in_eager
 
 
-class _RefuseDraws(TorchDispatchMode):
-    """Stops a graph before it draws a random number: the generators are the program's, and other threads draw from
-    them too, so that to set one back would give these the same numbers twice."""
+class _Noticed(Exception):
+    """A run of a graph stops before something that the program could notice."""
+
+
+class _OnlyComputes(TorchDispatchMode):
+    """Stops a graph before an aten call that draws random numbers (the generators are the program's, and other threads
+    draw from them too), that writes memory which the graph has not made, or that is another library's; and when its
+    time is up, or it has made more memory than a program spares."""
+
+    def __init__(self, budget: float) -> None:
+        super().__init__()
+        self.end, self.made, self.nbytes = time.perf_counter() + budget, dict[int, Any](), 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise RuntimeError(f"{func} draws random numbers")
-        return func(*args, **(kwargs or {}))
+        given = (*args, *(kwargs or {}).values())
+        if (
+            func.namespace not in _COMPUTING
+            or torch.Tag.nondeterministic_seeded in func.tags
+            or any(isinstance(value, torch.Generator) for value in given)
+            or not self.made.keys() >= set(map(_memory, self._written(func, args, kwargs or {})))
+            or time.perf_counter() > self.end
+            or self.nbytes > MOST_BYTES
+        ):
+            raise _Noticed(func)
+        known = set(map(_memory, _tensors(given)))
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            if (memory := _memory(tensor)) not in known and memory not in self.made:
+                self.made[memory] = tensor  # held: its address is not another's
+                self.nbytes += tensor.untyped_storage().nbytes()
+        return result
+
+    def _written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        names = [argument.name for argument in func._schema.arguments]
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        if func in HIDDEN_WRITES and not values.get("training"):
+            return []
+        places = facts(func).writes
+        return _tensors([values.get(names[place] if isinstance(place, int) else place) for place in places])
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves_in(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _may_warn(target: Any) -> bool:
+    """Whether a function of PyTorch's Python may write a warning, which would be there twice."""
+    return "warnings" in getattr(getattr(target, "__code__", None), "co_names", ())
+
+
+def _is_watched() -> bool:
+    """Whether somebody looks on who would see the calls twice: modes, hooks, profilers, other processes."""
+    tools = sys.gettrace() is not None or sys.getprofile() is not None or profiler_enabled()
+    return tools or bool(count_dispatch_modes()) or top_saved_hooks(True) is not None or _is_distributed()
 
 
 def _is_distributed() -> bool:
@@ -88,9 +145,3 @@ def _seconds(run: Callable[..., Any], inputs: Sequence[Any]) -> float:
     start = time.perf_counter()
     run(*inputs)
     return time.perf_counter() - start
-
-
-def _is_pure(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph that writes no input may run again beside eager, unseen by the program."""
-    watched = count_dispatch_modes() or top_saved_hooks(True) is not None or _is_distributed()
-    return not watched and may_run_again(gm, inputs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.base.compat import TorchDispatchMode
 from dynamotor.capture import eager_times
 from dynamotor.capture.compiled_share import Share
 from dynamotor.capture.eager_times import EagerTimes
@@ -29,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             return next(turns)
 
         def measure(share: Share, entry: Any, inputs: Any, seconds: float) -> None:
-            original(share, entry, inputs, 1.0)  # a compilation that took long enough
+            original(share, entry, inputs, 1e3)  # a compilation that took long enough
 
         original, turns = Share.measure, itertools.cycle((compiled, eager))
         monkeypatch.setattr(eager_times, "_seconds", seconds)
@@ -146,3 +149,100 @@ def test_a_graph_that_draws_is_not_measured(measured: Any) -> None:
     assert not measured(lambda x: torch.dropout(x, 0.5, True), torch.ones(3), compiled=1.6e-4, eager=2e-5)
     assert not measured(lambda x: x + torch.rand(3), torch.ones(3), compiled=1.6e-4, eager=2e-5)
     assert measured(lambda x: torch.dropout(x, 0.5, False) + 1, torch.ones(3), compiled=1.6e-4, eager=2e-5)
+
+
+class Only(TorchDispatchMode):
+    """Notes the aten calls below a mode under test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def drawn(x: torch.Tensor) -> Any:
+    return torch.rand_like(x)
+
+
+def drawn_by_a_generator(x: torch.Tensor) -> Any:
+    return torch.rand(3, generator=torch.Generator().manual_seed(0)) + x
+
+
+def written_through_a_view(x: torch.Tensor) -> Any:
+    return x.view(1, 3).t().add_(1)
+
+
+def written_as_out(x: torch.Tensor) -> Any:
+    return torch.mul(x, 2, out=x)
+
+
+def written_rows(x: torch.Tensor) -> Any:
+    return torch.nn.functional.embedding(torch.tensor([0]), x[:, None], max_norm=0.1)
+
+
+def written_own(x: torch.Tensor) -> Any:
+    y = x.sin()
+    y.view(-1)[1:].mul_(2)
+    return y, torch.nn.functional.batch_norm(y[None], torch.zeros(3), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "fn, passes",
+    [(written_own, True)]
+    + [
+        (fn, False)
+        for fn in (drawn, drawn_by_a_generator, written_through_a_view, written_as_out, written_rows)
+    ],
+)
+def test_the_first_run_ends_before_what_the_program_could_notice(fn: Any, passes: bool) -> None:
+    x = torch.ones(3)
+    state, version = torch.get_rng_state(), x._version
+    ends = contextlib.nullcontext() if passes else pytest.raises(eager_times._Noticed)
+    with ends, torch.no_grad(), eager_times._OnlyComputes(60.0):
+        fn(x)
+    assert (
+        torch.equal(x, torch.ones(3)) and x._version == version and torch.equal(state, torch.get_rng_state())
+    )
+
+
+def test_the_first_run_ends_when_its_time_or_memory_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(100)
+    with pytest.raises(eager_times._Noticed), Only() as below, eager_times._OnlyComputes(0.0):
+        x.sin().cos()
+    assert not below.calls
+    monkeypatch.setattr(eager_times, "MOST_BYTES", 700)
+    with pytest.raises(eager_times._Noticed), Only() as below, eager_times._OnlyComputes(60.0):
+        x.sin().cos().exp()
+    assert below.calls == ["aten::sin", "aten::cos"]
+
+
+@pytest.mark.parametrize("watch", [sys.settrace, sys.setprofile, None], ids=["trace", "profile", "profiler"])
+def test_nothing_is_measured_under_a_profiler(measured: Any, watch: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        if watch is None:
+            stack.enter_context(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]))
+        else:
+            before = sys.gettrace() if watch is sys.settrace else sys.getprofile()
+            stack.callback(watch, before)
+            watch(lambda *_: None)
+        assert not measured(lambda x: x.sin() * 2, torch.ones(3), compiled=1.0, eager=1e-5)
+
+
+def test_warnings_are_given_as_often(measured: Any) -> None:
+    counts = []
+    for warn_slower in (True, False):
+        dynamotor.reset()
+        with (
+            dynamotor.config.patch(warn_slower=warn_slower, check=False),
+            warnings.catch_warnings(record=True) as found,
+        ):
+            warnings.simplefilter("always")
+            measured(lambda x: x + 1, torch.ones(3), compiled=1.0, eager=1.0)
+            compiled = dynamotor.compile(lambda x: torch.nn.functional.mse_loss(x, x[:1]))
+            for _ in range(3):
+                compiled(torch.ones(3))
+        counts.append(len([w for w in found if "target size" in str(w.message)]))
+    assert counts[0] == counts[1]
