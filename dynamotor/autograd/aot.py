@@ -50,7 +50,7 @@ from .lazy_compile import compile_late
 from .missing_tangents import without_tangents
 from .partition import dependents, partition
 from .program_cache import MISSING, Keeper, Kept, Notes, kept, specs_of
-from .reach import gradient_groups
+from .reach import gradient_groups, is_always_leaf
 from .recipe import Recipe
 from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect, keep_copies_of_inputs
@@ -185,7 +185,7 @@ def _aot_compile(
         return _compile_inference(joint, compile_graph, name, static_inputs, place)
     leaves: frozenset[int] = frozenset()
     if joint.boundary is None:
-        leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
+        leaves = frozenset(i for i, t in enumerate(example_inputs) if is_always_leaf(t, i in static_inputs))
     on_backward = gm.meta.pop("on_backward", None)
     return _compile_training(gm, joint, compile_graph, name, static_inputs, cuts, leaves, on_backward, place)
 

@@ -38,6 +38,7 @@ from ..graph.sizes import Guard, ShapeEnv, Size
 from ..graph.spec import Compiled, TensorSpec, is_lazy, memory_groups
 from ..graph.tensor_subclass import WrapperSpec, any_spec
 from .lazy_compile import Narrow
+from .reach import is_always_leaf
 
 WAIT_SECONDS = 60.0  # for another process that compiles the same program
 MOST = 4  # entries of one graph, for sizes of which different things are assumed
@@ -284,7 +285,7 @@ def _input_text(tensor: Any, spec: TensorSpec | WrapperSpec | Size, static: bool
     return [
         encode(spec),
         tensor.requires_grad,
-        tensor.is_leaf and static,
+        is_always_leaf(tensor, static),
         is_lazy(tensor),
         tensor.is_inference(),
     ]

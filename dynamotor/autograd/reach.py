@@ -103,6 +103,13 @@ def _node_of(leaf: torch.Tensor) -> Any:
         return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
+def is_always_leaf(tensor: torch.Tensor, held: bool) -> bool:
+    """Whether an input has only hooks behind it at each call: a held tensor, or a parameter (of a module
+    that is an argument).
+    """
+    return (held or isinstance(tensor, torch.nn.Parameter)) and tensor.is_leaf
+
+
 def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[int]) -> dict[int, list[int]]:
     """Inputs by autograd node, each node under the outputs that lead to it (bits, as in `reach`).
 

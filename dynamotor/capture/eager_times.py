@@ -81,9 +81,10 @@ class _OnlyComputes(TorchDispatchMode):
     draw from them too), that writes memory which the graph has not made, or that is another library's; and when its
     time is up, or it has made more memory than a program spares."""
 
-    def __init__(self, budget: float) -> None:
+    def __init__(self, budget: float, most: int = MOST_BYTES) -> None:
         super().__init__()
-        self.end, self.made, self.nbytes = time.perf_counter() + budget, dict[int, Any](), 0
+        self.end, self.most = time.perf_counter() + budget, most
+        self.made, self.nbytes = dict[int, Any](), 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (*args, *(kwargs or {}).values())
@@ -93,7 +94,7 @@ class _OnlyComputes(TorchDispatchMode):
             or any(isinstance(value, torch.Generator) for value in given)
             or not self.made.keys() >= set(map(_memory, self._written(func, args, kwargs or {})))
             or time.perf_counter() > self.end
-            or self.nbytes > MOST_BYTES
+            or self.nbytes > self.most
         ):
             raise _Noticed(func)
         known = set(map(_memory, _tensors(given)))

@@ -223,3 +223,35 @@ def test_hooks_on_an_output_that_another_is_computed_from_are_refused(backend, b
         assert not outs[0].retains_grad or torch.equal(
             outs[0].grad[1:], torch.ones(2, 3, dtype=torch.float64)
         )
+
+
+def through_a_layer(layer, x, memory):
+    keys = layer[0](memory)
+    return layer[1](x) * keys, keys
+
+
+@backends
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_parameters_of_a_module_that_is_an_argument_need_no_nodes_of_their_own(backend, used):
+    compiled = dynamotor.compile(through_a_layer, backend=backend)
+    grads, visits, parts = [], [], []
+    for f in (through_a_layer, compiled, compiled):
+        layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).double()
+        for p in layer.parameters():
+            torch.nn.init.constant_(p, 0.5)
+        x, memory = Noisy.apply(leaf(3)), leaf(3)
+        Noisy.runs = 0
+        outs = f(layer, x, memory * 1.5)
+        todo, seen = [out.grad_fn for out in outs], set()
+        while todo:
+            if (node := todo.pop()) is not None and node not in seen:
+                seen.add(node)
+                todo += [following for following, _ in node.next_functions]
+        sum(outs[k].sum() for k in used).backward()
+        parts.append(sum(node.name().startswith("Compiled") for node in seen))
+        visits.append(Noisy.runs)
+        grads.append([memory.grad, *(p.grad for p in layer.parameters())])
+    for found in grads[1:]:
+        assert all(map(same, found, grads[0]))
+    assert visits == visits[:1] * 3
+    assert parts[1:] == [2, 2]  # for `x`, which `keys` does not lead to, and for the rest

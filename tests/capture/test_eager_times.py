@@ -208,13 +208,12 @@ def test_the_first_run_ends_before_what_the_program_could_notice(fn: Any, passes
     )
 
 
-def test_the_first_run_ends_when_its_time_or_memory_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_run_ends_when_its_time_or_memory_is_up() -> None:
     x = torch.ones(100)
     with pytest.raises(eager_times._Noticed), Only() as below, eager_times._OnlyComputes(0.0):
         x.sin().cos()
     assert not below.calls
-    monkeypatch.setattr(eager_times, "MOST_BYTES", 700)
-    with pytest.raises(eager_times._Noticed), Only() as below, eager_times._OnlyComputes(60.0):
+    with pytest.raises(eager_times._Noticed), Only() as below, eager_times._OnlyComputes(60.0, 700):
         x.sin().cos().exp()
     assert below.calls == ["aten::sin", "aten::cos"]
 
