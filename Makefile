@@ -120,7 +120,7 @@ sanitize: setup
 	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
 	ASAN_OPTIONS=detect_stack_use_after_return=0:detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0:log_path=$(CURDIR)/build/sanitizer \
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(SANITIZED) -n $(JOBS) --dist loadfile \
-	-k "not triton and not gpu and not kept and not artifacts and not package"
+	-k "not triton and not gpu and not kept and not program_cache and not artifacts and not package"
 
 lint: setup
 	$(BIN)/ruff check $(PYTHON_CODE)
