@@ -86,6 +86,10 @@ class _OnlyComputes(TorchDispatchMode):
         self.end, self.most = time.perf_counter() + budget, most
         self.made, self.nbytes = dict[int, Any](), 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the dispatch would import torch._dynamo for its decorator
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (*args, *(kwargs or {}).values())
         if (

@@ -48,6 +48,10 @@ class PrivateDraws(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the dispatch would import torch._dynamo for its decorator
+
     @property
     def has_drawn(self) -> bool:
         return bool(self.generators)
