@@ -262,4 +262,5 @@ def _isin(
     for i in range(count):
         same = recorder.call(aten.eq.Tensor, elements, recorder.call(aten.select.int, values, 0, i))
         found = same if found is None else recorder.call(aten.bitwise_or.Tensor, found, same)
-    return recorder.call(aten.logical_not.default, found) if invert else found
+    found = recorder.call(aten.logical_not.default, found) if invert else found
+    return recorder.call(aten.clone.default, found, memory_format=torch.contiguous_format)  # eager's layout
