@@ -157,7 +157,7 @@ def capture_as_plain_tensor(
 
     infer = builder.infer_subclass_type
     builder.infer_subclass_type = lambda value: None if type(value) is subclass else infer(value)
-    builder.VariableBuilder._wrap = wrap_plain  # type: ignore[method-assign]  # PyTorch has no hook for it
+    builder.VariableBuilder._wrap = wrap_plain  # PyTorch has no hook for it
 
 
 # Options of inductor that set a field of ours, and how a value is read.

@@ -137,7 +137,7 @@ def _is_state(row: Guard) -> bool:
     return all(s.key not in _SETTINGS for s in row.sources if isinstance(s.key, str))
 
 
-class _Weak(weakref.ref):  # type: ignore[type-arg]
+class _Weak(weakref.ref):
     """A reference of this module's; programs have references of their own."""
 
 

@@ -146,7 +146,7 @@ class _SwitchValue(Value):
     """`DisableTorchFunctionSubclass()`; it cannot leave the trace."""
 
     __slots__ = ()
-    kind = _Switch  # type: ignore[assignment]  # made at run time
+    kind = _Switch  # made at run time
 
 
 builtin_rule(_Switch)(lambda trace, args, kwargs: _SwitchValue())

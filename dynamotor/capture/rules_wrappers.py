@@ -50,7 +50,7 @@ class WrapperValue(SubclassValue):
         super().__init__(cls, tensor, source, obj)  # type: ignore[arg-type]  # set when it is asked for
 
     @property
-    def tensor(self) -> TensorValue:  # type: ignore[override]  # a slot of the base
+    def tensor(self) -> TensorValue:  # a slot of the base
         """Its spec in the graph."""
         if self._tensor is None:
             self._assemble()
@@ -264,8 +264,8 @@ def _make_wrapper_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Va
     given = [lower(value, False) for value in rest]
     named = {name: lower(value, False) for name, value in kwargs.items()}
     make = compat.make_wrapper_subclass
-    made = trial(trace, make, functools.partial(make, kind), given, named)  # type: ignore[arg-type]
-    value = WrapperValue(trace, kind, None)  # type: ignore[arg-type]
+    made = trial(trace, make, functools.partial(make, kind), given, named)
+    value = WrapperValue(trace, kind, None)
     value.bare, value.arguments = TensorValue(trace, None, made), (args, kwargs)
     return value
 

@@ -37,9 +37,9 @@ _NAMESPACES = (
     torch.special,
     torch.fft,
     compat.nn_functions,
-    compat.linalg_functions,  # type: ignore
-    compat.special_functions,  # type: ignore
-    compat.fft_functions,  # type: ignore
+    compat.linalg_functions,
+    compat.special_functions,
+    compat.fft_functions,
     compat.variable_functions,
     torch.nested,
     torch.masked,

@@ -40,7 +40,7 @@ from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs,
 from ..runtime import cpp_build, memory
 from . import checked, cpp, cpp_family, externs
 
-_view: Callable[..., torch.Tensor] = compat.reinterpret_tensor  # type: ignore[attr-defined]
+_view: Callable[..., torch.Tensor] = compat.reinterpret_tensor
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
 KEPT_NAMES = 1 << 14  # names of such views and kernels, for more sizes
 LONG = 10_000  # characters of a text whose code is kept on disk: 5 ms of Python's compiler, and a file

@@ -20,7 +20,7 @@ from ..graph.result_strides import is_dense
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec, contiguous_stride
 
-_reinterpret = compat.reinterpret_tensor  # type: ignore[attr-defined]
+_reinterpret = compat.reinterpret_tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def prefetch(graph: fx.Graph, bytes_ahead: int) -> None:
     flying: list[fx.Node] = []
     for node in (mark, *calls):
         if _is_wait(node):
-            flying.remove(node.args[0])  # type: ignore[arg-type]
+            flying.remove(node.args[0])
             last = node
         elif node is not mark:
             continue

@@ -60,7 +60,7 @@ class ShapeTensor(torch.Tensor):
     memory: Memory
     note: Any
 
-    __torch_function__ = compat.disabled_torch_function  # type: ignore[assignment]  # the stub has no `cls`
+    __torch_function__ = compat.disabled_torch_function  # the stub has no `cls`
 
     @staticmethod
     def make(spec: TensorSpec, requires_grad: bool = False, memory: Memory | None = None) -> ShapeTensor:

@@ -88,7 +88,7 @@ def memory_groups(inputs: Sequence[Any]) -> list[int]:
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     """The address of a strided tensor's first byte, and that behind its last."""
     start = tensor.data_ptr()
-    return start, start + TensorSpec.of(tensor).extent * tensor.element_size()  # type: ignore[operator]
+    return start, start + TensorSpec.of(tensor).extent * tensor.element_size()
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,7 +414,7 @@ class GraphStep:
 
     def _tensor(self, path: Path) -> torch.Tensor:
         held: Any = self.update.scaler if path == ("scale",) else self.facts
-        return held._scale if path == ("scale",) else held.value(path)  # type: ignore[no-any-return]
+        return held._scale if path == ("scale",) else held.value(path)
 
     def _reader(self, path: Path) -> Callable[[], float]:
         """Reads a number: tensors in place (`_Bound.holds` sees to it), Python's own wherever they are

@@ -69,7 +69,7 @@ def _first(value: float, *_: Any, **__: Any) -> float:
 
 def _power(a: float, b: float) -> float:
     if a > 0:
-        return a**b  # type: ignore[no-any-return]
+        return a**b
     raise Odd  # Python raises, or gives complex numbers; aten has zeros, infinities and NaN
 
 
@@ -131,7 +131,7 @@ PYTHON: dict[Any, Callable[..., float]] = {
 def _real(value: Any) -> float:
     if isinstance(value, complex):
         raise ArithmeticError("a power is a complex number")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 _DTYPES = (torch.float64, torch.float32)
@@ -158,7 +158,7 @@ def calculate(node: fx.Node, values: dict[fx.Node, float]) -> float:
         )
         if node.target is aten.full.default:
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        return overload(node)(*args, **kwargs).item()  # type: ignore[no-any-return]
+        return overload(node)(*args, **kwargs).item()
 
 
 def on_host(graph: fx.Graph, leaves: Sequence[fx.Node], contents: dict[fx.Node, Any]) -> set[fx.Node]:
@@ -215,7 +215,7 @@ class HostProgram:
 
         def values(read: list[float]) -> list[float] | None:
             try:
-                return quick(read)  # type: ignore[no-any-return]
+                return quick(read)
             except (ArithmeticError, ValueError, TypeError):
                 pass
             try:

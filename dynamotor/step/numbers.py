@@ -215,7 +215,7 @@ def _raising(record: Any, by_divisor: bool) -> Any:
             elif isinstance(b.value, fx.Node):
                 a.recorder.note(Question("eq", b.value, 0), True)
             raise
-        return found  # type: ignore[no-any-return]
+        return found
 
     return apply
 

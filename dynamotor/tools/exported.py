@@ -151,7 +151,7 @@ class Exported:
             raise refused("it changes Python objects", "an ExportedProgram holds tensors alone")
         self._refuse_unchecked()
         root = _Root(self._torch_graph, self._entry, self.graph_signature.inputs, self._examples)
-        root.forward = _with_signature(root.run, self.model)  # type: ignore[method-assign]
+        root.forward = _with_signature(root.run, self.model)
         shapes: Any = torch.export.ShapesCollection()
         for tensor in filter(self._dims_of, tree_leaves((self.args, self.kwargs))):
             shapes[tensor] = {

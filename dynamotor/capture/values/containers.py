@@ -188,7 +188,7 @@ class ListValue(SequenceValue):
         """The items, to be changed in place; an outside list is recorded as an effect."""
         items = self.items
         if self.obj is not MISSING:
-            held = () if self in trace.effects.touched else self.kind.__iter__(self.obj)  # type: ignore[attr-defined]
+            held = () if self in trace.effects.touched else self.kind.__iter__(self.obj)
             trace.effects.touch(self, held)
         else:
             trace.effects.change(self)

@@ -298,7 +298,7 @@ def _conversion(name: str, args: list[Value], kwargs: dict[str, Value]) -> tuple
     if name != "to" or not all(a.is_constant() for a in (*args, *kwargs.values())):
         return None
     try:
-        device, dtype, _, layout = compat.parse_to(  # type: ignore[attr-defined]
+        device, dtype, _, layout = compat.parse_to(
             *[a.as_constant() for a in args], **{key: a.as_constant() for key, a in kwargs.items()}
         )
     except Exception:  # eager raises it

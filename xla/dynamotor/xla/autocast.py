@@ -19,7 +19,7 @@ from . import compat
 
 aten = torch.ops.aten
 # The enum has no name for it; None is for a name that there is not.
-_KEY = compat.DispatchKeySet(compat.parse_key_name("AutocastXLA"))  # type: ignore[arg-type]
+_KEY = compat.DispatchKeySet(compat.parse_key_name("AutocastXLA"))
 
 LOWER = (
     "_convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding "

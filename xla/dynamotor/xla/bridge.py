@@ -205,10 +205,10 @@ class Inputs:
 
 class Program(_C.XlaCall):
     """A recorded graph as one executable. The input slots and the output plan are fixed; a call (csrc/
-    xla_call.c) looks nothing up by tensor, and asks the methods below for what is rare.
+    xla_call.c) looks nothing up by tensor, and asks the methods below for rare cases.
 
     `first`: the leaf of each argument (None where it is no tensor); `results`: tensors or plain values;
-    `updates`: (argument, new value) of what is written in place; `donate`: the results may take the memory of
+    `updates`: (argument, new value) of values written in place; `donate`: the results may take the memory of
     the arguments that they replace.
     """
 
@@ -257,13 +257,13 @@ class Program(_C.XlaCall):
         self.set_inputs(inputs.order, inputs.arrays, bool(self.donated or inputs.draws is not None))
 
     def read(self, tensor: torch.Tensor) -> jax.Array:
-        """The array of an argument that holds none: what is pending is flushed, a CPU tensor is copied."""
+        """The array of an argument that holds none: pending work is flushed, a CPU tensor is copied."""
         if type(tensor) is XLATensor:
             return transfer.data_of(tensor, "bridge")
         return transfer.upload(tensor, placement.home(self.device))
 
     def complete(self, arrays: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
-        """Add the keys of the draws, and copy what would be donated though somebody else holds it, or pending
+        """Add the keys of the draws, and copy arrays that would be donated though something else holds them, or pending
         operations read it.
         """
         if self.draws is not None:
@@ -287,7 +287,7 @@ class Program(_C.XlaCall):
         emit("xla.program", program=self, inputs=inputs)
 
     def finish(self, results: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
-        """Raise what the graph found wrong, and write what it wrote."""
+        """Raise the errors that the graph found, and store its writes."""
         if self.checks:
             raise_failed(self.checks, [results[index] for index in self.checked])
         for index, update in self.updates:
@@ -325,7 +325,7 @@ class _Spread:
 
 
 def _shared(node: Node) -> Node:
-    """A value that somebody else holds too: never donated."""
+    """A value with another holder: never donated."""
     node.owners += 1
     return node
 

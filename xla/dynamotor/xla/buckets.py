@@ -136,7 +136,7 @@ def zeros_behind(x: torch.Tensor, more: list[int]) -> torch.Tensor:
 
 
 def _padded(x: Any, axes: Axes, of: Values, larger: Values) -> Any:
-    """An input with zeros behind what it holds."""
+    """An input with zeros behind its values."""
     if not is_padded(*axes):
         return x
     own, wanted = _sizes_of(axes, of), _sizes_of(axes, larger)

@@ -1,4 +1,4 @@
-"""What a CPU kernel refuses: mixed types when an op is recorded; with `config.xla_debug`, values in the graph
+"""Refusals of CPU kernels: mixed types when an op is recorded; with `config.xla_debug`, values in the graph
 (indices out of range, integer division by zero), which raise at the barrier with the line that recorded the
 op.
 
@@ -42,7 +42,7 @@ def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence
     """
     try:
         kernel_check(func, tree_map(_ones, args), tree_map(_ones, kwargs))
-    except UnsupportedOp:  # nobody can say
+    except UnsupportedOp:  # unknown
         return
     except (RuntimeError, TypeError, ValueError, IndexError) as error:  # ones may be no positions
         if not _OTHER.search(str(error)):
@@ -51,7 +51,7 @@ def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence
 
 def _ones(arg: Any) -> Any:
     if isinstance(arg, Node):
-        # Few elements lie row by row, as parameters do: some kernels look at that before they look at types.
+        # Few elements are row-major, as parameters are: some kernels look at that before they look at types.
         made = arg.meta.shape if math.prod(arg.meta.shape) <= 4096 else ()
         return torch.ones(made, dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
     return None if isinstance(arg, torch.Generator) else arg

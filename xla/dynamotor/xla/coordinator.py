@@ -53,7 +53,7 @@ class Watch:
         self.listener = listener
 
     def run(self) -> None:
-        """Until the last lifeline is closed, or nobody came."""
+        """Until the last lifeline is closed, or none was opened."""
         start = time.monotonic()
         while self.lines or (not self.news and time.monotonic() - start < _FIRST_CONNECTION_SECONDS):
             for key, _ in self.selector.select(timeout=BEAT_SECONDS):

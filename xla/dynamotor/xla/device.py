@@ -154,7 +154,7 @@ def local_devices() -> list[jax.Device]:
 
 
 def platform() -> str:
-    """What the devices are: "CPU", "CUDA" or "TPU"."""
+    """The kind of the devices: "CPU", "CUDA" or "TPU"."""
     name = local_devices()[0].platform
     return {"gpu": "CUDA", "cuda": "CUDA"}.get(name, name.upper())
 
@@ -227,7 +227,7 @@ def lanes(device: Any = None) -> list[Lane]:
 @contextlib.contextmanager
 def using_lane(lane: Lane) -> Iterator[None]:
     """Record what is done on the lane's device into this lane: how the bridge traces apart from the running
-    program, whose random state stays what it is."""
+    program, whose random state stays."""
     # A backward pass must run in this thread: others wait for the lock.
     with lock, torch.autograd.set_multithreading_enabled(False):
         before, state = _lanes.get(lane.device), rng.get_state(lane.device)
@@ -281,7 +281,7 @@ class XlaStream:
         """Everything has the same order, inside and outside."""
 
     def wait_stream(self, stream: Any) -> None:
-        """What was recorded before comes before."""
+        """Earlier records come first."""
 
     wait_event = wait_stream
 

@@ -80,7 +80,7 @@ def _lane(args: Any) -> Any:
 
 
 def results(node: Node, strides: Any = None) -> Any:
-    """Tensors for what an instruction gives, with memory of their own; `strides` as `layout.of_result` gives
+    """Tensors for the results of an instruction, with memory of their own; `strides` as `layout.of_result` gives
     them.
     """
     if type(node.meta) is not tuple:
@@ -140,7 +140,7 @@ def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
 
 
 def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
-    """Decompose if somebody knows how, else run on the CPU."""
+    """Decompose where a decomposition is known, else run on the CPU."""
     decomposition = (
         decompositions.get(func)
         or decompositions.get(func.overloadpacket)
@@ -168,7 +168,7 @@ def _check_types(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _laid_out(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
-    """What a decomposition gave, with the strides of the op's own kernel."""
+    """A decomposition's results, with the strides of the op's own kernel."""
     strides = of_op(func, args, kwargs)
     flat, tree = compat.tree_flatten(result)
     strides = strides if type(strides) is list else [strides] * len(flat)
@@ -327,7 +327,7 @@ def set_out(out: torch.Tensor, result: XLATensor) -> None:
 
 
 def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """An op that writes its inputs in a way nobody described: silently losing the write would be worse than
+    """An op that writes its inputs in a way without a description: silently losing the write would be worse than
     an error.
     """
     return fallback.run_on_cpu(func, args, kwargs, "it writes its inputs and has no functional variant")

@@ -171,7 +171,7 @@ _custom_options: dict[str, Any] = {}
 
 
 def set_custom_compile_options(options: dict[str, str | bool | int | float]) -> None:
-    """Options of XLA's compiler for what is compiled from now on; they take the place of those set before.
+    """Options of XLA's compiler for programs compiled from now on; they take the place of those set before.
 
     >>> torch_xla.set_custom_compile_options({"xla_cpu_enable_fast_math": False})
     """
@@ -221,7 +221,7 @@ def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], lis
 
 
 def raise_coded(error: Exception) -> NoReturn:
-    """Raise the coded error for what a run raised."""
+    """Raise the coded error for a run's error."""
     if isinstance(error, DynamotorError):
         raise error
     raise failure(error, "DM605", "an XLA program failed while it ran") from error

@@ -22,7 +22,7 @@ from .tensor import XLATensor, check_views, is_xla, new_root, wrap, write
 
 
 def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
-    """Run an op with aten's CPU kernel; results, and what it writes in place, come back to the device.
+    """Run an op with aten's CPU kernel; results and in-place writes come back to the device.
 
     XlaError DM610 under `config.xla_strict`; Cut in a graph that is being recorded for the bridge.
     """
@@ -42,7 +42,7 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     host_args, host_kwargs = tree_map(host, args), tree_map(host, kwargs)
-    # Kernels may calculate with lazy conjugates, which nobody would resolve inside of a handler.
+    # Kernels may calculate with lazy conjugates, which are not resolved inside of a handler.
     excluded = compat.excluded_keys()
     for bit in (compat.conjugate_key, compat.negative_key):
         excluded = excluded.remove(bit)

@@ -107,7 +107,7 @@ def install_as_torch_xla() -> ModuleType:
 
 
 def uninstall() -> None:
-    """Take the alias away again; modules that were imported through it stay what they are."""
+    """Take the alias away again; modules that were imported through it stay."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     if _FOLDER in sys.path:

@@ -129,7 +129,7 @@ class Instruction:
         self.double = _is_double(metas)
         self.tree: Any = None  # how several results are nested
         self.default = get_default_dtype()  # what integers become
-        self.strides: Any = UNKNOWN  # layout.py: what the results of row-major tensors report
+        self.strides: Any = UNKNOWN  # layout.py: the strides that results of row-major tensors report
 
     def show(self, names: list[str] | None = None) -> str:
         """The call as Python text; `names` for the inputs."""
@@ -460,7 +460,7 @@ def _infer(func: compat.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Inst
     instruction = Instruction(func, rule, template, inputs, metas, None)
     instruction.scalars, instruction.tree = len(scalars), tree
     made, refusal = _try_lowering(instruction)
-    if unknown is not None and refusal is None:  # nobody but the rule knows the shapes
+    if unknown is not None and refusal is None:  # the rule alone knows the shapes
         instruction.metas, instruction.tree = made, tree_structure(made)
         instruction.double = _is_double(made)
     instruction.refused = unknown if refusal is not None and unknown is not None else refusal
@@ -475,7 +475,7 @@ type_checks: list[Callable[..., None]] = []
 
 
 def forget(functions: Iterable[Any]) -> None:
-    """A rule of these overloads was registered: what is known of them is inferred anew."""
+    """A rule of these overloads was registered: facts about them are inferred anew."""
     known = {id(func) for func in functions}
     for table in (_memo, simple):
         for key in [key for key in table if key[0] in known]:
@@ -545,7 +545,7 @@ def _is_double(metas: Any) -> bool:
 
 
 def _try_lowering(instruction: Instruction) -> tuple[Any, str | None]:
-    """(metas of what the rule gives, None), or (None, why it cannot lower these arguments): it is evaluated
+    """(metas of the rule's results, None), or (None, why it cannot lower these arguments): it is evaluated
     on shapes alone.
     """
     inputs = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in instruction.inputs]

@@ -120,7 +120,7 @@ def specs_in(value: Any) -> Any:
 
 
 def of_op(func: Any, args: tuple, kwargs: dict[str, Any]) -> Strides:
-    """The strides of what a CPU kernel gives, UNKNOWN where nobody can tell."""
+    """The strides of a CPU kernel's result, UNKNOWN where no rule tells."""
     try:
         result = infer_spec(func, specs_in(args), {name: specs_in(value) for name, value in kwargs.items()})
     except RuntimeError:  # no shape rule, or one that asks for data: how a CPU would lay this out is unknown

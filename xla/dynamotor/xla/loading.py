@@ -26,7 +26,7 @@ class _Storage(torch.UntypedStorage):
 
     place: torch.device
     first: XLATensor | None
-    device = property(lambda self: self.place)  # type: ignore[assignment]
+    device = property(lambda self: self.place)
 
 
 def _restore(storage: Any, location: str) -> Any:
@@ -42,7 +42,7 @@ _set_metadata = compat.tensor_metadata_setter.get()
 
 
 def _set_lazy_bits(tensor: torch.Tensor, metadata: dict[str, bool]) -> None:
-    """Conjugates and negatives are views here, PyTorch would set a bit that nobody reads."""
+    """Conjugates and negatives are views here, PyTorch would set a bit that is never read."""
     if not is_xla(tensor):
         return _set_metadata(tensor, metadata)
     for bit, view in (("conj", torch.conj), ("neg", torch._neg_view)):

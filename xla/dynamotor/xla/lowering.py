@@ -60,7 +60,7 @@ class WrongResult(Unsupported):
 
 
 class Refusal(Exception):
-    """Raised by a rule for what the CPU refuses too; its argument is the error that the user gets."""
+    """Raised by a rule for calls that the CPU refuses too; its argument is the error that the user gets."""
 
 
 INFINITE = frozenset((float("inf"), -float("inf")))
@@ -85,7 +85,7 @@ class Lowering:
 
 lowerings: Registry[Target, Lowering] = Registry("XLA lowering")
 decompositions: Registry[Target, Callable[..., Any]] = Registry("XLA decomposition")
-# Called with the overloads that got a rule: what was known of them no longer holds.
+# Called with the overloads that got a rule: cached facts about them no longer hold.
 on_registration: list[Callable[[list[Any]], None]] = []
 
 
@@ -196,7 +196,7 @@ def apply(
 ) -> Any:
     """Run a rule on jax values and cast the results to aten's dtypes.
 
-    `out`: Spec, or tuple of Spec | None, that aten gives (None: nobody knows, the rule decides); `key`: PRNG
+    `out`: Spec, or tuple of Spec | None, that aten gives (None: unknown, the rule decides); `key`: PRNG
     key for random ops. Raises Unsupported when the rule refuses, WrongResult when it gives another shape than
     aten.
     """

@@ -198,7 +198,7 @@ def _all_to_all(input, split_dim, concat_dim, groups, share):
     lambda x, pairs: x if (0, 0) in zip(pairs[::2], pairs[1::2]) else jnp.zeros_like(x),
 )
 def _collective_permute(input, pairs):
-    """Replicas that are nobody's target get zeros, as XLA's CollectivePermute gives."""
+    """Replicas that are no target get zeros, as XLA's CollectivePermute gives."""
     return exchange(lambda x: lax.ppermute(x, AXIS, list(zip(pairs[::2], pairs[1::2]))), input)
 
 

@@ -145,7 +145,7 @@ rows(
 
 @op(aten.resize)
 def _resize(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """The first elements in a new shape; what lies beyond the old end is zero here and undefined in aten."""
+    """The first elements in a new shape; elements beyond the old end are zero here and undefined in aten."""
     count = math.prod(size)
     flat = x.reshape(-1)[:count]
     return jnp.pad(flat, (0, count - flat.size)).reshape(tuple(size))

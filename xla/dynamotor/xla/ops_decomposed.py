@@ -30,7 +30,7 @@ _programs = Recent(1024)
 
 
 def parts_of(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-    """The rule: what the decomposition does, on arrays; where all results are empty, nothing."""
+    """The rule: the decomposition on arrays; where all results are empty, nothing."""
     args = tuple(arg.array if type(arg) is Lifted else arg for arg in args)
     specs = out if type(out) is tuple else (out,)
     if out is not None and all(spec is None or 0 in spec.shape for spec in specs):

@@ -524,7 +524,7 @@ def _largest(
 def _extras(
     bag: jax.Array, size: jax.Array, largest: jax.Array, mode: int, out: tuple[Spec, ...]
 ) -> tuple[jax.Array, ...]:
-    """What the backward reads, in aten's shapes: sums need no sizes and get zeros."""
+    """The inputs of the backward, in aten's shapes: sums need no sizes and get zeros."""
 
     def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return jnp.pad(x, [(0, max(0, n - have)) for n, have in zip(shape, x.shape)])[

@@ -222,7 +222,7 @@ def _dropout(key, x, p, train):
 
 
 def _kept(x: jax.Array, mask: jax.Array, scale: Any) -> jax.Array:
-    """A product: what is NaN or infinite shows also where it is dropped."""
+    """A product: NaN and infinity show also where they are dropped."""
     x = wide(x)
     return x * jnp.where(mask, cast(scale, x.dtype), 0)
 

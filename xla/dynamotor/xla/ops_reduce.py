@@ -91,7 +91,7 @@ rows(
 
 
 def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    """Variance and mean in two passes. `correction`: what is taken off the number of elements, 1 for None."""
+    """Variance and mean in two passes. `correction`: subtracted from the number of elements, 1 for None."""
     x, over = wide(x), axes(x, dim)
     mean = jnp.mean(x, over, keepdims=True)
     away = x - mean

@@ -56,7 +56,7 @@ def _nearest(
 
 
 def _points(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype) -> np.ndarray:
-    """Where each output lies among the inputs."""
+    """The position of each output among the inputs."""
     scale, outputs, half = (
         _scale(size, count, align, factor, dtype),
         np.arange(count, dtype=dtype),

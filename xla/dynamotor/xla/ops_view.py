@@ -175,17 +175,17 @@ def as_strided(
 
 
 def nested(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether dimensions, given by falling stride, lie inside each other without overlap."""
+    """Whether dimensions, given by falling stride, nest without overlap."""
     return all((n - 1) * s + 1 <= outer for outer, n, s in zip(strides, sizes[1:], strides[1:]))
 
 
 def _fit(block: jax.Array, length: int) -> jax.Array:
-    """The last dimension cut or filled up to a length; what is filled up is never read."""
+    """The last dimension cut or filled up to a length; the filling is never read."""
     missing = length - block.shape[-1]
     return lax.pad(block, jnp.zeros((), block.dtype), [(0, 0, 0)] * (block.ndim - 1) + [(0, missing, 0)])
 
 
-# -- what a write to a view does to the value that it views --------------------------------------------------
+# -- the effect of a write to a view on the viewed value --------------------------------------------------
 
 
 _UNDONE_BY = {

@@ -1,4 +1,4 @@
-"""Cuts an aten graph around what the XLA device cannot record, before anything runs.
+"""Cuts an aten graph around calls that the XLA device cannot record, before anything runs.
 
 The graph is recorded once on leaves without data; a node that would fall back to the CPU, or whose result
 lives on another device, ends a piece and is run by the lazy device between two executables.
@@ -62,7 +62,7 @@ def leaf(lane: Lane, spec: TensorSpec) -> XLATensor:
 
 
 class Recording:
-    """Runs fx nodes on a lane of its own; `values` holds what each node gave, `results` what the graph gives,
+    """Runs fx nodes on a lane of its own; `values` holds each node's result, `results` the graph's,
     `reasons` why a node could not be recorded.
     """
 
@@ -145,7 +145,7 @@ def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
 
 
 def _piece(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node], reason: str) -> Piece:
-    """The nodes as a graph of their own: inputs are what they read from outside, outputs what is read of them
+    """The nodes as a graph of their own: inputs are the values they read from outside, outputs those read of them
     later.
     """
     inside = set(nodes)

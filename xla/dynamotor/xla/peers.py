@@ -77,7 +77,7 @@ class Peers:
 
     @classmethod
     def connect(cls, address: tuple[str, int], rank: int, timeout: float = 60.0) -> Peers:
-        """Open this replica's lifeline. OSError when nobody listens."""
+        """Open this replica's lifeline. OSError without a listener."""
         connection = socket.create_connection(address, timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"%d\n" % rank)

@@ -56,7 +56,7 @@ def spread(mesh: jax.sharding.Mesh) -> None:
 
 
 def _order(mesh: Grid) -> list[jax.Device]:
-    return list(mesh.devices.flat)  # type: ignore[union-attr]  # arrays have devices
+    return list(mesh.devices.flat)  # arrays have devices
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Recent(dict):
-    """A dict of at most `limit` entries; what was read or written longest ago goes first. `forgotten`: how
+    """A dict of at most `limit` entries; the entry read or written longest ago goes first. `forgotten`: how
     many went.
     """
 

@@ -22,7 +22,7 @@ from .ops_linalg import product
 
 
 def _lstm_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
-    """`x`: what the input gives, [batch, 4 hidden]. Returns the new (h, c)."""
+    """`x`: the input's part, [batch, 4 hidden]. Returns the new (h, c)."""
     h, c = states
     into, forget, new, out = jnp.split(x + _linear(h, w_hh, b_hh), 4, axis=-1)
     c = jax.nn.sigmoid(forget) * wide(c) + jax.nn.sigmoid(into) * jnp.tanh(new)

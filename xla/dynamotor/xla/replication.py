@@ -228,7 +228,7 @@ def _start_jax(where: Place, coordinator: str, limit: float) -> None:
         initialization_timeout=int(limit),
         heartbeat_timeout_seconds=int(limit) + 10,
         shutdown_timeout_seconds=10,
-        # Replica 0 would host the service here: it gets one that nobody uses, at a port of its own.
+        # Replica 0 would host the service here: it gets an unused one, at a port of its own.
         coordinator_bind_address="127.0.0.1:0",
     )
 

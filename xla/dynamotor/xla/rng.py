@@ -26,7 +26,7 @@ _STEP = 0x9E3779B97F4A7C15  # the golden-ratio increment of splitmix64: a full p
 _PERIOD = 1 << 63
 _MASK = _PERIOD - 1
 _BACK = pow(_STEP, -1, _PERIOD)
-_FAR = 1 << 32  # a state further than so many draws from another was set by somebody
+_FAR = 1 << 32  # a state further than so many draws from another was set by the program
 _states: dict[int, int] = {}
 
 
@@ -122,7 +122,7 @@ class Draws:
         self.after = _from(before, after)
 
     def take(self, device: torch.device) -> np.ndarray:
-        """The keys for one call, as `words`; the device's state becomes what it is at the call's end."""
+        """The keys for one call, as `words`; the device's state becomes that of the call's end."""
         before = get_state(device)
         _states[device.index] = _at(before, self.after)
         return words([_at(before, place) for place in self.plan])

@@ -143,7 +143,7 @@ def _views_at_once(func: Any, args: tuple, kwargs: Any) -> list[XLATensor]:
 
 @functools.lru_cache(maxsize=4096)
 def _steps(func: Any, shape: torch.Size, *given: Any) -> list[tuple[Any, tuple]]:
-    """The views that an op makes at once. Which there are says the op itself, which refuses what it must."""
+    """The views that an op makes at once. Which there are says the op itself, which refuses invalid ones."""
     whole = torch.empty(shape, device="meta")
     parts = tuple([TensorSpec.of(part) for part in func(whole, *given)])
     return slices_of(func, TensorSpec.of(whole), given, {}, parts)
@@ -283,7 +283,7 @@ def _pack_padded_sequence(
 
 @specials.register(aten.repeat_interleave.Tensor)
 def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
-    """How long the result is must be known: a sync where nobody says it."""
+    """How long the result is must be known: a sync where it is not told."""
     size = (kwargs or {}).get("output_size")
     if size is None:
         repeats = transfer.to_cpu(args[0], "repeat_interleave")
@@ -294,7 +294,7 @@ def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) ->
 
 @specials.register(aten.t.default)
 def _t(func: Any, args: tuple, kwargs: Any) -> XLATensor:
-    """A transposed transposed tensor is what was transposed: autograd makes one of each weight's gradient."""
+    """A transposed transposed tensor is the original: autograd makes one of each weight's gradient."""
     alias = args[0]._alias
     return wrap_view(alias.parent, args[0]) if alias.func is func else dispatch.view(func, args, kwargs)
 
@@ -312,7 +312,7 @@ _VIEWS_IN_PLACE = {
 
 @specials.register(*_VIEWS_IN_PLACE)
 def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
-    """`x.squeeze_()`: the tensor itself becomes a view of what it was."""
+    """`x.squeeze_()`: the tensor becomes a view of its former self."""
     x = args[0]
     root = x._alias.root or x._alias
     viewed, root.turned = root.viewed, root.turned or root.viewed

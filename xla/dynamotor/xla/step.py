@@ -5,7 +5,7 @@
 ...     loss = step(data, target)
 
 The forward pass is captured as `dynamotor.compile` captures it, with its guards: what the model and the loss
-read (attributes, hooks, modes, autocast) is looked at before each step. The first call of what was captured
+read (attributes, hooks, modes, autocast) is looked at before each step. The first call of a captured step
 runs on the lazy device (optimizers make their state there), the second is recorded, later ones only run.
 Hyperparameters are inputs of the executable: a changed learning rate is recorded anew and compiles nothing.
 """
@@ -109,7 +109,7 @@ def _python_step(
     optimizer: torch.optim.Optimizer,
     learn: Callable[[torch.Tensor], None],
 ) -> Callable[..., torch.Tensor]:
-    """A step that is recorded at each call, since nobody guards what its Python reads; its executables are
+    """A step that is recorded at each call, since no guards cover the reads of its Python; its executables are
     kept.
     """
 
@@ -187,7 +187,7 @@ def _learn(loss: torch.Tensor, optimizer: torch.optim.Optimizer, clip: float | N
 def _whole_step(
     gm: torch.fx.GraphModule, optimizer: torch.optim.Optimizer, learn: Callable[[torch.Tensor], None]
 ) -> Callable[..., Any]:
-    """The step around one captured forward pass: takes what the graph takes, gives what it gives, without
+    """The step around one captured forward pass: has the graph's arguments and results, without
     gradients.
     """
     output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
@@ -256,14 +256,14 @@ def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 class _Replayed:
     """Runs a body on tensors and state: first lazily, then recorded, then as an executable.
 
-    `state()` lists what the body reads and writes beside its arguments. It is known by object: when somebody
+    `state()` lists the tensors that the body reads and writes beside its arguments. It is known by object: when something
     puts another tensor in its place (`optimizer.load_state_dict`, a new parameter), all begins anew. While
     there are numbers on the CPU among it, each call is recorded, since an executable cannot see them.
     """
 
     def __init__(self, state: Callable[[], list[torch.Tensor]]) -> None:
         self._state = state
-        self._programs = Recent(_KEPT)  # by what was recorded
+        self._programs = Recent(_KEPT)  # by the record
         self._known: list[torch.Tensor] = []
         self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
         self._calls = Recent(_KEPT)  # (Program, Inputs, tensors beside the arguments)

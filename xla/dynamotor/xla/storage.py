@@ -26,7 +26,7 @@ from .specials import to_device
 from .tensor import Alias, Overlap, XLATensor, new_root, node_of, value, wrap, write
 from .transfer import to_cpu
 
-# Views whose elements are not those of what they view: they count in other units.
+# Views whose elements are not those of the viewed tensor: they count in other units.
 _OTHER_UNITS = frozenset(
     (
         aten.view.dtype,
@@ -61,7 +61,7 @@ def storage_of(alias: Alias) -> Alias:
 
 @tensor.write_through.define
 def _write_through(alias: Alias, node: Node) -> None:
-    """A part of an expanded (or unfolded) tensor is written where it lies."""
+    """A part of an expanded (or unfolded) tensor is written in its place."""
     spec = layout.spec_of(alias)
     if layout.overlaps_itself(spec):
         raise Overlap(
@@ -99,7 +99,7 @@ rows(
 @specials.register(aten._new_zeros_with_same_feature_meta.default)
 def _new_zeros_with_same_feature_meta(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """Zeros that lie in their storage as another tensor does, once for each element of the leading batch
-    dimensions: what a tangent must be where views are differentiated forward."""
+    dimensions: the tangents needed where views are differentiated forward."""
     like, alias = args[0], args[1]._alias
     batch = list(like.shape[: (kwargs or {}).get("self_num_batch_dims", 0)])
     whole = [*batch, _length(alias)]

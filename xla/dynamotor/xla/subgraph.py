@@ -189,7 +189,7 @@ def trace_call(
     """`fn(*args, **kwargs)`, whose arguments are flattened, as `trace` traces it, and how its results are
     nested.
 
-    metas: what the tensors are, by their place among the leaves.
+    metas: shapes and dtypes of the tensors, by their place among the leaves.
     """
     trees: list[TreeSpec] = []
 

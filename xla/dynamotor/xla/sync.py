@@ -1,4 +1,4 @@
-"""Flushing traces: what is live is computed by one executable, which is compiled when its key was never seen
+"""Flushing traces: live values are computed by one executable, which is compiled when its key was never seen
 (`Reasons` says why it was not).
 
 >>> sync()          # xm.mark_step()
@@ -121,7 +121,7 @@ def _relieve() -> None:
 def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
     leaves, scalars, draws, checks = lane.leaves, lane.scalars, lane.draws, lane.checks
     positions = tuple([node.position for node in outputs])
-    # Written in place and held by nobody else: the result may take the buffer over.
+    # Written in place and without another holder: the result may take the buffer over.
     donated = _donated(lane) if lane.replaced else ()
     for leaf in leaves:
         leaf.data = placement.settle(leaf.data)
@@ -156,7 +156,7 @@ def _donated(lane: Lane) -> tuple[int, ...]:
     for index in range(len(replaced)):
         leaf = replaced[index]
         if sys.getrefcount(leaf.data) != _DEAD:
-            continue  # somebody has the array itself
+            continue  # something holds the array itself
         if leaf.owners == 0 or (
             leaf.owners > 0 and sys.getrefcount(replaced[index]) == _DEAD + 2 + lane.key.count(leaf.position)
         ):

@@ -68,7 +68,7 @@ class Alias:
         self.node, self.meta, self.parent = node, node.meta, parent
         self.func, self.args, self.kwargs = func, args, kwargs
         self.stride, self.offset = stride, offset
-        # None for a root: a reference to itself would keep it alive, and what is alive is computed.
+        # None for a root: a reference to itself would keep it alive, and live tensors are computed.
         if parent is None:
             self.root = None
             self.version = 0
@@ -164,7 +164,7 @@ write_through = Deferred[[Alias, Node], None]("write_through")
 
 
 def _fit(node: Node, meta: Meta) -> Node:
-    """Cast and broadcast a value to what the written tensor is."""
+    """Cast and broadcast a value to the type and shape of the written tensor."""
     if node.meta.dtype is not meta.dtype:
         node = record(aten._to_copy.default, (node,), {"dtype": meta.dtype})
     return node if node.meta is meta else record(aten.expand.default, (node, list(meta.shape)))
@@ -252,7 +252,7 @@ class XLATensor(torch.Tensor):
     device="xla")`, `.to("xla")`."""
 
     _alias: Alias
-    __torch_function__ = compat.disabled_torch_function  # type: ignore[assignment]
+    __torch_function__ = compat.disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # the stub has an instance method
@@ -344,7 +344,7 @@ class XLATensor(torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        compat.TensorBase.data.__set__(self, other)  # type: ignore[attr-defined]
+        compat.TensorBase.data.__set__(self, other)
         self._alias = other._alias  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> XLATensor:
@@ -369,7 +369,7 @@ class XLATensor(torch.Tensor):
 
 
 def _attributes(tensor: XLATensor) -> dict[str, Any]:
-    """What the program put on a tensor."""
+    """The attributes that the program put on a tensor."""
     return {name: kept for name, kept in tensor.__dict__.items() if name not in _OURS}
 
 

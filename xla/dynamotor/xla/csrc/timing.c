@@ -1,4 +1,4 @@
-/* _C.Timing: samples of one duration, for what is measured at each call. */
+/* _C.Timing: samples of one duration, for durations measured at each call. */
 #include "xla.h"
 #include <structmember.h>
 #include <time.h>
@@ -9,7 +9,7 @@ typedef struct {
     PyObject_HEAD
     unsigned long long count;
     double total;
-    struct { double ended, took; } samples[KEPT]; /* the k-th lies at k % KEPT */
+    struct { double ended, took; } samples[KEPT]; /* the k-th is at k % KEPT */
 } Timing;
 
 double clock_seconds(void) {

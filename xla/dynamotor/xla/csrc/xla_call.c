@@ -1,5 +1,5 @@
 /* _C.XlaCall: a call of an XLA executable on xla tensors. bridge.py derives `Program` from it, which says by
- * methods what is rare: read(tensor), complete(arrays, inputs), compile(arrays, inputs), finish(results, inputs), failed(error). */
+ * methods rare things: read(tensor), complete(arrays, inputs), compile(arrays, inputs), finish(results, inputs), failed(error). */
 #include "xla.h"
 #include <structmember.h>
 
@@ -15,14 +15,14 @@ typedef struct {
     char finishes;      /* finish() has something to do with the results */
 } XlaCall;
 
-/* What is the same for all programs: given once by xla_setup. */
+/* Values common to all programs: given once by xla_setup. */
 static struct {
     PyTypeObject *tensor;
     PyObject *acquire, *release;  /* of the device's lock */
     PyObject *lanes, *lane_of;    /* dict by device, and what makes a lane that it lacks */
     PyObject *settings;           /* tuple of functions */
     PyObject *timings;
-    Py_ssize_t root, node, data, lane; /* where slots lie in an alias and in a node */
+    Py_ssize_t root, node, data, lane; /* offsets of slots in an alias and in a node */
 } xla;
 
 static struct {
@@ -260,8 +260,8 @@ static void xla_dealloc(PyObject *object) {
 static PyMethodDef xla_methods[] = {
     {"gather", gather, METH_O, "gather(inputs) -> the arrays of a tuple of inputs, in the executable's order"},
     {"set_inputs", set_inputs, METH_VARARGS,
-     "set_inputs(order, arrays, completes): what a call begins with, and which argument gives each of the first arrays (-1: none)"},
-    {"set_start", set_start, METH_VARARGS, "set_start(start, settings): the executable, and what it was compiled under"},
+     "set_inputs(order, arrays, completes): the values that a call begins with, and which argument gives each of the first arrays (-1: none)"},
+    {"set_start", set_start, METH_VARARGS, "set_start(start, settings): the executable, and its settings when compiled"},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef xla_members[] = {
@@ -273,7 +273,7 @@ static PyMemberDef xla_members[] = {
 
 static PyTypeObject XlaCall_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor.xla._C.XlaCall",
-    .tp_doc = "XlaCall(device, outputs): what a call of an XLA executable on xla tensors does",
+    .tp_doc = "XlaCall(device, outputs): a call of an XLA executable on xla tensors",
     .tp_basicsize = sizeof(XlaCall),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .tp_call = xla_call,
@@ -286,7 +286,7 @@ static PyTypeObject XlaCall_Type = {
     .tp_members = xla_members,
 };
 
-/* ---- what is said once ---- */
+/* ---- set once ---- */
 
 static Py_ssize_t slot_offset(PyObject *type, const char *name) {
     PyObject *slot = PyObject_GetAttrString(type, name);

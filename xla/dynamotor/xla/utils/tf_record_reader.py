@@ -125,11 +125,11 @@ def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
     )
     file = generic_open(path, "rb")
     if compression == "GZIP":
-        return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size)  # type: ignore[type-var,return-value]
+        return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size)
     if compression == "ZLIB":
         with file:
             return io.BytesIO(zlib.decompressobj().decompress(file.read()))
-    return io.BufferedReader(file, buffer_size)  # type: ignore[type-var,return-value]
+    return io.BufferedReader(file, buffer_size)
 
 
 def parse_example(record: bytes) -> dict[str, Any]:
