@@ -17,7 +17,8 @@ the device, XLA itself starts at the first use.
 * **Tensors** (`tensor.py`, `ops_view.py`). `XLATensor` is a wrapper subclass that holds an `Alias`: a root
   (one piece of memory with a version), or a view, a replayable chain of view ops over its parent. An in-place
   op records the functional op and scatters back along the chain (`ops_view.py`: one inverse rule a view op).
-  Memory that a root's owner count and references leave free is donated. Tensors report the CPU's strides (`layout.py`),
+  Memory that a root's owner count and references leave free is donated. Tensors report the CPU's strides
+  (`layout.py`),
   which are no part of a key; what addresses a storage (`as_strided`) is in `storage.py`.
 * **Dispatch** (`dispatch.py`). Each overload is classified once, from its schema and the registries:
   recorded, view, in place, `out=`, decomposed (ours, then torch's tables, then composites), or run on the CPU

@@ -263,7 +263,8 @@ class Program(_C.XlaCall):
         return transfer.upload(tensor, placement.home(self.device))
 
     def complete(self, arrays: list[jax.Array], inputs: Sequence[XLATensor]) -> None:
-        """Add the keys of the draws, and copy arrays that would be donated though something else holds them, or pending
+        """Add the keys of the draws, and copy arrays that would be donated though something else holds
+        them, or pending
         operations read it.
         """
         if self.draws is not None:

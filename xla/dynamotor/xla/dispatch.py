@@ -80,7 +80,8 @@ def _lane(args: Any) -> Any:
 
 
 def results(node: Node, strides: Any = None) -> Any:
-    """Tensors for the results of an instruction, with memory of their own; `strides` as `layout.of_result` gives
+    """Tensors for the results of an instruction, with memory of their own; `strides` as `layout.of_result`
+    gives
     them.
     """
     if type(node.meta) is not tuple:
@@ -327,7 +328,8 @@ def set_out(out: torch.Tensor, result: XLATensor) -> None:
 
 
 def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """An op that writes its inputs in a way without a description: silently losing the write would be worse than
+    """An op that writes its inputs in a way without a description: silently losing the write would be
+    worse than
     an error.
     """
     return fallback.run_on_cpu(func, args, kwargs, "it writes its inputs and has no functional variant")

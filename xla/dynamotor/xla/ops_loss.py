@@ -104,7 +104,7 @@ def _multilabel_margin_backward(grad, x, target, reduction, is_target):
     return (slope * (each.reshape(-1, 1) if each.ndim else each)).reshape(x.shape)
 
 
-# -- torch.amp.GradScaler: unscale gradients, look for values that are not finite, move the scale --------------------
+# -- torch.amp.GradScaler: unscale gradients, look for infinities and NaN, move the scale ---------------
 
 
 @op(aten._amp_foreach_non_finite_check_and_unscale)

@@ -145,7 +145,8 @@ def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
 
 
 def _piece(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node], reason: str) -> Piece:
-    """The nodes as a graph of their own: inputs are the values they read from outside, outputs those read of them
+    """The nodes as a graph of their own: inputs are the values they read from outside, outputs those read
+    of them
     later.
     """
     inside = set(nodes)

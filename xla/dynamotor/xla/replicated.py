@@ -71,7 +71,8 @@ _trace = threading.local()
 def exchange(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """`collective(x)`, for one jax.lax collective over AXIS; every collective must be called through this.
 
-    A zero that only the run knows is mixed into the sent value: otherwise XLA computes the sum of a constant by
+    A zero that only the run knows is mixed into the sent value: otherwise XLA computes the sum of a
+    constant by
     itself, though another replica has another constant there. Each result is mixed into the next zero, and
     the last zero is an output of the program: XLA cannot reorder collectives, nor drop one that nothing reads
     here, while the other replicas wait for it.

@@ -109,7 +109,8 @@ def _python_step(
     optimizer: torch.optim.Optimizer,
     learn: Callable[[torch.Tensor], None],
 ) -> Callable[..., torch.Tensor]:
-    """A step that is recorded at each call, since no guards cover the reads of its Python; its executables are
+    """A step that is recorded at each call, since no guards cover the reads of its Python; its executables
+    are
     kept.
     """
 
@@ -256,7 +257,8 @@ def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 class _Replayed:
     """Runs a body on tensors and state: first lazily, then recorded, then as an executable.
 
-    `state()` lists the tensors that the body reads and writes beside its arguments. It is known by object: when something
+    `state()` lists the tensors that the body reads and writes beside its arguments. It is known by object:
+    when something
     puts another tensor in its place (`optimizer.load_state_dict`, a new parameter), all begins anew. While
     there are numbers on the CPU among it, each call is recorded, since an executable cannot see them.
     """
