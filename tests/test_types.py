@@ -62,7 +62,7 @@ LIMITS = {
     "codegen": (5, 4),
     "distributed": (10, 11),
     "graph": (18, 21),
-    "lower": (1, 6),
+    "lower": (2, 6),
     "runtime": (1, 3),
     "step": (10, 16),
     "tools": (6, 15),
