@@ -129,7 +129,7 @@ def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
     if compression == "ZLIB":
         with file:
             return io.BytesIO(zlib.decompressobj().decompress(file.read()))
-    return io.BufferedReader(file, buffer_size)
+    return io.BufferedReader(file, buffer_size)  # type: ignore[type-var]
 
 
 def parse_example(record: bytes) -> dict[str, Any]:
