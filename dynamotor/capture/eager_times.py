@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from ..base.compat import TorchDispatchMode, count_dispatch_modes, profiler_enabled, top_saved_hooks
+from ..base.compat import count_dispatch_modes, profiler_enabled, top_saved_hooks
 from ..base.config import config
 from ..base.events import silence
+from ..graph.modes import TrialMode
 from ..graph.op_facts import HIDDEN_WRITES, facts
 from ..graph.repeatable import may_run_again
 from ..graph.sizes import leaves_in
@@ -76,7 +77,7 @@ class _Noticed(Exception):
     """A run of a graph stops before something that the program could notice."""
 
 
-class _OnlyComputes(TorchDispatchMode):
+class _OnlyComputes(TrialMode):
     """Stops a graph before an aten call that draws random numbers (the generators are the program's, and other threads
     draw from them too), that writes memory which the graph has not made, or that is another library's; and when its
     time is up, or it has made more memory than a program spares."""
@@ -85,10 +86,6 @@ class _OnlyComputes(TorchDispatchMode):
         super().__init__()
         self.end, self.most = time.perf_counter() + budget, most
         self.made, self.nbytes = dict[int, Any](), 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the dispatch would import torch._dynamo for its decorator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (*args, *(kwargs or {}).values())

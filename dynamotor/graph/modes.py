@@ -88,6 +88,31 @@ def preserved_modes() -> Iterator[None]:
         before.restore()
 
 
+class TrialMode(compat.TorchDispatchMode):
+    """A mode of PyTorch's dispatcher for a run of a graph that may stop anywhere.
+
+    Leaves the regions that were entered beneath it before itself: the end of inference mode puts back the
+    dispatch keys of its beginning, this mode's among them, and each later call of the thread would look for
+    a mode that is gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[_Modes] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the dispatch would import torch._dynamo for its decorator
+
+    def __enter__(self) -> Any:
+        self._before.append(_Modes())
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._before.pop().restore()
+        super().__exit__(*error)
+
+
 _REGIONS = frozenset((compat.set_grad_enabled, compat.enter_autocast, enter_inference))
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from ..base.compat import OpOverload, TorchDispatchMode
+from ..base.compat import OpOverload
 from . import prims  # noqa: F401  defines dynamotor.new_seed
+from .modes import TrialMode
 from .op_facts import facts
 from .sizes import leaves_in
 from .spec import CPU, aten, device_with_index
@@ -30,7 +31,7 @@ class NotPrivate(Exception):
     """An op draws, and has no form that takes a generator."""
 
 
-class PrivateDraws(TorchDispatchMode):
+class PrivateDraws(TrialMode):
     """Ops of this thread draw from copies of the default generators.
 
     states: where the copies start, by device; any other starts, and is noted
@@ -47,10 +48,6 @@ class PrivateDraws(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the dispatch would import torch._dynamo for its decorator
 
     @property
     def has_drawn(self) -> bool:
