@@ -130,6 +130,13 @@ def test_no_two_modules_of_the_core_share_a_name() -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
+def test_no_two_test_files_are_the_same_module() -> None:
+    """pytest imports a test by its file's name, unless its folder is a package: a second one is not collected."""
+    files = [p for d in ("tests", "xla/tests") for p in (ROOT / d).rglob("test_*.py")]
+    names = Counter(p.name for p in files if not (p.parent / "__init__.py").exists())
+    assert not [name for name, times in names.items() if times > 1]
+
+
 def test_the_core_names_no_module_of_an_extension() -> None:
     """Neither in imports nor in texts to be imported; extensions register their parts (base/extensions.py)."""
     named = [

@@ -215,6 +215,7 @@ class TensorIs(_Exact):
 
     address: int
     memory: weakref.ref[Any]  # its end is that of the tensor, but for tensors that share memory
+    shown: str  # the tensor in messages
     code = "tensor_is"
     text = "{source} is {now}, not the tensor that is bound"
 
@@ -222,7 +223,11 @@ class TensorIs(_Exact):
     def of(cls, source: Source, tensor: torch.Tensor) -> TensorIs:
         """The row for a tensor."""
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-        return cls(source, id(tensor), weakref.ref(tensor.untyped_storage() if plain else tensor))
+        shown = _short(tensor) if plain else f"a {type(tensor).__name__}"
+        return cls(source, id(tensor), weakref.ref(tensor.untyped_storage() if plain else tensor), shown)
+
+    def __str__(self) -> str:
+        return f"{self.source}: TensorIs({'a freed tensor' if self.is_gone else self.shown})"
 
     @property
     def then(self) -> int:

@@ -184,7 +184,7 @@ def test_a_wrong_value_raises_with_its_line_under_debug(what, compiled):
     with dynamotor.config.patch(xla_debug=True):
         with pytest.raises(XlaError, match="DM676") as caught:
             run(torch.zeros(3, 2, device="xla")).sum().item()
-        assert compiled or "test_checks.py" in str(caught.value)
+        assert compiled or "test_recorded_checks.py" in str(caught.value)
         assert torch.ones(2, device="xla").sum().item() == 2
 
 
