@@ -57,7 +57,7 @@ static bool still_there(const GuardProgram *program, PyObject *const *values) {
 static void unbind(GuardProgram *program) {
     uint64_t epoch = ++program->epoch;
     program->bound = false;
-    program->n_watches = 0;
+    program->n_watches = program->n_first = 0;
     for (int i = 0; i < program->n_nodes && program->epoch == epoch; i++) {
         Node *node = &program->nodes[i];
         PyObject *held = node->weak != NULL ? node->weak : node->value;

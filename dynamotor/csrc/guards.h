@@ -70,7 +70,7 @@ typedef struct {
     WatchKind kind;
     int index;        /* node, or check for WATCH_TENSOR and WATCH_CHECK */
     void *where;      /* the place of the pointer or of the dict's version; the type, list or tensor */
-    uint64_t expect;  /* the pointer, dict or type version; the item of a list */
+    uint64_t expect;  /* the pointer, dict or type version; the item of a list; of a node: 1 if no Python code runs */
     union {
         uint64_t bits; /* of the word that are compared */
         Py_ssize_t item;
@@ -80,6 +80,7 @@ typedef struct {
 struct GuardProgram {
     PyObject_HEAD
     int n_nodes, n_checks, n_related, n_slots, n_inputs, n_watches;
+    int n_first;       /* the watches up to the last volatile node that may run Python code */
     Node *nodes;
     Check *checks; /* those of one node are adjacent; the n_related that relate nodes come last */
     int *inputs;

@@ -12,6 +12,35 @@ PyObject *node_evaluate(const GuardProgram *program, const Node *node, PyObject 
 
 /* ---- building ---- */
 
+static bool check_reads_memory(const Check *check) {
+    PyTypeObject *type;
+    switch (check->kind) {
+    case CHECK_TYPE_IS:
+    case CHECK_ID_IS:
+    case CHECK_TENSOR_IS:
+    case CHECK_CELL_EMPTY: return true;
+    case CHECK_TENSOR_MATCH: return shim.ready;
+    case CHECK_KERNEL_SETTINGS: return check->number >= 0;
+    case CHECK_CONST_EQUALS:
+        type = Py_TYPE(check->data);
+        return check->data == Py_None || type == &PyBool_Type || type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type;
+    default: return false;
+    }
+}
+
+/* Whether the evaluation of a node runs no Python code: an attribute that PyTorch reads in C, or a size, of a plain
+ * tensor. Most volatile nodes are: gradients and hooks of parameters. */
+static bool node_reads_memory(const GuardProgram *program, const Node *node) {
+    const PyObject *tensor = program->nodes[node->parent].value;
+    if (!shim.ready || program->nodes[node->parent].life != BOUND) return false;
+    if (Py_TYPE(tensor) != shim.tensor_type && Py_TYPE(tensor) != shim.parameter_type) return false;
+    for (int c = node->first_check; c < node->first_check + node->n_checks; c++)
+        if (!check_reads_memory(&program->checks[c])) return false;
+    if (node->step == STEP_SIZE_OF || node->step == STEP_STRIDE_OF) return true;
+    PyObject *attribute = node->step == STEP_GETATTR ? _PyType_Lookup(Py_TYPE(tensor), node->key) : NULL;
+    return attribute != NULL && Py_IS_TYPE(attribute, &PyGetSetDescr_Type);
+}
+
 typedef struct {
     bool dict, type; /* whether the version of the node's value is watched already */
 } Watched;
@@ -85,25 +114,41 @@ static void watch_step(GuardProgram *program, int parent, PyObject *value, const
     }
 }
 
+static void watch_node(GuardProgram *program, int i, const bool *first, bool is_first) {
+    const Node *node = &program->nodes[i];
+    if (node->life == VOLATILE && first[i] == is_first) add(program, WATCH_NODE, i, NULL, node_reads_memory(program, node));
+    if (node->life != BOUND) return;
+    Watched watched = {false, false};
+    for (int c = node->first_check; c < node->first_check + node->n_checks; c++)
+        watch_check(program, i, c, node->value, &watched);
+    for (int c = node->first_child; c >= 0; c = program->nodes[c].next_sibling)
+        if (program->nodes[c].life == BOUND && (first[c] || !is_first))
+            watch_step(program, i, node->value, &program->nodes[c], &watched);
+}
+
+/* Volatile nodes that may run Python code come first, behind the watches of what they hang on. All other watches
+ * follow, those of their parents once more: then no code runs between them and the end. */
 int watches_build(GuardProgram *program) {
-    size_t most = (size_t)(program->n_checks + 2 * program->n_nodes + 1);
+    size_t most = 2 * (size_t)(program->n_checks + 2 * program->n_nodes + 1);
     Watch *room = PyMem_Realloc(program->watches, sizeof(Watch) * most);
-    if (room == NULL) {
+    bool *first = PyMem_Calloc(program->n_nodes + 1, sizeof(bool));
+    if (room != NULL) program->watches = room;
+    program->n_watches = program->n_first = 0;
+    if (room == NULL || first == NULL) {
+        PyMem_Free(first);
         PyErr_NoMemory();
         return -1;
     }
-    program->watches = room;
-    program->n_watches = 0;
-    for (int i = 0; i < program->n_nodes; i++) {
-        Node *node = &program->nodes[i];
-        if (node->life == VOLATILE) add(program, WATCH_NODE, i, NULL, 0);
-        if (node->life != BOUND) continue;
-        Watched watched = {false, false};
-        for (int c = node->first_check; c < node->first_check + node->n_checks; c++)
-            watch_check(program, i, c, node->value, &watched);
-        for (int c = node->first_child; c >= 0; c = program->nodes[c].next_sibling)
-            if (program->nodes[c].life == BOUND) watch_step(program, i, node->value, &program->nodes[c], &watched);
+    for (int i = program->n_nodes - 1; i >= 0; i--) {
+        const Node *node = &program->nodes[i];
+        if (node->life == VOLATILE && !node_reads_memory(program, node)) first[i] = true;
+        if (first[i] && node->parent >= 0) first[node->parent] = true;
     }
+    for (int i = 0; i < program->n_nodes; i++)
+        if (first[i]) watch_node(program, i, first, true);
+    program->n_first = program->n_watches;
+    for (int i = 0; i < program->n_nodes; i++) watch_node(program, i, first, false);
+    PyMem_Free(first);
     return PyErr_Occurred() ? -1 : 0; /* of a dict that could not be watched */
 }
 
@@ -191,9 +236,9 @@ static bool all_there(const GuardProgram *program) {
     return true;
 }
 
-Verdict watches_run(GuardProgram *program, PyObject **slots) {
+static Verdict run_watches(GuardProgram *program, PyObject **slots, int from, int to) {
     bool ran_python = false; /* which may have ended a tensor whose step was looked at before */
-    for (int i = 0; i < program->n_watches; i++) {
+    for (int i = from; i < to; i++) {
         Watch *watch = &program->watches[i];
         if (UNLIKELY(ran_python) && !is_there(program, watched_node(program, watch))) return MOVED;
         if (LIKELY(watch->kind <= LAST_WORD)) { /* most of them: no jump that depends on the kind */
@@ -219,7 +264,13 @@ Verdict watches_run(GuardProgram *program, PyObject **slots) {
         }
         Verdict verdict = run_slow_watch(program, watch, slots);
         if (verdict != HOLD) return verdict;
-        ran_python = true;
+        ran_python |= watch->kind == WATCH_CHECK ? !check_reads_memory(&program->checks[watch->index]) :
+                      watch->kind != WATCH_NODE || watch->expect == 0;
     }
-    return ran_python && !all_there(program) ? MOVED : HOLD;
+    return ran_python && to == program->n_watches && !all_there(program) ? MOVED : HOLD;
+}
+
+Verdict watches_run(GuardProgram *program, PyObject **slots) {
+    Verdict verdict = run_watches(program, slots, 0, program->n_first);
+    return verdict == HOLD ? run_watches(program, slots, program->n_first, program->n_watches) : verdict;
 }
