@@ -126,7 +126,7 @@ static void watch_node(GuardProgram *program, int i, const bool *first, bool is_
             watch_step(program, i, node->value, &program->nodes[c], &watched);
 }
 
-/* Volatile nodes that may run Python code come first, behind the watches of what they hang on. All other watches
+/* Volatile nodes that may run Python code come first, behind the watches of their parents. All other watches
  * follow, those of their parents once more: then no code runs between them and the end. */
 int watches_build(GuardProgram *program) {
     size_t most = 2 * (size_t)(program->n_checks + 2 * program->n_nodes + 1);
