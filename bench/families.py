@@ -37,7 +37,7 @@ LIST = Path(__file__).with_name("families.txt")
 PHASES = ("infer", "train", "generate")
 # Why a family takes more graphs than with torch.compile.
 REASONS: dict[str, str] = {
-    "IBertForMaskedLM": "ranges of quantisation are numbers of data; what lies between two breaks is a graph here",
+    "IBertForMaskedLM": "ranges of quantisation are numbers of data; the calls between two breaks are a graph here",
     "NystromformerForMaskedLM": "its code takes no mask; eager looks at the mask's data and leaves it out",
     "XGLMForCausalLM": "its eager code has no mask in float64",
     "Qwen2MoeForCausalLM": "grouped products take no float64",

@@ -407,7 +407,7 @@ def decoder(way: Way) -> Tensors:
 @case(
     "x-transformers: generation with a cache",
     exact=False,
-    reason="the length of the cache becomes a symbol one call before the size of what it holds",
+    reason="the length of the cache becomes a symbol one call before the size of its tensors",
 )
 def x_generates(way: Way) -> Tensors:
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper

@@ -40,7 +40,7 @@ Change = tuple[int, float]  # which of the program's reads is set, and to what
 
 @dataclass(frozen=True)
 class Place:
-    """A place of `PLACES`, what it reads and does, and the lines around it."""
+    """A place of `PLACES`, its reads and effects, and the lines around it."""
 
     name: str
     read: str

@@ -28,9 +28,8 @@ from ..graph.spec import GraphInfo, TensorSpec, aten
 from .graph_parts import Compiled, Part, chained, inputs_of, part_of
 
 LEAST_CALLS = 8  # of fixed sizes, for each call on changing sizes: else parts cost more than they save
-MOST_PLAIN = (
-    8  # calls on changing sizes that run op by op: their kernels would be bound anew for each set of sizes
-)
+# Calls on changing sizes that run op by op: their kernels would be bound anew for each set of sizes.
+MOST_PLAIN = 8
 MOST_PARTS = 2  # of fixed sizes: each is a recording
 
 
@@ -131,7 +130,7 @@ def _is_random(node: fx.Node) -> bool:
 
 
 def _levels(calls: Sequence[fx.Node], changing: set[fx.Node]) -> dict[fx.Node, int]:
-    """The level of each call: behind what it reads, a write behind all readers of the value before, a random
+    """The level of each call: behind its inputs, a write behind all readers of the value before, a random
     call behind the one before. Calls on changing sizes then move to the last level in which they can run.
     """
     levels: dict[fx.Node, int] = {}
