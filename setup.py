@@ -2,6 +2,7 @@
 pyproject.toml. In a checkout, `python setup.py build_ext --inplace` prepares dynamotor-xla, too.
 """
 
+import runpy
 import subprocess
 import sys
 from glob import glob
@@ -10,7 +11,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-XLA = Path(__file__).resolve().parent / "xla"
+ROOT = Path(__file__).resolve().parent
+XLA = ROOT / "xla"
+source_digest = runpy.run_path(str(ROOT / "dynamotor/base/source_digest.py"))["source_digest"]
 
 
 class BuildBoth(build_ext):
@@ -32,6 +35,7 @@ setup(
             sources=sorted(glob("dynamotor/csrc/*.c")),
             depends=sorted(glob("dynamotor/csrc/*.h")),
             extra_compile_args=["-O2", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
+            define_macros=[("BUILT_FROM", f'"{source_digest(ROOT / "dynamotor/csrc")}"')],
             libraries=["dl"],
         )
     ],

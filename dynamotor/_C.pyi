@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 ambient_reads_are_direct: bool
+built_from: str
 
 def data_ptrs(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]: ...
 def fingerprint(tensors: Sequence[torch.Tensor], words: int = 8, /) -> int: ...

@@ -6,6 +6,7 @@
 
 from .base import platform as _platform  # noqa: F401  # isort: skip  (first: raises a coded error where nothing can work)
 from .base import importing as _importing  # isort: skip  (before whatever takes time)
+from .base import c_extension as _c_extension  # noqa: F401  # isort: skip  (before the first use of the extension)
 from .api import compile, compile_fx, cudagraph_mark_step_begin, disable, reset
 from .backends import list_backends, register_backend
 from .base import extensions as _extensions

@@ -19,7 +19,7 @@ def _known() -> str:
 
 
 class PlatformError(CaptureError, ImportError):
-    """DM160, DM201, DM202: the package cannot work in this Python, so it is not imported."""
+    """DM160, DM201, DM202, DM695: the package cannot work in this Python, so it is not imported."""
 
 
 def check_platform() -> None:

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from dynamotor import _C
 from dynamotor.base import platform
+from dynamotor.base.c_extension import SOURCES, check_extension
 from dynamotor.base.errors import CaptureError
 
 
@@ -32,6 +34,21 @@ def test_a_missing_extension_is_refused(monkeypatch):
     monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CaptureError, match="DM202"):
         platform.check_platform()
+
+
+@pytest.mark.parametrize("built_from", ["0123456789abcdef", None])
+def test_an_extension_of_other_sources_is_refused(built_from):
+    with pytest.raises(ImportError, match="DM695.*other sources(.|\n)*build_ext --inplace --force"):
+        check_extension(built_from, SOURCES)
+
+
+def test_an_extension_without_sources_or_digest_is_taken(tmp_path):
+    check_extension(_C.built_from, SOURCES)
+    check_extension("", SOURCES)
+    check_extension("0123456789abcdef", tmp_path)
+    (tmp_path / "a.c").write_text("int a;")
+    with pytest.raises(CaptureError, match="DM695"):
+        check_extension("0123456789abcdef", tmp_path)
 
 
 def test_this_python_is_fine():
