@@ -11,6 +11,7 @@ Counter({'Model.forward': 97})                                  # per cent
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 import warnings
@@ -35,6 +36,7 @@ _MODE_STACK = frozenset(
 WATCHED_CALLS = 8  # after these nothing is counted any more
 WATCHED_GRAPHS = 512  # nor after so many calls of graphs: a call may be a loop that runs for hours
 TOLD_CALLS = 3  # so many calls are enough to tell
+_numbers = itertools.count()
 ENOUGH = 0.8  # with less of its torch calls in graphs, a callable gets a warning
 # Reads of a tensor by Python, which compute nothing: graph breaks consist of them.
 _NAMES = """
@@ -89,6 +91,7 @@ class Share:
 
     def __init__(self, name: str, entries: Callable[[], Iterable[Any]]) -> None:
         self.name, self.entries = name, entries
+        self.number = next(_numbers)  # an id is given again once its object is gone
         self.watching, self.told = True, False
         self.calls = self.graphs = 0
         self.native: Counter[str] = Counter()
@@ -158,7 +161,7 @@ class Share:
         elif captured.reason is None and not self.calls:
             counters["compiled share"][self.name] = int(100 * self.counts().share)
             if not self.native:  # no rest of a function behind a break
-                emit("share", name=self.name, of=id(self), counts=self.counts())
+                emit("share", name=self.name, of=self.number, counts=self.counts())
                 self.compare()
 
     def called(self) -> None:
@@ -197,7 +200,7 @@ class Share:
         """State the share; warn once if it is low."""
         counts = self.counts() - self.before
         counters["compiled share"][self.name] = int(100 * counts.share)
-        emit("share", name=self.name, of=id(self), counts=counts)
+        emit("share", name=self.name, of=self.number, counts=counts)
         if counts.share < 1:
             log("breaks", lambda: f"{self.name}: {counts}")
         if counts.share < enough and not self.told:

@@ -446,7 +446,7 @@ class Compiler(siblings.Sibling):
             counters["frames"]["cache_limit"] += 1
             why = recompiles.why_many(dispatcher.entries, self.policy, self.options.dynamic)
             warn_once(
-                f"cache-limit-{id(self)}",
+                f"cache-limit-{self.share.number}",
                 f"{self.name} was compiled {len(dispatcher.entries)} times; further variants run in eager PyTorch. "
                 f"The last recompile: {reasons[0]}. {why}"
                 "If so many variants are intended, raise dynamotor.config.cache_size_limit",
@@ -488,7 +488,9 @@ class Compiler(siblings.Sibling):
         counters["frames"]["failed"] += 1
         emit("fallback", what="function", name=self.name, reason=str(error), code=error.code)
         self.why_eager = str(error).splitlines()[0]
-        warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs in eager PyTorch", EagerWarning)
+        warn_once(
+            f"internal-{self.share.number}", f"{error}\n  {self.name} runs in eager PyTorch", EagerWarning
+        )
         dispatcher.disabled = True
 
     def eager(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
@@ -624,7 +626,7 @@ class Compiler(siblings.Sibling):
             if not told:
                 told.append(reason)
                 note_break(reason)
-                warn_once(f"raised-{id(self)}", str(reason), EagerWarning)
+                warn_once(f"raised-{self.share.number}", str(reason), EagerWarning)
             return result
 
         counters["frames"]["raised"] += 1
