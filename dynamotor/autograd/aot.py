@@ -506,7 +506,7 @@ def _compile_training(
             if on_backward is None and joint.boundary is None
             else {_everything(joint): joint.gradient_of}
         )
-        parts = [(group, *_backward_graph(joint, cut, group, mask)) for mask, group in groups.items()]
+        parts = _parts(joint, cut, groups)
     around = on_backward(parts[0][-1]) if on_backward is not None else None
     backwards = []
     for k, (group, saved, tangents, graph) in enumerate(parts):
@@ -634,14 +634,37 @@ def _groups(joint: Joint, cut: _Cut, leaves: frozenset[int]) -> dict[int, list[i
     return groups
 
 
+def _parts(
+    joint: Joint, cut: _Cut, groups: Mapping[int, list[int]]
+) -> list[tuple[list[int], list[Node], tuple[int, ...], torch.fx.GraphModule]]:
+    """The backward of each group, and where one group has all tangents, it as the last, and one for all
+    inputs.
+    """
+    everything = _everything(joint)
+    if len(groups) == 1 or everything not in groups:
+        return [(group, *_backward_graph(joint, cut, group, mask)) for mask, group in groups.items()]
+    own = groups[everything]
+    others = {mask: group for mask, group in groups.items() if mask != everything}
+    inputs = [i for group in (*others.values(), own) for i in group]
+    whole = _backward_graph(joint, cut, inputs, everything)
+    return [
+        *[(group, *_backward_graph(joint, cut, group, mask)) for mask, group in others.items()],
+        (own, *_backward_graph(joint, cut, own, everything, whole[0])),
+        (inputs, *whole),
+    ]
+
+
 def _backward_graph(
-    joint: Joint, cut: _Cut, group: Sequence[int], mask: int
+    joint: Joint, cut: _Cut, group: Sequence[int], mask: int, saved: list[Node] | None = None
 ) -> tuple[list[Node], tuple[int, ...], torch.fx.GraphModule]:
-    """A backward for these inputs: the values it reads of the forward, its tangents and its graph."""
+    """A backward for these inputs: the values it gets of the forward (those it reads, unless they are given),
+    its tangents and its graph.
+    """
     gradients = dict(zip(joint.gradient_of, joint.output[2], strict=True))
     outputs = [gradients[i] for i in group]
-    needed = inputs_of(outputs, set(cut.saved))
-    saved = [node for node in cut.saved if node in needed or is_size(node)]
+    if saved is None:
+        needed = inputs_of(outputs, set(cut.saved))
+        saved = [node for node in cut.saved if node in needed or is_size(node)]
     tangents = tuple(k for k in range(len(joint.tangents)) if mask >> k & 1)
     graph = extract(
         joint.gm.graph, [*saved, *(joint.tangents[k] for k in tangents)], outputs, anchored=cut.backward_nodes

@@ -12,11 +12,12 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ..base.compat import keeps_graph
 from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.spec import Compiled, TensorSpec
@@ -27,6 +28,7 @@ from .inner_outputs import is_users, linker, refuse_hooks
 from .recipe import Recipe
 from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
 from .separate_backwards import Reads, SeparateBackwards
+from .shared_gradients import Gradients, LeaderNode, SharedGradients, SiblingNode
 
 Finish = Callable[
     [Sequence, Sequence, Sequence], tuple
@@ -44,6 +46,9 @@ class AutogradNode:
     their order. reach: for each gradient, the positions among `tangents` of those that lead to it. reads:
     which of the saved tensors, sizes left out, a backward without some tangents reads. unsaved: the inputs
     that the backward reads as they are when it runs: a custom autograd function kept them on its context.
+
+    Behind several, where all outputs lead to the last of them, comes one that stands for no node: it gives
+    the gradients of all, and saves the same as that last node (`shared_gradients.py`).
     """
 
     compile_backward: Callable[[frozenset[int]], Compiled | None]
@@ -147,10 +152,14 @@ def through_nodes(
     """
     n = recipe.n_values
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
+    whole = nodes[-1] if {*nodes[0].gradients} & {*nodes[-1].gradients} else None
+    if whole is not None:
+        nodes = [*nodes[:-2], replace(nodes[-2], reads=whole.reads, unsaved=whole.unsaved)]
     behind = [tuple(wanted[k] for k in node.tangents) for node in nodes]
+    backwards = _backwards_of(nodes, whole, recipe, behind, again)
     parts = [
-        (_part_function(node, recipe, values, again).apply, node.gradients, values)
-        for node, values in zip(nodes, behind, strict=True)
+        (_part_function(node, recipe, values, backward).apply, node.gradients, values)
+        for node, values, backward in zip(nodes, behind, backwards, strict=True)
     ]
     alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
     link = linker(recipe, again)
@@ -159,13 +168,17 @@ def through_nodes(
         given = None if again is None else again.given(inputs)
         outs = call_without_grad(forward, inputs)
         made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
-        contexts = []
+        contexts: list[Any] = []
+        shared = None if whole is None else SharedGradients()
         for apply, gradients, values in parts:
             for k, value in zip(
                 values, apply((inputs, outs, given), *[inputs[i] for i in gradients]), strict=True
             ):
                 made[k].append(value)
             contexts.append(value.grad_fn)
+            contexts[-1].shared = shared
+        if whole is not None:  # the others do not know of it: no cycle keeps the saved tensors
+            contexts[-1].siblings = contexts[:-1]
         results = list(outs[:n])
         for k, found in made.items():
             results[k] = (
@@ -177,12 +190,34 @@ def through_nodes(
     return run
 
 
+def _backwards_of(
+    nodes: Sequence[AutogradNode],
+    whole: AutogradNode | None,
+    recipe: Recipe,
+    behind: Sequence[Sequence[int]],
+    again: Again | None,
+) -> list[Gradients]:
+    """The backward of each node."""
+
+    def backward_of(node: AutogradNode, values: Sequence[int]) -> Backward:
+        return Backward(node, recipe, range(len(values)), values, range(len(node.gradients)), again)
+
+    own = [backward_of(node, values) for node, values in zip(nodes, behind, strict=True)]
+    if whole is None:
+        return [*own]
+    places = [tuple(map(whole.gradients.index, node.gradients)) for node in nodes]
+    siblings = [
+        SiblingNode(k, nodes[k].tangents, places[k], one, one.opened) for k, one in enumerate(own[:-1])
+    ]
+    leader = LeaderNode(own[-1], backward_of(whole, behind[-1]), places[-1], tuple(siblings))
+    return [*siblings, leader]
+
+
 def _part_function(
-    node: AutogradNode, recipe: Recipe, values: Sequence[int], again: Again | None
+    node: AutogradNode, recipe: Recipe, values: Sequence[int], gradients: Gradients
 ) -> type[torch.autograd.Function]:
     """A function that leads to some inputs, from these values, which have been computed."""
-    save, edges = saver(node, recipe), range(len(node.gradients))
-    backward = unseen(Backward(node, recipe, range(len(values)), values, edges, again))
+    save, backward = saver(node, recipe), unseen(gradients)
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
@@ -291,17 +326,25 @@ class Backward:
             why="its backward was compiled for plain gradients, and the graph cannot run again",
             cure="give the loss a plain tensor (to_local(), full_tensor(), ...)",
         )
-        saved = self._saved(ctx, tangents)
-        ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
+        saved = self.opened(ctx, tangents)
         sizes = ctx.sizes if self.in_order else ()
         if not _is_grad_enabled():
-            if self.keeps_more:
-                _let_go(ctx)
             return (self._run_many if many else self._run)(saved, tangents, sizes)
         if again is not None and ctx.given is not None:
             return self._again(again, ctx.given, tangents)
         with torch.no_grad():
             return _only_once(tuple(self._run(saved, tangents, sizes)))
+
+    def opened(self, ctx: Any, tangents: Sequence) -> list:
+        """The saved tensors, of which the graph lets go unless it is to be kept; and of inputs that are kept
+        for a second derivative alone.
+        """
+        saved = self._saved(ctx, tangents)
+        if not keeps_graph():
+            ctx.maybe_clear_saved_tensors()
+            if self.keeps_more and not _is_grad_enabled():
+                ctx.given = None
+        return saved
 
     def _saved(self, ctx: Any, tangents: Sequence) -> list:
         """The saved tensors, in the layouts in which they were saved."""
@@ -383,14 +426,6 @@ def _zeros_for(ctx: Any, edge: int) -> torch.Tensor:
     function, place = ctx.next_functions[edge]
     wanted = function._input_metadata[place]
     return torch._efficientzerotensor(wanted.shape, dtype=wanted.dtype, device=wanted.device)
-
-
-def _let_go(ctx: Any) -> None:
-    """Inputs that are kept for a second derivative alone go where the graph is not retained."""
-    try:
-        ctx.saved_tensors  # noqa: B018
-    except RuntimeError:
-        ctx.given = None
 
 
 def _compiled_when_called(

@@ -115,8 +115,7 @@ def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[
 
     There is one node, unless nodes behind an input could tell that it is visited. `fixed`: leaves, which
     have only hooks behind them (`autograd_nodes.pass_over_hooks`). Another input that some outputs do not
-    lead to gets a node apart, with all that the same outputs lead to; what two nodes need is computed in
-    both.
+    lead to gets a node apart, with all that the same outputs lead to (`shared_gradients.py`).
     """
     own_nodes = {mask for i, mask in reach.items() if i not in fixed and mask not in (0, everything)}
     groups: dict[int, list[int]] = {}

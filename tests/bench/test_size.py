@@ -12,7 +12,7 @@ from bench import size
 
 LIMITS = {
     ".": 900,
-    "autograd": 4_200,
+    "autograd": 4_250,
     "base": 1_200,
     "capture": 15_500,
     "codegen": 7_000,
