@@ -12,6 +12,7 @@ torch.Size([2, 3])
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -27,6 +28,8 @@ _library.define(
 _MASK = 0xFFFFFFFF
 _MUL0, _MUL1 = 0xD2511F53, 0xCD9E8D57
 _KEY_STEP0, _KEY_STEP1 = 0x9E3779B9, 0xBB67AE85
+_STEP = 2.0**-24  # between two numbers
+_FEW_BLOCKS = 16  # for which Python's integers are faster than 200 calls of PyTorch
 
 
 def new_seed(*, device: torch.device | None = None) -> torch.Tensor:
@@ -38,8 +41,13 @@ def new_seed(*, device: torch.device | None = None) -> torch.Tensor:
 
 def philox(index: torch.Tensor, stream: int, seed: int) -> tuple[torch.Tensor, ...]:
     """The four 32-bit words (as int64) of Philox4x32-10 for counters (index, 0, stream, 0)."""
-    c0, c1 = index & _MASK, torch.zeros_like(index)
-    c2, c3 = torch.full_like(index, stream & _MASK), torch.zeros_like(index)
+    nothing = torch.zeros_like(index)
+    return _rounds((index & _MASK, nothing, torch.full_like(index, stream & _MASK), nothing), seed)
+
+
+def _rounds(counter: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+    """The words of a counter, which are tensors of int64 or Python's integers."""
+    c0, c1, c2, c3 = counter
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(10):
         p0, p1 = c0 * _MUL0, c2 * _MUL1  # the low 64 bits are right although int64 wraps; masks drop the sign
@@ -62,10 +70,16 @@ def rand(
     device: torch.device | None = None,
 ) -> torch.Tensor:
     """Uniform [0, 1) of the given size, row-major; dtype defaults to float32."""
-    count = numel(size)
-    blocks = torch.arange((count + 3) // 4, dtype=torch.int64, device="cpu")
-    words = torch.stack(philox(blocks, stream, int(seed.item())), dim=1).reshape(-1)[:count]
-    uniform = (words >> 8).to(torch.float32) * (2.0**-24)
+    count, key = numel(size), int(seed.item())
+    n_blocks = (count + 3) // 4
+    if n_blocks <= _FEW_BLOCKS:
+        counters = [(k, 0, stream & _MASK, 0) for k in range(n_blocks)]
+        numbers = [(word >> 8) * _STEP for counter in counters for word in _rounds(counter, key)]
+        uniform = torch.tensor(numbers[:count], dtype=torch.float32, device="cpu")
+    else:
+        blocks = torch.arange(n_blocks, dtype=torch.int64, device="cpu")
+        words = torch.stack(philox(blocks, stream, key), dim=1).reshape(-1)[:count]
+        uniform = (words >> 8).to(torch.float32) * _STEP
     return uniform.reshape(tuple(size)).to(device=device or seed.device, dtype=dtype or torch.float32)
 
 

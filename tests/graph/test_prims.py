@@ -33,6 +33,14 @@ def test_rand_is_a_pure_function_of_seed_stream_and_index():
     assert ops.rand(seed, 0, [3], dtype=torch.float64).dtype is torch.float64
 
 
+def test_few_numbers_begin_as_many():
+    seed = torch.tensor([-1234567890123456789])
+    many = ops.rand(seed, 7, [200])
+    for n in (1, 3, 63, 64, 65):
+        assert torch.equal(ops.rand(seed, 7, [n]), many[:n])
+    assert torch.equal(ops.rand(seed, 7, [], dtype=torch.float64), many[0].double())
+
+
 def test_rand_is_uniform():
     u = ops.rand(torch.tensor([123456789012345]), 0, [200_000])
     assert u.min() >= 0 and u.max() < 1
