@@ -22,7 +22,7 @@ from .base.errors import (
     XlaError,
     user_line,
 )
-from .base.events import Event, counters, emit, fall_back, listening, subscribe, timed, warn_once
+from .base.events import Event, counters, emit, fall_back, listening, new_number, subscribe, timed, warn_once
 from .base.registry import Deferred, MaybeNone, Registry
 
 # Capture: how tensors of a class are captured, and what programs are guarded by.
@@ -106,6 +106,7 @@ __all__ = [
     "listening",
     "load_library",
     "make_dispatcher",
+    "new_number",
     "preserved_stride",
     "prims",
     "probe",

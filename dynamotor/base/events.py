@@ -11,6 +11,7 @@ turns channels on, as does the logger's own level. And warnings, under the categ
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -41,6 +42,7 @@ LEVELS: dict[str, int] = {
 }
 
 _once: set[str] = set()
+_numbers = itertools.count()
 
 _logger = logging.getLogger("dynamotor")
 _loggers = {channel: _logger.getChild(channel) for channel in LEVELS}
@@ -99,6 +101,11 @@ def log(channel: str, text: Any) -> None:
     file, line = (where.filename, where.lineno) if where else (__file__, 0)
     record = logger.makeRecord(logger.name, _severity(channel), file, line, said, (), None, extra=facts)
     logger.handle(record)  # whatever the logger's level is: settings may have turned the channel on
+
+
+def new_number() -> int:
+    """A number that no other call gives: to name an object, since the id of a freed one is given again."""
+    return next(_numbers)
 
 
 def warn_once(key: str, text: str, category: type[DynamotorWarning] = DynamotorWarning) -> None:

@@ -11,7 +11,6 @@ Counter({'Model.forward': 97})                                  # per cent
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import time
 import warnings
@@ -24,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..base.compat import count_function_modes, function_mode_stack
 from ..base.errors import EagerWarning, folders_of
-from ..base.events import counters, emit, log
+from ..base.events import counters, emit, log, new_number
 from .breaks import BreakReason
 from .eager_times import EagerTimes
 from .inner_frames import InnerFrames
@@ -36,7 +35,6 @@ _MODE_STACK = frozenset(
 WATCHED_CALLS = 8  # after these nothing is counted any more
 WATCHED_GRAPHS = 512  # nor after so many calls of graphs: a call may be a loop that runs for hours
 TOLD_CALLS = 3  # so many calls are enough to tell
-_numbers = itertools.count()
 ENOUGH = 0.8  # with less of its torch calls in graphs, a callable gets a warning
 # Reads of a tensor by Python, which compute nothing: graph breaks consist of them.
 _NAMES = """
@@ -91,7 +89,7 @@ class Share:
 
     def __init__(self, name: str, entries: Callable[[], Iterable[Any]]) -> None:
         self.name, self.entries = name, entries
-        self.number = next(_numbers)  # an id is given again once its object is gone
+        self.number = new_number()
         self.watching, self.told = True, False
         self.calls = self.graphs = 0
         self.native: Counter[str] = Counter()

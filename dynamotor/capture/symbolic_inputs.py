@@ -140,8 +140,9 @@ class SizePolicy:
 
     def unbind(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Make inputs of parameters and buffers of modules that come as arguments, where an entry with these
-        guards does not fit since it is bound to those of another module, and for nothing else."""
-        others = {row.source: row for row in guards if type(row) in (IdIs, TensorIs) and not row.check(args)}
+        guards does not fit since it is bound to those of another module, and for nothing else. A tensor may
+        have the address of one of that module's, which is gone: it is another's, too."""
+        others = {row.source: row for row in guards if _is_of_another(row, args)}
         tables = [s.base.key for s in others if isinstance(s.base, DictItem) and not s.is_held]
         rest = [row for row in guards if others.get(getattr(row, "source", None)) is not row]
         if len(others) == sum(key in ("_parameters", "_buffers") for key in tables):
@@ -162,6 +163,11 @@ class SizePolicy:
         return found | {
             SizeOf(row.source, 0) for row in rows if row.shape and row.shape[0] in batches - {None}
         }
+
+
+def _is_of_another(row: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a row binds an object that another module has instead, or that no module has any more."""
+    return type(row) in (IdIs, TensorIs) and (getattr(row, "is_gone", False) or not row.check(args))
 
 
 def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:

@@ -30,7 +30,7 @@ from .. import _C
 from ..base import cache, compat
 from ..base.config import config
 from ..base.errors import BackendError, BuildError, UserLine
-from ..base.events import counters, emit, log
+from ..base.events import counters, emit, log, new_number
 from ..graph.op_facts import is_custom
 from ..graph.plain_data import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
@@ -652,7 +652,7 @@ class CallProgram:
     def _set_up(self, name: str, listing: Listing) -> None:
         """Make the function of the text, and what calls of it share."""
         self.name, self.source, self.listing = name, listing.source, listing
-        filename = f"<dynamotor {self.name} {id(self):x}>"
+        filename = f"<dynamotor {self.name} {new_number()}>"
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(True), filename)
         weakref.finalize(self, linecache.cache.pop, filename, None).atexit = False
         self._code = _code_of(self.source, filename)

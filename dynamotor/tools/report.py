@@ -86,7 +86,7 @@ def _outside(record: Record, compiled: Any, args: tuple[Any, ...], kwargs: dict[
     share = dispatcher.miss.__self__.share
     with share.watched() as counts:
         seconds = _seconds(lambda: compiled(*args, **kwargs), "cpu")
-    record.shares = {id(share): (share.name, counts)}
+    record.shares = {share.number: (share.name, counts)}
     return min(1.0, counts.seconds / seconds)
 
 

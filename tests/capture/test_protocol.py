@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import run_forked
 
 import dynamotor
 
@@ -137,7 +138,6 @@ def _fill(self: torch.Tensor, *rest: Any) -> torch.Tensor:
         ("__iadd__", _fill, lambda x: operator.iadd(x.clone(), 1)),
         ("__lt__", _fill, lambda x: x < 1),
         ("__neg__", _fill, lambda x: -x),
-        ("__getitem__", _fill, lambda x: x[0]),
         ("__len__", lambda self: 5, lambda x: x * len(x)),
         ("__iter__", lambda self: iter([1.0, 2.0]), lambda x: sum(x)),
         ("__bool__", lambda self: False, lambda x: x + 1 if x.sum() > 0 else x - 1),
@@ -154,3 +154,19 @@ def test_operators_of_tensors_that_are_replaced(
                 patch.setattr(torch.Tensor, name, new)
             expected, found = function(x), compiled(x)
         assert str(found) == str(expected)
+
+
+def test_indexing_of_tensors_that_is_replaced() -> None:
+    """In a process of its own: CPython leaves the class a slot of sequences, and `torch.tensor([x])` asks `x` for a
+    length from then on."""
+    done = run_forked("""
+        import torch, dynamotor
+        compiled, x = dynamotor.compile(lambda x: x[0]), torch.ones(3)
+        assert compiled(x) == 1
+        torch.Tensor.__getitem__ = lambda x, index: torch.full((3,), 77.0)
+        assert compiled(x).tolist() == [77.0] * 3
+        del torch.Tensor.__getitem__
+        assert compiled(x) == 1
+        print("right")
+    """)
+    assert done.stdout == "right\n", done.stderr

@@ -21,7 +21,14 @@ from typing import Any
 
 import torch
 
-from dynamotor.extension_api import CaptureError, CompileOptions, make_dispatcher, register_step, warn_once
+from dynamotor.extension_api import (
+    CaptureError,
+    CompileOptions,
+    make_dispatcher,
+    new_number,
+    register_step,
+    warn_once,
+)
 
 from . import (
     device as devices,
@@ -87,7 +94,7 @@ def compile_step(
             loss = captured(*batch)
         except CaptureError as error:
             warn_once(
-                f"xla.step.{id(model)}",
+                f"xla.step.{new_number()}",
                 f"compile_step records each step anew, since it could not be captured: {error}",
             )
             captured = None
