@@ -538,15 +538,16 @@ def _again(
     """What second derivatives come from; None where the graph cannot run again."""
     if recipe.once:
         return None
-    known = {i for one in backwards for i in one.saved_inputs}.union(recipe.symbols, recipe.mutated)
-    unsaved = tuple(i for i in range(recipe.n_inputs) if i not in known)
+    watched = set.intersection(*(set(one.saved_inputs) - one.unsaved for one in backwards))
+    tensors = tuple(sorted(set(range(recipe.n_inputs)).difference(recipe.symbols, recipe.mutated)))
+    unwatched = tuple(i for i in tensors if i not in watched)
 
     @config.bound
     def compiled(first: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
         with torch.enable_grad():
             return aot_compile(first, inputs, compile_graph, cuts=cuts)
 
-    return double_backward.Again(gm, compiled, recipe, unsaved, config.fallback_random)
+    return double_backward.Again(gm, compiled, recipe, unwatched, tensors, config.fallback_random)
 
 
 def _itself(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -294,14 +294,14 @@ class Backward:
     ) -> None:
         n_inputs, symbols, saved = recipe.n_inputs, recipe.symbols, node.saved_inputs
         self.values, self.edges, self.again = values, edges, again
-        self.n_saved_inputs = sum(i < n_inputs and i not in symbols for i in saved)
+        self.saved_inputs = tuple(i for i in saved if i < n_inputs and i not in symbols)
         self.places_of_sizes = [(saved.index(i), k) for k, i in enumerate(symbols) if i in saved]
         self.in_order = tuple(symbols.values())
         self.constants = tuple(recipe.constants[i - n_inputs] for i in saved if i >= n_inputs)
         self.arriving = tuple(zip(places, [recipe.tangents[k] for k in node.tangents], strict=True))
         self.reach, self.nothing = node.reach, (None,) * len(node.gradients)
         self.numbers, self.inner, self.gradients = node.tangents, bool(recipe.inner), node.gradients
-        self.keeps_more = again is not None and bool(again.unsaved)
+        self.keeps_more = again is not None and bool(again.unwatched)
         self.draws = bool(recipe.draws)
         self.saves = recipe.frees or bool(saved) or bool(node.saved_outputs)
         self.separate = SeparateBackwards.of(node.tangents, recipe.parts, node.reads)
@@ -331,7 +331,8 @@ class Backward:
         if not _is_grad_enabled():
             return (self._run_many if many else self._run)(saved, tangents, sizes)
         if again is not None and ctx.given is not None:
-            return self._again(again, ctx.given, tangents)
+            kept = dict(zip(self.saved_inputs, saved, strict=False))  # outputs of the forward follow
+            return self._again(again, ctx.given.unpacked(kept), tangents)
         with torch.no_grad():
             return _only_once(tuple(self._run(saved, tangents, sizes)))
 
@@ -357,7 +358,7 @@ class Backward:
             left = None if separate is None else separate.take(ctx, arrive)
             if left is not None:
                 return left
-            if self.n_saved_inputs:
+            if self.saved_inputs:
                 note_write(error)
             raise
         if not lie_as_noted(saved, ctx.layouts):
@@ -395,7 +396,8 @@ class Backward:
             backward, filled = self.compiled_for(filled), absent
             assert backward is not None
         if self.constants:
-            saved[self.n_saved_inputs : self.n_saved_inputs] = self.constants
+            n = len(self.saved_inputs)
+            saved[n:n] = self.constants
         for place, k in self.places_of_sizes:
             saved.insert(place, sizes[k])
         of = dict(zip(self.in_order, sizes, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,26 +37,39 @@ _MOST_PROGRAMS = 8  # layouts and sizes of one graph; what comes then runs in ea
 @dataclass(frozen=True)
 class Given:
     """A call's inputs, kept for its second derivative: inputs (`old` contents of those that it wrote
-    and whose gradients need them), versions of the unsaved, and where the generators
-    stood."""
+    and whose gradients need them), versions of the tensors that autograd does not watch, and where the
+    generators stood. `packed`: the forward ran under hooks for saved tensors."""
 
     inputs: tuple[Any, ...]
-    versions: tuple[int, ...]
+    versions: dict[int, int]
     generators: dict[torch.device, torch.Tensor]
+    packed: bool
+
+    def unpacked(self, saved: Mapping[int, torch.Tensor | None]) -> Given:
+        """The same with the tensors that hooks kept: an input may have been written after it was packed."""
+        if not self.packed:
+            return self
+        kept = {i: tensor for i, tensor in saved.items() if tensor is not None}
+        inputs = tuple([kept.get(i, one) for i, one in enumerate(self.inputs)])
+        return replace(
+            self, inputs=inputs, versions={i: v for i, v in self.versions.items() if i not in kept}
+        )
 
 
 @dataclass(frozen=True)
 class Again:
     """A graph that can be differentiated again.
 
-    unsaved: tensor inputs that neither the backward saves nor the graph writes. as_eager_draws: whether eager
-    PyTorch draws the same random numbers.
+    unwatched: tensor inputs that the graph does not write and that autograd does not watch for writes in
+    every node's backward. tensors: all that the graph does not write; under hooks for saved tensors none is
+    watched. as_eager_draws: whether eager PyTorch draws the same random numbers.
     """
 
     gm: torch.fx.GraphModule
     compile: Compile
     recipe: Recipe
-    unsaved: tuple[int, ...]
+    unwatched: tuple[int, ...]
+    tensors: tuple[int, ...]
     as_eager_draws: bool
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     autocast: dict[str, tuple[bool, torch.dtype]] = field(default_factory=autocast_state)
@@ -80,7 +93,9 @@ class Again:
             for i in self.recipe.old:
                 kept[i] = inputs[i].detach().clone()
             inputs = tuple(kept)
-        return Given(inputs, tuple([_version(inputs[i]) for i in self.unsaved]), generators)
+        packed = compat.top_saved_hooks(True) is not None
+        places = self.tensors if packed else self.unwatched
+        return Given(inputs, {i: _version(inputs[i]) for i in places}, generators, packed)
 
     def gradients(
         self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple
@@ -108,7 +123,7 @@ class Again:
         inner: tuple[int, ...],
         arrived: Sequence[tuple[int, torch.Tensor]],
     ) -> list:
-        if given.versions != tuple([_version(given.inputs[i]) for i in self.unsaved]):
+        if any(_version(given.inputs[i]) != version for i, version in given.versions.items()):
             raise RuntimeError(
                 "one of the inputs of a compiled graph was modified by an inplace operation before the "
                 "gradient of its gradient was asked for"
@@ -191,7 +206,7 @@ class FirstDerivative:
             for i, one in zip(self.places, operands, strict=False):
                 inputs[i] = one.clone() if i in again.recipe.mutated else one.view_as(one)
                 if not flows.get(i, True):  # handed in without its history: the graph takes gradients of it
-                    inputs[i] = inputs[i].detach().requires_grad_()
+                    inputs[i] = _leaf(inputs[i])
             with self._modes():
                 results = torch.fx.Interpreter(again.gm, garbage_collect_values=False).run(
                     *[inputs[i] for i in range(len(inputs))], enable_io_processing=False
@@ -223,6 +238,16 @@ class FirstDerivative:
             if plan.kind == "value" and plan.index == value and not plan.detach:
                 return result._base if plan.steps and result._base is not None else result
         raise BackendError("DM408", "the gradient of a gradient of an output that was detached was asked for")
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its history. Under `vmap` PyTorch makes leaves for its own transforms alone."""
+    before = compat.leaves_allowed()
+    compat.allow_leaves(True)
+    try:
+        return tensor.detach().requires_grad_()
+    finally:
+        compat.allow_leaves(before)
 
 
 def is_batched(tangent: Any) -> bool:

@@ -62,6 +62,8 @@ forward_level = attribute("torch.autograd.forward_ad._current_level")
 maybe_functorch_level = name("torch._C._functorch.maybe_get_level")
 is_functional = name("torch._is_functional_tensor")
 is_batched = name("torch._C._functorch.is_batchedtensor")
+leaves_allowed = name("torch._C._functorch.get_inplace_requires_grad_allowed")
+allow_leaves = name("torch._C._functorch.set_inplace_requires_grad_allowed")
 is_legacy_batched = name("torch._C._functorch.is_legacy_batchedtensor")
 
 # Dispatch ---------------------------------------------------------------------------------------------------

@@ -170,7 +170,9 @@ def finished(
     failed = trace.checks.failed
     check = None if failed is None else emitter.place(failed.node)
     finish, code = emitter.function(returned)
-    finish = trace.late_code.watched(trace.checkpoint_reads.watched(finish))
+    for reads in (trace.checkpoint_reads, trace.function_reads):
+        finish = reads.watched(finish, emitter.outputs)
+    finish = trace.late_code.watched(finish)
     log("code", code)
     gm = trace.graph.module(emitter.outputs)
     if gm is not None:

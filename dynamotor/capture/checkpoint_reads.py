@@ -1,26 +1,31 @@
-"""Python state that a checkpointed function reads: PyTorch calls the function again in the backward, where it finds
-the state of then; a compiled graph computes with the values of the forward. So the backward of a graph with a
-checkpoint asks first whether all that the function read is still the same, and raises DM252 where it is not.
+"""State that a captured function reads and that PyTorch reads a second time when it calls the function again.
 
->>> reads = CheckpointReads(trace)
+PyTorch calls a checkpointed function again in the backward; a compiled graph computes with the values of the forward.
+So the backward first asks whether all that the function read is still the same, and raises DM252 where it is not. The
+other way round, a second derivative runs the forward of an `autograd.Function` again, which eager does not: DM270.
+
+>>> reads = StateReads(trace, CHECKPOINT)
 >>> with reads.inside(pending=False): ...          # interpret the function
->>> finish = reads.watched(finish)    # outputs with a gradient get the question as a hook
+>>> finish = reads.watched(finish, outputs)        # outputs with a gradient get the question as a hook
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from ..base.compat import is_batched
 from ..base.errors import CaptureError
+from ..graph.shape_tensor import ShapeTensor
 from .breaks import unsupported_if
 from .dispatch import compile_program
 from .guards import Guard, IdIs, TensorIs, TensorMatch, Together, const_equal, first_failure, is_constant
@@ -31,23 +36,63 @@ from .values.constant import Constant
 from .values.function import CellValue
 from .values.number import FloatValue
 from .values.size import SizeValue
-from .values.tensor import TensorValue
+from .values.tensor import TensorValue, version
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.nn.Module)
 _SETTINGS = ("requires_grad", "grad", "_version", "grad_fn", "is_leaf")
+_CONTAINERS = (dict, list, set, tuple, collections.deque)
 
 
-class CheckpointReads:
-    """Collects the sources of the values that the instructions of checkpointed functions give."""
+@dataclass(frozen=True)
+class SecondCall:
+    """When a function is called again, and the error where the state that it reads has changed.
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    asks: whether a backward with these gradients calls it. tensors: whether it finds what was written into tensors.
+    """
+
+    code: str
+    what: str
+    why: str
+    cure: str
+    asks: Callable[[Sequence[Any]], bool]
+    tensors: bool
+
+    def changed(self, what: str) -> CaptureError:
+        """The error that names what changed."""
+        return CaptureError(self.code, f"{self.what}: {what}", why=self.why, cure=self.cure)
+
+
+CHECKPOINT = SecondCall(
+    "DM252",
+    "the state that a checkpointed function reads changed before the backward",
+    "eager PyTorch calls the function again in the backward; the compiled backward has the value of the forward",
+    "pass it as an argument of the checkpoint, or use dynamotor.disable on the function that calls it",
+    asks=lambda gradients: True,
+    tensors=True,
+)
+FUNCTION = SecondCall(
+    "DM270",
+    "the state that the forward of an autograd function reads changed before a second derivative",
+    "a compiled graph runs the forward again for a second derivative; eager keeps the value of the forward",
+    "pass it as an argument of the function, or use dynamotor.disable on the function that applies it",
+    asks=lambda gradients: torch.is_grad_enabled() or any(g is not None and is_batched(g) for g in gradients),
+    tensors=False,
+)
+
+
+class StateReads:
+    """Collects the sources of the values that the instructions of such functions give."""
+
+    def __init__(self, trace: Trace, again: SecondCall) -> None:
+        self.trace, self.again = trace, again
         self.active = self.pending = False
         self.begun = 0  # the epoch in which the outermost of these functions began
         self.sources: dict[Source, Any] = {}  # with the objects that they lead to, where those are held
+        self.through: set[Source] = set()  # of containers and the like: the guards of what they hold count
         self.guards: dict[Guard, None] = {}
         self.used: set[fx.Node] = set()  # nodes that the functions' own nodes take
+        self.versions: dict[TensorValue, Any] = {}  # of these nodes' tensors, when a function had ended
 
     @contextlib.contextmanager
     def inside(self, pending: bool) -> Generator[None, None, None]:
@@ -55,15 +100,25 @@ class CheckpointReads:
         before, self.active = self.active, True
         self.begun = self.begun if before else Epoch.now
         self.pending = self.pending or pending
-        known, nodes = len(self.trace.reader.guards), len(self.trace.graph.graph.nodes)
+        known, last = len(self.trace.reader.guards), next(iter(reversed(self.trace.graph.graph.nodes)), None)
         try:
             yield
         finally:
             self.active = before
-            made = itertools.islice(self.trace.graph.graph.nodes, nodes, None)
+            made = itertools.takewhile(lambda node: node is not last, reversed(self.trace.graph.graph.nodes))
             self.used.update(*(node.all_input_nodes for node in made))
             new = list(self.trace.reader.guards)[known:]
             self.guards.update((row, None) for row in new if isinstance(row, Guard) and _is_state(row))
+            for value in self._used_tensors():
+                self.versions.setdefault(value, version(value.example))
+
+    def _used_tensors(self) -> list[TensorValue]:
+        """The tensors that the functions take from around them."""
+        return [v for v in self.trace.tensors.by_example.values() if v.in_graph and v.node in self.used]
+
+    def rewritten(self) -> bool:
+        """Whether the graph writes a tensor after a function has read it: the next call finds the new contents."""
+        return self.again.tensors and any(version(v.example) != then for v, then in self.versions.items())
 
     def note(self, frame: Any, instr: Any, owner: Any) -> None:
         """An instruction of a checkpointed function has run; `owner`: the object whose value it took."""
@@ -74,15 +129,23 @@ class CheckpointReads:
         if not top:
             return
         value = top[-1]
+        obj = getattr(value, "obj", MISSING)
         if value.source is None:
             return self._check_made(frame, instr, owner, value)
+        if isinstance(value.source, Called) or isinstance(obj, _CONTAINERS):
+            self.through.add(value.source)
+        held = self.trace.reader.values.get(id(getattr(obj, "__self__", None)))
+        if isinstance(obj, types.BuiltinMethodType) and held is not None and held.source is not None:
+            self.through.add(held.source)  # `table.get`, kept under a name
         numbers = isinstance(value, Constant | FloatValue | SizeValue)
         made_anew = isinstance(value.source, Attr | Called) and not numbers
-        if not isinstance(value.source, Arg | Const) and not made_anew:
-            self.sources[value.source] = getattr(value, "obj", MISSING)
+        if instr.op != "LOAD_FAST" and not isinstance(value.source, Arg | Const) and not made_anew:
+            self.sources[value.source] = obj
 
     def _check_made(self, frame: Any, instr: Any, owner: Any, value: Value) -> None:
         """A value that the trace made: no source says where the function will find it later."""
+        if instr.op in ("LOAD_FAST", "CALL", "CALL_FUNCTION_EX") or not self.again.tensors:
+            return
         if instr.op == "LOAD_DEREF":
             cell = frame.fast[instr.arg]
             pending = isinstance(cell, CellValue) and not cell.settled and cell.obj is MISSING
@@ -100,36 +163,53 @@ class CheckpointReads:
             "pass the value as an argument",
         )
 
-    def watched(self, finish: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The same `finish` of an entry, whose graph's backward first asks whether the reads are as they were."""
+    def watched(
+        self, finish: Callable[[Any, Any], Any], outputs: Sequence[fx.Node]
+    ) -> Callable[[Any, Any], Any]:
+        """The same `finish` of an entry, whose graph's backward first asks whether the reads are as they were.
+        `outputs`: the graph's."""
         within = {s for s, obj in self.sources.items() if obj is not MISSING and not isinstance(obj, _CODE)}
+        within |= self.through
         for row in self.trace.reader.guards:
             if isinstance(row, Guard) and any(s.leads_through(within) for s in row.sources):
                 self.guards.setdefault(row)
-        outside = {v.node: v for v in self.trace.tensors.outside if v.in_graph}
-        used = [node for node in self.used if node.op == "placeholder"]
-        tensors = [
-            v.source
-            for v in map(outside.get, used)
-            if v is not None and v.source is not None and not v.written
-        ]
-        inputs = dict(zip(self.trace.graph.graph.find_nodes(op="placeholder"), self.trace.graph.inputs))
-        numbers = [inputs[node] for node in used if node not in outside and node in inputs]
+        numbers = self._numbers()
         self.sources.update((source, MISSING) for source in numbers)
-        if not self.sources and not self.guards and not tensors:
+        tensors, places = self._tensors(outputs) if self.again.tensors else ([], [])
+        if not self.sources and not self.guards and not tensors and not places:
             return finish
-        state = _State([row for row in self.guards if row in self.trace.reader.guards], self.sources)
-        contents = _Contents(tensors)
+        state = _State(
+            [row for row in self.guards if row in self.trace.reader.guards], self.sources, self.again
+        )
+        contents = _Contents(tensors, places, self.again)
 
         def run(outs: Any, args: tuple[Any, ...]) -> Any:
             nodes = {out.grad_fn for out in outs if isinstance(out, torch.Tensor) and out.grad_fn is not None}
             if nodes:
-                for question in (state.question(args), contents.question(args)):
+                for question in (state.question(args), contents.question(args, outs)):
                     for node in nodes:
                         node.register_prehook(question)
             return finish(outs, args)
 
         return run
+
+    def _numbers(self) -> list[Source]:
+        """Inputs of the graph that are no tensors and that the functions use."""
+        outside = {v.node for v in self.trace.tensors.outside if v.in_graph}
+        inputs = dict(zip(self.trace.graph.graph.find_nodes(op="placeholder"), self.trace.graph.inputs))
+        return [source for node, source in inputs.items() if node in self.used and node not in outside]
+
+    def _tensors(self, outputs: Sequence[fx.Node]) -> tuple[list[Source], list[int]]:
+        """Tensors from outside, and the places of outputs, whose contents the functions read."""
+        used = self._used_tensors()
+        outside = [v.source for v in used if v.obj is not MISSING and v.source is not None]
+        memories = {id(v.example.memory) for v in used if type(v.example) is ShapeTensor}
+        shared = {
+            v.node
+            for v in self.trace.tensors.by_example.values()
+            if v.in_graph and type(v.example) is ShapeTensor and id(v.example.memory) in memories
+        }
+        return outside, [k for k, node in enumerate(outputs) if node in shared]
 
 
 def _is_state(row: Guard) -> bool:
@@ -150,7 +230,8 @@ class _State:
     keeps must not keep the model.
     """
 
-    def __init__(self, guards: Iterable[Guard], sources: Iterable[Source]) -> None:
+    def __init__(self, guards: Iterable[Guard], sources: Iterable[Source], again: SecondCall) -> None:
+        self.again = again
         rows = [row for row in guards if not isinstance(row, Together)]
         objects = [row.source for row in rows if isinstance(row, IdIs | TensorIs)]
         self.rows = [row for row in rows if not isinstance(row, IdIs | TensorIs | TensorMatch)]
@@ -177,18 +258,22 @@ class _State:
         del values  # some are held weakly
 
         def ask(gradients: Any) -> None:
-            if not known or any(map(_is_gone, roots)):  # a freed object cannot have been changed
+            if (
+                not known or not self.again.asks(gradients) or any(map(_is_gone, roots))
+            ):  # a freed object cannot have been changed
                 return
             now = self._values(roots)
             if now is None:
                 failed = first_failure(tuple(self.rows), tuple(map(_real, roots)))
-                raise _changed("something" if failed is None else failed.reason(tuple(map(_real, roots))))
+                raise self.again.changed(
+                    "something" if failed is None else failed.reason(tuple(map(_real, roots)))
+                )
             before = [value() if weak else value for value, weak in zip(then, self.weak)]
             for source, old, new, fact in zip(self.sources, before, now, known_facts):
                 if old is not new and not (is_constant(old) and const_equal(new, old)):
-                    raise _changed(f"{source} is another object, or has another value")
+                    raise self.again.changed(f"{source} is another object, or has another value")
                 if fact is not None and fact != _facts(new):
-                    raise _changed(f"{source} has other code, or other defaults")
+                    raise self.again.changed(f"{source} has other code, or other defaults")
 
         return ask
 
@@ -204,9 +289,10 @@ class _State:
 
 
 class _Contents:
-    """Tensors from outside that the function reads and the graph does not write: their contents are to stay."""
+    """Tensors from outside, and outputs of the graph, that the function reads: their contents are to stay."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], places: Sequence[int], again: SecondCall) -> None:
+        self.places, self.again = places, again
         roots = list(dict.fromkeys(source.root for source in sources))
         places: dict[Source, Source] = {root: Arg(i, str(root)) for i, root in enumerate(roots)}
         self.names = [str(source) for source in sources]
@@ -214,30 +300,22 @@ class _Contents:
         self.of_call = [root if isinstance(root, Arg) else None for root in roots]
         self.held = [None if isinstance(root, Arg) else _held(root.fetch(())) for root in roots]
 
-    def question(self, args: tuple[Any, ...]) -> Callable[[Any], None]:
-        """The question of a backward of the call with these arguments."""
+    def question(self, args: tuple[Any, ...], outs: Sequence[Any]) -> Callable[[Any], None]:
+        """The question of a backward of the call with these arguments and outputs."""
         roots = [
             _real(held) if root is None else root.fetch(args) for root, held in zip(self.of_call, self.held)
         ]
-        tensors = self.program.check(tuple(roots)) or ()
+        tensors = [*(self.program.check(tuple(roots)) or ()), *[outs[k] for k in self.places]]
+        names = [*self.names, *["a result" for _ in self.places]]
         then = [(weakref.ref(t), None if t.is_inference() else t._version) for t in tensors]
 
         def ask(gradients: Any) -> None:
-            for (held, version), name in zip(then, self.names):
+            for (held, known), name in zip(then, names):
                 tensor = held()
-                if tensor is not None and version is not None and tensor._version != version:
-                    raise _changed(f"{name} was written in place")
+                if tensor is not None and known is not None and tensor._version != known:
+                    raise self.again.changed(f"{name} was written in place")
 
         return ask
-
-
-def _changed(what: str) -> CaptureError:
-    return CaptureError(
-        "DM252",
-        f"the state that a checkpointed function reads changed before the backward: {what}",
-        why="eager PyTorch calls the function again in the backward; the compiled backward has the value of the forward",
-        cure="pass it as an argument of the checkpoint, or use dynamotor.disable on the function that calls it",
-    )
 
 
 def _moved(source: Source, places: Mapping[Source, Source]) -> Source:

@@ -541,6 +541,8 @@ class Compiler(siblings.Sibling):
                 trace.stack.check_generators()
                 if not trace.checks.stand():
                     return self._without_checks(attempt)
+                if trace.checkpoint_reads.rewritten():
+                    return self._without_checkpoints(attempt)
                 captured = finished(trace, ambient, lambda emitter: emitter.emit(result))
             return attempt.needing(trace.sizes.specialised()) or Done(captured)
         except Raised as raised:
@@ -567,6 +569,8 @@ class Compiler(siblings.Sibling):
             return again
         if not trace.checks.stand():
             return self._without_checks(attempt)
+        if trace.checkpoint_reads.rewritten():
+            return self._without_checkpoints(attempt)
         if rules_states.broken_region(trace):
             self.policy.broken_regions = True
             log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
@@ -579,6 +583,12 @@ class Compiler(siblings.Sibling):
         """The program's tests of data break the graph: it writes its inputs, say, and so does not run
         twice."""
         self.policy.checks = False
+        return Retry(attempt)
+
+    def _without_checkpoints(self, attempt: Attempt) -> Retry:
+        """A checkpointed function reads a tensor that is written later: its recomputation finds the new contents, so
+        the graph breaks there."""
+        self.policy.checkpoints = False
         return Retry(attempt)
 
     def _for_one(self, attempt: Attempt) -> Retry:

@@ -65,18 +65,25 @@ def _shown(handler: Handler) -> Handler:
     return shown
 
 
-_READING = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR", "FOR_ITER"))
+_READING = frozenset(
+    (
+        "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST", "BINARY_SUBSCR", "FOR_ITER",
+        "CALL", "CALL_FUNCTION_EX",
+    )
+)  # fmt: skip
 
 
 def _noted(handler: Handler, instr: Instr) -> Handler:
-    """The handler of an instruction of a checkpointed function: its reads are noted."""
+    """The handler of an instruction of a function that PyTorch calls again: its reads are noted."""
     if instr.op not in _READING:
         return handler
 
     def noted(frame: Frame, instr: Instr, target: int) -> Any:
         owner = frame.stack[-1] if frame.stack and instr.op != "LOAD_GLOBAL" else None
         done = handler(frame, instr, target)
-        frame.trace.checkpoint_reads.note(frame, instr, owner)
+        for reads in (frame.trace.checkpoint_reads, frame.trace.function_reads):
+            if reads.active:
+                reads.note(frame, instr, owner)
         return done
 
     return noted
@@ -143,7 +150,7 @@ class Frame:
         if enabled("bytecode"):
             log("bytecode", f"{self.user_line()}")
             steps = [(_shown(handler), instr, target) for handler, instr, target in steps]
-        if trace.checkpoint_reads.active:
+        if trace.checkpoint_reads.active or trace.function_reads.active:
             steps = [(_noted(handler, instr), instr, target) for handler, instr, target in steps]
         while True:
             handler, instr, target = steps[self.ip]

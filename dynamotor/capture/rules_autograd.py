@@ -168,7 +168,8 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool, reh
     """
     needs = [Constant(isinstance(a, TensorValue) and a.example.requires_grad) for a in args]
     ctx = trace.call_python(polyfills.context, [TupleValue(needs)])
-    outputs = _parts(trace.call(_forward_of(trace, cls), [cls, ctx, *args]))
+    with trace.function_reads.inside(pending=False) if graded else contextlib.nullcontext():
+        outputs = _parts(trace.call(_forward_of(trace, cls), [cls, ctx, *args]))
     tensors = [value for value in outputs if isinstance(value, TensorValue)]
     dirty = ctx.getattr(trace, "dirty").unpack(trace)
     if any(not _may_be_written(trace, value, outputs, rehearsal) for value in dirty):
@@ -295,6 +296,13 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
         "a checkpointed function asks for a setting of PyTorch",
         "its recomputation may find another one",
         "pass the setting as an argument",
+    )
+    unsupported_if(
+        graded and not trace.sizes.policy.checkpoints,
+        "autograd",
+        "a checkpoint is called",
+        "the program writes a tensor that a checkpointed function has read: its recomputation finds the new contents",
+        "write the tensor before the checkpoint, or give it a clone",
     )
     before, n_calls = versions(trace), len(trace.effects.calls)
     pending = trace.effects.changes_objects

@@ -81,6 +81,9 @@ class SizePolicy:
     is_repeated: Callable[[type], bool] | None = None  # whether the program has several modules of a class
     checks: bool = True  # tests of data that only raise are put off until the graph has run
     states: bool = False  # the backend takes calls that set states (`graph/states.py`)
+    checkpoints: bool = (
+        True  # checkpoints are captured; not where the program writes the tensors that they read
+    )
     broken_regions: bool = False  # the graph breaks inside of what such calls begin and end
 
     def takes(self, device: str, of_data: bool = False) -> bool:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from .breaks import OfTrace, unsupported_if
 from .call_stack import CallStack
-from .checkpoint_reads import CheckpointReads
+from .checkpoint_reads import CHECKPOINT, FUNCTION, StateReads
 from .checks import Checks
 from .effects import Effects
 from .graph_builder import GraphBuilder
@@ -68,7 +68,7 @@ class Trace(ObjectProtocol):
         self.late_code = LateCode()
         self.effects = Effects(self)
         self.checks = Checks(self)
-        self.checkpoint_reads = CheckpointReads(self)
+        self.checkpoint_reads, self.function_reads = StateReads(self, CHECKPOINT), StateReads(self, FUNCTION)
         self.tensors, self.numbers, self.modules = TensorTable(), NumberTable(), ModuleTable()
         self.objects, self.calls = ObjectTable(), TorchCalls()
         # True between an instruction's call and the inlining that it directly stands for (see module

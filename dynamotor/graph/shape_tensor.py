@@ -36,13 +36,13 @@ class Recorder(Protocol):
 
 
 class Memory:
-    """Identity of a ShapeTensor's storage: views share it. `written_unseen`: an op has written it that counts
-    no version (a batch norm's statistics)."""
+    """Identity of a ShapeTensor's storage: views share it. `unseen_writes`: how many ops have written it that
+    count no version (a batch norm's statistics; all ops on tensors of inference mode)."""
 
-    __slots__ = ("__weakref__", "written_unseen")
+    __slots__ = ("__weakref__", "unseen_writes")
 
     def __init__(self) -> None:
-        self.written_unseen = False
+        self.unseen_writes = 0
 
 
 def _in_torch(spec: TensorSpec) -> Any:
@@ -110,9 +110,14 @@ _OF_LISTS = ("aten::_foreach_", "aten::_fused_")  # PyTorch counts their writes 
 
 
 def _count_writes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Count the writes of an op that PyTorch does not count."""
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    tensors = [t for name in written_names(func) for t in leaves_in(given.get(name))]
-    torch.autograd.graph.increment_version([t for t in tensors if isinstance(t, ShapeTensor)])
+    leaves = [t for name in written_names(func) for t in leaves_in(given.get(name))]
+    tensors = [t for t in leaves if isinstance(t, ShapeTensor)]
+    for tensor in tensors:
+        tensor.memory.unseen_writes += tensor.is_inference()
+    if func.name().startswith(_OF_LISTS):
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
 def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -122,22 +127,22 @@ def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     Raises DataDependent for results that need data, UnsupportedOp for ops that swap storage, and PyTorch's
     own errors.
     """
+    about = facts(func)
+    if about.writes and (torch.is_inference_mode_enabled() or func.name().startswith(_OF_LISTS)):
+        _count_writes(func, args, kwargs)
     special = _special.get(func)
     if special is not None:
         return special(func, args, kwargs)
-    about = facts(func)
     specs = tuple([spec_of(a) for a in args])
     if about.changes_metadata:
         if func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor):
             check_supported(func, specs)
         return set_spec(args[0], infer_spec(VIEW_FORMS[func], specs, kwargs))
     result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
-    if about.writes and func.name().startswith(_OF_LISTS):
-        _count_writes(func, args, kwargs)
     if func in HIDDEN_WRITES and args[5]:  # in training
         for place in HIDDEN_WRITES[func]:
             if isinstance(args[place], ShapeTensor):
-                args[place].memory.written_unseen = True
+                args[place].memory.unseen_writes += 1
     if about.writes and any(r is not None for r in about.returns):
         return _returned_arguments(about.returns, result, args, kwargs)
     if not about.is_view or not isinstance(args[0], ShapeTensor):
@@ -162,7 +167,7 @@ def set_spec(tensor: ShapeTensor, spec: TensorSpec) -> ShapeTensor:
 
 def is_written_unseen(tensor: Any) -> bool:
     """Whether an op has written it without a version."""
-    return type(tensor) is ShapeTensor and tensor.memory.written_unseen
+    return type(tensor) is ShapeTensor and tensor.memory.unseen_writes > 0
 
 
 def materialise(result: Any, memory: Memory | None = None) -> Any:

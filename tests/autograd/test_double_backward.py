@@ -180,3 +180,59 @@ def test_a_leaf_that_only_a_gradient_inside_reaches():
         x = X.clone().requires_grad_()
         found.append(grad(function(x), x, create_graph=True)[0])
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_tensors_that_hooks_packed_and_that_are_written_later(backend):
+    """The graph ran again with the new contents; the hooks had kept the old ones."""
+    found = []
+    for compile in (lambda f: f, lambda f: dynamotor.compile(f, backend=backend)):
+        held, x = torch.tensor(2.0, dtype=torch.float64), X[0].clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            loss = compile(lambda x, held=held: x * x * held)(x).sum()
+        held.add_(1)
+        (first,) = grad(loss, x, create_graph=True)
+        found.append((first.detach(), *grad(first.sin().sum(), x)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_tensor_that_the_forward_alone_read_and_that_is_written_under_hooks():
+    held, x = torch.tensor(2.0, dtype=torch.float64), X[0].clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        loss = dynamotor.compile(lambda x: (x + held).exp(), backend="aot_eager")(x).sum()
+    held.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        grad(loss, x, create_graph=True)
+
+
+class Scaled(torch.autograd.Function):
+    by = 2.0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.by = Scaled.by
+        ctx.save_for_backward(x)
+        return x * x * ctx.by
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2 * ctx.saved_tensors[0] * ctx.by
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_state_that_the_forward_of_a_function_reads(changes, monkeypatch):
+    """A second derivative runs the forward again: a change is refused; a first derivative does not care."""
+    compiled = dynamotor.compile(lambda x: Scaled.apply(x.sin()).sum(), backend="aot_eager")
+    x = X[0].clone().requires_grad_()
+    loss = compiled(x)
+    if changes:
+        monkeypatch.setattr(Scaled, "by", 7.0)
+        with pytest.raises(dynamotor.DynamotorError, match="DM270"):
+            grad(loss, x, create_graph=True)
+        assert grad(compiled(x), x)[0].allclose(14 * x.sin() * x.cos())
+        loss = compiled(x)
+        monkeypatch.setattr(Scaled, "by", 2.0)
+        torch.testing.assert_close(grad(loss, x)[0], 14 * x.sin() * x.cos())
+    else:
+        (first,) = grad(loss, x, create_graph=True)
+        torch.testing.assert_close(grad(first.sum(), x)[0], 4 * (2 * x).cos())

@@ -147,3 +147,34 @@ def test_a_leaf_is_not_made_behind_a_test_that_raises() -> None:
     with pytest.raises(ValueError, match="large"):
         dynamotor.compile(program, backend="eager")(x)
     assert not x.requires_grad
+
+
+def test_a_graph_beside_a_tensor_of_inference_mode_runs_again() -> None:
+    """Such a tensor counts no versions: it was taken for written, and the `except` clause was not entered."""
+
+    with torch.inference_mode():
+        held = torch.ones(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = x + held.detach().sum()
+        try:
+            return x[torch.tensor([99])]
+        except IndexError:
+            return x
+
+    x = torch.ones(3)
+    torch.testing.assert_close(dynamotor.compile(program, backend="aot_eager")(x), program(x))
+
+
+def test_writes_into_a_tensor_of_inference_mode_are_counted() -> None:
+    with torch.inference_mode():
+        kept = torch.zeros(3)
+
+    def program(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        kept.view(3, 1).add_(1)
+        torch._foreach_add_([kept], 1.0)
+        return x[at]
+
+    with torch.inference_mode(), pytest.raises(IndexError):
+        dynamotor.compile(program, backend="eager")(torch.ones(3), torch.tensor([99]))
+    assert kept.tolist() == [2.0, 2.0, 2.0]

@@ -5,6 +5,7 @@ other change is none of its business.
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -201,3 +202,100 @@ def test_a_change_is_refused_when_the_argument_of_the_call_is_gone() -> None:
         compiled.factor = 7.0
         with pytest.raises(CaptureError, match="DM252"):
             loss.backward()
+
+
+def _after(block: Any, x: torch.Tensor, held: torch.Tensor, reentrant: bool) -> torch.Tensor:
+    y = checkpoint(block, x, use_reentrant=reentrant)
+    held.add_(1)
+    return y
+
+
+def _between(block: Any, x: torch.Tensor, held: torch.Tensor, reentrant: bool) -> torch.Tensor:
+    held.view(1).add_(1)
+    y = checkpoint(block, x, use_reentrant=reentrant)
+    held[:].mul_(2)
+    return y.exp()
+
+
+def _made(block: Any, x: torch.Tensor, held: torch.Tensor, reentrant: bool) -> torch.Tensor:
+    held = held * 1
+    y = checkpoint(lambda x: block(x) * held.clone(), x, use_reentrant=reentrant)
+    held.add_(1)
+    return y
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("program", [_after, _between, _made])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_tensor_that_the_graph_writes_behind_the_checkpoint(
+    backend: str, program: Any, reentrant: bool
+) -> None:
+    """The recomputation finds the new contents (the gradient had the old ones)."""
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * kept.clone()
+
+    kept, found = torch.tensor([2.0]), []
+    for function in (program, dynamotor.compile(program, backend=backend)):
+        kept.fill_(2.0)
+        x = torch.ones(3, requires_grad=True)
+        function(block, x, kept, reentrant).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_tensor_that_is_written_by_the_graph_and_by_its_caller(held: bool) -> None:
+    kept = torch.tensor([2.0])
+
+    def program(x: torch.Tensor) -> Any:
+        kept.add_(1)
+        made = kept * 1
+        read = kept if held else made
+        return checkpoint(lambda x: x.sin() * read.clone(), x, use_reentrant=False).exp(), read
+
+    out, read = dynamotor.compile(program, backend="aot_eager")(torch.ones(3, requires_grad=True))
+    read.fill_(7.0)
+    with pytest.raises(CaptureError, match="DM252"):
+        out.sum().backward()
+
+
+WEAKLY, GET = weakref.ref(HOLDER), TABLE.get
+AROUND: dict[str, tuple[Any, Any, str]] = {
+    "met through a weak reference": (
+        lambda x: x * WEAKLY().factor,  # type: ignore[union-attr]
+        lambda x: x * operator.attrgetter("factor")(HOLDER),
+        "HOLDER.factor = 7.0",
+    ),
+    "met as a whole": (
+        lambda x: x * sum(TABLE.values()),
+        lambda x: x * GET("factor"),
+        "TABLE['factor'] = 7.0",
+    ),
+    "in a container met before": (
+        lambda x: x * sum(HOLDER.items),  # type: ignore[attr-defined]
+        lambda x: x * sum(HOLDER.items),  # type: ignore[attr-defined]
+        "HOLDER.items[0] = 7.0",
+    ),
+    "given as an argument": (
+        lambda x: x * sum(ITEMS),
+        lambda x, items: x * sum(items),
+        "ITEMS[0] = 7.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", AROUND)
+def test_state_that_the_program_had_read_before_the_checkpoint(kind: str, space: Any) -> None:
+    """The read inside installs no guard of its own, and another path leads to the object."""
+    before, block, change = AROUND[kind]
+    more = [ITEMS] if kind == "given as an argument" else []
+    HOLDER.items = [2.0]  # type: ignore[attr-defined]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, before(x), *more, use_reentrant=False).exp().sum()
+
+    loss = dynamotor.compile(program, backend="aot_eager")(torch.ones(3, requires_grad=True))
+    exec(change, globals())
+    with pytest.raises(CaptureError, match="DM252"):
+        loss.backward()

@@ -386,10 +386,12 @@ _WORDS = re.compile(r"\w+").findall
 
 
 def version(tensor: torch.Tensor) -> Any:
-    """The tensor's version counter. Tensors of inference mode have none: each answer differs, as if they had
-    been written.
+    """The tensor's version counter. Tensors of inference mode have none: the writes into their memory count, and
+    each answer for a wrapper differs, as if it had been written.
     """
-    return object() if tensor.is_inference() else tensor._version
+    if not tensor.is_inference():
+        return tensor._version
+    return tensor.memory.unseen_writes if type(tensor) is ShapeTensor else object()
 
 
 def writes_inputs(trace: Trace) -> bool:
