@@ -1,10 +1,10 @@
-"""The share of a program's aten calls that run in compiled graphs, counted alike for dynamotor and torch.compile: of the
-calls that it makes in eager, those that a compiler does not leave to eager. Graphs may hold fewer calls than eager
-makes (a cast to the same type is none), so that their own numbers do not compare.
+"""The share of aten calls that run in compiled graphs, counted alike for dynamotor and torch.compile: of the calls that
+a program's compiled functions and modules make in eager, those that a compiler does not leave to eager. Graphs may
+hold fewer calls than eager makes (a cast to the same type is none), so that the numbers of their calls do not compare.
 
 Both captures give their graphs to one backend, which runs a graph op by op in a range of PyTorch's profiler. An aten
-call counts as compiled inside of such a range; calls of the backward, of optimizers, of the measurement itself
-(`aside`) and of the compilation count for nobody.
+call counts as compiled inside of such a range. A call outside of every compiled function, of the backward, of the
+measurement itself (`aside`) or of the compilation counts for neither.
 
 >>> shares(program)["dynamotor"].share
 1.0
@@ -13,6 +13,7 @@ call counts as compiled inside of such a range; calls of the backward, of optimi
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,9 +26,9 @@ from torch.profiler import record_function
 import dynamotor
 from dynamotor.capture.frontend import Compiler
 
-ASIDE, GRAPH, BEGIN = "share: aside", "share: a graph", "share: begin"
-# Ranges in which nothing counts: engine and optimizers have names of PyTorch's.
-_NOT_COUNTED = re.compile(rf"{ASIDE}|autograd::engine.*|.*Backward\d*|Optimizer\..*")
+ASIDE, GRAPH, COMPILED = "share: aside", "share: a graph", "share: a compiled function"
+# Ranges in which nothing counts; PyTorch names those of the backward.
+_NOT_COUNTED = re.compile(rf"{ASIDE}|autograd::engine.*|.*Backward\d*")
 _OP = re.compile(r"(?!autograd::)\w+::\w+")
 # They hand numbers to Python, take a tensor over as it is, or begin a backward.
 _READS = frozenset(("item", "is_nonzero", "detach", "lift_fresh", "alias", "detach_", "ones_like"))
@@ -75,11 +76,12 @@ def measured(program: Callable[[Callable[..., Any]], Any], compiler: str) -> Cal
     def compile_(fn: Any = None, **options: Any) -> Any:
         if fn is None:
             return lambda fn: compile_(fn, **options)
-        with record_function(BEGIN):
-            options = {key: options[key] for key in ("fullgraph", "dynamic") if key in options}
+        options = {key: options[key] for key in ("fullgraph", "dynamic") if key in options}
         if compiler == "eager":
-            return fn
-        return (dynamotor.compile if compiler == "dynamotor" else theirs)(fn, backend=_backend, **options)
+            return _marked(fn)
+        return _marked(
+            (dynamotor.compile if compiler == "dynamotor" else theirs)(fn, backend=_backend, **options)
+        )
 
     around = _MARKS.get(compiler, contextlib.nullcontext)
     dynamotor.reset()
@@ -91,6 +93,29 @@ def measured(program: Callable[[Callable[..., Any]], Any], compiler: str) -> Cal
     finally:
         torch.compile = theirs
     return count(profile.events())
+
+
+def _marked(fn: Any) -> Any:
+    """A compiled function, or the module itself, whose calls are ranges of the profiler."""
+    if not isinstance(fn, torch.nn.Module):
+
+        @functools.wraps(fn)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            with record_function(COMPILED):
+                return fn(*args, **kwargs)
+
+        return marked
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with record_function(COMPILED):
+            return super(cls, self).__call__(*args, **kwargs)
+
+    own = object.__dict__["__class__"]  # a compiled module says that it is of the class of its module
+    kind = own.__get__(fn)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
+    cls: Any = type(kind.__name__, (kind,), names)
+    own.__set__(fn, cls)
+    return fn
 
 
 def _backend(gm: torch.fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
@@ -143,13 +168,14 @@ _MARKS = {"dynamotor": _marks_compilation_of_ours, "torch.compile": _marks_compi
 
 
 def count(events: Any) -> Calls:
-    """The outermost aten calls behind the first compilation, by where they ran."""
-    begin = min((e.time_range.start for e in events if e.name == BEGIN), default=0)
+    """The outermost aten calls of compiled functions, by where they ran."""
     found = Calls()
     for event in events:
-        if _OP.fullmatch(event.name) and event.time_range.start >= begin:
+        if _OP.fullmatch(event.name):
             ranges = list(_around(event))
-            if any(_OP.fullmatch(name) or _NOT_COUNTED.fullmatch(name) for name in ranges):
+            if COMPILED not in ranges or any(
+                _OP.fullmatch(name) or _NOT_COUNTED.fullmatch(name) for name in ranges
+            ):
                 continue
             op = event.name.partition("::")[2]
             if GRAPH in ranges:

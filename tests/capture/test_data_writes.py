@@ -31,6 +31,14 @@ def written_without_gradients(m, x):
     return (m[0](x).sin(),)
 
 
+def decayed_and_stepped_without_gradients(m, x):
+    with torch.no_grad():
+        for p in m.parameters():
+            p.data.mul_(0.9)
+            p.add_(p.sign(), alpha=-0.1)
+    return (m[0](x).sin(),)
+
+
 def results_are_written(m, x):
     y = m[0](x)
     z = y.detach().clone()
@@ -52,6 +60,7 @@ def data_of_an_input_is_set(m, x):
 
 PROGRAMS = (
     average_is_updated, weights_are_normalised_before_use, written_without_gradients, results_are_written,
+    decayed_and_stepped_without_gradients,
     data_of_parameters_is_set, data_of_an_input_is_set,
 )  # fmt: skip
 

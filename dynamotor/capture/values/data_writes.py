@@ -35,9 +35,8 @@ def write_by_data(trace: Trace, written: Sequence[ShapeTensor]) -> None:
     taken = [v for v in aliases if memories & {leaf.memory for leaf in flatten_all([v.example])}]
     if any(not isinstance(v.example, ShapeTensor) for v in taken):
         raise _refused("it is of a subclass")
-    if taken and any(
-        tensor.requires_grad for tensor in written
-    ):  # the alias gets a history, which `x.data` has not
+    has_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in written)
+    if taken and has_history:  # the alias gets one too, which `x.data` has not
         raise _refused("the value that is written has a history")
     if any(layout(v.example) != layout(v.data_of.example) for v in taken if v.data_of is not None):
         raise _refused("it has another shape or order than the tensor")
