@@ -104,10 +104,13 @@ def is_compiled_code(code: types.CodeType, function: types.FunctionType) -> bool
 
 def why_native(code: types.CodeType, function: types.FunctionType) -> str | None:
     """Why calls of a function entered natively are not captured ("": it is a library's); None if they are: users'
-    functions, and the forward of PyTorch's own modules.
+    functions, the forward of PyTorch's own modules, and its distributions, which are written as users' code is.
     """
     module = function.__globals__.get("__name__")
-    own = code.co_name == "forward" and isinstance(module, str) and module.startswith("torch.nn.modules.")
+    own = isinstance(module, str) and (
+        module.startswith("torch.distributions.")
+        or (code.co_name == "forward" and module.startswith("torch.nn.modules."))
+    )
     if trusted_module(module) and not own:
         return ""
     if code.co_name.startswith("<") and code.co_name != "<lambda>":
