@@ -33,11 +33,10 @@ eager in float32, up to rounding, where a library is not written for float64). T
 eager's, with eager's own in brackets. Graphs and breaks are counted over the whole program, recompilations included; those
 of `torch.compile` with its backend "eager".
 
-"Compiled share": of the aten calls that a program's forward passes, losses and loops make in eager, behind the first `compile`, the part
-that is not left to eager; counted with PyTorch's profiler in the same way for both compilers, whose graphs one backend runs op by op
-(`bench/share.py`). Calls of the backward, of optimizers and of the measurement count for neither. Programs have code that is not
-compiled (losses, data loaders, solvers), so that the share of `torch.compile`, in brackets, is the one to compare with; rows below 98 % name
-what runs outside, and why.
+"Compiled share": of the aten calls that the compiled functions and modules of a program make in eager, the part that is not left to eager;
+counted with PyTorch's profiler in the same way for both compilers, whose graphs one backend runs op by op (`bench/share.py`). Calls outside of
+compiled functions (losses, data loaders, optimizers and solvers that the program does not compile) and calls of the backward count for neither. The
+share of `torch.compile` is in brackets; rows below 98 % name the calls that run outside, and the reason.
 
 `make test-libraries` installs the packages into an environment of its own and runs the cases as tests;
 `python -m bench libraries --json docs/results/libraries.json` and `python -m bench families --json docs/results/families.json`

@@ -177,19 +177,15 @@ def test_a_native_call_that_is_a_long_loop_is_watched_for_a_while():
     assert run(loop, 2) == 0
 
 
+@pytest.mark.slow  # PyTorch imports its own compiler for the shapes of some ops
 def test_a_check_inside_a_distribution_leaves_only_the_branch_to_eager():
     def density(x, s):
-        return torch.distributions.MultivariateNormal(x, torch.diag_embed(s)).log_prob(x + 1)
+        return torch.distributions.MultivariateNormal(x, torch.eye(4) * s[..., None]).log_prob(x + 1)
 
     x, s = torch.randn(3, 4), torch.rand(3, 4) + 1
     compiled = dynamotor.compile(density, backend="eager")
     torch.testing.assert_close(compiled(x, s), density(x, s))
-    assert (
-        counters["compiled share"][
-            "test_a_check_inside_a_distribution_leaves_only_the_branch_to_eager.<locals>.density"
-        ]
-        >= 95
-    )
+    assert counters["compiled share"][density.__qualname__] >= 95
     torch.testing.assert_close(compiled(x * 2, s + 1), density(x * 2, s + 1))
     with pytest.raises(ValueError, match="PositiveDefinite"):
         compiled(x, -s)
