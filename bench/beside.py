@@ -283,7 +283,7 @@ def _outside(row: dict[str, Any]) -> str:
 def table(rows: Iterable[dict[str, Any]], reasons: dict[str, str]) -> str:
     """A Markdown table of rows as they lie in JSON."""
     lines = [
-        "| program | right | error (eager's) | graphs, breaks | `torch.compile`: graphs, breaks | compiled share (`torch.compile`'s) | why more |",
+        "| program | right | error (eager's) | graphs, breaks | `torch.compile`: graphs, breaks | compiled share (`torch.compile`'s) | reason |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
