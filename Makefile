@@ -18,9 +18,12 @@ MAKEFLAGS += -j2
 .PHONY: all setup demo test test-core test-report test-quick test-isa test-all test-libraries test-versions test-aarch64 fuzz sanitize lint docs wheel bench clean
 all: test
 
-$(VENV)/.torch: Makefile
+$(VENV)/.made: Makefile
 	@test -n "$(PYTHON)" || { echo "dynamotor needs Python 3.11, 3.12, 3.13 or 3.14 (set PYTHON=/path/to/python)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.torch: $(VENV)/.made
 	$(INSTALL) torch==2.13.0 "setuptools>=77" wheel
 	touch $@
 
@@ -28,14 +31,13 @@ $(VENV)/.demo: $(VENV)/.torch requirements-demo.txt
 	$(INSTALL) -r requirements-demo.txt
 	touch $@
 
-# Large wheels, whose dependencies are installed with the others.
-$(VENV)/.large: $(VENV)/.torch requirements-dev.txt
-	$(INSTALL) --no-deps $$(grep -E '^(triton|jaxlib|mypy|ruff)==' requirements-dev.txt)
+# Wheels for development, while PyTorch is installed; what they depend on is installed with the others.
+$(VENV)/.wheels: $(VENV)/.made requirements-dev.txt
+	$(INSTALL) --no-deps $$(grep == requirements-dev.txt) torchvision==0.28.0 timm==1.0.31
 	touch $@
 
-$(VENV)/.packages: $(VENV)/.demo $(VENV)/.large requirements-dev.txt
+$(VENV)/.packages: $(VENV)/.demo $(VENV)/.wheels requirements-dev.txt
 	$(INSTALL) -r requirements-dev.txt
-	$(INSTALL) --no-deps torchvision==0.28.0 timm==1.0.31
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py xla/pyproject.toml xla/setup.py $(SOURCES)

@@ -4,7 +4,9 @@ that works.
 
 from __future__ import annotations
 
+import sys
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,7 +105,29 @@ def error() -> None:
         raise AssertionError("no error")
 
 
-ROWS = (op_on_cpus, op_of_any_size, op_in_triton, guard, opcode, backend, fusion_rule, knob, error)
+def architecture() -> None:
+    """Imports, names of classes, and one row of docs/errors.md per code."""
+    sys.path.insert(0, "tests")  # of the copy
+    import test_architecture as rules
+
+    assert Path("dynamotor").resolve() == rules.PACKAGE
+    rules.test_imports_point_down()
+    rules.test_an_error_code_has_one_row_and_one_room()
+    rules.test_a_class_has_its_name_for_itself()
+
+
+ROWS = (
+    op_on_cpus,
+    op_of_any_size,
+    op_in_triton,
+    guard,
+    opcode,
+    backend,
+    fusion_rule,
+    knob,
+    error,
+    architecture,
+)
 
 if __name__ == "__main__":
     for row in ROWS:

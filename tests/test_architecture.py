@@ -62,6 +62,11 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(parse(path))]
+
+
 def inside(path: Path) -> Path:
     """A file's place in the package, whichever distribution installs it."""
     return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else XLA.parent)
@@ -109,11 +114,14 @@ def own_room(module: str) -> str | None:
     return parts[1] if parts[1] in RANK else None
 
 
-def imports() -> Iterator[tuple[Path, str, str, bool]]:
+@functools.cache
+def imports() -> list[tuple[Path, str, str, bool]]:
     """(file, where it is, absolute module name, whether inside a function) of each import."""
-    for path in SOURCES:
-        for line, module, nested in imported_modules(path):
-            yield path, f"{inside(path)}:{line}: {module}", module, nested
+    return [
+        (path, f"{inside(path)}:{line}: {module}", module, nested)
+        for path in SOURCES
+        for line, module, nested in imported_modules(path)
+    ]
 
 
 def test_imports_point_down() -> None:
@@ -143,7 +151,7 @@ def test_the_core_names_no_module_of_an_extension() -> None:
         text for path, text, module, _ in imports() if path in CORE and module.startswith("dynamotor.xla")
     ]
     for path in CORE:
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if re.fullmatch(r"dynamotor\.xla[\w.:]*", node.value) and path.name != "extensions.py":
                     named.append(f"{inside(path)}:{node.lineno}: {node.value}")
@@ -183,7 +191,7 @@ def test_the_package_names_no_module_of_the_development_packages() -> None:
     texts = [
         f"{inside(path)}:{node.lineno}: {node.value}"
         for path in SOURCES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if re.fullmatch(r"(bench|fuzz)\.\w+", node.value)
     ]
@@ -205,7 +213,7 @@ _DOCUMENTED = re.compile(r"torch\.(ops\.|_check|_assert|_foreach_|__\w+__)")
 def _names_from_torch(path: Path) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of each import and attribute chain that begins at torch."""
     known = {}
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -216,7 +224,7 @@ def _names_from_torch(path: Path) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield node.lineno, f"{node.module}.{alias.name}"
                 known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute):
             base, _, rest = ast.unparse(node).partition(".")
             if base in known and re.fullmatch(r"[\w.]+", rest):
@@ -289,7 +297,7 @@ def test_module_docstrings_are_short() -> None:
 def test_a_private_name_is_used_in_its_file_alone() -> None:
     lent = []
     for path in SOURCES:
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.level:
                 private = [a.name for a in node.names if re.match("_[a-z]", a.name)]
                 lent += [f"{path.relative_to(ROOT)}: {name}" for name in private]
@@ -300,7 +308,7 @@ def test_a_broad_handler_raises_or_says_why_it_is_broad() -> None:
     silent = []
     for path in SOURCES:
         lines = path.read_text().splitlines()
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             if not isinstance(node, ast.ExceptHandler):
                 continue
             caught = ast.unparse(node.type) if node.type is not None else "BaseException"
@@ -319,7 +327,7 @@ def test_no_text_holds_the_id_of_an_object() -> None:
     found = [
         f"{path.name}:{node.lineno}"
         for path in SOURCES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.FormattedValue)
         and isinstance(node.value, ast.Call)
         and getattr(node.value.func, "id", "") == "id"

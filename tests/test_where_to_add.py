@@ -17,7 +17,6 @@ ROWS = [
 FOLDERS = (ROOT / "dynamotor", ROOT)
 FILE = re.compile(r"[\w/<>*.]+\.(?:py|c|h|md|txt|toml)")
 
-LIBRARY = (ROOT / "tests/support/dummy_op.py").read_text()
 OP = {
     "dynamotor/graph/ops/pointwise.py": """
 
@@ -95,63 +94,14 @@ def test_files_and_names_of_a_row_exist(what: str, where: str) -> None:
         assert re.search(rf"\b{last}\b", text), name
 
 
-@pytest.fixture(scope="module")
-def extended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    folder = tmp_path_factory.mktemp("extended")
-    environment = overlay(folder, ADDED, {"dynamotor/base/config.py": (KNOB, KNOB_TYPE)})
-    (folder / "conftest.py").write_text(LIBRARY)
-    return folder, environment
-
-
-@pytest.fixture(scope="module")
-def results(extended: tuple[Path, dict[str, str]]) -> str:
-    program = ROOT / "tests" / "added_rows.py"
-    done = subprocess.run(
-        [sys.executable, str(program)], env=extended[1], capture_output=True, text=True, cwd=extended[0]
-    )
-    return done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        "op_on_cpus",
-        "op_of_any_size",
-        "op_in_triton",
-        "guard",
-        "opcode",
-        "backend",
-        "fusion_rule",
-        "knob",
-        "error",
-    ],
-)
-def test_an_added_row_works(results: str, row: str) -> None:
-    assert f"passed {row}\n" in results, results
+def test_added_rows_work_and_keep_the_rules_of_the_architecture(tmp_path: Path) -> None:
+    """One process for all rows: a copy of the packages is imported only once."""
+    environment = overlay(tmp_path, ADDED, {"dynamotor/base/config.py": (KNOB, KNOB_TYPE)})
+    command = [sys.executable, str(ROOT / "tests" / "added_rows.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    passed = re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE)
+    assert len(passed) == 10 and not done.returncode, done.stdout + done.stderr
 
 
 def test_an_op_for_cpus_gpus_and_xla_is_at_most_four_files() -> None:
     assert len(OP) + 1 <= 4  # and `xla/dynamotor/xla/ops_pointwise.py`
-
-
-def test_additions_keep_the_rules_of_the_architecture(extended: tuple[Path, dict[str, str]]) -> None:
-    """Imports, names of classes, and one row of docs/errors.md per code."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "0",
-            "-p",
-            "no:cacheprovider",
-            "tests/test_architecture.py",
-        ]
-        + ["-k", "imports_point_down or an_error_code or a_class_has"],
-        env=extended[1],
-        capture_output=True,
-        text=True,
-        cwd=extended[0],
-    )
-    assert done.returncode == 0, done.stdout

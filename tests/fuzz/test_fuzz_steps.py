@@ -33,6 +33,7 @@ def test_a_few_programs() -> None:
     assert not found["findings"] and found["tally"]["aot_eager right"] > 0
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_a_change_is_seen(name: str) -> None:
     for seed in (3, 6):
