@@ -294,9 +294,9 @@ class _Contents:
     def __init__(self, sources: Sequence[Source], places: Sequence[int], again: SecondCall) -> None:
         self.places, self.again = places, again
         roots = list(dict.fromkeys(source.root for source in sources))
-        places: dict[Source, Source] = {root: Arg(i, str(root)) for i, root in enumerate(roots)}
+        arguments: dict[Source, Source] = {root: Arg(i, str(root)) for i, root in enumerate(roots)}
         self.names = [str(source) for source in sources]
-        self.program = compile_program([], [_moved(source, places) for source in sources])
+        self.program = compile_program([], [_moved(source, arguments) for source in sources])
         self.of_call = [root if isinstance(root, Arg) else None for root in roots]
         self.held = [None if isinstance(root, Arg) else _held(root.fetch(())) for root in roots]
 
