@@ -160,7 +160,7 @@ def compile(
             f"compile({model.__qualname__}) would change the calls of all its instances in this process",
             cure="compile an instance, or a subclass of your own",
         )
-        model.__call__ = again(plain_function(model.__call__))  # type: ignore[method-assign]
+        type.__setattr__(model, "__call__", again(plain_function(model.__call__)))
         return model
     for rule in SPECIAL:
         if (stands_in := rule(model, backend, settings)) is not None:
@@ -242,14 +242,14 @@ def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:
 copyreg.pickle(_C.Dispatcher, _reduce)
 
 
-def dispatcher_of(fn: Any) -> Any:
+def dispatcher_of(fn: Callable[..., Any]) -> Any:
     """The dispatcher of a compiled function or module; None for anything else."""
     if isinstance(fn, torch.nn.Module):
         return getattr(type(fn), "_dynamotor", None)
     return fn if type(fn) is _C.Dispatcher else None
 
 
-def plain(fn: Any) -> Any:
+def plain(fn: Callable[..., Any]) -> Any:
     """The callable that a compiled function or module stands for, or the callable itself."""
     if isinstance(fn, torch.nn.Module):
         return _uncompiled(fn)

@@ -13,6 +13,7 @@ from .autograd.inplace import functional_form, types_of, without_out
 
 # Errors, events, settings.
 from .base import probe
+from .base.checked import checked
 from .base.config import CompileOptions, config
 from .base.errors import (
     BuildError,
@@ -88,6 +89,7 @@ __all__ = [
     "aot_compile",
     "backend_for_torch_compile",
     "capture_as_plain_tensor",
+    "checked",
     "config",
     "contiguous_stride",
     "copied",

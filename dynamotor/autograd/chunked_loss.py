@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..base.checked import checked
 from ..base.config import config
 from ..base.events import counters
 from ..graph.module import copy_of
@@ -151,7 +152,7 @@ def _operands(node: Node) -> tuple[Any, Any, Any] | None:
     if node.target is F.linear:
         rows, weight, bias = [(*node.args, None)[i] for i in range(2)] + [_bias(node)]
     elif node.target in (torch.matmul, operator.matmul) and _is_transposed(node.args[1]):
-        rows, weight, bias = node.args[0], node.args[1].args[0], None  # type: ignore[union-attr]
+        rows, weight, bias = node.args[0], checked(Node, node.args[1]).args[0], None
     else:
         return None
     spec, of_weight = _spec(rows), _spec(weight)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..base.errors import BackendError
+from ..graph.nodes import operands
 from ..graph.shape_tensor import UnsupportedOp, recording
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec
@@ -237,7 +238,7 @@ def refuse_views(gm: torch.fx.GraphModule, results: Sequence[Any], inputs: Feed)
                 f"a result, a {type(view).__name__}, is a view of an input or of what another result views",
                 cure="clone() it",
             )
-            error.__dict__["torch_node"] = gm.graph.output_node().args[0][n]  # type: ignore[index]
+            error.__dict__["torch_node"] = operands(gm.graph.output_node(), 0)[n]
             raise error
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ..base import compat
+from ..base.checked import checked
 from ..graph.data_sizes import holds
 from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
 from ..graph.size_nodes import is_size
@@ -50,7 +51,7 @@ class Trial:
             self._state(node)
             return
         if node.target is setattr:  # `x.data = y`
-            self.writes.append({self.env[node.args[0]].memory})  # type: ignore[index]
+            self.writes.append({self.env[checked(fx.Node, node.args[0])].memory})
             self.env[node] = None
             return
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)

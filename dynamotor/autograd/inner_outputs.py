@@ -141,14 +141,14 @@ def _between(
     again: Again | None, given: Given | None, value: int, arrived: Sequence[tuple[int, torch.Tensor]]
 ) -> torch.Tensor | None:
     """The gradient by one value of others of its graph."""
-    BackendError.when(
-        again is None or given is None,
-        "DM403",
-        "the gradient of one output of a compiled graph by another was asked for",
-        why="the graph cannot run again, or its inputs have been released",
-        cure="ask for it inside the compiled function, or use dynamotor.disable",
-    )
-    return again.between(given, value, arrived)  # type: ignore[union-attr, arg-type]
+    if again is None or given is None:
+        raise BackendError(
+            "DM403",
+            "the gradient of one output of a compiled graph by another was asked for",
+            why="the graph cannot run again, or its inputs have been released",
+            cure="ask for it inside the compiled function, or use dynamotor.disable",
+        )
+    return again.between(given, value, arrived)
 
 
 def _looked_at(recipe: Recipe, context: Any) -> set[int]:

@@ -376,7 +376,7 @@ def function_name(function: Any) -> str:
     return _names[function]
 
 
-def _found_name(function: Any) -> str:
+def _found_name(function: Callable[..., Any]) -> str:
     name = function.__name__
     _check_code(function, name)
     module = sys.modules.get(function.__module__ or "")

@@ -100,7 +100,9 @@ def _node_of(leaf: torch.Tensor) -> Any:
     if leaf.grad_fn is not None:
         return leaf.grad_fn
     with shape_mode(), torch.enable_grad():  # under a mode: without one PyTorch asks whether it is a DTensor
-        return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        view = leaf.view_as(leaf).grad_fn
+        assert view is not None
+        return view.next_functions[0][0]
 
 
 def is_always_leaf(tensor: torch.Tensor, held: bool) -> bool:

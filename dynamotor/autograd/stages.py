@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..base import compat
+from ..base.checked import checked
 from ..base.config import config
 from ..base.events import emit
 from ..graph.error_lines import show_its_line
@@ -90,7 +91,7 @@ class _Modes:
         elif node.target is compat.enter_autocast:
             self.regions.append(node)
         elif node.target is compat.exit_autocast:
-            self.regions.remove(node.args[0])  # type: ignore[arg-type]
+            self.regions.remove(checked(fx.Node, node.args[0]))
 
     @staticmethod
     def _set_grad(graph: fx.Graph, before: bool, after: bool) -> None:

@@ -128,7 +128,7 @@ class DynamotorError(RuntimeError, RaisedWhen):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+        return vars(copyreg)["__newobj__"], (type(self), *self.args), self.__dict__
 
     def add(self, line: str) -> None:
         """One more line of its text."""

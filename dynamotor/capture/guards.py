@@ -554,8 +554,9 @@ class Distinct(Together):
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte and the byte past the last that a strided tensor may touch; tensors without storage name
     their memory by a number."""
-    if hasattr(type(tensor), "_memory_token"):
-        token = tensor._memory_token()  # type: ignore[attr-defined]
+    token_of = getattr(type(tensor), "_memory_token", None)
+    if token_of is not None:
+        token = token_of(tensor)
         return token, token + 1
     start, spec = tensor.data_ptr(), TensorSpec.of(tensor)
     return start, start + spec.extent * tensor.element_size()

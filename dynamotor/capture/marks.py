@@ -18,7 +18,7 @@ import torch
 from .. import _C
 from ..base.compat import tree_leaves, tree_map
 from .guards import IdIs
-from .source import trusted_module
+from .source import Source, trusted_module
 from .stance import RUN, set_stance
 from .values.base import (
     CallRule,
@@ -57,7 +57,7 @@ class _Disable:
             return fn
         if isinstance(fn, type):
             if instances_are_called(fn):
-                fn.__call__ = self(plain_function(fn.__call__))  # type: ignore[method-assign]
+                type.__setattr__(fn, "__call__", self(plain_function(fn.__call__)))
             else:
                 builtin_rules[fn] = _refusing(fn, "dynamotor.disable")
             return fn
@@ -103,7 +103,7 @@ def disable(fn: Any = None, *, recursive: bool = True) -> Any:
     return _Disable(recursive) if fn is None else _Disable(recursive)(fn)
 
 
-def is_disabled(fn: Any) -> bool:
+def is_disabled(fn: Callable[..., Any]) -> bool:
     """Whether `disable` (or torch.compiler's) marked the function."""
     return isinstance(fn, types.FunctionType) and (
         _MARK in fn.__dict__ or "_torchdynamo_disable" in fn.__dict__
@@ -163,7 +163,7 @@ def is_compiling() -> bool:
 builtin_rule(is_compiling)(lambda trace, args, kwargs: Constant(True))
 
 
-def _call_constant(fn: Any, trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _call_constant(fn: Callable[..., Any], trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given = [now(trace, a) for a in args], {name: now(trace, v) for name, v in kwargs.items()}
     tensors = {id(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
     result = fn(*given[0], **given[1])
@@ -171,13 +171,13 @@ def _call_constant(fn: Any, trace: Any, args: list[Value], kwargs: dict[str, Val
 
 
 @call_finder
-def _find_constant(fn: Any) -> CallRule | None:
+def _find_constant(fn: Callable[..., Any]) -> CallRule | None:
     is_marked = isinstance(fn, types.FunctionType) and fn.__dict__.get("_dynamo_marked_constant")
     return functools.partial(_call_constant, fn) if is_marked else None
 
 
 @call_finder
-def _find_allowed(fn: Any) -> CallRule | None:
+def _find_allowed(fn: Callable[..., Any]) -> CallRule | None:
     """What `torch.compiler.allow_in_graph` or `torch._dynamo.disallow_in_graph` marked."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is None or not isinstance(fn, types.FunctionType) or trusted_module(fn.__module__):
@@ -187,12 +187,12 @@ def _find_allowed(fn: Any) -> CallRule | None:
     return functools.partial(graph_function, fn) if rules.is_callable_allowed(fn) else None
 
 
-def _refusing(fn: Any, mark: str) -> CallRule:
+def _refusing(fn: Callable[..., Any], mark: str) -> CallRule:
     return refusing("disabled", f"{getattr(fn, '__qualname__', fn)} is marked with {mark}")
 
 
 @call_finder
-def _find_compiled(fn: Any) -> CallRule | None:
+def _find_compiled(fn: Callable[..., Any]) -> CallRule | None:
     """A callable that is itself compiled is captured as its original."""
     if type(fn) is not _C.Dispatcher:
         return None
@@ -200,7 +200,7 @@ def _find_compiled(fn: Any) -> CallRule | None:
 
 
 @call_finder
-def _find_wrapped(fn: Any) -> CallRule | None:
+def _find_wrapped(fn: Callable[..., Any]) -> CallRule | None:
     """What `torch.compile`, `torch.compiler.nested_compile_region` or `run` made is captured as its original."""
     if not isinstance(fn, types.FunctionType) or is_disabled(fn):
         return None
@@ -263,6 +263,6 @@ class CompiledValue(Builtin):
 
 
 @wrap_rule(_C.Dispatcher)
-def _wrap_compiled(trace: Any, source: Any, obj: Any) -> Value:
+def _wrap_compiled(trace: Any, source: Source, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return CompiledValue(obj, source)

@@ -9,7 +9,7 @@ containers and objects included. One that reads anything else breaks the graph, 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..base import compat
@@ -57,7 +57,7 @@ def _formulas(target: OpOverload, transformed: bool) -> Iterator[tuple[str, Any]
         yield "register_vmap", rule
 
 
-def _state_of(fn: Any) -> tuple[Any, ...] | None:
+def _state_of(fn: Callable[..., Any]) -> tuple[Any, ...] | None:
     """The values that a function reads by name now, as constants; None where something is no plain data."""
     try:
         return tuple([_plain(value, _DEEP) for value in held_by(fn)])

@@ -20,7 +20,7 @@ import random
 import re
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -90,7 +90,7 @@ def check_functions(trace: Trace, name: str, *fns: Any) -> None:
     _refuse_pending(name, access > Access.NONE and _is_pending(trace, access))
 
 
-def check_cached(trace: Trace, fn: Any, given: tuple[Any, ...]) -> None:
+def check_cached(trace: Trace, fn: Callable[..., Any], given: tuple[Any, ...]) -> None:
     """Break the graph before a call of a function with a cache, which the capture and its guards make for real: the
     function must change nothing, and read nothing that has a pending change. `given`: objects among its arguments.
     """
@@ -118,7 +118,7 @@ def reads_late(*fns: Any) -> str:
     return _LATE[access]
 
 
-def held_by(fn: Any) -> list[Any]:
+def held_by(fn: Callable[..., Any]) -> list[Any]:
     """The values that a function reads by names, and those that it calls, but for code; PyTorch's states too, as
     objects that no guard follows."""
     scan = _Scan()
@@ -308,7 +308,7 @@ class _Scan:
         self.held: list[Any] = []  # values of names
         self.asked = ""  # a state of PyTorch or the system that was asked for
 
-    def function(self, fn: Any, given: tuple[Any, ...]) -> Access:
+    def function(self, fn: Callable[..., Any], given: tuple[Any, ...]) -> Access:
         """`given`: outside objects that its arguments may be."""
         fn = getattr(fn, "__func__", fn)
         if not isinstance(fn, types.FunctionType):

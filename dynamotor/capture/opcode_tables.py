@@ -139,7 +139,7 @@ JOINED: dict[str, tuple[str, ...]] = {
 # Opcodes that need a companion in front of them, unlike the interpreter's.
 NEEDS_BEFORE = dict.fromkeys(_TESTS, "TO_BOOL") if "TO_BOOL" in dis.opmap else {}
 
-_caches: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]
+_caches: Any = vars(opcode)["_inline_cache_entries"]
 CACHES: tuple[int, ...] = (
     tuple(_caches.get(name, 0) for name in opcode.opname[:256])
     if isinstance(_caches, dict)
@@ -150,7 +150,7 @@ TAKES_ARGUMENT = tuple(
 )
 COMMON_CONSTANTS: tuple[Any, ...] = tuple(getattr(opcode, "_common_constants", ())) or (AssertionError,)
 SPECIAL_METHODS: tuple[str, ...] = tuple(getattr(opcode, "_special_method_names", ()))
-BINARY_OPERATORS = tuple(text for _, text in opcode._nb_ops)  # type: ignore[attr-defined]
+BINARY_OPERATORS: tuple[str, ...] = tuple(text for _, text in vars(opcode)["_nb_ops"])
 # What CPython itself puts into the name space of a class.
 CLASS_NAMES = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__type_params__",
                          "__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"})  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from .breaks import unsupported, unsupported_if
@@ -333,15 +333,16 @@ def match_keys(frame: Frame, instr: Instr, target: int) -> None:
     keys, subject = frame.stack[-1].unpack(frame.trace), contents_of(frame.stack[-2])
     if not isinstance(subject, DictValue):
         raise unsupported("unsupported-op", "a mapping pattern over an object that is no dict")
-    found: dict[Any, Value | None] = {}
+    found: dict[Hashable, Value] = {}
     for key in keys:
         known = key.hash_key(frame.trace)
         text = f"mapping pattern checks duplicate key ({key.as_constant()!r})"
         frame.trace.raise_if(known in found, ValueError, text)
-        found[known] = subject.lookup(known)
-        if found[known] is None:
+        item = subject.lookup(known)
+        if item is None:
             break
-    frame.stack.append(Constant(None) if None in found.values() else TupleValue(found.values()))  # type: ignore[arg-type]
+        found[known] = item
+    frame.stack.append(TupleValue(found.values()) if len(found) == len(keys) else Constant(None))
 
 
 @opcode("MATCH_CLASS")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..base.checked import checked
 from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import Absent, IdIs, MroIs
 from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module
@@ -28,6 +29,7 @@ from .values.number import FloatValue
 from .values.operators import COMPARE, INPLACE, c_name, like
 from .values.size import QuotientValue, SizeValue, symbolic_binary
 from .values.tensor import TensorValue
+from .values.user_object import UserObject
 
 if TYPE_CHECKING:
     from .effects import Effects
@@ -240,7 +242,7 @@ class ObjectProtocol:
         """Raise that there is no such attribute."""
         text = f"'{c_name(value.python_type())}' object has no attribute '{name}'"
         raised = self.error(AttributeError, text)
-        raised.value.slots.update(name=Constant(name), obj=value)  # type: ignore[attr-defined]
+        checked(UserObject, raised.value).slots.update(name=Constant(name), obj=value)
         raise raised
 
     def object_setattr(self, value: Value, cls: type, name: str, *new: Value) -> None:
@@ -304,7 +306,7 @@ class ObjectProtocol:
         """A real exception as an exception of the traced program."""
         raised = self.error(type(error), *error.args)
         if isinstance(error, AttributeError | NameError | ImportError):
-            raised.value.slots["name"] = Constant(error.name)  # type: ignore[attr-defined]
+            checked(UserObject, raised.value).slots["name"] = Constant(error.name)
         return raised
 
     def binary(self, op: Callable[..., Any], left: Value, right: Value) -> Value:

@@ -243,7 +243,7 @@ def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
         )
 
     if instr.op == "JUMP":
-        return (after(instr.target, True),)  # type: ignore[arg-type]
+        return (after(instr.goal, True),)
     ways = (after(dropped.end if dropped else instr.end, False),)
     return (*ways, after(instr.target, True)) if instr.target is not None else ways
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..base.checked import checked
 from ..base.config import config
 from ..graph.flex import FlexAttention
 from ..graph.modes import ATTENTION_SETTINGS, UnderSettings
@@ -25,7 +27,7 @@ from .breaks import unsupported_if
 from .source import Const
 from .torch_rules import FLEX_ATTENTION
 from .values.base import Trace, Value, builtin_rule, named_rule
-from .values.constant import Constant, is_none
+from .values.constant import Constant, is_none, present
 from .values.containers import ListValue, TupleValue
 from .values.function import FunctionValue
 from .values.tensor import TensorValue, lower, torch_call
@@ -47,32 +49,30 @@ _NAMES = [
 @named_rule(f"{FLEX_ATTENTION}:flex_attention")
 def _flex_attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given: dict[str, Value] = dict(zip(_NAMES, args, strict=False)) | kwargs
-    query, key, value = [given[name] for name in _NAMES[:3]]
-    asked = given.get("return_aux")
-    auxiliary = None if asked is None or is_none(asked) else asked
+    tensors = [v for name in _NAMES[:3] if isinstance(v := given[name], TensorValue)]
+    auxiliary = present(given.get("return_aux"))
     unsupported_if(
-        not all(isinstance(v, TensorValue) for v in (query, key, value))
-        or auxiliary is not None
-        and auxiliary.getattr(trace, "max_scores").as_constant(),
+        len(tensors) != 3 or auxiliary is not None and auxiliary.getattr(trace, "max_scores").as_constant(),
         "unsupported-call",
         "flex_attention is called with other arguments",
     )
-    mask = given.get("block_mask")
-    mask_mod = None if mask is None or is_none(mask) else mask.getattr(trace, "mask_mod")
+    query, key, value = tensors
+    mask = present(given.get("block_mask"))
+    mask_mod = None if mask is None else mask.getattr(trace, "mask_mod")
     gqa = given.get("enable_gqa", Constant(False)).as_constant()
-    _check(trace, [v.example for v in (query, key, value)], gqa, None if mask_mod is None else mask)  # type: ignore[attr-defined]
-    exact = torch.float64 if query.example.dtype == torch.float64 else torch.float32  # type: ignore[attr-defined]
+    _check(trace, [v.example for v in tensors], gqa, mask)
+    exact = torch.float64 if query.example.dtype == torch.float64 else torch.float32
     bodies: list[Body | None] = []
     free: list[TensorValue] = []
-    for fn, first in ((given.get("score_mod"), [exact]), (mask_mod, [])):
-        body, read = (None, []) if fn is None or is_none(fn) else _pointwise(trace, fn, first, query)  # type: ignore[arg-type]
+    for fn, first in ((present(given.get("score_mod")), [exact]), (present(mask_mod), [])):
+        body, read = (None, []) if fn is None else _pointwise(trace, fn, first, query)
         bodies.append(body)
         free += read
-    scale = given.get("scale")
-    factor = query.example.size(-1) ** -0.5 if scale is None or is_none(scale) else scale.as_constant()  # type: ignore[attr-defined]
+    scale = present(given.get("scale"))
+    factor = query.example.size(-1) ** -0.5 if scale is None else scale.as_constant()
     target = FlexAttention(bodies[0], bodies[1], factor)
-    target.on_gpu = _is_for_kernels([query, *free])  # type: ignore[list-item]
-    blocks = _blocks(trace, target, mask) if target.on_gpu and mask_mod is not None else []  # type: ignore[arg-type]
+    target.on_gpu = _is_for_kernels([query, *free])
+    blocks = _blocks(trace, target, mask) if target.on_gpu and mask is not None else []
     result = torch_call(trace, target, [query, key, value, *free, *blocks], {})
     if auxiliary is not None:
         output, sums = result.unpack(trace)
@@ -85,7 +85,9 @@ def _flex_attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, 
 
 
 @named_rule("transformers.integrations.flex_attention:compile_friendly_flex_attention")
-def _of_transformers(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _of_transformers(
+    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
     """transformers gives `flex_attention` to torch.compile unless dynamo traces it; here it is the node itself."""
     given = {name: value for name, value in kwargs.items() if name != "training"}
     flex = trace.make(importlib.import_module(FLEX_ATTENTION).flex_attention)
@@ -93,7 +95,9 @@ def _of_transformers(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str,
 
 
 @named_rule(f"{FLEX_ATTENTION}:create_mask", f"{FLEX_ATTENTION}:create_block_mask")
-def _mask_made_inside(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _mask_made_inside(
+    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
     """Masks of blocks that the program makes: our own functions are inlined, for arguments that change tensors."""
     names = inspect.signature(fn).parameters
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -132,10 +136,10 @@ def _check(trace: Trace, tensors: list[torch.Tensor], gqa: bool, mask: Value | N
         lengths: Any = mask.getattr(trace, "seq_lengths").as_constant()
         module = importlib.import_module(FLEX_ATTENTION)
         whole = block == (module._LARGE_SPARSE_BLOCK_SIZE,) * 2
-        rows = mask.getattr(trace, "kv_num_blocks")
+        rows = checked(TensorValue, mask.getattr(trace, "kv_num_blocks")).example
         fits = whole or lengths == (query.size(2), key.size(2))
-        fits = fits and rows.example.device == query.device  # type: ignore[attr-defined]
-        fits = fits and (query.size(0) == key.size(0) or rows.example.size(0) == query.size(0))  # type: ignore[attr-defined]
+        fits = fits and rows.device == query.device
+        fits = fits and (query.size(0) == key.size(0) or rows.size(0) == query.size(0))
     unsupported_if(
         not fits,
         "unsupported-call",
@@ -209,7 +213,7 @@ def _setting(setter: Any, getter: Any) -> None:
         return Constant(None)
 
 
-def _attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _attention(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     written = {s: lower(v, False) for s, v in trace.effects.settings.items() if s in ATTENTION_SETTINGS}
     return torch_call(trace, UnderSettings(fn, written) if written else fn, args, kwargs)
 

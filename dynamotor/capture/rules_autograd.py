@@ -448,22 +448,22 @@ class HandleValue(Value):
     kind = RemovableHandle
 
 
-def _may_be_hooked_later(trace: Trace, tensor: Value) -> bool:
-    return (
-        isinstance(tensor, TensorValue)
-        and tensor.obj is not MISSING
-        and tensor.example.requires_grad
-        and not tensor.written
-        and not trace.sizes.in_body
-        and not trace.graph.recompute
-    )
+def _hooked_later(trace: Trace, tensor: Value) -> TensorValue | None:
+    """The tensor if a hook may be put on it after the graph."""
+    if not isinstance(tensor, TensorValue) or tensor.obj is MISSING or not tensor.example.requires_grad:
+        return None
+    return None if tensor.written or trace.sizes.in_body or trace.graph.recompute else tensor
 
 
 def _has_been_used(tensor: Value | None) -> bool:
     """Whether the trace has calculated something from a tensor that it made: a hook that is put on it behind the
     graph would not be told of the gradient from there."""
-    made = isinstance(tensor, TensorValue) and tensor.obj is MISSING and tensor.example.requires_grad
-    return made and bool(tensor.node.users)  # type: ignore[union-attr]
+    return (
+        isinstance(tensor, TensorValue)
+        and tensor.obj is MISSING
+        and tensor.example.requires_grad
+        and bool(tensor.node.users)
+    )
 
 
 @builtin_rule(torch.Tensor.retain_grad)
@@ -486,8 +486,9 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A node that hooks the function's body on to the tensor; autograd calls it in the recording too. A tensor
     from outside gets the program's own function after the graph, which hands the whole gradient to it."""
     tensor = args[0]
-    if len(args) == 2 and not kwargs and _may_be_hooked_later(trace, tensor):
-        trace.effects.shown.append((tensor, version(tensor.example)))  # type: ignore[arg-type, attr-defined]
+    late = _hooked_later(trace, tensor) if len(args) == 2 and not kwargs else None
+    if late is not None:
+        trace.effects.shown.append((late, version(late.example)))
         trace.effects.calls.append((trace.make(torch.Tensor.register_hook), args, {}))
         return HandleValue()
     if (  # an output that is a view of another one gets its gradient around the compiled graph

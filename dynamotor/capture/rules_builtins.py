@@ -12,7 +12,7 @@ import operator
 import sys
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import _C
@@ -21,7 +21,7 @@ from .breaks import unsupported, unsupported_if
 from .interpreter import GeneratorValue
 from .polyfills import itertools as polyfills
 from .protocol import trusted_class
-from .source import Const
+from .source import Const, Source
 from .values.base import (
     MISSING,
     Args,
@@ -36,7 +36,7 @@ from .values.base import (
     call_finder,
     refusing,
 )
-from .values.constant import PURE_TYPES, Constant, RealIterator, is_none
+from .values.constant import PURE_TYPES, Constant, RealIterator, is_none, present
 from .values.containers import (
     DictValue,
     DictView,
@@ -207,7 +207,7 @@ def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
     )
 
 
-def _ask(trace: Trace, source: Any, obj: Any, text: str, question: Any) -> bool:
+def _ask(trace: Trace, source: Source | None, obj: Any, text: str, question: Any) -> bool:
     return trace.real(trace.reader.ask, source, obj, text, question)
 
 
@@ -381,8 +381,9 @@ def _number(kind: type, special: tuple[str, ...], trace: Trace, args: Args, kwar
     for name in special:
         if trace.has_special(args[0], name):
             found = trace.call_special(args[0], name, [], {})
-            widened = isinstance(found, Constant) and (name == "__index__" or kind is complex)
-            return trace.real_call(kind, found.value) if widened else found  # type: ignore[attr-defined]
+            if isinstance(found, Constant) and (name == "__index__" or kind is complex):
+                return trace.real_call(kind, found.value)
+            return found
     inner = contents_of(args[0])
     if isinstance(inner, Constant):
         return trace.real_call(kind, inner.value)
@@ -463,7 +464,7 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     raise trace.error(StopIteration)
 
 
-def _step(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _step(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     unsupported_if(
         len(args) != 1 or kwargs or not isinstance(args[0], Iterator),
         "unsupported-call",
@@ -473,7 +474,7 @@ def _step(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @call_finder
-def _find_step(fn: Any) -> CallRule | None:
+def _find_step(fn: Callable[..., Any]) -> CallRule | None:
     """`__next__` of a C iterator, called by its name."""
     is_step = isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__next__"
     return functools.partial(_step, fn) if is_step else None
@@ -553,11 +554,11 @@ def _items(trace: Trace, value: Value, refusal: str = "'{}' object is not iterab
     return value.one_by_one(trace)
 
 
-def _extreme(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    key = kwargs.get("key")
+def _extreme(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    key = present(kwargs.get("key"))
 
     def asked(item: Value) -> StandIn:
-        return StandIn(trace, item if is_none(key) else trace.call(key, [item]))  # type: ignore[arg-type]
+        return StandIn(trace, item if key is None else trace.call(key, [item]))
 
     given = args if len(args) > 1 else [args[0].each(trace)]
     return trace.real(fn, *given, **{**kwargs, "key": asked})
@@ -569,13 +570,13 @@ builtin_rule(max)(functools.partial(_extreme, max))
 
 def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
     """The items in sorted order; stable, with `key` and `reverse`."""
-    key = kwargs.get("key")
+    key = present(kwargs.get("key"))
     given = kwargs.get("reverse", Constant(False))
     unsupported_if(
         not issubclass(given.python_type(), int), "unsupported-call", f"reverse={given.describe()} of a sort"
     )
     reverse = trace.truth(given)
-    keys = items if is_none(key) else [trace.call(key, [item]) for item in items]  # type: ignore[arg-type]
+    keys = items if key is None else [trace.call(key, [item]) for item in items]
     real = constants(keys) if all_constant(keys) else [StandIn(trace, k) for k in keys]
     order = trace.real(sorted, range(len(items)), key=real.__getitem__, reverse=reverse)
     return [items[i] for i in order]
@@ -591,7 +592,7 @@ def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 builtin_rule(divmod)(lambda trace, args, kwargs: trace.binary(divmod, *args))
 
 
-def _by_method(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _by_method(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """A function of numbers, which asks other objects for a method of the same name."""
     if all_constant(args):
         return trace.real_call(fn, *constants(args))

@@ -13,6 +13,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from ..base.checked import checked
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .rules_builtins import sort_values
@@ -26,6 +27,7 @@ from .values.containers import (
     SetValue,
     TupleValue,
     contents_of,
+    dict_of,
 )
 from .values.deque import DequeValue
 from .values.string import text_of
@@ -135,8 +137,7 @@ register_all(
 
 def _dict_getitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """`dict.__getitem__` of a subclass honours `__missing__` and defaultdict's factory."""
-    contents = contents_of(args[0])
-    found = contents.lookup(args[1].hash_key(trace))  # type: ignore[union-attr]
+    found = dict_of(args[0]).lookup(args[1].hash_key(trace))
     if found is not None:
         return found
     if isinstance(args[0], UserObject):
@@ -155,7 +156,7 @@ def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
     factory = obj.getattr(trace, "default_factory")
     trace.raise_if(is_none(factory), KeyError, key)
     value = trace.call(factory, [])
-    obj.base.store(trace, key.hash_key(trace), key, value)  # type: ignore[union-attr]
+    dict_of(obj).store(trace, key.hash_key(trace), key, value)
     return value
 
 
@@ -325,7 +326,7 @@ def _fromkeys_of(kind: type, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         raise unsupported("unsupported-call", f"{kind.__name__}.fromkeys() is called with names")
     made = trace.instantiate(kind, [], {})
-    contents_of(made).update(trace, _fromkeys(trace, args, kwargs))  # type: ignore[union-attr]
+    dict_of(made).update(trace, dict_of(_fromkeys(trace, args, kwargs)))
     return made
 
 
@@ -369,7 +370,7 @@ def _set_methods(name: str, op: Any) -> None:
     def _operate(trace: Trace, self: SetValue, *others: Value) -> Value:
         result = self
         for other in others:
-            result = result.binary(trace, op, SetValue.of(trace, other))  # type: ignore[assignment]
+            result = checked(SetValue, result.binary(trace, op, SetValue.of(trace, other)))
         return _set_copy(trace, self) if result is self else result
 
     in_place = "update" if name == "union" else f"{name}_update"

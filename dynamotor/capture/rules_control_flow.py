@@ -5,12 +5,13 @@ breaks the graph, so that eager says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..base import compat
+from ..base.checked import checked
 from ..graph.control_flow import Cond, ControlFlow, Scan, WhileLoop
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import Dim, is_unbacked, leaves_in, mapped
@@ -21,10 +22,12 @@ from .breaks import unsupported, unsupported_if
 from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
-from .values.tensor import TensorValue, lower, torch_call
+from .values.tensor import TensorValue, lower, tensor_call, torch_call
 
 
-def _arguments(fn: Any, args: list[Value], kwargs: dict[str, Value], names: str) -> list[Value | None]:
+def _arguments(
+    fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value], names: str
+) -> list[Value | None]:
     """The arguments in the order of the names; None for those that are not given."""
     words = names.split()
     given: dict[str, Value] = dict(zip(words, args, strict=False)) | kwargs
@@ -179,6 +182,14 @@ def _stacked(spec: TensorSpec, rows: Dim) -> TensorSpec:
     return TensorSpec.dense((rows, *spec.shape), spec.dtype, spec.device)
 
 
+def _flipped(trace: Trace, tensor: TensorValue) -> TensorValue:
+    return tensor_call(trace, torch.flip, [tensor, ListValue([Constant(0)])])
+
+
+def _moved(trace: Trace, tensor: TensorValue, at: int, to: int) -> TensorValue:
+    return tensor_call(trace, torch.movedim, [tensor, Constant(at), Constant(to)])
+
+
 @builtin_rule(compat.scan_operator)
 def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     step, init, xs, dim, reverse = _arguments(
@@ -196,9 +207,9 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         "where scan stacks its results differs between PyTorch's versions",
     )
     if at:
-        leaves = [torch_call(trace, torch.movedim, [leaf, Constant(at), Constant(0)], {}) for leaf in leaves]  # type: ignore[misc]
+        leaves = [_moved(trace, leaf, at, 0) for leaf in leaves]
     if back:
-        leaves = [torch_call(trace, torch.flip, [leaf, ListValue([Constant(0)])], {}) for leaf in leaves]  # type: ignore[misc]
+        leaves = [_flipped(trace, leaf) for leaf in leaves]
     rows = _rows(trace, "scan", leaves)
     examples = [*[lower(leaf, False) for leaf in carried], *[_row(lower(leaf, False)) for leaf in leaves]]
     body, free, specs = _body(trace, "scan", step, (carry, _shifted(through, len(carried))), examples)
@@ -212,16 +223,11 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         [body], (*kept, *[_stacked(spec, rows) for spec in specs[n:]]), n + len(leaves), n, len(leaves)
     )
     results = _results(trace, target, [*carried, *leaves, *free])
-    made = results[n:]
+    made = [checked(TensorValue, value) for value in results[n:]]
     if back:
-        made = [torch_call(trace, torch.flip, [value, ListValue([Constant(0)])], {}) for value in made]
+        made = [_flipped(trace, value) for value in made]
     if at:
-        made = [
-            torch_call(trace, torch.movedim, [value, Constant(0), Constant(at)], {})
-            if at < value.example.dim()  # type: ignore[attr-defined]
-            else value
-            for value in made
-        ]
+        made = [_moved(trace, value, 0, at) if at < value.example.dim() else value for value in made]
     return value_of(trace, tuple(body.result), [*results[:n], *made])
 
 

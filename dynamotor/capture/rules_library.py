@@ -26,11 +26,12 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 
+from ..base.checked import checked
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .interpreter import ITERATORS
@@ -111,7 +112,8 @@ class PartialValue(UserObject):
     def parts(self, trace: Trace) -> tuple[Value, Args, Kwargs]:
         """The function, and the arguments that it is called with first."""
         func, given, named = [self.getattr(trace, name) for name in _PARTS]
-        return func, given.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}  # type: ignore[attr-defined]
+        table = checked(DictValue, named).load()
+        return func, given.unpack(trace), {k.as_constant(): v for k, v in table.values()}
 
     def _new(self, emitter: ResultEmitter) -> str:
         func, given, named = [self.slots.pop(name) for name in _PARTS]
@@ -129,9 +131,9 @@ def _pickled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
     """The bytes of an empty dict, by which caches of methods know calls without keywords. Those of what holds something
     tell which objects are one and the same.
     """
-    plain = len(args) == 1 and not kwargs and type(args[0]) is DictValue and args[0].python_type() is dict
+    given = args[0] if len(args) == 1 and not kwargs else None
     unsupported_if(
-        not plain or bool(args[0].load()),  # type: ignore[attr-defined]
+        type(given) is not DictValue or given.python_type() is not dict or bool(given.load()),
         "unsupported-call",
         "pickle.dumps() is called",
         cure="call it outside the compiled function",
@@ -235,7 +237,7 @@ def _equals_itself(trace: Trace, cls: type) -> bool:
 
 
 @call_finder
-def _find_cached(fn: Any) -> CallRule | None:
+def _find_cached(fn: Callable[..., Any]) -> CallRule | None:
     """A function under lru_cache: run for real on constants when its module is a library's, inlined
     otherwise. The program's own is asked for its value of constants."""
     return functools.partial(_call_cached, fn) if isinstance(fn, functools._lru_cache_wrapper) else None
@@ -377,11 +379,11 @@ def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(table, DictValue):
         return inline_function(trace, dataclasses.fields, args, kwargs)
     fields = [field for _, field in table.load().values()]
-    plain = dataclasses._FIELD  # type: ignore[attr-defined]
+    plain = vars(dataclasses)["_FIELD"]
     return TupleValue([f for f in fields if f.getattr(trace, "_field_type").real() is plain])
 
 
-def _call_pure(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _call_pure(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """A library function written in Python that is pure: run for real when all is known, inlined
     otherwise.
     """
@@ -412,7 +414,7 @@ for _fn in (
     enum.Flag.__invert__,  # which keeps its answer on the member
 ):
     builtin_rules.setdefault(_fn, functools.partial(_call_pure, _fn))
-_polyfill(collections._count_elements, polyfills.count_elements)  # type: ignore[attr-defined]
+_polyfill(vars(collections)["_count_elements"], polyfills.count_elements)
 PURE_TYPES.update({re.Pattern, re.Match})
 makers[type(re.finditer("", ""))] = lambda trace, found: TupleValue(
     [trace.make(match) for match in found]
@@ -483,11 +485,12 @@ def _in_python(name: str) -> types.ModuleType:
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None
     pure, accelerated = importlib.util.module_from_spec(spec), sys.modules.get(f"_{name}")
-    sys.modules[f"_{name}"] = None  # type: ignore[assignment]
+    modules: dict[str, Any] = sys.modules
+    modules[f"_{name}"] = None  # the import of `_name` fails
     try:
         spec.loader.exec_module(pure)
     finally:
-        sys.modules[f"_{name}"] = accelerated  # type: ignore[assignment]
+        modules[f"_{name}"] = accelerated
     return pure
 
 
@@ -521,7 +524,7 @@ for _name in ("itemgetter", "attrgetter", "methodcaller"):
 
 # Messages ---------------------------------------------------------------------------------------------------
 @call_finder
-def _find_logging(fn: Any) -> CallRule | None:
+def _find_logging(fn: Callable[..., Any]) -> CallRule | None:
     """Logger methods and warnings: replayed after the graph (once per call of the compiled function)."""
     if not isinstance(fn, types.FunctionType):
         return None
@@ -628,7 +631,7 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         "a function of the program shows warnings",
         "it would see objects as they are after the graph",
     )
-    record = getattr(warnings._showwarnmsg_impl, "__self__", None)  # type: ignore[attr-defined]
+    record = getattr(vars(warnings)["_showwarnmsg_impl"], "__self__", None)
     unsupported_if(
         id(record) in trace.reader.values, "side-effect", "a warning goes to a list that the function has"
     )
@@ -640,14 +643,14 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 def _is_shown_by_the_program(now: Any) -> bool:
     """Whether `showwarning` or `formatwarning` was replaced; by logging's capture only if that runs no such code."""
-    if now.showwarning is logging._showwarning:  # type: ignore[attr-defined]
+    if now.showwarning is vars(logging)["_showwarning"]:
         return _runs_user_code(logging.getLogger("py.warnings"))
     return now.showwarning is not now._showwarning_orig or now.formatwarning is not now._formatwarning_orig
 
 
 # The outside world ------------------------------------------------------------------------------------------
 @call_finder
-def _find_outside(fn: Any) -> CallRule | None:
+def _find_outside(fn: Callable[..., Any]) -> CallRule | None:
     """random, time and the like change from call to call."""
     module = getattr(fn, "__module__", None)
     owner = getattr(fn, "__self__", None)
@@ -667,7 +670,7 @@ named_rule(
 
 
 @named_rule("torch._dynamo.decorators:mark_static", "dynamotor.capture.symbolic_inputs:mark_static")
-def _mark_static(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _mark_static(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """The sizes are numbers from here on; the mark itself says nothing to who runs the program."""
     given = [*args, *kwargs.values()]
     sizes = given[0].getattr(trace, "shape").unpack(trace) if type(given[0]) is TensorValue else []
@@ -719,14 +722,14 @@ pure_functions.update({typing.get_origin, typing.get_args, sys.intern, os.path.j
 
 # transformers, by name: checks that only warn, and bookkeeping that is the same at every call ----------------
 @named_rule("transformers.utils.generic:_register_model_output_pytree_node")
-def _run_once(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _run_once(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """Idempotent registrations of classes: done while tracing."""
     fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
     return Constant(None)
 
 
 @named_rule("transformers.modeling_utils:PreTrainedModel.warn_if_padding_and_no_attention_mask")
-def _warn_after(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _warn_after(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """Functions that look at data to warn about it: the graph looks, and where there is something to warn of they are
     called after it.
     """
@@ -737,7 +740,7 @@ def _warn_after(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @named_rule("transformers.utils.import_utils:is_tracing")
-def _traced(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _traced(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be
     taken.
 

@@ -19,6 +19,7 @@ import torch
 from ..base.registry import register_all
 from .breaks import Unsupported, unsupported
 from .guards import BYTES, TypeIs
+from .source import Source
 from .values.array import (
     ANY,
     BOOLS,
@@ -47,7 +48,7 @@ PURE_TYPES.update(base for scalar in _SCALARS for base in scalar.__mro__ if base
 
 
 @wrap_rule(*_SCALARS)
-def _wrap_scalar(trace: Trace, source: Any, obj: Any) -> Value:
+def _wrap_scalar(trace: Trace, source: Source, obj: Any) -> Value:
     trace.reader.guard(TypeIs(source, type(obj)))
     if type(obj) in KINDS and trace.sizes.takes_float(source):
         return FloatValue(trace, source, obj)
@@ -71,7 +72,7 @@ def _is_plain(obj: Any) -> bool:
 
 
 @call_finder
-def _find_numpy(fn: Any) -> CallRule | None:
+def _find_numpy(fn: Callable[..., Any]) -> CallRule | None:
     known = isinstance(fn, type) and fn in _SCALARS or any(fn is maker for maker in _MAKERS)
     if type(fn) not in _CALLABLES and not known:
         return None
@@ -94,7 +95,7 @@ def _find_numpy(fn: Any) -> CallRule | None:
     return rule
 
 
-def _refused(fn: Any, cause: str) -> Unsupported:
+def _refused(fn: Callable[..., Any], cause: str) -> Unsupported:
     return unsupported(
         "unsupported-call", f"numpy.{fn.__name__} is called", cause, cure="use torch's function"
     )
@@ -134,7 +135,7 @@ _UFUNCS: dict[str, tuple[Any, frozenset[torch.dtype]]] = {
 _MAKERS = np.zeros, np.ones, np.full, np.eye, np.arange, np.linspace, np.array, np.asarray
 
 
-def _of_arrays(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _of_arrays(trace: Trace, fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]) -> Value:
     found = on_known(trace, fn, args, kwargs)
     if found is not None:
         return found
@@ -262,8 +263,9 @@ def _expand_dims(trace: Trace, a: Value, axis: Value | None) -> Value:
 
 @_array_function("swapaxes", "axis1", "axis2")
 def _swapaxes(trace: Trace, a: Value, first: Value | None, second: Value | None) -> Value:
-    refuse_if(first is None or second is None, "swapaxes with unusual arguments")
-    return _viewed(trace, a, "transpose", first, second)  # type: ignore[arg-type]
+    if first is None or second is None:
+        raise refused("swapaxes with unusual arguments")
+    return _viewed(trace, a, "transpose", first, second)
 
 
 @builtin_rule(np.ndarray.flatten)
@@ -276,8 +278,9 @@ def _along(
     name: str, target: Any, kinds: frozenset[torch.dtype], trace: Trace, a: Value, axis: Value | None
 ) -> Value:
     _row_major(trace, a, name)
-    refuse_if(axis is None, f"{name} of all numbers")
-    return compute(trace, target, [a], kinds, {"dim": axis})  # type: ignore[dict-item]
+    if axis is None:
+        raise refused(f"{name} of all numbers")
+    return compute(trace, target, [a], kinds, {"dim": axis})
 
 
 for _name, _target, _kinds in (
@@ -372,7 +375,7 @@ for _kind in (np.dtype, np.iinfo, np.finfo):
     _describing(_kind)
 
 
-def _known_method(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _known_method(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     writes = fn.__name__ in ("sort", "partition") or fn.__name__.startswith("__i")
     known = bool(args) and type(args[0]) is ArrayValue and not writes
     found = on_known(trace, fn, args, kwargs) if known else None
@@ -382,7 +385,7 @@ def _known_method(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Va
 
 
 @call_finder
-def _find_method(fn: Any) -> CallRule | None:
+def _find_method(fn: Callable[..., Any]) -> CallRule | None:
     """Methods of arrays without a rule of their own: on numbers that the trace knows, unless they write them."""
     is_of_arrays = isinstance(fn, _METHODS) and fn.__objclass__ is np.ndarray
     return functools.partial(_known_method, fn) if is_of_arrays else None
@@ -395,8 +398,7 @@ _METHODS = types.MethodDescriptorType, types.WrapperDescriptorType
 @builtin_rule(torch.Tensor.numpy)
 def _numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tensor = args[0]
-    plain = type(tensor) is TensorValue and len(args) == 1 and not kwargs
-    example = tensor.example if plain else None  # type: ignore[attr-defined]
+    example = tensor.example if type(tensor) is TensorValue and len(args) == 1 and not kwargs else None
     if example is None or example.requires_grad or example.device.type != "cpu" or example.dtype not in ANY:
         raise unsupported(
             "data-dependent", "Tensor.numpy is called", "it hands the tensor's data to Python",
@@ -432,11 +434,11 @@ def _reshape(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
 
 @builtin_rule(np.ndarray.astype)
 def _astype(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    array, dtype = (*args, None, None)[:2]
-    if kwargs or len(args) != 2 or type(array) is not ArrayValue or array.scalar:
+    array, dtype = args if len(args) == 2 else (None, None)
+    if kwargs or dtype is None or type(array) is not ArrayValue or array.scalar:
         raise refused("astype with unusual arguments")
     try:
-        wanted = torch.from_numpy(np.empty(0, dtype=dtype.as_constant())).dtype  # type: ignore[union-attr]
+        wanted = torch.from_numpy(np.empty(0, dtype=dtype.as_constant())).dtype
     except TypeError:
         raise refused("astype to a type that tensors lack") from None
     had = array.tensor(trace).example.dtype

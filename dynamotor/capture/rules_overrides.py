@@ -18,10 +18,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ..base import compat
+from ..base.checked import checked
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
 from .opcode_tables import CLASS_NAMES
-from .source import Called
+from .source import Called, Source
 from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
 from .values.base import (
     MISSING,
@@ -50,7 +51,9 @@ class SubclassValue(UserObject):
     __slots__ = ("tensor",)
     takes_over = True
 
-    def __init__(self, cls: type, tensor: TensorValue, source: Any = None, obj: Any = MISSING) -> None:
+    def __init__(
+        self, cls: type, tensor: TensorValue, source: Source | None = None, obj: Any = MISSING
+    ) -> None:
         super().__init__(cls, source, obj)
         self.tensor = tensor
 
@@ -80,7 +83,7 @@ class SubclassValue(UserObject):
         return f"{emitter.emit(self.tensor)}.as_subclass({emitter.constant(self.cls)})"
 
 
-def wrap_other_subclasses(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+def wrap_other_subclasses(trace: Trace, source: Source, obj: torch.Tensor) -> Value:
     """The value of a tensor from outside whose class holds no other tensors."""
     cls = type(obj)
     if _is_plain_parameter(cls):
@@ -138,7 +141,7 @@ def _as_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
     if kind is torch.Tensor:
         return tensor
     _check_class(trace, kind)
-    return SubclassValue(kind, tensor)  # type: ignore[arg-type]  # an op of a tensor gives one
+    return SubclassValue(kind, checked(TensorValue, tensor))  # an op of a tensor gives one
 
 
 # The switch that `Tensor.__torch_function__` sets ------------------------------------------------------------
@@ -183,7 +186,7 @@ def _call_plainly(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> 
 
 
 # Calls ------------------------------------------------------------------------------------------------------
-def _is_getter(fn: Any) -> bool:
+def _is_getter(fn: Callable[..., Any]) -> bool:
     if type(fn) is not types.MethodWrapperType or fn.__name__ != "__get__":
         return False
     owner = getattr(fn.__self__, "__objclass__", None)
@@ -221,7 +224,7 @@ def _carriers(values: Iterable[Value]) -> Iterator[UserObject]:
 
 
 def _call_or_take_over(
-    fn: Any, rule: CallRule | None, trace: Trace, args: list[Value], kwargs: dict[str, Value]
+    fn: Callable[..., Any], rule: CallRule | None, trace: Trace, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     if not trace.calls.plain and any(
         _takes_calls(trace, value.cls) for value in _carriers([*args, *kwargs.values()])
@@ -233,7 +236,7 @@ def _call_or_take_over(
 
 
 @override.define
-def _override(fn: Any, rule: CallRule | None) -> CallRule | None:
+def _override(fn: Callable[..., Any], rule: CallRule | None) -> CallRule | None:
     """The rule of a call whose arguments may take it over."""
     described = isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.FunctionType)
     takes = described and fn in TENSOR_METHODS or is_graph_function(fn) or _is_getter(fn)
@@ -249,8 +252,8 @@ def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, 
         if isinstance(value, SubclassValue):
             met.append(value)
             return value.tensor
-        if type(value) in (TupleValue, ListValue) and value.takes_over:
-            return type(value)([plain(item) for item in value.items])  # type: ignore[attr-defined, arg-type]
+        if (type(value) is TupleValue or type(value) is ListValue) and value.takes_over:
+            return type(value)([plain(item) for item in value.items])
         return value
 
     given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
@@ -283,7 +286,7 @@ class _TensorStandIn(_StandIn, torch.Tensor):
     pass
 
 
-def _take_over(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _take_over(trace: Trace, fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call `__torch_function__` of the arguments' classes as eager does, until one answers."""
     known: dict[int, Value] = {}
     kept: list[Any] = []

@@ -7,6 +7,7 @@ Inference mode is also entered for real, as grad mode is, so that the trial's te
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def _set_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
 
 
 @call_finder
-def _find_manual_seed(fn: Any) -> CallRule | None:
+def _find_manual_seed(fn: Callable[..., Any]) -> CallRule | None:
     """`import torch._dynamo` puts a function around it, so that it is not captured."""
     around = type(fn) is types.FunctionType and fn.__code__.co_filename == compat.torch_compile_file
     return _manual_seed if around and fn.__dict__.get("__wrapped__") is torch.random.manual_seed else None

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from .breaks import unsupported
+from .source import Source
 from .values.base import MISSING, ResultEmitter, Trace, Value, builtin_rule, wrap_typed
 from .values.user_object import UserObject
 
@@ -19,7 +20,7 @@ class LocalValue(UserObject):
 
     __slots__ = ("written",)
 
-    def __init__(self, cls: type, source: Any = None, obj: Any = MISSING) -> None:
+    def __init__(self, cls: type, source: Source | None = None, obj: Any = MISSING) -> None:
         super().__init__(cls, source, obj)
         self.written: dict[str, Value | None] = {}
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..base import compat
+from ..base.checked import checked
 from ..graph.op_facts import facts
 from ..graph.shape_tensor import ShapeTensor, infer, recording
 from ..graph.subgraphs import Transformed, fill, flatten
@@ -21,7 +22,7 @@ from .bodies import called_with, interpret, template_of, value_of
 from .breaks import unsupported_if
 from .polyfills import autograd_function as polyfills
 from .values.base import Trace, Value, builtin_rule
-from .values.containers import TupleValue
+from .values.containers import DictValue, TupleValue
 from .values.function import FunctionValue, code_rule
 from .values.tensor import TensorValue, lower, torch_call, trial
 
@@ -87,7 +88,7 @@ def _vmap(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fn, *rest = args
     in_dims, out_dims, randomness, chunk_size = [value.as_constant() for value in rest[:4]]
 
-    def transform(function: Any) -> Any:
+    def transform(function: Callable[..., Any]) -> Any:
         return torch.vmap(function, in_dims, out_dims, randomness, chunk_size=chunk_size)
 
     return Applied(trace, "vmap", transform, fn, rest[4:], kwargs).node(transform)
@@ -99,10 +100,10 @@ def _gradient(
     fn, argnums, has_aux, given, words = args
     options = argnums.as_constant(), has_aux.as_constant()
 
-    def transform(function: Any) -> Any:
+    def transform(function: Callable[..., Any]) -> Any:
         return make(function, *options)
 
-    named = {key.as_constant(): value for key, value in words.load().values()}  # type: ignore[attr-defined]
+    named = {key.as_constant(): value for key, value in checked(DictValue, words).load().values()}
     return Applied(trace, name, transform, fn, given.unpack(trace), named).node(transform)
 
 
@@ -117,7 +118,7 @@ def _jvp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fn, primals, tangents = args
     options = _constants(kwargs)
 
-    def transform(function: Any) -> Any:
+    def transform(function: Callable[..., Any]) -> Any:
         return lambda primals, tangents: torch.func.jvp(function, primals, tangents, **options)
 
     return Applied(trace, "jvp", transform, fn, [primals, tangents], {}).node(transform)
@@ -129,7 +130,7 @@ def _vjp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     options = _constants(kwargs)
     has_aux = bool(options.get("has_aux"))
 
-    def forward(function: Any) -> Any:
+    def forward(function: Callable[..., Any]) -> Any:
         return lambda *primals: torch.func.vjp(function, *primals, **options)[:: 2 if has_aux else 3]
 
     applied = Applied(trace, "vjp", forward, args[0], args[1:], {})
@@ -152,7 +153,7 @@ class PullbackValue(Value):
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         has_aux = self.has_aux
 
-        def pull(function: Any) -> Any:
+        def pull(function: Callable[..., Any]) -> Any:
             return lambda primals, cotangents: torch.func.vjp(function, *primals, has_aux=has_aux)[1](
                 cotangents
             )
@@ -191,7 +192,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     )
     options["combine_mode"] = "generic"
 
-    def transform(function: Any) -> Any:
+    def transform(function: Callable[..., Any]) -> Any:
         return lambda xs: compat.associative_scan(function, xs, **options)
 
     return Applied(trace, "associative_scan", transform, fn, [xs], {}).node(transform)
@@ -213,7 +214,7 @@ def _jacobian(
         if option in free
     }
 
-    def transform(function: Any) -> Any:
+    def transform(function: Callable[..., Any]) -> Any:
         return make(function, **options)
 
     return Applied(trace, name, transform, func, args, kwargs).node(transform)

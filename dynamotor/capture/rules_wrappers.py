@@ -17,15 +17,17 @@ from typing import Any
 import torch
 
 from ..base import compat
+from ..base.checked import checked
 from ..graph.shape_tensor import ShapeTensor, shape_mode
 from ..graph.sym_int import to_torch
 from ..graph.tensor_subclass import Rewrap, is_wrapper_class
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
 from .rules_overrides import SubclassValue, wrap_other_subclasses
+from .source import Source
 from .values.base import MISSING, CallRule, ResultEmitter, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .values.constant import Constant
-from .values.containers import ListValue
+from .values.containers import DictValue, ListValue
 from .values.klass import ClassValue
 from .values.tensor import TensorValue, constant_result, is_static, lower, torch_call, trial, wrapper_values
 
@@ -41,7 +43,12 @@ class WrapperValue(SubclassValue):
     __slots__ = ("trace", "parts", "bare", "arguments", "_tensor")
 
     def __init__(
-        self, trace: Trace, cls: type, tensor: TensorValue | None, source: Any = None, obj: Any = MISSING
+        self,
+        trace: Trace,
+        cls: type,
+        tensor: TensorValue | None,
+        source: Source | None = None,
+        obj: Any = MISSING,
     ) -> None:
         self.trace, self._tensor = trace, tensor
         self.parts: dict[str, Value] = {}
@@ -82,7 +89,7 @@ class WrapperValue(SubclassValue):
             "tensor-subclass",
             f"__tensor_unflatten__ of {self.cls.__name__} makes {made.describe()}",
         )
-        self.tensor = made.tensor  # type: ignore[attr-defined]
+        self.tensor = checked(WrapperValue, made).tensor
 
     # Attributes ---------------------------------------------------------------------------------------------
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
@@ -91,7 +98,7 @@ class WrapperValue(SubclassValue):
             held = vars(self._tensor.example)
             if name in held:
                 known = self._inner(trace, name, held[name])
-                self.dict(trace).store(trace, name, Constant(name), known)  # type: ignore[union-attr]
+                checked(DictValue, self.dict(trace)).store(trace, name, Constant(name), known)
         return known
 
     def _inner(self, trace: Trace, name: str, held: Any) -> Value:
@@ -152,7 +159,7 @@ def _value_of(trace: Trace, tensor: TensorValue) -> Value:
 
 # From outside -----------------------------------------------------------------------------------------------
 @wrap_rule(torch.Tensor, subclasses=True)
-def _wrap(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+def _wrap(trace: Trace, source: Source, obj: torch.Tensor) -> Value:
     cls = type(obj)
     if not is_wrapper_class(cls):
         return wrap_other_subclasses(trace, source, obj)
@@ -177,7 +184,7 @@ def _wrap(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     return value
 
 
-def _asks_for(cls: Any, names: tuple[str, ...], context: Any) -> Callable[[Any], bool]:
+def _asks_for(cls: type, names: tuple[str, ...], context: Any) -> Callable[[Any], bool]:
     """Whether a tensor has these inner tensors and such a context: as its class compares them, if it does."""
     compare = getattr(cls, "__metadata_guard__", None) or (lambda then, now: now == then)
 
@@ -271,7 +278,7 @@ def _make_wrapper_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Va
 
 
 @call_finder
-def _find_opaque(fn: Any) -> CallRule | None:
+def _find_opaque(fn: Callable[..., Any]) -> CallRule | None:
     """A wrapper subclass whose constructor PyTorch is told not to capture: a call of it is one node."""
     if not isinstance(fn, type) or not is_wrapper_class(fn):
         return None
@@ -285,7 +292,7 @@ def _find_opaque(fn: Any) -> CallRule | None:
 _DISABLING = os.path.join(os.path.dirname(torch.__file__), "_compile.py")  # of `torch._disable_dynamo`
 
 
-def _make_opaque(cls: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _make_opaque(cls: type, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for name in ("__new__", "__init__"):
         trace.type_attr(cls, name)
     named = {name: _plain(value) for name, value in kwargs.items()}

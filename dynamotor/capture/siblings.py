@@ -68,7 +68,7 @@ class Shelf:
             weakref.WeakKeyDictionary()
         )  # by code or class
 
-    def add(self, compiler: Sibling, entry: Any) -> None:
+    def add(self, compiler: Sibling, entry: _C.Entry) -> None:
         """Note that such a function or module was compiled, and keep its program if others may take it."""
         if compiler.kin is None or compiler.owner is None:
             return
@@ -143,7 +143,7 @@ def forget() -> None:
     lasting.clear()
 
 
-def _holds_objects(entry: Any) -> bool:
+def _holds_objects(entry: _C.Entry) -> bool:
     """Whether keeping a program keeps objects alive that its first call had."""
     return entry.info.data.reason is not None or any(
         type(row) is IdIs and not row.source.is_held and not _lasts(row) for row in entry.info.guards
@@ -240,7 +240,7 @@ def _programs(compiler: Sibling, call: Invocation) -> Iterator[Any]:
     return iter(sorted(found.values(), key=lambda entry: entry.general)[: config.cache_size_limit])
 
 
-def bind(entry: Any, owner: Any, place: int) -> Any:
+def bind(entry: _C.Entry, owner: Any, place: int) -> Any:
     """The entry of a program that has its module as the argument of this number, for one module."""
     info = entry.info
     program = compile_program(info.guards, info.inputs, {place: owner})

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -373,19 +374,19 @@ SPECIAL_METHODS: dict[str, Any] = {
 }
 
 
-def is_graph_function(fn: Any) -> bool:
+def is_graph_function(fn: Callable[..., Any]) -> bool:
     """Whether a call becomes one node."""
     if isinstance(fn, compat.OpOverload | compat.OpOverloadPacket):
         return True
     return _hashable(fn) and fn in GRAPH_FUNCTIONS
 
 
-def is_query(fn: Any) -> bool:
+def is_query(fn: Callable[..., Any]) -> bool:
     """Whether a call is answered at trace time."""
     return _hashable(fn) and fn in QUERIES
 
 
-def refusal(fn: Any) -> tuple[str, str] | None:
+def refusal(fn: Callable[..., Any]) -> tuple[str, str] | None:
     """Kind and cause of the break that a call makes, or None."""
     module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
     if (

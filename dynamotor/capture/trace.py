@@ -80,7 +80,7 @@ class Trace(ObjectProtocol):
         )
 
     # Values -------------------------------------------------------------------------------------------------
-    def wrap(self, source: Any, obj: Any) -> Value:
+    def wrap(self, source: Source, obj: Any) -> Value:
         """The value of an object read from outside; installs the guards of the read. One object is one
         value.
         """
@@ -156,7 +156,7 @@ class Trace(ObjectProtocol):
         """Call a Python function by interpreting it."""
         return inline(self, func, args, kwargs)
 
-    def call_builtin(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def call_builtin(self, fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Call a C function or unbound C method."""
         return instances.call_builtin(self, fn, args, kwargs)
 

@@ -18,6 +18,7 @@ from torch import fx
 
 from ..autograd.joint import trace_joint
 from ..base.errors import DynamotorError
+from ..graph.nodes import operand, operands
 from ..graph.spec import TensorSpec
 from ..graph.subgraphs import Body
 from ..lower.lowering import Decline, decline_if
@@ -247,12 +248,13 @@ class TileFunction:
 
     def _loaded(self, node: fx.Node, known: dict[fx.Node, str], out: list[str], letter: str) -> str:
         """An element of a tensor that the function reads."""
-        tensor, indices = node.args
-        spec: TensorSpec = tensor.meta["val"]  # type: ignore[union-attr]
-        if tensor not in self.inputs or any(i is None for i in indices) or len(indices) != len(spec.shape):  # type: ignore[union-attr, arg-type]
+        tensor, given = operand(node, 0), operands(node, 1)
+        spec: TensorSpec = tensor.meta["val"]
+        indices = [index for index in given if isinstance(index, fx.Node)]
+        if tensor not in self.inputs or len(indices) != len(given) or len(given) != len(spec.shape):
             raise Decline("a part of a tensor in a function of scores")
         at = []
-        for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):  # type: ignore[arg-type]
+        for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):
             decline_if(index.meta["val"].dtype == torch.bool, "a mask as an index")
             low, high = self.ranges.get(index, (-1, size))
             times = f".to(tl.int64) * {stride}" if size * stride >= 2**31 else f" * {stride}"
@@ -264,7 +266,7 @@ class TileFunction:
             out.append(f"{name} = {known[index]}")
             out.append(f"tl.device_assert(({name} >= -{size}) & ({name} < {size}), 'index out of range')")
             at.append(f"tl.where({name} < 0, {name} + {size}, {name}){times}")
-        loaded = f"tl.load({known[tensor]} + {' + '.join(at) or '0'})"  # type: ignore[index]
+        loaded = f"tl.load({known[tensor]} + {' + '.join(at) or '0'})"
         return f"({loaded}) != 0" if spec.dtype == torch.bool else loaded
 
 

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import _C
 from ..base import compat
+from ..base.checked import checked
 from ..base.errors import DistributedError, user_line
 from ..base.events import counters, emit, log
 from ..runtime.memory import ResultPool, new_pool
@@ -119,7 +120,7 @@ class Averager:
             self.reason = Reason(notes[rank]["reason"], text)
             return
         self._refuse_others(notes, "plan", "text")
-        self.adopt(proposal)  # type: ignore[arg-type]
+        self.adopt(checked(BucketPlan, proposal))
 
     def _refuse_others(self, notes: Sequence[Mapping[str, Any]], key: str, text: str) -> None:
         """DM701 unless all ranks told the same under `key`."""
@@ -247,19 +248,23 @@ class Averager:
         def backward(*inputs: torch.Tensor) -> tuple:
             return boxed(list(inputs))
 
-        backward.boxed = boxed  # type: ignore[attr-defined]  # saved values are freed as it goes here too
+        backward.__dict__["boxed"] = boxed  # saved values are freed as it goes here too
         return backward
 
     def _new_step(self) -> ReduceStep:
-        return ReduceStep(self.plan, self.parameters, self.group, self.pool)  # type: ignore[arg-type]
+        return ReduceStep(checked(BucketPlan, self.plan), self.parameters, self.group, self.pool)
 
     def finish(self, bucket: int) -> list[torch.Tensor]:
         """Called by the graph where it needs a bucket's averages."""
-        return self.step.finish(bucket)  # type: ignore[union-attr]
+        return self._running().finish(bucket)
 
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         """Called by the graph once a bucket's gradients are written."""
-        return self.step.start(bucket, grads)  # type: ignore[union-attr]
+        return self._running().start(bucket, grads)
+
+    def _running(self) -> ReduceStep | _Local:
+        assert self.step is not None
+        return self.step
 
     def _may_start(self) -> bool:
         """Whether the gradients of this backward may be reduced as they come. Ranks may answer differently:

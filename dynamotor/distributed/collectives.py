@@ -100,7 +100,7 @@ if not lost(COMPILE) and compat.has_kernel(_start_all_gather.name(), "Autograd")
 
 
 @call_finder
-def _find_collective(fn: Any) -> CallRule | None:
+def _find_collective(fn: Callable[..., Any]) -> CallRule | None:
     if not isinstance(fn, types.FunctionType) or fn.__module__ != "torch.distributed._functional_collectives":
         return None
     if fn.__name__ == "wait_tensor":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from ..base.checked import checked
 from .shard_group import group_of
 from .shard_ops import Gather, Unshard, shard_gather, shard_weights
 
@@ -30,7 +31,7 @@ def has_shards(graph: fx.Graph) -> bool:
 
 def _nbytes(start: fx.Node) -> int:
     target = start.target
-    of = group_of(target.number if isinstance(target, Gather) else start.args[1])  # type: ignore[arg-type]
+    of = group_of(target.number if isinstance(target, Gather) else checked(int, start.args[1]))
     return of.gathered.nbytes * of.world
 
 

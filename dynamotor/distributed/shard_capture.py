@@ -100,7 +100,7 @@ class _Stays:
 
 
 @named_rule(f"{_STATES}:FSDPState._pre_forward")
-def _pre_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _pre_forward(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`state._pre_forward(module, args, kwargs)`: the module's parameters are whole from here on."""
     state, module, *given = _of_state(args)
     real = state.real()
@@ -146,7 +146,7 @@ def _asks_gradient(value: Value) -> bool:
 
 
 @named_rule(f"{_STATES}:FSDPState._post_forward")
-def _post_forward(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _post_forward(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`state._post_forward(module, inputs, output)`: the module has its shards again."""
     state, module, _, output = _of_state(args)
     real = state.real()

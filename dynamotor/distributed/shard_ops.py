@@ -142,5 +142,5 @@ def without_gradients(compiled: Callable[..., Any], anchors: frozenset[int]) -> 
     def backward(*inputs: torch.Tensor) -> tuple:
         return boxed(list(inputs))
 
-    backward.boxed = boxed  # type: ignore[attr-defined]  # saved values are freed as it goes here too
+    backward.__dict__["boxed"] = boxed  # saved values are freed as it goes here too
     return backward

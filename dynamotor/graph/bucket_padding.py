@@ -21,8 +21,10 @@ import torch
 from torch import fx
 
 from ..base import compat
+from ..base.checked import checked
 from ..base.errors import RaisedWhen
 from .module import graph_module, writes
+from .nodes import overload
 from .op_definition import definition
 from .shapes import call
 from .size_nodes import is_size
@@ -30,9 +32,8 @@ from .sizes import Dim, Size, Symbol, equal, settled
 from .spec import TensorSpec, aten, contiguous_stride
 
 Values = Mapping[Symbol, int]
-Padded = tuple[
-    fx.Node, Any
-]  # answer of a padding rule: the new node (or a tuple of them) and the axes of its results
+# Answer of a padding rule: the new node (or a tuple of them) and the axes of its results.
+Padded = tuple[fx.Node | tuple[fx.Node | None, ...], Any]
 POINTWISE = "pointwise"  # the definition whose padding rule all pointwise ops share
 
 
@@ -87,7 +88,7 @@ def size_of(axis: Axis) -> Dim:
 def row_of(size: Dim) -> Axis:
     """The axis of consecutive elements, with all padding at the end."""
     axis = axis_of(size)
-    return axis if at_end(axis) else (Run(settle(size)),)  # type: ignore[arg-type]
+    return axis if at_end(axis) else (Run(checked(Size, settle(size))),)
 
 
 def at_end(axis: Axis) -> bool:
@@ -405,7 +406,7 @@ class Call:
         self.writer.axes[node] = axes
         return node
 
-    def emit(self, axes: Any, target: Any = None) -> Padded:
+    def emit(self, axes: Any, target: Any = None) -> tuple[fx.Node, Any]:
         """The node with these arguments."""
         new = self.writer.graph.create_node(
             "call_function", target or self.node.target, tuple(self.args), self.kwargs
@@ -416,13 +417,13 @@ class Call:
     @property
     def named(self) -> dict[str, Any]:
         """The arguments by name, and the defaults of the others."""
-        schema = self.node.target._schema.arguments  # type: ignore[union-attr]
+        schema = overload(self.node)._schema.arguments
         given = {a.name: value for a, value in zip(schema, self.args)}
         return {a.name: a.default_value for a in schema} | given | self.kwargs
 
     def size(self, name: str) -> Dim | None:
         """An argument that may be a size, as it is at the call: an expression or a number."""
-        schema = self.node.target._schema.arguments  # type: ignore[union-attr]
+        schema = overload(self.node)._schema.arguments
         given = {a.name: value for a, value in zip(schema, self.node.args)} | self.node.kwargs
         value = given.get(name)
         return settle(value.meta["val"] if isinstance(value, fx.Node) else value)  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ class Quotient:
 
     def ends(self) -> tuple[Dim | None, Dim | None]:
         low, high = self.of.ends()
-        return tuple([end // self.by if type(end) is int else None for end in (low, high)])  # type: ignore[return-value]
+        return low // self.by if type(low) is int else None, high // self.by if type(high) is int else None
 
     def __repr__(self) -> str:
         return f"({self.of})//{self.by}"
@@ -258,8 +258,10 @@ def _joined(kind: type, decides: bool, parts: Iterable[Condition]) -> Condition:
     for part in parts:
         if part is decides:
             return decides
-        if not isinstance(part, bool):
-            found |= part.parts if type(part) is kind else {part}  # type: ignore[union-attr]
+        if isinstance(part, All | Some) and type(part) is kind:
+            found |= part.parts
+        elif not isinstance(part, bool):
+            found.add(part)
     weak = kind is All  # of two bounds of one sum the tighter one decides a conjunction
     for part in list(found):
         if type(part) is Fact and part.kind == ">=":

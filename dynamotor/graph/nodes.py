@@ -70,6 +70,12 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
     return node.args
 
 
+def operands(node: fx.Node, position: int) -> list[Any] | tuple[Any, ...]:
+    """The argument that is a list."""
+    found = node.args[position]
+    return found if isinstance(found, list | tuple) else wrong(node, f"argument {position} is no list")
+
+
 def overload(node: fx.Node) -> OpOverload:
     """The aten op that a node calls."""
     target = node.target

@@ -53,7 +53,9 @@ class PrivateDraws(TrialMode):
     def has_drawn(self) -> bool:
         return bool(self.generators)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         device = _device(args, kwargs)
         if not isinstance(func, OpOverload) or not facts(func).random or device.type not in ("cpu", "cuda"):

@@ -19,7 +19,7 @@ from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES, aten
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
-from .lowering import LoopBuilder, Scalar, decline_if, lowering, lowerings
+from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, lowerings
 from .value import LoopValue
 
 
@@ -353,8 +353,9 @@ def _known_shift(ctx: LoopBuilder, count: LoopValue | Scalar) -> int:
     """The bits that a shift moves: a number within the type, for which all machines agree."""
     bits = 8 * ctx.spec.dtype.itemsize
     decline_if(ctx.spec.dtype is BOOL or ctx.spec.dtype.is_floating_point, "a shift of no integers")
-    decline_if(not isinstance(count, int) or not 0 <= count < bits - 1, "a shift by no small number")
-    return int(count)  # type: ignore[arg-type]
+    if not isinstance(count, int) or not 0 <= count < bits - 1:
+        raise Decline("a shift by no small number")
+    return int(count)
 
 
 @lowering(aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)

@@ -97,7 +97,7 @@ def _load() -> None:
     for name in ("triton.runtime.cache", "triton.compiler.compiler"):  # where versions of triton have it
         module = importlib.import_module(name)
         if hasattr(module, "triton_key"):
-            module.triton_key = lambda: "dynamotor"  # type: ignore[attr-defined]
+            vars(module)["triton_key"] = lambda: "dynamotor"
 
 
 def _answer(connection: socket.socket) -> None:

@@ -22,6 +22,7 @@ import torch.optim.optimizer
 
 from .. import _C
 from ..autograd.calls import call_without_autocast
+from ..base.checked import checked
 from ..base.collector import collector_paused
 from ..base.config import CompileOptions, config
 from ..base.errors import CaptureError, DynamotorError, EagerWarning, is_mistake
@@ -455,7 +456,7 @@ class GraphStep:
         around = contextlib.nullcontext() if self.averager is None else self.averager.whole_step()
         with around, torch.no_grad():
             results = call_without_autocast(program.compiled, tuple(arguments))
-        update.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers ask
+        vars(update.optimizer)["_opt_called"] = True  # schedulers ask for it
         found = results[-1] if program.scaled else None
         if bound.write and (found is None or not found.item()):
             for write, value in zip(bound.write, numbers[n:k], strict=True):
@@ -463,9 +464,10 @@ class GraphStep:
         if bound.on_device:
             update.mirror.write(bound.on_device, numbers[k:])
         if found is not None:
-            states = update.scaler._per_optimizer_states[id(update.optimizer)]  # type: ignore[union-attr]
+            scaler = checked(torch.amp.GradScaler, update.scaler)
+            states = scaler._per_optimizer_states[id(update.optimizer)]
             states["found_inf_per_device"] = {found.device: found.float()}
-            update.scaler.update()  # type: ignore[union-attr]
+            scaler.update()
         if update.accumulate > 1 and not update.keep_grads:
             update.optimizer.zero_grad()
         for n, i in enumerate(program.grads):

@@ -235,11 +235,13 @@ _ARITHMETIC = {
     "sym_max": aten.maximum.default,
     "sym_min": aten.minimum.default,
 }
-NumberNode.pow = NumberNode.float_pow = _raising(_power, False)  # type: ignore[attr-defined]
-NumberNode.mod = _raising(_binary(aten.remainder.Tensor), True)  # type: ignore[attr-defined]
 _divided = _raising(_binary(aten.div.Tensor), True)
 for _name in ("truediv", "float_truediv", "int_truediv"):
     setattr(NumberNode, _name, _divided)
+for _name in ("pow", "float_pow"):
+    setattr(NumberNode, _name, _raising(_power, False))
+for _name, _remainder in {"mod": _raising(_binary(aten.remainder.Tensor), True)}.items():
+    setattr(NumberNode, _name, _remainder)
 for _name, _func in _ARITHMETIC.items():
     setattr(NumberNode, _name, _binary(_func))
 for _name, _asked in {

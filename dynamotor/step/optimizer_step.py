@@ -63,7 +63,7 @@ class OptimizerStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; with a closure, and where it is no program, that of eager PyTorch."""
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers ask
+        vars(self.optimizer)["_opt_called"] = True  # schedulers ask for it
         if self.running:
             return self.original(*args, **kwargs)
         if args or kwargs:

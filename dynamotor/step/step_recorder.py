@@ -52,9 +52,11 @@ class StepRecorder(GraphRecorder):
         if value not in self.known:
             known = None
             if value.op == "call_function" and value.target in host.OPS and host.is_number(value):
-                hints = {node: self.hint(node) for node in value.all_input_nodes}
-                if None not in hints.values():
-                    known = host.calculate(value, hints)  # type: ignore[arg-type]
+                hints = {
+                    node: hint for node in value.all_input_nodes if (hint := self.hint(node)) is not None
+                }
+                if len(hints) == len(value.all_input_nodes):
+                    known = host.calculate(value, hints)
             self.known[value] = known
         return self.known[value]
 

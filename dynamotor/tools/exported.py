@@ -22,6 +22,7 @@ from torch import fx
 from ..api import compile, dispatcher_of
 from ..autograd.aot import aot_compile
 from ..backends import static_inputs
+from ..base.checked import checked
 from ..base.compat import tree_leaves, tree_map_only
 from ..base.errors import UsageError
 from ..capture.dispatch import miss_reason
@@ -223,7 +224,7 @@ class Exported:
 
         return aot_compile(gm, list(inputs), keep, static_inputs=static_inputs(gm))
 
-    _backend.takes_symbols = True  # type: ignore[attr-defined]
+    _backend.__dict__["takes_symbols"] = True
 
     def _refuse_numbers(self) -> None:
         flat = (*self.args, *self.kwargs.values())
@@ -325,7 +326,7 @@ def _with_signature(run: Callable[..., Any], model: Any) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return run(*args, **kwargs)
 
-    forward.__signature__ = _signature_of(model)  # type: ignore[attr-defined]
+    forward.__dict__["__signature__"] = _signature_of(model)
     return forward
 
 
@@ -334,7 +335,7 @@ def _put(root: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
     for part in path:
         if part not in root._modules:
             root.add_module(part, torch.nn.Module())
-        root = root._modules[part]  # type: ignore[assignment]
+        root = checked(torch.nn.Module, root._modules[part])
     if isinstance(tensor, torch.nn.Parameter):
         root.register_parameter(last, tensor)
     else:

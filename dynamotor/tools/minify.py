@@ -16,7 +16,7 @@ import re
 import runpy
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -264,7 +264,7 @@ def _graph_text(gm: fx.GraphModule) -> tuple[str, str]:
     return "\n".join(filter(None, (_import(name, value) for name, value in used))), f"def graph{signature}"
 
 
-def _file_text(fn: Any) -> tuple[str, str]:
+def _file_text(fn: Callable[..., Any]) -> tuple[str, str]:
     """What imports a function of a file. ValueError for any other callable."""
     name, file = (
         getattr(fn, "__qualname__", ""),

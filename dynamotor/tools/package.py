@@ -282,7 +282,7 @@ def _write_weights(archive: zipfile.ZipFile, weights: Sequence[torch.Tensor]) ->
     with archive.open(info, "w", force_zip64=True) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for k in order:
-            file.write(memoryview(weights[k].contiguous().reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+            file.write(weights[k].contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _map_weights(path: Path, info: zipfile.ZipInfo) -> list[torch.Tensor]:

@@ -25,6 +25,7 @@ import torch
 
 from ..autograd.recipe import Recipe
 from ..base import compat
+from ..base.checked import checked
 from ..base.errors import RaisedWhen
 from ..codegen.call_program import Expected, Listing
 from ..codegen.externs import Callee
@@ -304,13 +305,13 @@ class _Text:
             self.steps.step("kernel", self.libraries[c_name], c_name, n, *slots, len(ints), *ints)
         elif name in ("new", "take"):
             shape, stride = map(self.value, call.args[:2] if name == "new" else call.args[1:])
-            kind = call.args[2] if name == "new" else call.args[0].elts[1]  # type: ignore[attr-defined]
+            kind = call.args[2] if name == "new" else checked(ast.Tuple, call.args[0]).elts[1]
             self.steps.step("new", self.steps.slot(names[0]), *layout(shape, stride, self.value(kind)))
         elif type(stands_for) is Expected:
             if isinstance(call.args[0], ast.Call):
                 self.call(call.args[0], names)
             if not stands_for.planned:
-                spec, slot = stands_for.spec, names[0] if names else call.args[0].id  # type: ignore[attr-defined]
+                spec, slot = stands_for.spec, names[0] if names else checked(ast.Name, call.args[0]).id
                 self.steps.step(
                     "expect", self.steps.slots[slot], *layout(spec.shape, spec.stride, spec.dtype)
                 )

@@ -75,8 +75,6 @@ STAYS = {
     "ops_control.py _instance": "a class of exceptions, which is called by the program and not asked",
     "ops_stack.py import_from": NAMES,
     "protocol.py ObjectProtocol.real_binary": PLAIN,
-    "protocol.py ObjectProtocol.no_attr": "made in the trace",
-    "protocol.py ObjectProtocol.real_error": "made in the trace",
     "values/base.py Value.truth": "results of the program's own methods",
     "rules_builtins.py _callable": "constants: functions and classes can be called, data cannot",
     "rules_builtins.py _number": PLAIN,

@@ -16,7 +16,8 @@ from typing import Any
 
 Until = type(iter(int, 0))
 Tee: type = type(itertools.tee(())[0])
-Group = itertools._grouper  # type: ignore[attr-defined]
+Group = type(next(itertools.groupby([0]))[1])
+_NO_ITEMS: tuple[Any, ...] = ()
 _NOTHING: dict[type, tuple[Any, ...]] = {  # arguments that leave no items; () for others
     itertools.islice: ((), 0),
     itertools.repeat: (None, 0),
@@ -32,7 +33,7 @@ _NOTHING: dict[type, tuple[Any, ...]] = {  # arguments that leave no items; () f
 def ended(kind: type) -> Iterator[Any]:
     """An iterator of a class of Python's that has no items left."""
     if kind is types.GeneratorType:
-        return (item for item in ())  # type: ignore[var-annotated]
+        return (item for item in _NO_ITEMS)
     return iter(int, 0) if kind is Until else kind(*_NOTHING.get(kind, ((),)))
 
 

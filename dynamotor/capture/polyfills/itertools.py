@@ -32,7 +32,8 @@ def islice(iterable: Iterable[Any], *args: Any) -> Iterator[Any]:
 
 
 def tee(iterable: Iterable[Any], n: int = 2) -> tuple[Iterator[Any], ...]:
-    iterator, items = iter(iterable), []  # type: ignore[var-annotated]
+    iterator = iter(iterable)
+    items: list[Any] = []
     return tuple([tee_branch(iterator, items) for _ in range(n)])
 
 

@@ -7,66 +7,81 @@ stands for a call that is left to PyTorch, with the number as a constant.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+Scalar = torch.Tensor | float  # a number, which may be an input of the graph
 
 # From PyTorch 2.14 on, a value that equals the number it is clamped to has no gradient, nor has NaN; beside a tensor both
 # have some.
 _TIES_HAVE_GRADIENTS = torch.__version__ < "2.14"
 
 
-def number(value: Any, like: torch.Tensor) -> Any:
+def number(value: Scalar, like: torch.Tensor) -> Any:
     """A number as a tensor without dimensions that does not change the type of a result (a rule of the
     trace)."""
     raise NotImplementedError
 
 
-def add(input: Any, other: Any, alpha: Any = 1) -> Any:
+def add(input: torch.Tensor, other: Scalar, alpha: Scalar = 1) -> torch.Tensor:
     return input + other * alpha
 
 
-def sub(input: Any, other: Any, alpha: Any = 1) -> Any:
+def sub(input: torch.Tensor, other: Scalar, alpha: Scalar = 1) -> torch.Tensor:
     return input - other * alpha
 
 
-def rsub(input: Any, other: Any, alpha: Any = 1) -> Any:
+def rsub(input: torch.Tensor, other: Scalar, alpha: Scalar = 1) -> torch.Tensor:
     return other - input * alpha
 
 
-def add_(input: Any, other: Any, alpha: Any = 1) -> Any:
+def add_(input: torch.Tensor, other: Scalar, alpha: Scalar = 1) -> torch.Tensor:
     return input.add_(other * alpha)
 
 
-def sub_(input: Any, other: Any, alpha: Any = 1) -> Any:
+def sub_(input: torch.Tensor, other: Scalar, alpha: Scalar = 1) -> torch.Tensor:
     return input.sub_(other * alpha)
 
 
-def addcmul(input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
+def addcmul(
+    input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, value: Scalar = 1
+) -> torch.Tensor:
     return input + tensor1 * tensor2 * value
 
 
-def addcdiv(input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
+def addcdiv(
+    input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, value: Scalar = 1
+) -> torch.Tensor:
     return input + tensor1 / tensor2 * value
 
 
-def addcmul_(input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
+def addcmul_(
+    input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, value: Scalar = 1
+) -> torch.Tensor:
     return input.add_(tensor1 * tensor2 * value)
 
 
-def addcdiv_(input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
+def addcdiv_(
+    input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, value: Scalar = 1
+) -> torch.Tensor:
     return input.add_(tensor1 / tensor2 * value)
 
 
-def addmm(input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmm(
+    input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, beta: Scalar = 1, alpha: Scalar = 1
+) -> Any:
     if input.dim() > 2 or input.dtype != mat1.dtype:
         return NotImplemented
     product = torch.mm(mat1, mat2) * alpha
     return product if beta == 0 else input * beta + product
 
 
-def baddbmm(input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def baddbmm(
+    input: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Scalar = 1, alpha: Scalar = 1
+) -> Any:
     if input.dim() > 3 or input.dtype != batch1.dtype:
         return NotImplemented
     product = torch.bmm(batch1, batch2) * alpha
@@ -83,11 +98,11 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     return clamped if upper is None else torch.where(input < upper, clamped, clamped.detach())
 
 
-def clamp_min(input: Any, min: Any) -> Any:
+def clamp_min(input: torch.Tensor, min: Scalar) -> torch.Tensor:
     return clamp(input, min)
 
 
-def clamp_max(input: Any, max: Any) -> Any:
+def clamp_max(input: torch.Tensor, max: Scalar) -> torch.Tensor:
     return clamp(input, None, max)
 
 
@@ -97,79 +112,86 @@ def clamp_(input: Any, min: Any = None, max: Any = None) -> Any:
     return input.clamp_(number(min, input), number(max, input))
 
 
-def lerp(input: Any, end: Any, weight: Any) -> Any:
+def lerp(input: torch.Tensor, end: torch.Tensor, weight: Scalar) -> torch.Tensor:
     return torch.lerp(input, end, number(weight, input))
 
 
-def lerp_(input: Any, end: Any, weight: Any) -> Any:
+def lerp_(input: torch.Tensor, end: torch.Tensor, weight: Scalar) -> torch.Tensor:
     return input.lerp_(end, number(weight, input))
 
 
-def masked_fill(input: Any, mask: Any, value: Any) -> Any:
+def masked_fill(input: torch.Tensor, mask: torch.Tensor, value: Scalar) -> torch.Tensor:
     return torch.masked_fill(input, mask, number(value, input))
 
 
-def masked_fill_(input: Any, mask: Any, value: Any) -> Any:
+def masked_fill_(input: torch.Tensor, mask: torch.Tensor, value: Scalar) -> torch.Tensor:
     return input.masked_fill_(mask, number(value, input))
 
 
-def index_fill(input: Any, dim: Any, index: Any, value: Any) -> Any:
+def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar) -> torch.Tensor:
     return torch.index_fill(input, dim, index, number(value, input))
 
 
-def fill_(input: Any, value: Any) -> Any:
+def fill_(input: torch.Tensor, value: Scalar) -> torch.Tensor:
     return input.fill_(number(value, input))
 
 
-def full_like(input: Any, fill_value: Any) -> Any:
+def full_like(input: torch.Tensor, fill_value: Scalar) -> torch.Tensor:
     return torch.zeros_like(input).fill_(number(fill_value, input))
 
 
-def new_full(input: Any, size: Any, fill_value: Any) -> Any:
+def new_full(input: torch.Tensor, size: Sequence[int], fill_value: Scalar) -> torch.Tensor:
     return input.new_zeros(size).fill_(number(fill_value, input))
 
 
-def full(size: Any, fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
+def full(
+    size: Sequence[int],
+    fill_value: Scalar,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Any:
     if dtype not in (None, torch.float32, torch.float64):
         return NotImplemented
     made = torch.zeros(size, dtype=dtype or torch.get_default_dtype(), device=device)
     return made.fill_(number(fill_value, made))
 
 
-def tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+def tensor(
+    data: Scalar, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
     return full((), data, dtype, device)
 
 
-def where(condition: Any, input: Any, other: Any) -> Any:
+def where(condition: torch.Tensor, input: Scalar, other: Scalar) -> torch.Tensor:
     like = (
         input if isinstance(input, torch.Tensor) else other if isinstance(other, torch.Tensor) else condition
     )
     return torch.where(condition, number(input, like), number(other, like))
 
 
-def remainder(input: Any, other: Any) -> Any:
+def remainder(input: torch.Tensor, other: Scalar) -> torch.Tensor:
     return torch.remainder(input, number(other, input))
 
 
-def fmod(input: Any, other: Any) -> Any:
+def fmod(input: torch.Tensor, other: Scalar) -> torch.Tensor:
     return torch.fmod(input, number(other, input))
 
 
-def leaky_relu(input: Any, negative_slope: Any = 0.01) -> Any:
+def leaky_relu(input: torch.Tensor, negative_slope: Scalar = 0.01) -> torch.Tensor:
     return torch.where(input > 0, input, input * negative_slope)
 
 
-def elu(input: Any, alpha: Any = 1.0) -> Any:
+def elu(input: torch.Tensor, alpha: Scalar = 1.0) -> torch.Tensor:
     # The exponential of the unchosen side overflows, and its gradient would be 0 * inf.
     return torch.where(input <= 0, torch.expm1(torch.where(input <= 0, input, 0.0)) * alpha, input)
 
 
-def celu(input: Any, alpha: Any = 1.0) -> Any:
+def celu(input: torch.Tensor, alpha: Scalar = 1.0) -> torch.Tensor:
     negative = torch.where(input <= 0, input, 0.0)
     return torch.where(input <= 0, torch.expm1(negative * (1 / alpha)) * alpha, input)
 
 
-def softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
+def softplus(input: torch.Tensor, beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Any:
     if beta == 0:  # eager's gradient is finite where the result is not
         return NotImplemented
     scaled = input * beta
@@ -177,29 +199,35 @@ def softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
     return torch.where(linear, input, torch.log1p(torch.exp(torch.where(linear, 0.0, scaled))) / beta)
 
 
-def threshold(input: Any, threshold: Any, value: Any) -> Any:
+def threshold(input: torch.Tensor, threshold: Scalar, value: Scalar) -> torch.Tensor:
     return torch.where(input <= threshold, number(value, input), input)
 
 
-def hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0) -> Any:
+def hardtanh(input: torch.Tensor, min_val: Scalar = -1.0, max_val: Scalar = 1.0) -> torch.Tensor:
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
     upper = torch.where(input >= max_val, number(max_val, input), input)
     return torch.where(input <= min_val, number(min_val, input), upper)
 
 
-def hardshrink(input: Any, lambd: Any = 0.5) -> Any:
+def hardshrink(input: torch.Tensor, lambd: Scalar = 0.5) -> torch.Tensor:
     return torch.where((input >= -lambd) & (input <= lambd), 0.0, input)
 
 
-def softshrink(input: Any, lambd: Any = 0.5) -> Any:
+def softshrink(input: torch.Tensor, lambd: Scalar = 0.5) -> torch.Tensor:
     if lambd < 0:
         raise RuntimeError("lambda must be greater or equal to 0")
     small = torch.where((input >= -lambd) & (input <= lambd), input * 0.0, input)  # not so of a NaN
     return torch.where(input > lambd, input - lambd, torch.where(input < -lambd, input + lambd, small))
 
 
-def huber_loss(input: Any, target: Any, reduction: Any = "mean", weight: Any = None, delta: Any = 1.0) -> Any:
+def huber_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    reduction: str = "mean",
+    weight: torch.Tensor | None = None,
+    delta: Scalar = 1.0,
+) -> Any:
     if delta <= 0 or weight is not None or input.shape != target.shape:
         return NotImplemented
     apart = torch.abs(input - target)
@@ -209,12 +237,12 @@ def huber_loss(input: Any, target: Any, reduction: Any = "mean", weight: Any = N
 
 
 def smooth_l1_loss(
-    input: Any,
-    target: Any,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: Any = "mean",
-    beta: Any = 1.0,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: Scalar = 1.0,
 ) -> Any:
     if beta <= 0 or size_average is not None or reduce is not None or input.shape != target.shape:
         return NotImplemented
@@ -224,7 +252,7 @@ def smooth_l1_loss(
     return _reduced(loss, reduction)
 
 
-def _reduced(loss: Any, reduction: Any) -> Any:
+def _reduced(loss: torch.Tensor, reduction: str) -> Any:
     if reduction == "mean":
         return torch.mean(loss)
     if reduction == "sum":
@@ -240,7 +268,11 @@ def pad(input: Any, pad: Any, mode: Any = "constant", value: Any = None) -> Any:
 
 
 def layer_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: Scalar = 1e-5,
 ) -> Any:
     dims = _last(input, normalized_shape)
     if dims is None or not _have_shape(normalized_shape, weight, bias):
@@ -256,7 +288,13 @@ def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = N
     return _affine(input * torch.rsqrt(torch.mean(input * input, dims, keepdim=True) + eps), weight, None)
 
 
-def group_norm(input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+def group_norm(
+    input: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: Scalar = 1e-5,
+) -> Any:
     if input.dim() < 2 or input.shape[1] % num_groups != 0 or not input.is_contiguous():
         return NotImplemented
     if input.numel() <= num_groups or not _have_shape(input.shape[1:2], weight, bias):
@@ -300,14 +338,14 @@ def batch_norm(
 
 
 def instance_norm(
-    input: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    use_input_stats: Any = True,
-    momentum: Any = 0.1,
-    eps: Any = 1e-5,
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: Scalar = 0.1,
+    eps: Scalar = 1e-5,
 ) -> Any:
     if input.dim() < 3 or not use_input_stats or running_mean is not None or running_var is not None:
         return NotImplemented
@@ -319,22 +357,22 @@ def instance_norm(
     return _affine(normed, _by_channel(weight, input), _by_channel(bias, input))
 
 
-def _last(input: Any, shape: Any) -> Any:
+def _last(input: torch.Tensor, shape: Sequence[int]) -> list[int] | None:
     """The last dimensions, if they have this shape."""
     n = len(shape)
     return [*range(-n, 0)] if n and tuple(input.shape[-n:]) == tuple(shape) else None
 
 
-def _have_shape(shape: Any, *parameters: Any) -> bool:
+def _have_shape(shape: Sequence[int], *parameters: Any) -> bool:
     """Whether the parameters that are there have a shape; eager raises where one would only broadcast."""
     return all(p is None or tuple(p.shape) == tuple(shape) for p in parameters)
 
 
-def _by_channel(value: Any, input: Any) -> Any:
+def _by_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
     return None if value is None else torch.reshape(value, (1, -1) + (1,) * (input.dim() - 2))
 
 
-def _affine(value: Any, weight: Any, bias: Any) -> Any:
+def _affine(value: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
     if weight is not None:
         value = value * weight
     return value if bias is None else value + bias
@@ -360,7 +398,7 @@ def scaled_dot_product_attention(
     )
 
 
-def setitem(input: Any, key: Any, value: Any) -> Any:
+def setitem(input: torch.Tensor, key: Any, value: Scalar) -> None:
     input[key] = number(value, input)
 
 
@@ -374,7 +412,9 @@ def pow(input: Any, exponent: Any) -> Any:
     return torch.pow(number(input, exponent), exponent)
 
 
-def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+def nan_to_num(
+    input: torch.Tensor, nan: Scalar | None = None, posinf: Scalar | None = None, neginf: Scalar | None = None
+) -> Any:
     if not input.is_floating_point():
         return NotImplemented
     limits = torch.finfo(input.dtype)
@@ -384,7 +424,7 @@ def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = No
     return torch.where(torch.isnan(input), 0.0 if nan is None else number(nan, input), finite)
 
 
-def logit(input: Any, eps: Any = None) -> Any:
+def logit(input: torch.Tensor, eps: Scalar | None = None) -> Any:
     if eps is None or not 0 < eps < 0.5:
         return NotImplemented
     low = number(eps, input)
@@ -392,13 +432,13 @@ def logit(input: Any, eps: Any = None) -> Any:
     return torch.log(inside / (1 - inside))
 
 
-def cosine_similarity(x1: Any, x2: Any, dim: Any = 1, eps: Any = 1e-8) -> Any:
+def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: Scalar = 1e-8) -> Any:
     if not (x1.is_floating_point() and x2.is_floating_point()) or eps < 0:
         return NotImplemented
     return torch.sum(_at_unit_length(x1, x2, dim, eps) * _at_unit_length(x2, x1, dim, eps), dim)
 
 
-def _at_unit_length(input: Any, other: Any, dim: Any, eps: Any) -> Any:
+def _at_unit_length(input: torch.Tensor, other: torch.Tensor, dim: int, eps: Scalar) -> torch.Tensor:
     """The input by its norm, which is at least `eps`; its gradient is the norm's, also below."""
     input = torch.broadcast_to(input, torch.broadcast_shapes(input.shape, other.shape))
     norm = torch.linalg.vector_norm(input, 2, dim, True)
@@ -406,7 +446,13 @@ def _at_unit_length(input: Any, other: Any, dim: Any, eps: Any) -> Any:
     return input / (norm + raised.detach())
 
 
-def linspace(start: Any, end: Any, steps: Any, dtype: Any = None, device: Any = None) -> Any:
+def linspace(
+    start: Scalar,
+    end: Scalar,
+    steps: int,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Any:
     if dtype not in (None, torch.float32) or torch.get_default_dtype() != torch.float32 or steps < 2:
         return NotImplemented
     if isinstance(start, torch.Tensor) or isinstance(end, torch.Tensor):
@@ -417,7 +463,9 @@ def linspace(start: Any, end: Any, steps: Any, dtype: Any = None, device: Any = 
     return torch.where(i < steps // 2, first + step * i, last - step * (steps - 1 - i))
 
 
-def isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: Any = False) -> Any:
+def isclose(
+    input: torch.Tensor, other: Scalar, rtol: Scalar = 1e-05, atol: Scalar = 1e-08, equal_nan: bool = False
+) -> Any:
     if equal_nan or rtol < 0 or atol < 0 or not isinstance(other, torch.Tensor):
         return NotImplemented
     apart = torch.abs(input - other)
@@ -426,14 +474,19 @@ def isclose(input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_
 
 
 def quantile(
-    input: Any, q: Any, dim: Any = None, keepdim: Any = False, interpolation: Any = "linear", out: Any = None
+    input: torch.Tensor,
+    q: Scalar,
+    dim: int | None = None,
+    keepdim: bool = False,
+    interpolation: str = "linear",
+    out: torch.Tensor | None = None,
 ) -> Any:
     if out is not None or not 0 <= q <= 1:
         return NotImplemented
     return torch.quantile(input, number(q, input), dim, keepdim, interpolation=interpolation)
 
 
-def renorm(input: Any, p: Any, dim: Any, maxnorm: Any) -> Any:
+def renorm(input: torch.Tensor, p: Scalar, dim: int, maxnorm: Scalar) -> Any:
     if maxnorm < 0 or input.dim() < 2 or isinstance(p, torch.Tensor):
         return NotImplemented
     others = [d for d in range(input.dim()) if d != dim % input.dim()]
@@ -465,13 +518,13 @@ def triplet_margin_loss(
 
 
 def margin_ranking_loss(
-    input1: Any,
-    input2: Any,
-    target: Any,
-    margin: Any = 0,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: Any = "mean",
+    input1: torch.Tensor,
+    input2: torch.Tensor,
+    target: torch.Tensor,
+    margin: Scalar = 0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
 ) -> Any:
     if size_average is not None or reduce is not None:
         return NotImplemented

@@ -15,6 +15,7 @@ import logging
 import math
 import operator
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,9 @@ _OF_PYTHON = frozenset((copy.copy, copy.deepcopy, torch._assert, logging.Logger.
 _MODULES = frozenset(("builtins", "_operator", "operator", "functools", "itertools", "collections", "math"))
 
 
-def fitted(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def fitted(
+    fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """The arguments, those given by name in their places where they have one: rules look for them there.
 
     Breaks the graph where `fn` is written in C and takes no such number of arguments or no such names.
@@ -65,7 +68,7 @@ def fitted(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any],
 
 
 @functools.cache
-def _signature(fn: Any) -> inspect.Signature | tuple[float, float] | None:
+def _signature(fn: Callable[..., Any]) -> inspect.Signature | tuple[float, float] | None:
     if fn in _WITHOUT_SIGNATURE:
         return _WITHOUT_SIGNATURE[fn]
     if fn in _OF_PYTHON:

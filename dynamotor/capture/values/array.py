@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...base.checked import checked
 from ..breaks import Unsupported, unsupported
-from ..source import Called, Const
+from ..source import Called, Const, Source
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_typed
 from .constant import Constant
 from .containers import SequenceValue, TupleValue
@@ -66,7 +67,7 @@ class ArrayValue(UserObject):
 
     __slots__ = ("_tensor", "scalar")
 
-    def __init__(self, source: Any = None, obj: Any = MISSING) -> None:
+    def __init__(self, source: Source | None = None, obj: Any = MISSING) -> None:
         super().__init__(np.ndarray, source, obj)
         self._tensor: TensorValue | None = None
         self.scalar = False
@@ -94,7 +95,8 @@ class ArrayValue(UserObject):
         return self._tensor
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
-        name = emitter.new_object(self, f"{emitter.emit(self._tensor)}.numpy(){'[()]' * self.scalar}")  # type: ignore[arg-type]
+        tensor = checked(TensorValue, self._tensor)
+        name = emitter.new_object(self, f"{emitter.emit(tensor)}.numpy(){'[()]' * self.scalar}")
         if self._is_read_only(emitter.trace):
             emitter.statement(f"{name}.setflags(write=False)")
         return name
@@ -325,8 +327,8 @@ def operands_of(trace: Trace, values: Sequence[Value], kinds: frozenset[torch.dt
 
 def _number(value: Value, dtype: torch.dtype) -> Value:
     number = value.value if type(value) is Constant else None
-    if type(number).__module__ == "numpy" and torch.as_tensor(number).dtype is dtype:
-        number = number.item()  # type: ignore[union-attr]
+    if isinstance(number, np.generic | np.ndarray) and torch.as_tensor(number).dtype is dtype:
+        number = number.item()
     if type(number) is float and dtype in FLOATS or type(number) is bool and dtype is torch.bool:
         return Constant(number)
     if type(number) is int:

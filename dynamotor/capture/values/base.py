@@ -510,7 +510,7 @@ def named_rule(*paths: str) -> Callable[[Callable[..., Value]], Callable[..., Va
 
 
 @call_finder
-def _find_named(fn: Any) -> CallRule | None:
+def _find_named(fn: Callable[..., Any]) -> CallRule | None:
     rule = rules_by_name.get((fn.__module__, fn.__qualname__)) if type(fn) is types.FunctionType else None
     return None if rule is None else functools.partial(rule, fn)
 
@@ -525,7 +525,7 @@ Binder = Callable[["Trace", Any, str, Value, type], Value]
 binders: Registry[type, Binder] = Registry("binder")
 
 
-def find_rule(fn: Any, args: Sequence[Value] = ()) -> CallRule | None:
+def find_rule(fn: Callable[..., Any], args: Sequence[Value] = ()) -> CallRule | None:
     """The call rule of a real callable, or None. `args`: those of the call, where they are known."""
     try:
         rule = builtin_rules.get(fn)

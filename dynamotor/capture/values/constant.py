@@ -10,7 +10,7 @@ from typing import Any
 
 from ..breaks import unsupported, unsupported_if
 from ..polyfills import cursors
-from ..source import trusted_module
+from ..source import Source, trusted_module
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value
 from .operators import special_name
 
@@ -51,7 +51,7 @@ class Constant(Value):
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any, source: Any = None) -> None:
+    def __init__(self, value: Any, source: Source | None = None) -> None:
         self.source = source
         self.value = value
 
@@ -199,6 +199,11 @@ def is_none(value: Value | None) -> bool:
     return value is None or type(value) is Constant and value.value is None
 
 
+def present(value: Value | None) -> Value | None:
+    """An argument, or None where it is None or not given."""
+    return None if is_none(value) else value
+
+
 class RealIterator(Iterator):
     """Steps a real iterator over immutable data (a str, tuple, range, ...)."""
 
@@ -230,7 +235,7 @@ class BoundBuiltin(Value):
     __slots__ = ("descr", "instance")
     kind = types.BuiltinMethodType
 
-    def __init__(self, descr: Any, instance: Value, source: Any = None) -> None:
+    def __init__(self, descr: Any, instance: Value, source: Source | None = None) -> None:
         self.descr, self.instance, self.source = descr, instance, source
 
     def is_constant(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...base.checked import checked
 from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import (
@@ -27,7 +28,7 @@ from ..guards import (
     is_constant,
     ordered_keys,
 )
-from ..source import Const, DictItem, SeqItem
+from ..source import Const, DictItem, SeqItem, Source
 from .base import (
     MISSING,
     Epoch,
@@ -58,7 +59,7 @@ class SequenceValue(Indexed):
     def __init__(
         self,
         items: Iterable[Value] | None,
-        source: Any = None,
+        source: Source | None = None,
         obj: Any = MISSING,
         trace: Trace | MaybeNone = None,
     ) -> None:
@@ -136,8 +137,9 @@ class SequenceValue(Indexed):
     ) -> Value | None:
         contents = contents_of(other)
         if op in COMPARE:
-            if contents is None and isinstance(other, Constant) and isinstance(other.value, self.kind):
-                contents = TupleValue([Constant(item) for item in other.value])  # type: ignore[attr-defined]  # a torch.Size
+            given = other.value if isinstance(other, Constant) else None
+            if contents is None and isinstance(given, self.kind) and isinstance(given, tuple):  # a torch.Size
+                contents = TupleValue([Constant(item) for item in given])
             return (
                 self._compare(trace, op, contents)
                 if contents is not None and contents.python_type() is self.kind
@@ -270,7 +272,7 @@ class DictValue(Table):
     def __init__(
         self,
         items: Iterable[tuple[Hashable, Value, Value]] | None,
-        source: Any = None,
+        source: Source | None = None,
         obj: Any = MISSING,
         trace: Trace | MaybeNone = None,
         trusted: bool = False,
@@ -619,7 +621,7 @@ class SetValue(Table):
         self,
         table: dict[Hashable, Value] | None,
         kind: type = set,
-        source: Any = None,
+        source: Source | None = None,
         obj: Any = MISSING,
         trace: Trace | MaybeNone = None,
         mirror: Any = None,
@@ -687,21 +689,20 @@ class SetValue(Table):
         table = self.table
         if isinstance(item, Identity):
             trace.reader.guard_key(item.hash_key(trace), None if self.obj is not MISSING else table.values())
-        if method == "add":
-            key = item.hash_key(trace)  # type: ignore[union-attr]
+        if item is None:  # clear
+            table.clear()
+        elif method == "add":
+            key = item.hash_key(trace)
             if key in table:
                 return
-            table[key] = item  # type: ignore[assignment]
-        elif (
-            method == "discard"
-        ):  # the item that is there: looked up again, another would ask its own `__eq__`
-            item = table.pop(_sought(trace, item), None)  # type: ignore[arg-type]
-            if item is None:
+            table[key] = item
+        elif method == "discard":
+            there = table.pop(_sought(trace, item), None)
+            if there is None:
                 return
-        elif method == "clear":
-            table.clear()
+            item = there  # looking up the given one again would ask its own `__eq__`
         else:
-            other = SetValue.of(trace, item)  # type: ignore[arg-type]
+            other = SetValue.of(trace, item)
             self._meet(other)
             both = table | other.table
             kept = _SET_METHODS[method](set(table), set(other.table))
@@ -896,6 +897,11 @@ def contents_of(value: Value) -> Value | None:
     return getattr(value, "base", None)
 
 
+def dict_of(value: Value) -> DictValue:
+    """The dict inside an instance of dict or of a subclass."""
+    return checked(DictValue, contents_of(value))
+
+
 def _fresh_dict(trace: Trace, obj: Any) -> Value:
     return DictValue([(k, trace.make(k), trace.fresh(v)) for k, v in obj.items()], kind=type(obj))
 
@@ -909,12 +915,12 @@ makers[frozenset] = lambda trace, obj: SetValue(
 makers[dict] = makers[types.MappingProxyType] = _fresh_dict
 
 
-def _wrap_list(trace: Trace, source: Any, obj: list) -> Value:
+def _wrap_list(trace: Trace, source: Source, obj: list) -> Value:
     trace.reader.guard(Length(source, len(obj)))
     return ListValue(None, source, obj, trace)
 
 
-def _wrap_tuple(trace: Trace, source: Any, obj: tuple) -> Value:
+def _wrap_tuple(trace: Trace, source: Source, obj: tuple) -> Value:
     if type(source) is not Const:
         trace.reader.guard(Length(source, len(obj)))
     return TupleValue(None, source, obj, trace)

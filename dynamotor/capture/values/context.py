@@ -8,12 +8,14 @@ rules of their own. A trace that ends inside a region leaves the mode to the run
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch.autograd.profiler import record_function
 
 from ...base import compat
+from ...base.checked import checked
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ...graph.spec import device_with_index
 from ..breaks import unsupported, unsupported_if
@@ -48,16 +50,18 @@ class Standing(Value):
     @classmethod
     def known(cls, trace: Trace) -> Self | None:
         """The one of a trace that has one."""
-        return trace.effects.standing.get(cls)  # type: ignore[return-value]
+        found = trace.effects.standing.get(cls)
+        return None if found is None else checked(cls, found)
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
         """The one of a trace, noted as an effect."""
         found = cls.known(trace)
         if found is None:
-            found = trace.effects.standing[cls] = cls(trace)  # type: ignore[assignment]
+            found = cls(trace)
+            trace.effects.standing[cls] = found
         trace.effects.touch(found)
-        return found  # type: ignore[return-value]
+        return found
 
     def python_type(self) -> type:
         return type(self)
@@ -240,7 +244,7 @@ def _default_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
     return Constant(torch.get_default_device() if device is None else device_with_index(device.as_constant()))
 
 
-def on_device(trace: Trace, fn: Any, kwargs: dict[str, Value]) -> dict[str, Value]:
+def on_device(trace: Trace, fn: Callable[..., Any], kwargs: dict[str, Value]) -> dict[str, Value]:
     """The keywords of a call with the device of the innermost region, where it makes a tensor and names none."""
     device = _device(trace)
     if device is None or fn not in compat.device_constructors() or not is_none(kwargs.get("device")):

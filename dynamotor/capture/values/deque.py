@@ -13,7 +13,7 @@ from typing import Any
 from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import Length
-from ..source import Called, SeqItem
+from ..source import Called, SeqItem, Source
 from .base import MISSING, ResultEmitter, Trace, Value, builtin_rule, wrap_typed
 from .constant import Constant
 from .containers import ListValue, contents_of, makers
@@ -30,7 +30,7 @@ class DequeValue(ListValue):
     def __init__(
         self,
         items: Iterable[Value] | None,
-        source: Any = None,
+        source: Source | None = None,
         obj: Any = MISSING,
         trace: Trace | MaybeNone = None,
         maxlen: int | None = None,
@@ -106,7 +106,7 @@ class DequeIterator(SequenceIterator):
         raise unsupported("reconstruct", "an iterator over a deque")
 
 
-def _wrap(trace: Trace, source: Any, obj: deque[Any]) -> Value:
+def _wrap(trace: Trace, source: Source, obj: deque[Any]) -> Value:
     trace.reader.guard(Length(Called(source, list), len(obj)))
     maxlen = trace.reader.ask(source, obj, "its maxlen", lambda now: now.maxlen)
     return DequeValue(None, source, obj, trace, maxlen)

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from ...base.checked import checked
 from ..breaks import unsupported
 from ..bytecode import by_code
 from ..guards import Absent, IdIs, TypeIs
@@ -19,6 +20,7 @@ from ..source import (
     Const,
     SeqItem,
     SlotOf,
+    Source,
     trusted_module,
 )
 from .arguments import fitted
@@ -44,7 +46,7 @@ class CellValue(Value):
     kind = types.CellType
 
     def __init__(
-        self, contents: Any = None, source: Any = None, obj: Any = MISSING, settled: bool = False
+        self, contents: Any = None, source: Source | None = None, obj: Any = MISSING, settled: bool = False
     ) -> None:
         """settled: whether no code sets it again once it has contents."""
         self.source, self.contents, self.obj, self.settled = source, contents, obj, settled
@@ -149,7 +151,7 @@ class FunctionValue(Value):
         code: types.CodeType,
         *,
         fn: Any = MISSING,
-        source: Any = None,
+        source: Source | None = None,
         globals_: DictValue | None = None,
         defaults: list[Value] | None = None,
         kwdefaults: dict[str, Value] | None = None,
@@ -204,7 +206,7 @@ class FunctionValue(Value):
                     base = self.source if self.source is not None else Const(self.fn, self.fn.__qualname__)
                     known = CellValue(MISSING, SeqItem(SlotOf(base, "__closure__"), i), cell)
                     self.trace.reader.adopt(cell, known)
-                self._closure.append(known)  # type: ignore[arg-type]
+                self._closure.append(checked(CellValue, known))
         return self._closure
 
     def _slot(self, name: str) -> Value:
@@ -226,7 +228,7 @@ class FunctionValue(Value):
         if self.fn is MISSING:
             return {}
         value = self._slot("__kwdefaults__")  # a dict that the program may have written just now
-        return {k: v for k, (_, v) in value.load().items()} if isinstance(value, DictValue) else {}  # type: ignore[misc]
+        return {k.as_constant(): v for k, v in value.load().values()} if isinstance(value, DictValue) else {}
 
     @property
     def dict(self) -> DictValue:
@@ -363,7 +365,7 @@ def globals_of(trace: Trace, namespace: dict[str, Any]) -> DictValue:
 
 
 @wrap_rule(types.FunctionType)
-def _wrap_function(trace: Trace, source: Any, fn: types.FunctionType) -> Value:
+def _wrap_function(trace: Trace, source: Source, fn: types.FunctionType) -> Value:
     value = FunctionValue(trace, fn.__code__, fn=fn, source=source)
     if not value.trusted:
         guard = trace.reader.guard
@@ -382,7 +384,7 @@ class BoundMethod(Value):
     __slots__ = ("func", "instance")
     kind = types.MethodType
 
-    def __init__(self, func: Value, instance: Value, source: Any = None) -> None:
+    def __init__(self, func: Value, instance: Value, source: Source | None = None) -> None:
         self.source, self.func, self.instance = source, func, instance
 
     def is_constant(self) -> bool:
@@ -421,7 +423,7 @@ class BoundMethod(Value):
         return f"method {self.func.describe()}"
 
 
-def _bound_uncallable(func: Any, cls: type) -> types.MethodType:
+def _bound_uncallable(func: Callable[..., Any], cls: type) -> types.MethodType:
     """As a classmethod binds it, since 3.13 without a look at it."""
     return classmethod(func).__get__(None, cls)  # type: ignore[return-value]  # typeshed: a callable
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...base.checked import checked
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
 from .arguments import fitted
@@ -243,7 +244,10 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
         if any(p is not a for p, a in zip(plain, args)):
             known = all(p.is_constant() for p in plain) and not kwargs and find_rule(fn, plain) is None
             return call_with_twins(trace, fn, args) if known else call_builtin(trace, fn, plain, kwargs)
-        of_two = isinstance(fn, types.WrapperDescriptorType) and "value" in (fn.__text_signature__ or "")  # type: ignore[attr-defined]
+        signature = (
+            getattr(fn, "__text_signature__", "") if isinstance(fn, types.WrapperDescriptorType) else ""
+        )
+        of_two = "value" in (signature or "")
         if (
             of_two
             and len(args) == 2
@@ -262,7 +266,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     )
 
 
-def _check_receiver(trace: Trace, fn: Any, args: list[Value]) -> None:
+def _check_receiver(trace: Trace, fn: Callable[..., Any], args: list[Value]) -> None:
     """A method of a builtin class that is found on the class takes instances of that class alone."""
     if not args or not isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType):
         return
@@ -272,7 +276,7 @@ def _check_receiver(trace: Trace, fn: Any, args: list[Value]) -> None:
     trace.real(fn, like(cls))
 
 
-def call_with_twins(trace: Trace, fn: Any, args: list[Value]) -> Value:
+def call_with_twins(trace: Trace, fn: Callable[..., Any], args: list[Value]) -> Value:
     """A pure C function of instances of subclasses of int, str, ...: the objects it hands back (`text % ()`,
     `text.partition("-")[0]`) is the instance, anything else that it gives is a plain object.
     """
@@ -286,7 +290,7 @@ def call_with_twins(trace: Trace, fn: Any, args: list[Value]) -> Value:
 
 def _twin(value: UserObject) -> Any:
     """A real instance of a bare subclass with the same content."""
-    held = value.base.value  # type: ignore[union-attr]
+    held = checked(Constant, value.base).value
     return type(value.cls.__name__, (type(held),), {})(held)
 
 
@@ -296,7 +300,7 @@ _WRITING = frozenset({"insort", "insort_left", "insort_right", "delitem", "setit
 pure_functions: set[Any] = set()
 
 
-def is_pure(fn: Any) -> bool:
+def is_pure(fn: Callable[..., Any]) -> bool:
     """Whether a C callable may run on real objects at trace time: no side effect, no state."""
     if isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.GetSetDescriptorType):
         return fn.__objclass__ in PURE_TYPES

@@ -7,9 +7,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from ...base.checked import checked
 from ..breaks import unsupported, unsupported_if
 from ..polyfills import cursors
-from ..source import SEQUENCE_ITERATORS, Ahead, Called, Missing, SeqItem
+from ..source import SEQUENCE_ITERATORS, Ahead, Called, Missing, SeqItem, Source
 from .base import Iterator, ObjectIterator, ResultEmitter, Trace, Value, wrap_typed
 from .constant import Constant, is_none
 from .containers import TupleValue
@@ -38,7 +39,7 @@ class EnumerateIterator(OverIterators):
 
     def next(self, trace: Trace) -> Value | None:
         inner, count = self.given
-        item = inner.next(trace)  # type: ignore[attr-defined]
+        item = checked(Iterator, inner).next(trace)
         if item is None:
             return None
         self.given[1] = Constant(count.as_constant() + 1)
@@ -69,7 +70,7 @@ class StrictZipIterator(ZipIterator):
         if ended:
             raise trace.error(ValueError, f"zip() argument {ended + 1} is shorter than argument {ended}")
         for i, inner in enumerate(self.given[1:]):
-            if inner.next(trace) is not None:  # type: ignore[attr-defined]
+            if checked(Iterator, inner).next(trace) is not None:
                 raise trace.error(ValueError, f"zip() argument {i + 2} is longer than argument {i + 1}")
         return None
 
@@ -97,7 +98,7 @@ class FilterIterator(OverIterators):
 
     def next(self, trace: Trace) -> Value | None:
         fn, inner = self.given
-        while (item := inner.next(trace)) is not None:  # type: ignore[attr-defined]
+        while (item := checked(Iterator, inner).next(trace)) is not None:
             if trace.truth(item if is_none(fn) else trace.call(fn, [item])):
                 return item
         return None
@@ -111,7 +112,7 @@ def _parts(iterator: Any) -> Any:
     return parts
 
 
-def _wrap_over(trace: Trace, source: Any, obj: Any) -> Value:
+def _wrap_over(trace: Trace, source: Source | None, obj: Any) -> Value:
     try:
         parts = _parts(obj)
     except TypeError as error:
@@ -155,7 +156,7 @@ class OutsideIterator(Iterator):
 
     __slots__ = ("obj", "steps")
 
-    def __init__(self, source: Any, obj: Any) -> None:
+    def __init__(self, source: Source | None, obj: Any) -> None:
         super().__init__(source)
         self.obj, self.steps = obj, 0
 

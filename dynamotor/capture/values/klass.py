@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from ...base import compat
+from ...base.checked import checked
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
 from ..guards import Absent, ConstEquals, IdIs
 from ..protocol import is_data_descriptor, trusted_class
-from ..source import Attr, Const, DictItem, InstanceDict, trusted_module
+from ..source import Attr, Const, DictItem, InstanceDict, Source, trusted_module
 from .arguments import fitted
 from .base import MISSING, ResultEmitter, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
 from .class_attributes import set_class_attribute
@@ -211,7 +212,7 @@ class PythonModule(Constant):
 
     __slots__ = ("dict",)
 
-    def __init__(self, trace: Trace, value: types.ModuleType, source: Any) -> None:
+    def __init__(self, trace: Trace, value: types.ModuleType, source: Source | None) -> None:
         super().__init__(value, source)
         known = trace.reader.values.get(id(value.__dict__))
         if known is None:
@@ -223,7 +224,7 @@ class PythonModule(Constant):
                 trusted=trusted_module(value.__name__),
             )
             trace.reader.adopt(value.__dict__, known)
-        self.dict: DictValue = known  # type: ignore[assignment]
+        self.dict = checked(DictValue, known)
 
     def getattr(self, trace: Trace, name: str) -> Value:
         if name == "__dict__":
@@ -259,13 +260,13 @@ class PythonModule(Constant):
 
 
 @wrap_rule(types.ModuleType, subclasses=True)
-def _wrap_module(trace: Trace, source: Any, obj: types.ModuleType) -> Value:
+def _wrap_module(trace: Trace, source: Source, obj: types.ModuleType) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return PythonModule(trace, obj, source)
 
 
 @wrap_rule(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, range, types.CodeType)
-def _wrap_constant(trace: Trace, source: Any, obj: Any) -> Value:
+def _wrap_constant(trace: Trace, source: Source, obj: Any) -> Value:
     trace.reader.guard(ConstEquals(source, obj))
     return Constant(obj, source)
 
@@ -363,7 +364,7 @@ def _attribute_again(trace: Trace, value: Constant, name: str) -> Value:
 
 
 @wrap_rule(types.BuiltinFunctionType, types.MethodWrapperType)
-def _wrap_function(trace: Trace, source: Any, obj: Any) -> Value:
+def _wrap_function(trace: Trace, source: Source, obj: Any) -> Value:
     """A C function is known by identity, a bound C method by its descriptor and its object: most
     objects make a new one at each read (`lock.__exit__` waits on the stack while a `with` block is cut).
     """
@@ -397,7 +398,7 @@ class EnumConstant(Constant):
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         source = self.source if self.source is not None else Const(self.value, str(self.value))
-        return trace.wrap(InstanceDict(source), self.value.__dict__).lookup(name)  # type: ignore[attr-defined]
+        return checked(DictValue, trace.wrap(InstanceDict(source), self.value.__dict__)).lookup(name)
 
 
 wrap_held(EnumConstant, enum.Enum, subclasses=True)
@@ -491,7 +492,7 @@ register_all(
         ),
         ((types.BuiltinFunctionType,), lambda trace, raw, name, instance, cls: trace.make(raw)),
         (
-            (type(namedtuple("_Pair", "a").a),),  # type: ignore[attr-defined]
+            (type(vars(namedtuple("_Pair", "a"))["a"]),),
             lambda trace, raw, name, instance, cls: instance.base.items[raw.__reduce__()[1][0]],
         ),
     ),

@@ -11,6 +11,7 @@ alias.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -140,14 +141,14 @@ def _has_other_aliases(trace: Trace, tensor: TensorValue) -> bool:
     return any(v.data_of is not tensor for v in alike)
 
 
-def makes_leaf(fn: Any, kwargs: Kwargs) -> bool:
+def makes_leaf(fn: Callable[..., Any], kwargs: Kwargs) -> bool:
     """Whether a call makes a tensor that is to be a leaf."""
     wanted = kwargs.get("requires_grad")
     factory = isinstance(fn, types.BuiltinFunctionType) or getattr(fn, "__name__", "").startswith("new_")
     return wanted is not None and factory and wanted.python_type() is bool and "out" not in kwargs
 
 
-def make_leaf(trace: Trace, fn: Any, args: Args, kwargs: Kwargs) -> Value:
+def make_leaf(trace: Trace, fn: Callable[..., Any], args: Args, kwargs: Kwargs) -> Value:
     """`torch.zeros(3, requires_grad=True)`: the call without that, and `requires_grad_`."""
     plain = {name: value for name, value in kwargs.items() if name != "requires_grad"}
     made = trace.call_builtin(fn, args, plain)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..bytecode import decode
 from ..guards import TensorIs, TypeIs
 from ..lazy_modules import initialise
 from ..protocol import is_data_descriptor
-from ..source import Const, DictItem
+from ..source import Const, DictItem, Source
 from .base import MISSING, CallRule, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant, is_none
 from .containers import DictValue, SetValue, contents_of
@@ -180,7 +181,7 @@ def _global_hooks(trace: Trace) -> bool:
 
 
 @wrap_rule(Module, subclasses=True)
-def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
+def _wrap_module(trace: Trace, source: Source, obj: Module) -> Value:
     if isinstance(obj, compat.LazyGraphModule):
         obj.real_recompile()  # else its `forward` writes its code at the first call
     cls = type(obj)
@@ -192,7 +193,7 @@ def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
     return NNModuleValue(cls, source, obj, content_base(trace, cls, source, obj))
 
 
-def _note_if_repeated(trace: Trace, source: Any, cls: type) -> None:
+def _note_if_repeated(trace: Trace, source: Source, cls: type) -> None:
     """The rest of a frame is called with one module after the other, where the program has several of the class:
     then its program is for all of them. Not without gradients, where constants are folded and reordered.
     """
@@ -308,7 +309,7 @@ def _conversion(name: str, args: list[Value], kwargs: dict[str, Value]) -> tuple
     return (device, dtype) if plain and where_it_is else None
 
 
-def _is_converted(trace: Trace, module: NNModuleValue, device: Any, dtype: Any) -> bool:
+def _is_converted(trace: Trace, module: NNModuleValue, device: torch.device, dtype: Any) -> bool:
     """Whether a module's tensors are there already, so that bringing them there changes nothing."""
     for setting in (
         future.get_swap_module_params_on_conversion,
@@ -367,7 +368,7 @@ _refused_functions = {getattr(Module, name): name for name in _REFUSED}
 
 
 @call_finder
-def _find_refused(fn: Any) -> CallRule | None:
+def _find_refused(fn: Callable[..., Any]) -> CallRule | None:
     try:
         name = _refused_functions.get(fn)
     except TypeError:

@@ -26,7 +26,8 @@ class ReturnTypeValue(TupleValue):
     def getattr(self, trace: Trace, name: str) -> Value:
         member = getattr(self.return_type, name, None)
         if isinstance(member, types.MemberDescriptorType):  # of a probe that holds its positions
-            return self.items[member.__get__(self.return_type(range(self.return_type.n_sequence_fields)))]  # type: ignore[attr-defined]
+            probe = self.return_type(range(vars(self.return_type)["n_sequence_fields"]))
+            return self.items[member.__get__(probe)]
         return super().getattr(trace, name)
 
     def reconstruct(self, emitter: ResultEmitter) -> str:

@@ -273,7 +273,7 @@ def size_rule(*functions: Any) -> Callable[[Any], Any]:
 
 
 def _before(
-    fn: Any,
+    fn: Callable[..., Any],
     rule: Callable[[Trace, list[Value]], Value | None],
     trace: Trace,
     args: list[Value],
@@ -334,9 +334,10 @@ def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
 
 
 def _rounding(fn: Callable[..., Any], trace: Trace, args: list[Value]) -> Value | None:
-    if len(args) != 1 or type(args[0]) not in (SizeValue, QuotientValue):
-        return None
-    return args[0] if type(args[0]) is SizeValue else args[0].rounded(trace, fn)  # type: ignore[attr-defined]
+    value = args[0] if len(args) == 1 else None
+    if type(value) is QuotientValue:
+        return value.rounded(trace, fn)
+    return value if type(value) is SizeValue else None
 
 
 for _fn in (int, math.floor, math.ceil, math.trunc):

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from ...base.checked import checked
 from ..opcode_tables import TEMPLATE_CLASSES
-from ..source import Attr
+from ..source import Attr, Source
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_typed
 from .constant import Constant
 from .containers import TupleValue
@@ -25,7 +26,7 @@ class _Parts(Value):
     __slots__ = ("parts", "obj")
     names: tuple[str, ...]
 
-    def __init__(self, parts: Sequence[Value] = (), source: Any = None, obj: Any = MISSING) -> None:
+    def __init__(self, parts: Sequence[Value] = (), source: Source | None = None, obj: Any = MISSING) -> None:
         super().__init__(source)
         self.parts, self.obj = dict(zip(self.names, parts)), obj
 
@@ -86,7 +87,9 @@ class TemplateValue(_Parts):
         return TemplateValue([TupleValue(strings), TupleValue(inner)])
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
-        strings, inner = self.parts["strings"].items, self.parts["interpolations"].items  # type: ignore[attr-defined]
+        strings, inner = [
+            checked(TupleValue, self.parts[name]).items for name in ("strings", "interpolations")
+        ]
         parts = [part for pair in zip(strings, [*inner, None]) for part in pair if part]
         return f"{emitter.constant(Template)}({', '.join([emitter.emit(part) for part in parts])})"
 

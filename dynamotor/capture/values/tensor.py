@@ -18,6 +18,7 @@ from torch import fx
 
 from ... import _C
 from ...base import compat
+from ...base.checked import checked
 from ...base.compat import OpOverload, OpOverloadPacket
 from ...base.errors import DynamotorError
 from ...base.registry import Registry
@@ -30,7 +31,7 @@ from ...graph.spec import TensorSpec, is_lazy
 from ...graph.tensor_subclass import flatten, flatten_all, is_wrapper, outer_spec
 from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Absent, KernelSettings, TensorIs, are_apart
-from ..source import Called, Const, DictItem, InstanceDict
+from ..source import Called, Const, DictItem, InstanceDict, Source
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
@@ -74,7 +75,7 @@ class TensorValue(Value):
         trace: Trace,
         node: fx.Node | None,
         example: ShapeTensor,
-        source: Any = None,
+        source: Source | None = None,
         obj: Any = MISSING,
         cls: type = torch.Tensor,
     ) -> None:
@@ -361,7 +362,7 @@ def _is_number(value: Value) -> bool:
     )
 
 
-def is_static(source: Any) -> bool:
+def is_static(source: Source | None) -> bool:
     """Whether a source leads to a module's parameter or buffer: bound to the entry, the same object until a
     guard fails.
     """
@@ -369,7 +370,7 @@ def is_static(source: Any) -> bool:
     return isinstance(table, DictItem) and table.key in ("_parameters", "_buffers")
 
 
-def _input_name(source: Any) -> str:
+def _input_name(source: Source) -> str:
     """A placeholder's name: the path to the tensor, without the tables in which modules keep things."""
     words: list[str] = []
     while type(source) in (DictItem, InstanceDict) and type(source.base) in (DictItem, InstanceDict, Const):
@@ -428,7 +429,8 @@ def _refuses_gradients(tensor: torch.Tensor) -> bool:
     that was made where gradients were off."""
     if not tensor._is_view():
         return False
-    of_leaf = tensor._base.requires_grad and tensor._base.is_leaf  # type: ignore[union-attr]
+    base = tensor._base
+    of_leaf = base is not None and base.requires_grad and base.is_leaf
     return of_leaf or compat.creation_meta(tensor) != compat.CreationMeta.DEFAULT
 
 
@@ -438,7 +440,7 @@ def _write_refused(target: Any, why: str) -> Unsupported:
 
 # Outside tensors --------------------------------------------------------------------------------------------
 @wrap_rule(torch.Tensor, torch.nn.Parameter)
-def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+def wrap_tensor(trace: Trace, source: Source, obj: torch.Tensor) -> Value:
     _refuse_exotic(obj)
     spec = trace.sizes.read(source, obj, static=is_static(source))
     trace.reader.guard(trace.sizes.guard(source, obj))
@@ -666,6 +668,11 @@ def live_calls(trace: Trace, why: str) -> Generator[None, None, None]:
         yield
     finally:
         trace.graph.live = ""
+
+
+def tensor_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]) -> TensorValue:
+    """Call a torch function that gives one tensor."""
+    return checked(TensorValue, torch_call(trace, target, args, {}))
 
 
 def torch_call(

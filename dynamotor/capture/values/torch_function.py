@@ -49,7 +49,7 @@ from .number import FloatValue
 from .operators import COMPARE, INPLACE
 from .return_types import ReturnTypeValue
 from .size import SizeValue, condition_value
-from .tensor import TensorValue, constant_result, live_calls, lower, torch_call
+from .tensor import TensorValue, constant_result, live_calls, lower, tensor_call, torch_call
 from .user_object import UserObject
 
 _DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -58,7 +58,7 @@ _OPERATORS = {"__getitem__": operator.getitem, "__setitem__": operator.setitem}
 
 
 @call_finder
-def _find_torch(fn: Any) -> CallRule | None:
+def _find_torch(fn: Callable[..., Any]) -> CallRule | None:
     """The rule of a torch callable, by the tables of torch_rules.py."""
     refused = refusal(fn)
     if refused is not None:
@@ -105,7 +105,7 @@ def _scripted(inner: Any, trace: Trace, args: list[Value], kwargs: dict[str, Val
     return trace.tail_call(trace.make(inner), args, kwargs)
 
 
-def _name(fn: Any) -> str:
+def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
 
 
@@ -202,7 +202,7 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
         if name == "__bool__":
             if any(type(n) is not int or n != 1 for n in shape):
                 return refuse(trace, args, kwargs)
-            return HeldNumber(trace, torch_call(trace, torch.ne, [x, Constant(0)], {}))  # type: ignore[arg-type]
+            return HeldNumber(trace, tensor_call(trace, torch.ne, [x, Constant(0)]))
         whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
         if {"__int__": whole, "__float__": dtype.is_floating_point}.get(name, not shape or name == "item"):
             if whole:
@@ -230,8 +230,8 @@ class HeldNumber(Constant):
     def __init__(self, trace: Trace, tensor: TensorValue) -> None:
         trace.numbers.read_at[id(self)] = tuple([(frame, frame.step_at) for frame in trace.stack.frames])
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype, device="cpu").item())
-        self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
-        trace.graph.snapshots.append(self.tensor.node)  # type: ignore[attr-defined]
+        self.tensor = tensor_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})])
+        trace.graph.snapshots.append(self.tensor.node)
 
     def python_type(self) -> type:
         return self.kind
@@ -243,7 +243,7 @@ class HeldNumber(Constant):
             f"data-dependent branch: a test of a {self.kind.__name__} that was read from a tensor",
             cure="keep the value in tensors (torch.where, masks)",
         )
-        stop.read_at = self.tensor.trace.numbers.read_at[id(self)] if self.kind is bool else ()  # type: ignore[attr-defined]
+        stop.read_at = self.tensor.trace.numbers.read_at[id(self)] if self.kind is bool else ()
         raise stop
 
     def binary(
@@ -255,16 +255,16 @@ class HeldNumber(Constant):
         function = INPLACE.get(op, op)
         sums = function in _SUMS and self.kind is float
         held = sums and type(other) is HeldNumber and other.kind is float
-        plain = type(other) is Constant and type(other.value) in (int, float, bool)
-        near = held or plain and not abs(other.value) > _EXACT  # type: ignore[attr-defined]
+        number = other.value if type(other) is Constant and type(other.value) in (int, float, bool) else None
+        near = held or number is not None and not abs(number) > _EXACT
         if not near or not sums and op not in COMPARE:
             return super().binary(trace, op, other, reflected)
         pair = [self.wide(trace), other.wide(trace) if type(other) is HeldNumber else other]
-        return HeldNumber(trace, torch_call(trace, function, pair[::-1] if reflected else pair, {}))  # type: ignore[arg-type]
+        return HeldNumber(trace, tensor_call(trace, function, pair[::-1] if reflected else pair))
 
     def logical_not(self, trace: Trace) -> HeldNumber:
         """Whether it is false."""
-        return HeldNumber(trace, torch_call(trace, torch.logical_not, [self.tensor], {}))  # type: ignore[arg-type]
+        return HeldNumber(trace, tensor_call(trace, torch.logical_not, [self.tensor]))
 
     def wide(self, trace: Trace) -> Value:
         """The tensor with 64 bits, which hold any float of a tensor."""
@@ -363,13 +363,13 @@ builtin_rule(torch.overrides.handle_torch_function)(
 def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tensor = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", Constant(-1))
-    known = isinstance(tensor, TensorValue) and tensor.example.dtype is torch.int64
-    count = classes.value if known and isinstance(classes, Constant) else None
+    known = tensor if isinstance(tensor, TensorValue) and tensor.example.dtype is torch.int64 else None
+    count = classes.value if known is not None and isinstance(classes, Constant) else None
     unsupported_if(
         type(count) is int and count == 0, "unsupported-call", "one_hot without classes, which eager refuses"
     )
-    if type(count) is int and count > 0:
-        return trace.call_python(tensors.one_hot, [tensor, classes])  # type: ignore[list-item]
+    if known is not None and type(count) is int and count > 0:
+        return trace.call_python(tensors.one_hot, [known, classes])
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
 
 

@@ -12,15 +12,16 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
+from ...base.checked import checked
 from ..breaks import unsupported, unsupported_if
 from ..guards import Absent, Length, TypeIs
-from ..source import Attr, InstanceDict
+from ..source import Attr, InstanceDict, Source
 from .base import MISSING, Epoch, ObjectKey, ResultEmitter, Trace, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, owner_of
 from .operators import c_name
 
-_SET_ARGS = BaseException.args.__set__  # type: ignore[attr-defined]
+_SET_ARGS = vars(BaseException)["args"].__set__
 
 
 class UserObject(Value):
@@ -30,7 +31,9 @@ class UserObject(Value):
 
     __slots__ = ("cls", "obj", "base", "slots", "changed_slots", "_dict", "born")
 
-    def __init__(self, cls: type, source: Any = None, obj: Any = MISSING, base: Value | None = None) -> None:
+    def __init__(
+        self, cls: type, source: Source | None = None, obj: Any = MISSING, base: Value | None = None
+    ) -> None:
         self.source, self.cls, self.obj, self.base = source, cls, obj, base
         self.slots: dict[str, Value | None] = {}
         self.changed_slots: dict[str, Any] = {}
@@ -54,10 +57,11 @@ class UserObject(Value):
         hasher = trace.type_attr(self.cls, "__hash__")
         if hasher is object.__hash__ or isinstance(hasher, types.FunctionType) and _identity_hash(self.cls):
             return self if self.obj is MISSING else self.obj
-        plain = isinstance(self.base, Constant) and not isinstance(hasher, types.FunctionType)
-        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__ or plain:
+        of_tuple = isinstance(self.base, TupleValue) and hasher is tuple.__hash__
+        of_constant = isinstance(self.base, Constant) and not isinstance(hasher, types.FunctionType)
+        if self.base is not None and (of_tuple or of_constant):
             own = isinstance(trace.type_attr(self.cls, "__eq__"), types.FunctionType)
-            key = self.base.hash_key(trace)  # type: ignore[union-attr]
+            key = self.base.hash_key(trace)
             return ObjectKey(trace, self, hash(key)) if own else key
         trace.raise_if(hasher is None, TypeError, f"unhashable type: '{c_name(self.cls)}'")
         if isinstance(hasher, types.FunctionType):
@@ -78,7 +82,7 @@ class UserObject(Value):
                     "unsupported-value",
                     f"{self.cls.__name__} with a special __dict__",
                 )
-                self._dict = trace.wrap(InstanceDict(self.source), found)  # type: ignore[assignment]
+                self._dict = checked(DictValue, trace.wrap(InstanceDict(self.source), found))
         return self._dict
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
@@ -241,7 +245,7 @@ _PLAIN: dict[type, Any] = {
 }
 
 
-def content_base(trace: Trace, cls: type, source: Any, obj: Any) -> Value | None:
+def content_base(trace: Trace, cls: type, source: Source, obj: Any) -> Value | None:
     """The builtin content of an outside object whose class extends a container or a plain type."""
     if issubclass(cls, dict):
         return DictValue(None, source, obj, trace, kind=OrderedDict if issubclass(cls, OrderedDict) else dict)
@@ -258,7 +262,7 @@ def content_base(trace: Trace, cls: type, source: Any, obj: Any) -> Value | None
 
 
 @wrap_rule(object, subclasses=True)
-def _wrap_object(trace: Trace, source: Any, obj: Any) -> Value:
+def _wrap_object(trace: Trace, source: Source, obj: Any) -> Value:
     cls = type(obj)
     trace.reader.guard(TypeIs(source, cls))
     return UserObject(cls, source, obj, content_base(trace, cls, source, obj))

@@ -126,7 +126,13 @@ def _cpu_attention_backward_padding(call: Call) -> Padded:
 
 @shape(aten._scaled_dot_product_efficient_attention.default)
 def _efficient_attention_shape(
-    q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: Any, sums: bool, *args: Any, **kwargs: Any
+    q: TensorSpec,
+    k: TensorSpec,
+    v: TensorSpec,
+    bias: TensorSpec | None,
+    sums: bool,
+    *args: Any,
+    **kwargs: Any,
 ) -> list[Shape]:
     """The logarithms of sums have room for a multiple of 32 positions; then two random seeds."""
     _require_same_heads(q, k, v)

@@ -44,12 +44,12 @@ from ..spec import TensorSpec, aten, channels_last_stride, contiguous_stride
 def _convolution_shape(
     x: TensorSpec,
     weight: TensorSpec,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    bias: TensorSpec | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sequence[int],
     groups: int,
 ) -> Shape:
     rank = len(weight.shape) - 2
@@ -76,12 +76,12 @@ def _convolution_shape(
 def _convolution_requires(
     x: TensorSpec,
     weight: TensorSpec,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    bias: TensorSpec | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sequence[int],
     groups: int,
 ) -> None:
     rank = len(weight.shape) - 2
@@ -121,11 +121,11 @@ def _convolution_layout(
     x: TensorSpec,
     weight: TensorSpec,
     bias: TensorSpec | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sequence[int],
     groups: int,
 ) -> TensorSpec:
     """PyTorch says which kernel it would take and which memory format that kernel works in."""

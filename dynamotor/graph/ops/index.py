@@ -117,9 +117,10 @@ def _index_select_padding(call: Call) -> Padded:
 @shape(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index_shape(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> Shape:
     places = [d for d, index in enumerate(indices) if index is not None]
-    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in places):  # type: ignore[union-attr]
+    given = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in given):
         raise Unknown
-    picked = broadcast([indices[d].shape for d in places])  # type: ignore[union-attr]
+    picked = broadcast([index.shape for index in given])
     first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
     before = [n for d, n in enumerate(x.shape) if d not in places and d < first]
     return (*before, *picked, *[n for d, n in enumerate(x.shape) if d not in places and d >= first])
@@ -183,7 +184,7 @@ def positions(call: Call, x: Axes, indices: Sequence[fx.Node | None]) -> list[fx
 def of_positions(call: Call, x: Axes, indices: Sequence[fx.Node | None]) -> tuple[int, Axes, Axes]:
     """(the first dimension of the positions, theirs, and the whole result's)."""
     at = [d for d, index in enumerate(indices) if index is not None]
-    picked = broadcast_axes([call.writer.axes[indices[d]] for d in at])  # type: ignore[index]
+    picked = broadcast_axes([call.writer.axes[index] for index in indices if index is not None])
     first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     rest = [axis for d, axis in enumerate(x) if d not in at]
     return first, picked, (*rest[:first], *picked, *rest[first:])

@@ -53,7 +53,7 @@ from ..spec import TensorSpec, aten
     ),
 )
 def _nll_loss_shape(
-    x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, *args: Any
+    x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, *args: Any
 ) -> list[Shape]:
     require(
         all(

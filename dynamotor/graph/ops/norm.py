@@ -94,7 +94,14 @@ def _layer_norm_padding(call: Call) -> Padded:
     shape=lambda grad, x, shape, *args: [x.shape, tuple(shape), tuple(shape)],
 )
 def _layer_norm_backward_layout(
-    grad: TensorSpec, x: TensorSpec, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+    grad: TensorSpec,
+    x: TensorSpec,
+    shape: Any,
+    mean: TensorSpec,
+    rstd: TensorSpec,
+    weight: TensorSpec | None,
+    bias: TensorSpec | None,
+    mask: Any,
 ) -> Any:
     kept = [TensorSpec.dense(x.shape, x.dtype, x.device), weight, bias]
     return tuple(
@@ -125,7 +132,14 @@ define(
 
 
 def _fits_group_norm(
-    x: TensorSpec, weight: Any, bias: Any, n: int, c: int, area: int, groups: int, eps: float
+    x: TensorSpec,
+    weight: TensorSpec | None,
+    bias: TensorSpec | None,
+    n: int,
+    c: int,
+    area: int,
+    groups: int,
+    eps: float,
 ) -> bool:
     """Whether a group norm is over groups of channels of a row-major float32 or float64 tensor."""
     fits = (
@@ -158,7 +172,14 @@ def _in_suggested_format(x: TensorSpec, found: Sequence[TensorSpec]) -> Sequence
     shape=lambda grad, x, mean, rstd, weight, n, c, *args: [x.shape, (c,), (c,)],
 )
 def _group_norm_backward_layout(
-    grad: TensorSpec, x: TensorSpec, mean: Any, rstd: Any, weight: Any, n: int, c: int, *args: Any
+    grad: TensorSpec,
+    x: TensorSpec,
+    mean: TensorSpec,
+    rstd: TensorSpec,
+    weight: TensorSpec | None,
+    n: int,
+    c: int,
+    *args: Any,
 ) -> tuple:
     """The gradient of a half-precision input is one too, also where the weight is float32."""
     area, groups, mask = args
@@ -176,7 +197,13 @@ def _group_norm_backward_layout(
 
 @shape(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default)
 def _batch_norm_shape(
-    x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *args: Any
+    x: TensorSpec,
+    weight: TensorSpec | None,
+    bias: TensorSpec | None,
+    mean: TensorSpec,
+    var: Any,
+    training: bool,
+    *args: Any,
 ) -> list[Shape]:
     evaluates_on_cpu = not training and x.device.type == "cpu"  # then there are no statistics
     return [x.shape, *[(0,) if evaluates_on_cpu else (x.shape[1],)] * 2, *[(x.shape[1],)] * 2]
@@ -277,7 +304,7 @@ def _batch_norm_padding(call: Call) -> Padded:
     return tuple([call.keep(with_dtype(writer, one, spec.dtype), own) for one, spec, own in kept]), (
         axes,
         *rest,
-    )  # type: ignore[return-value]
+    )
 
 
 def _batch_norm_gradient_stride(grad: TensorSpec, x: TensorSpec) -> Dims:
@@ -338,7 +365,7 @@ def _batch_norm_backward_padding(call: Call) -> Padded:
             None if spec is None else call.keep(with_dtype(writer, one, spec.dtype), own)
             for one, spec, own in kept
         ]
-    ), wanted  # type: ignore[return-value]
+    ), wanted
 
 
 @layout(aten.batch_norm_elemt.default)

@@ -52,10 +52,10 @@ from ..spec import TensorSpec, aten
 @shape(aten.max_pool2d_with_indices.default)
 def _pool_shape(
     x: TensorSpec,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    dilation: Any = (1,),
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
     ceil: bool = False,
 ) -> Shape:
     kernel, padding, dilation = ([*v] * 2 if len(v) == 1 else [*v] for v in (kernel, padding, dilation))
@@ -77,7 +77,12 @@ define(
 
 
 def _pooled(
-    x: TensorSpec, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+    x: TensorSpec,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil: bool,
 ) -> TensorSpec | None:
     """Pooled images in the memory format that the images suggest; None where something may be wrong with the
     arguments.
@@ -98,10 +103,10 @@ def _pooled(
 @layout(aten.max_pool2d_with_indices.default)
 def _max_pool_layout(
     x: TensorSpec,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    dilation: Any = (1,),
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
     ceil: bool = False,
 ) -> Any:
     out = _pooled(x, kernel, stride, padding, dilation, ceil)
@@ -111,9 +116,9 @@ def _max_pool_layout(
 @layout(aten.avg_pool2d.default)
 def _avg_pool_layout(
     x: TensorSpec,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = (0,),
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
     ceil: bool = False,
     counts_padding: bool = True,
     divisor: int | None = None,
@@ -193,7 +198,13 @@ define(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default, r
     aten.im2col.default,
     requires=lambda *args: require(all(n >= 1 for n in shapes_of(aten.im2col.default, *args))),
 )
-def _im2col_shape(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Shape:
+def _im2col_shape(
+    x: TensorSpec,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Shape:
     rows, columns = _pool_shape(x, kernel, stride, padding, dilation)[-2:]
     return (*x.shape[:-3], x.shape[-3] * kernel[0] * kernel[1], rows * columns)
 

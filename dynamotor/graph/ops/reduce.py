@@ -291,7 +291,7 @@ def _variance_padding(call: Call) -> Padded:
     for x in (spread, mean):
         x = x if named["keepdim"] else writer.op(aten.squeeze.dims, x, dims)
         results.append(call.keep(with_dtype(writer, x, dtype), found))
-    return (tuple(results), (found, found)) if several else (results[0], found)  # type: ignore[return-value]
+    return (tuple(results), (found, found)) if several else (results[0], found)
 
 
 # Softmax and scans ------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from ..layouts import (
     row_major,
     with_stride,
 )
-from ..nodes import operand, overload
+from ..nodes import operand, operands, overload
 from ..op_definition import (
     PASS,
     Shape,
@@ -567,7 +567,7 @@ def _roll_layout(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ())
 def _roll_padding(call: Call) -> Padded:
     axes, writer, x = call.axes(0), call.writer, call.args[0]
     shifts, dims = call.named["shifts"], [d % len(axes) for d in call.named["dims"]]
-    if not dims or any(isinstance(a, fx.Node) for a in call.node.args[1]):  # type: ignore[union-attr]
+    if not dims or any(isinstance(a, fx.Node) for a in operands(call.node, 1)):
         raise CannotPad("aten.roll of all elements, or by a size")
     in_a_row(call, axes, *dims)
     for shift, d in zip(shifts, dims, strict=True):
@@ -646,7 +646,7 @@ def _pad_padding(call: Call) -> Padded:
     """Elements put behind are there already once the padding holds them."""
     axes, more, named = list(call.axes(0)), call.args[1], call.named
     wider = [len(axes) - 1 - k for k in range(len(more) // 2) if more[2 * k] or more[2 * k + 1]]
-    if any(isinstance(a, fx.Node) for a in call.node.args[1]):  # type: ignore[union-attr]
+    if any(isinstance(a, fx.Node) for a in operands(call.node, 1)):
         raise CannotPad("aten.constant_pad_nd by a size")
     in_a_row(call, tuple(axes), *wider)
     call.mask(0, wider, named["value"])

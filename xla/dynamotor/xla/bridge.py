@@ -59,7 +59,7 @@ def trace_once(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) ->
     )
 
 
-trace_once.pads = True  # type: ignore[attr-defined]  # it takes symbols for sizes under `config.pad`
+trace_once.__dict__["pads"] = True  # it takes symbols for sizes under `config.pad`
 
 
 def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[XLATensor]) -> Compiled:

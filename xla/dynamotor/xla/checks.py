@@ -77,7 +77,7 @@ class Unsolvable(XlaError, torch.linalg.LinAlgError):
 values: Registry[Any, Callable[..., Iterable[tuple[Node, str]]]] = Registry("check of values")
 
 
-def check_values(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
+def check_values(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> None:
     """Record the checks of an op, whose lane keeps them."""
     rule = values.get(func) if config.xla_debug else None
     for bad, what in rule(*args, **(kwargs or {})) if rule is not None else ():
@@ -100,7 +100,7 @@ def check_count(mask: Any, count: int) -> None:
     picked.lane.checks.append(Check(new_root(record(aten.ne.Scalar, (picked, count))), error))
 
 
-def check_solvers(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
+def check_solvers(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> None:
     """`_linalg_check_errors(info, ...)`: DM678 at the barrier, in eager's words."""
     line, info = metrics.user_line(), record(aten.clone.default, (value(args[0]._alias),))  # never an input
 

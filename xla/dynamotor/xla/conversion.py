@@ -36,7 +36,7 @@ def mark(source: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         _conversions += 1
         if _swappable(source):
             made = made if is_xla(made) else torch.nn.Parameter(made, requires_grad=False)
-            made.__tensor_flatten__ = made.__tensor_unflatten__ = _whole  # type: ignore[union-attr]
+            vars(made).update(__tensor_flatten__=_whole, __tensor_unflatten__=_whole)
     return made
 
 

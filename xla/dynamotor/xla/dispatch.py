@@ -10,6 +10,7 @@ file.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from dynamotor.extension_api import Registry, UnsupportedOp, facts, functional_f
 
 from . import compat, fallback, metrics, tensor, transfer
 from .checks import check_types, check_values, values as value_checks
+from .compat import OpOverload
 from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
 from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration
@@ -90,7 +92,7 @@ def results(node: Node, strides: Any = None) -> Any:
     return tuple([None if item is None else wrap(new_root(item, stride)) for item, stride in laid])
 
 
-def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def plain(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """A functional op with a lowering. One that was recorded before, on row-major tensors and integers, has a
     shorter way.
     """
@@ -140,7 +142,7 @@ def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
     }
 
 
-def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
+def _without_lowering(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
     """Decompose where a decomposition is known, else run on the CPU."""
     decomposition = (
         decompositions.get(func)
@@ -162,13 +164,13 @@ def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, rea
     return fallback.run_on_cpu(func, args, kwargs, reason)
 
 
-def _check_types(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+def _check_types(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
     nodes, named = to_nodes(args), _keywords(kwargs, args)
     leaves = compat.tree_leaves((nodes, named))
     check_types(func, nodes, named, [leaf.meta for leaf in leaves if type(leaf) is Node])
 
 
-def _laid_out(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
+def _laid_out(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
     """A decomposition's results, with the strides of the op's own kernel."""
     strides = of_op(func, args, kwargs)
     flat, tree = compat.tree_flatten(result)
@@ -181,11 +183,11 @@ def _laid_out(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> An
     return compat.tree_unflatten(flat, tree)
 
 
-def _is_composite(func: Any) -> bool:
+def _is_composite(func: OpOverload) -> bool:
     return compat.has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
-def for_each(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def for_each(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """`_foreach_*`: PyTorch's slow kernel, which calls the op for each tensor."""
     return func._op_dk(compat.composite_explicit, *args, **(kwargs or {}))
 
@@ -195,7 +197,7 @@ def lacking(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     return _without_lowering(func, args, kwargs, "no lowering")
 
 
-def composite(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def composite(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """An op that is a view of its argument or a copy: its parts say which."""
     return func.decompose(*args, **(kwargs or {}))
 
@@ -211,7 +213,7 @@ def view(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     return wrap_view(Alias(node, parent, func, args[1:], kwargs, stride, offset), args[0])
 
 
-def in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def in_place(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """`add_`: record `add`, write the result to self."""
     target = args[0]
     if type(target) is not XLATensor:
@@ -237,7 +239,7 @@ def functional_call(functional: Any, args: tuple, kwargs: dict[str, Any] | None)
     return handler_of(functional)(functional, args, kwargs)
 
 
-def _is_known(func: Any) -> bool:
+def _is_known(func: OpOverload) -> bool:
     return (
         func in compat.decomposition_table
         or func in decompositions
@@ -259,7 +261,7 @@ def _check_in_place(node: Node, alias: Alias) -> None:
         raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
 
 
-def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def several_in_place(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """An op that writes several tensors or lists (`_foreach_add_`): its functional twin returns its results,
     then the written values."""
     functional = functionals[id(func)]
@@ -275,7 +277,7 @@ def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> A
     return flat[0] if own == 1 else args[0] if own == 0 else tuple(flat[:own])
 
 
-def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def out_variant(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """`op(..., out=t)`: the functional op, written to `t` (which takes the result's shape, as torch resizes
     it).
     """
@@ -327,7 +329,7 @@ def set_out(out: torch.Tensor, result: XLATensor) -> None:
         out.data = result.to(out.dtype)
 
 
-def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def refuse_mutation(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """An op that writes its inputs in a way without a description: silently losing the write would be
     worse than
     an error.
@@ -338,7 +340,7 @@ def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> An
 functionals: dict[int, Any] = {}  # by id, as tensor.handlers
 
 
-def _functional_of(func: Any) -> Any:
+def _functional_of(func: OpOverload) -> Any:
     """The functional twin of an in-place overload, or None: the one of captured graphs, or of an op that
     writes several arguments.
     """
@@ -355,7 +357,7 @@ def _functional_of(func: Any) -> Any:
 
 
 @tensor.classify.define
-def classify(func: Any) -> Handler:
+def classify(func: OpOverload) -> Handler:
     """The handler of an overload."""
     special = specials.get(func) or specials.get(func._schema.name)  # the name of an op of a library
     if special is not None:
@@ -381,7 +383,7 @@ def classify(func: Any) -> Handler:
     return in_place if writes == (0,) and one else several_in_place
 
 
-def handler_of(func: Any) -> Handler:
+def handler_of(func: Callable[..., Any]) -> Handler:
     handler = tensor.handlers.get(id(func))
     if handler is None:
         handler = tensor.handlers[id(func)] = classify(func)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from .ir import Cut, Lane
 from .tensor import XLATensor, check_views, is_xla, new_root, wrap, write
 
 
-def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
+def run_on_cpu(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
     """Run an op with aten's CPU kernel; results and in-place writes come back to the device.
 
     XlaError DM610 under `config.xla_strict`; Cut in a graph that is being recorded for the bridge.
@@ -81,13 +82,13 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
     return name
 
 
-def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+def written(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an op writes."""
     return [args[at] if type(at) is int else kwargs.get(str(at)) for at in facts(func).writes]
 
 
 def _write_back(
-    func: Any, args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict
+    func: Callable[..., Any], args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(CPU copy, device tensor) of what the op wrote, by its schema; the device tensors get the new
     values.

@@ -129,5 +129,4 @@ class _CallableModule(ModuleType):
 def make_callable(module: ModuleType, function: Callable[..., Any]) -> None:
     """Let `module(...)` mean `function(...)`; everything else about the module stays."""
     module.__class__ = _CallableModule
-    module._called_as = function  # type: ignore[attr-defined]
-    module.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    vars(module).update(_called_as=function, __signature__=inspect.signature(function))

@@ -38,7 +38,7 @@ from dynamotor.extension_api import (
 )
 
 from . import compat, metrics, rng
-from .compat import tree_flatten, tree_map, tree_structure
+from .compat import OpOverload, tree_flatten, tree_map, tree_structure
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .lowering import (
     LITERALS,
@@ -113,7 +113,7 @@ class Instruction:
 
     def __init__(
         self,
-        func: Any,
+        func: OpOverload,
         rule: Lowering | None,
         template: Any,
         inputs: tuple[Meta, ...],

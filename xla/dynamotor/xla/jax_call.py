@@ -39,7 +39,7 @@ def number_of(key: Any, make: Callable[[], Callable[..., Any]]) -> int:
     return _numbers[key]
 
 
-def same_function(function: Any) -> Any:
+def same_function(function: Callable[..., Any]) -> Any:
     """A key that is equal for functions that do the same: those made anew by one `def`, `lambda` or `partial`
     of equal values. Any other callable is known by identity."""
     if isinstance(function, functools.partial):

@@ -11,6 +11,7 @@ that programs without views pay nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,9 @@ def strided(args: Any) -> bool:
     return False
 
 
-def of_result(func: Any, instruction: Instruction, args: tuple, kwargs: dict[str, Any] | None) -> Strides:
+def of_result(
+    func: Callable[..., Any], instruction: Instruction, args: tuple, kwargs: dict[str, Any] | None
+) -> Strides:
     """The strides of the new memory that an op gives; None where all results are row-major."""
     values = list(kwargs.values()) if kwargs else []
     memory_format = kwargs.get("memory_format") if kwargs else None
@@ -132,7 +135,11 @@ def of_op(func: Any, args: tuple, kwargs: dict[str, Any]) -> Strides:
 
 
 def of_view(
-    func: Any, instruction: Instruction, parent: Alias, args: tuple, kwargs: dict[str, Any] | None
+    func: Callable[..., Any],
+    instruction: Instruction,
+    parent: Alias,
+    args: tuple,
+    kwargs: dict[str, Any] | None,
 ) -> tuple[Stride, int]:
     """(strides, storage offset) of a view op's result; raises what the CPU raises where strides do not allow
     the view.

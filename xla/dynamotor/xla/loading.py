@@ -7,6 +7,7 @@ file share it on the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ compat.tensor_metadata_setter.set(_set_lazy_bits)
     aten.set_.default,
     aten.set_.source_Tensor_storage_offset,
 )
-def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
+def _set_storage(func: Callable[..., Any], args: tuple, kwargs: Any) -> Any:
     target, source, offset, size, stride = (*args, None, None, None, ())[:5]
     require(
         type(source) is _Storage and size is not None,

@@ -7,6 +7,7 @@ lowering whole: attention, dropout, CTC.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ _DEVICE = torch.device("xla", 0)  # whichever: nothing of the program is kept bu
 _programs = Recent(1024)
 
 
-def parts_of(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+def parts_of(func: Callable[..., Any], *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """The rule: the decomposition on arrays; where all results are empty, nothing."""
     args = tuple(arg.array if type(arg) is Lifted else arg for arg in args)
     specs = out if type(out) is tuple else (out,)
@@ -98,7 +99,7 @@ for _target in (
 
 # What these decompositions are made of beside aten's ops.
 for _prim in (prims.broadcast_in_dim.default, prims.div.default, prims.sum.default, prims.var.default):
-    decomposition(_prim)(_prim.impl_aten)  # type: ignore[attr-defined]  # set by torch._prims
+    decomposition(_prim)(vars(_prim)["impl_aten"])  # set by torch._prims
 
 
 # -- composites that are recorded whole ----------------------------------------------------------------------

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import torch
 
 from . import dispatch
+from .compat import OpOverload
 from .dispatch import specials
 from .dtypes import wide
 from .lowering import aten, op, rows
@@ -212,7 +213,7 @@ def _gradient(
     aten._ctc_loss_backward.default,
     aten._ctc_loss_backward.Tensor,
 )
-def _with_rows(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+def _with_rows(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """Targets as rows of one width, lengths on the device."""
     bound = bind(func, args, kwargs)
     log_probs, targets, lengths = bound["log_probs"], bound["targets"], bound["target_lengths"]

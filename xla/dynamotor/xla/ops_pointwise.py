@@ -14,7 +14,7 @@ tensor([3], device='xla:0')
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import factorial, pi
 from typing import Any
@@ -53,12 +53,12 @@ def sgn(x: jax.Array) -> jax.Array:
     return x if x.dtype == jnp.bool_ else convert(x > 0, x.dtype) - convert(x < 0, x.dtype)
 
 
-def unless_integer(fn: Any) -> Any:
+def unless_integer(fn: Callable[..., Any]) -> Any:
     """Rounding leaves integers as they are."""
     return lambda x: x if is_integer(x) else fn(x)
 
 
-def conjugate_symmetric(fn: Any, x):
+def conjugate_symmetric(fn: Callable[..., Any], x):
     """f(conj z) = conj f(z) for a function with a cut on the real axis: the sign of a zero imaginary part
     names the side.
     """

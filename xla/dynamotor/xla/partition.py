@@ -94,7 +94,8 @@ class Recording:
         """Record one node. Raises `Cut` when it cannot be recorded."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         with devices.using_lane(self.lane), torch.no_grad():
-            self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # no method is called
+            assert callable(node.target)  # no method is called
+            self.values[node] = node.target(*args, **kwargs)
 
 
 def record_graph(gm: torch.fx.GraphModule, device: torch.device) -> Recording:

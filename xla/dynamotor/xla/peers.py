@@ -51,7 +51,8 @@ def start_coordinator(host: str, replicas: int, silence: float) -> tuple[int, in
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         text=True,
     )
-    line = process.stdout.readline().split() if process.stdout is not None else []
+    assert process.stdout is not None and process.stderr is not None  # both are pipes
+    line = process.stdout.readline().split()
     if len(line) != 2:
         _, errors = process.communicate()
         raise XlaError(
@@ -60,7 +61,7 @@ def start_coordinator(host: str, replicas: int, silence: float) -> tuple[int, in
             why=errors.strip()[-500:],
             cure="check that jaxlib can be imported and that this machine may open ports",
         )
-    threading.Thread(target=process.stderr.read, daemon=True, name="xla coordinator log").start()  # type: ignore[union-attr]
+    threading.Thread(target=process.stderr.read, daemon=True, name="xla coordinator log").start()
     return int(line[0]), int(line[1])
 
 

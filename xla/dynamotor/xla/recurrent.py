@@ -21,7 +21,9 @@ from .lowering import aten, composite
 from .ops_linalg import product
 
 
-def _lstm_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
+def _lstm_cell(
+    x: jax.Array, states: tuple, w_hh: jax.Array, b_hh: jax.Array | None, w_hr: jax.Array | None
+) -> tuple:
     """`x`: the input's part, [batch, 4 hidden]. Returns the new (h, c)."""
     h, c = states
     into, forget, new, out = jnp.split(x + _linear(h, w_hh, b_hh), 4, axis=-1)
@@ -30,7 +32,9 @@ def _lstm_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
     return (h if w_hr is None else _linear(h, w_hr, None), c)
 
 
-def _gru_cell(x: Any, states: tuple, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
+def _gru_cell(
+    x: jax.Array, states: tuple, w_hh: jax.Array, b_hh: jax.Array | None, w_hr: jax.Array | None
+) -> tuple:
     (h,) = states
     reset_x, update_x, new_x = jnp.split(x, 3, axis=-1)
     reset_h, update_h, new_h = jnp.split(_linear(h, w_hh, b_hh), 3, axis=-1)
@@ -50,7 +54,7 @@ _CELLS = {
 }
 
 
-def _linear(x: Any, weight: Any, bias: Any) -> Any:
+def _linear(x: jax.Array, weight: Any, bias: Any) -> Any:
     made = product(x.astype(weight.dtype), weight.T)
     return made if bias is None else made + wide(bias)
 

@@ -28,7 +28,7 @@ class _Eager(TorchDispatchMode):
     """Runs each op on xla tensors at once, as a graph of its own."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves((result, args)):

@@ -9,6 +9,7 @@ norm's hidden writes, results whose length is read at a sync while the data stay
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from dynamotor.extension_api import TensorSpec, infer_spec, slices_of
 
 from . import dispatch, fallback, layout, transfer
 from .checks import check_count, check_solvers
+from .compat import OpOverload
 from .conversion import mark
 from .device import lane_of
 from .dispatch import specials, to_nodes
@@ -48,7 +50,7 @@ rows(
 
 
 @specials.register(aten.clone.default)
-def _clone(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+def _clone(func: Callable[..., Any], args: tuple, kwargs: Any) -> XLATensor:
     """Values never change: a copy is another root with the same value."""
     alias = args[0]._alias
     return wrap(new_root(value(alias), _copied(alias, (kwargs or {}).get("memory_format"))))
@@ -63,7 +65,7 @@ def _copied(alias: Alias, memory_format: torch.memory_format | None) -> layout.S
 
 
 @specials.register(aten._to_copy.default)
-def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Tensor:
+def _to_copy(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> torch.Tensor:
     kwargs = kwargs or {}
     source, device = args[0], kwargs.get("device")
     dtype = kwargs.get("dtype") or source.dtype
@@ -100,7 +102,7 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
 
 
 @specials.register(aten.copy_.default)
-def _copy_(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
+def _copy_(func: Callable[..., Any], args: tuple, kwargs: Any) -> torch.Tensor:
     target, source = args[:2]
     if type(target) is not XLATensor:
         return target.copy_(transfer.to_cpu(source).to(target.dtype))
@@ -121,7 +123,7 @@ specials.register(aten._copy_from.default)(lambda func, args, kwargs: _copy_(fun
 
 
 @specials.register(aten.copy.default)
-def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+def _copy(func: Callable[..., Any], args: tuple, kwargs: Any) -> XLATensor:
     target, source = args[:2]
     result = wrap(new_root(value(target._alias), layout.preserved(target._alias)))
     _copy_(aten.copy_.default, (result, source), None)
@@ -129,20 +131,20 @@ def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
 
 
 @specials.register(aten.equal.default)
-def _equal(func: Any, args: tuple, kwargs: Any) -> bool:
+def _equal(func: Callable[..., Any], args: tuple, kwargs: Any) -> bool:
     one, other = args
     return False if one.shape != other.shape else bool(torch.all(torch.eq(one, other)).item())
 
 
 @specials.register(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
-def _views_at_once(func: Any, args: tuple, kwargs: Any) -> list[XLATensor]:
+def _views_at_once(func: Callable[..., Any], args: tuple, kwargs: Any) -> list[XLATensor]:
     source, *given = args
     steps = _steps(func, source.shape, *[tuple(arg) if type(arg) is list else arg for arg in given])
     return [dispatch.view(one, (source, *where), None) for one, where in steps]
 
 
 @functools.lru_cache(maxsize=4096)
-def _steps(func: Any, shape: torch.Size, *given: Any) -> list[tuple[Any, tuple]]:
+def _steps(func: OpOverload, shape: torch.Size, *given: Any) -> list[tuple[Any, tuple]]:
     """The views that an op makes at once. Which there are says the op itself, which refuses invalid ones."""
     whole = torch.empty(shape, device="meta")
     parts = tuple([TensorSpec.of(part) for part in func(whole, *given)])
@@ -150,7 +152,7 @@ def _steps(func: Any, shape: torch.Size, *given: Any) -> list[tuple[Any, tuple]]
 
 
 @specials.register(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
-def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
+def _batch_norm(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     """The schema of native_batch_norm hides that training writes the running statistics: the functional op
     returns them.
     """
@@ -185,7 +187,7 @@ def _normalised(inputs: list[Any], mean: XLATensor, variance: XLATensor) -> tupl
 
 
 @specials.register(aten._batch_norm_with_update.default)
-def _batch_norm_with_update(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
+def _batch_norm_with_update(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     bound = bind(func, args, kwargs)
     inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var")]
     reserve = torch.empty(0, dtype=torch.uint8, device=args[0].device)
@@ -203,7 +205,7 @@ def bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, Any
 
 
 @specials.register(aten.index.Tensor, aten.index_put.default)
-def _index(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _index(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     indices = _on_lane_of(args[0], args[1])
     if func is aten.index.Tensor:
         indices = _without_masks(args[0], indices)
@@ -233,7 +235,7 @@ def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
 
 
 @specials.register(aten.index_put_.default, aten._index_put_impl_.default)
-def _index_put_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _index_put_(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     dispatch.functionals[id(func)] = (
         aten.index_put.default if func is aten.index_put_.default else aten._index_put_impl.default
     )
@@ -262,14 +264,14 @@ def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:
 
 
 @specials.register(aten.set_.source_Tensor)
-def _set_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+def _set_(func: Callable[..., Any], args: tuple, kwargs: Any) -> XLATensor:
     args[0].data = args[1]
     return args[0]
 
 
 @specials.register(aten._pack_padded_sequence.default)
 def _pack_padded_sequence(
-    func: Any, args: tuple, kwargs: dict[str, Any] | None
+    func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None
 ) -> tuple[XLATensor, torch.Tensor]:
     """Rows of the sequences that are long enough, step by step; the lengths, and how many go on at each step,
     are CPU tensors.
@@ -282,7 +284,7 @@ def _pack_padded_sequence(
 
 
 @specials.register(aten.repeat_interleave.Tensor)
-def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _repeat_interleave(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """How long the result is must be known: a sync where it is not told."""
     size = (kwargs or {}).get("output_size")
     if size is None:
@@ -293,7 +295,7 @@ def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) ->
 
 
 @specials.register(aten.t.default)
-def _t(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+def _t(func: Callable[..., Any], args: tuple, kwargs: Any) -> XLATensor:
     """A transposed transposed tensor is the original: autograd makes one of each weight's gradient."""
     alias = args[0]._alias
     return wrap_view(alias.parent, args[0]) if alias.func is func else dispatch.view(func, args, kwargs)
@@ -311,7 +313,7 @@ _VIEWS_IN_PLACE = {
 
 
 @specials.register(*_VIEWS_IN_PLACE)
-def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _view_in_place(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """`x.squeeze_()`: the tensor becomes a view of its former self."""
     x = args[0]
     root = x._alias.root or x._alias
@@ -324,7 +326,7 @@ def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLA
 
 
 @specials.register(aten.bernoulli_.float)
-def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _bernoulli_(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """The only in-place op whose argument has a default that its functional twin has not."""
     bound = bind(func, args, kwargs)
     dispatch.functionals[id(func)] = aten.bernoulli.p
@@ -337,14 +339,14 @@ def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATen
 
 
 @specials.register(aten.masked_select.default)
-def _masked_select(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
+def _masked_select(func: Callable[..., Any], args: tuple, kwargs: Any) -> torch.Tensor:
     x, mask = torch.broadcast_tensors(*args)
     torch._check(mask.dtype is torch.bool, lambda: "masked_select: expected BoolTensor for mask")
     return aten.take(x, mask.reshape(-1).nonzero()[:, 0])
 
 
 @specials.register(aten.bincount.default)
-def _bincount(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
+def _bincount(func: Callable[..., Any], args: tuple, kwargs: Any) -> torch.Tensor:
     x, weights, shortest = bind(func, args, kwargs).values()
     torch._check(
         x.dim() == 1 and not x.dtype.is_floating_point and (not x.numel() or int(x.min()) >= 0),
@@ -357,7 +359,7 @@ def _bincount(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
 
 
 @specials.register(aten._unique2.default)
-def _unique(func: Any, args: tuple, kwargs: Any) -> tuple[torch.Tensor, ...]:
+def _unique(func: Callable[..., Any], args: tuple, kwargs: Any) -> tuple[torch.Tensor, ...]:
     """By a sort: sorted, whatever is asked; positions and counts come with it."""
     x = args[0]
     values, order = x.reshape(-1).sort(stable=True)
@@ -366,7 +368,7 @@ def _unique(func: Any, args: tuple, kwargs: Any) -> tuple[torch.Tensor, ...]:
 
 
 @specials.register(aten.unique_consecutive.default)
-def _unique_consecutive(func: Any, args: tuple, kwargs: Any) -> tuple[torch.Tensor, ...]:
+def _unique_consecutive(func: Callable[..., Any], args: tuple, kwargs: Any) -> tuple[torch.Tensor, ...]:
     x, inverse, counted, dim = bind(func, args, kwargs).values()
     rows = x.reshape(-1) if dim is None else x.movedim(dim, 0).flatten(1) if x.numel() else x
     places, run, counts = _runs(rows)
@@ -385,7 +387,7 @@ def _runs(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @specials.register("torchvision::nms")
-def _nms(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
+def _nms(func: Callable[..., Any], args: tuple, kwargs: Any) -> torch.Tensor:
     """torchvision's: the boxes that are kept, from the highest score down."""
     boxes, scores, overlap = bind(func, args, kwargs).values()
     order = scores.sort(dim=0, descending=True, stable=True).indices

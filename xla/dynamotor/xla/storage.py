@@ -9,6 +9,7 @@ tensor([1, 3], device='xla:0')
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -97,7 +98,9 @@ rows(
 
 
 @specials.register(aten._new_zeros_with_same_feature_meta.default)
-def _new_zeros_with_same_feature_meta(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _new_zeros_with_same_feature_meta(
+    func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None
+) -> XLATensor:
     """Zeros that lie in their storage as another tensor does, once for each element of the leading batch
     dimensions: the tangents needed where views are differentiated forward."""
     like, alias = args[0], args[1]._alias
@@ -146,20 +149,20 @@ def memory_of(size: Any, stride: Any, options: dict[str, Any], lane: Lane) -> XL
 
 
 @specials.register(aten.new_empty_strided.default)
-def _new_empty_strided(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _new_empty_strided(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     given = {name: option for name, option in (kwargs or {}).items() if option is not None}
     return memory_of(args[1], args[2], {"dtype": args[0].dtype, **given}, args[0]._alias.lane)
 
 
 @specials.register(aten.is_set_to.default)
-def _is_set_to(func: Any, args: tuple, kwargs: Any) -> bool:
+def _is_set_to(func: Callable[..., Any], args: tuple, kwargs: Any) -> bool:
     """Whether two tensors are the same part of the same memory."""
     parts = [(t._memory_token(), t.shape, t.stride(), t.storage_offset()) for t in args]
     return parts[0] == parts[1]
 
 
 @specials.register(aten.resize_.default, aten.resize_as_.default)
-def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+def _resize_(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """Keeps the first elements of the storage, as aten does; new ones are zero."""
     resized, like = args[0], args[1] if isinstance(args[1], torch.Tensor) else None
     size, order = list(args[1] if like is None else like.shape), (kwargs or {}).get("memory_format")
@@ -193,7 +196,7 @@ _library = torch.library.Library("_", "IMPL")
 _aten = torch.library.Library("aten", "IMPL")
 
 
-def _factory(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _factory(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op whose arguments hold no xla tensor but whose result shall be one."""
     device = kwargs.pop("device", None)
     with lock:

@@ -17,7 +17,7 @@ import torch
 from dynamotor.extension_api import Event, XlaError, subscribe
 
 from . import metrics
-from .compat import TorchDispatchMode, TreeSpec, tree_flatten, tree_map, tree_unflatten
+from .compat import OpOverload, TorchDispatchMode, TreeSpec, tree_flatten, tree_map, tree_unflatten
 from .device import lane_of, using_lane
 from .errors import require
 from .execute import Graph, scalar_vector, to_function
@@ -63,7 +63,7 @@ class _Importing(TorchDispatchMode):
         self._inside: dict[int, XLATensor] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if _traces[-1] is not self:  # the op belongs to a function that is traced within this one
             return func(*args, **(kwargs or {}))
@@ -95,7 +95,7 @@ class _Importing(TorchDispatchMode):
             for leaf in self.lane.leaves[first:]
         ]
 
-    def _refuse_writes(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _refuse_writes(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
         for target in written(func, args, kwargs):
             if is_xla(target) and target._alias.lane is not self.lane:
                 raise _lost_write(self.name, f"a tensor from outside ({func})")

@@ -21,7 +21,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import TypeIs
 
-from dynamotor.extension_api import Deferred, Dim, Dims, MaybeNone, Registry, contiguous_stride
+from dynamotor.extension_api import Deferred, Dim, Dims, MaybeNone, Registry, checked, contiguous_stride
 
 from . import compat, metrics
 from .errors import require
@@ -256,7 +256,7 @@ class XLATensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # the stub has an instance method
-        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        cls, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = handlers.get(id(func))
         if handler is None:
@@ -345,7 +345,7 @@ class XLATensor(torch.Tensor):
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         compat.TensorBase.data.__set__(self, other)
-        self._alias = other._alias  # type: ignore[attr-defined]
+        self._alias = checked(XLATensor, other)._alias
 
     def __deepcopy__(self, memo: dict[int, Any]) -> XLATensor:
         if id(self) in memo:

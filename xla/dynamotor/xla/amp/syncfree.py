@@ -23,7 +23,7 @@ def _skipping(
     found_inf = getattr(optimizer, "found_inf", None) if found_inf is None else found_inf
     if found_inf is None:
         return update()
-    optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]  # torch's own update must not see them
+    vars(optimizer).update(grad_scale=None, found_inf=None)  # torch's own update must not see them
     torch._check_value(
         found_inf.numel() == 1, lambda: f"found_inf must be one number, it has shape {list(found_inf.shape)}"
     )

@@ -70,7 +70,7 @@ def _group(group: Any) -> Any:
     return compat.resolve_group()(group) if isinstance(group, str) else group
 
 
-def _move_shards(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Tensor:
+def _move_shards(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None) -> torch.Tensor:
     """DTensor's change of the dimension that is divided."""
     x, gathered, divided, group = args
     group = _group(group)

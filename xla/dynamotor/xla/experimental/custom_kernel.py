@@ -45,12 +45,12 @@ def _softmax_of(
 
 
 def _flash(
-    q: Any,
-    k: Any,
-    v: Any,
-    q_ids: Any,
-    kv_ids: Any,
-    ab: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_ids: jax.Array | None,
+    kv_ids: jax.Array | None,
+    ab: jax.Array | None,
     causal: bool,
     scale: float,
     sharding: jax.sharding.NamedSharding | None = None,
@@ -58,21 +58,38 @@ def _flash(
     if jax.default_backend() == "tpu":
         return _flash_on_tpu(q, k, v, q_ids, kv_ids, ab, causal, scale, sharding)
     seen = jnp.tril(jnp.ones((q.shape[2], k.shape[2]), bool)) if causal else None
-    if q_ids is not None:
+    if q_ids is not None and kv_ids is not None:
         same = q_ids[:, None, :, None] == kv_ids[:, None, None, :]
         seen = same if seen is None else seen & same
     return _softmax_of(q, k, v, seen, scale, None, ab)
 
 
 def _flash_on_tpu(
-    q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any, causal: bool, scale: float, sharding: Any
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_ids: jax.Array | None,
+    kv_ids: jax.Array | None,
+    ab: jax.Array | None,
+    causal: bool,
+    scale: float,
+    sharding: Any,
 ) -> jax.Array:
     """jax's kernel, whose positions have 32 bits. XLA does not divide kernels: each device of a mesh runs it
     on its part."""
     from jax.experimental.pallas.ops.tpu import flash_attention as kernel  # only with a TPU
 
-    def attend(q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any) -> jax.Array:
-        ids = None if q_ids is None else kernel.SegmentIds(q_ids.astype(jnp.int32), kv_ids.astype(jnp.int32))
+    def attend(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        q_ids: jax.Array | None,
+        kv_ids: jax.Array | None,
+        ab: jax.Array | None,
+    ) -> jax.Array:
+        ids = None
+        if q_ids is not None and kv_ids is not None:
+            ids = kernel.SegmentIds(q_ids.astype(jnp.int32), kv_ids.astype(jnp.int32))
         return kernel.flash_attention(q, k, v, ab, ids, causal=causal, sm_scale=scale)
 
     sharding = _default_sharding(q, k) if sharding is None else sharding
@@ -85,7 +102,7 @@ def _flash_on_tpu(
     return _in_32_bits(attend)(q, k, v, q_ids, kv_ids, ab)
 
 
-def _default_sharding(q: Any, k: Any) -> jax.sharding.NamedSharding | None:
+def _default_sharding(q: jax.Array, k: jax.Array) -> jax.sharding.NamedSharding | None:
     """Which part each device attends to where the program does not say; XLA moves operands to fit. Each axis
     of the operands' mesh divides the batch, else the heads, else nothing. None without a mesh.
     """
@@ -162,7 +179,7 @@ def _pages(pages: jax.Array, indices: jax.Array) -> jax.Array:
 
 
 def _paged(
-    q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, q_lengths: Any, cap: float | None
+    q: jax.Array, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, q_lengths: Any, cap: float | None
 ) -> jax.Array:
     """q [batch, n, heads, d]; the last of `q_lengths` queries is the newest token of `lengths`."""
     k, v = _pages(k_pages, indices), _pages(v_pages, indices)
@@ -199,7 +216,7 @@ def multi_queries_paged_attention(
 
 
 def _one_query(
-    q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, cap: float | None
+    q: jax.Array, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, cap: float | None
 ) -> jax.Array:
     return _paged(q[:, None], k_pages, v_pages, lengths, indices, jnp.ones_like(lengths), cap)[:, 0]
 
@@ -219,7 +236,7 @@ def paged_attention(
 
 
 def _ragged(
-    q: Any,
+    q: jax.Array,
     kv_pages: Any,
     kv_lens: Any,
     indices: Any,
@@ -280,7 +297,7 @@ def ragged_paged_attention(
     return call_jax(_ragged, args)
 
 
-def _grouped(lhs: Any, rhs: Any, sizes: Any, transposed: bool) -> jax.Array:
+def _grouped(lhs: jax.Array, rhs: jax.Array, sizes: Any, transposed: bool) -> jax.Array:
     return jax.lax.ragged_dot(
         lhs, jnp.swapaxes(rhs, 1, 2) if transposed else rhs, sizes.astype(jnp.int32), precision="highest"
     )
@@ -302,7 +319,7 @@ def gmm(
     return call_jax(_grouped, (lhs, rhs, group_sizes, transpose_rhs))
 
 
-def _grouped_weights(lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
+def _grouped_weights(lhs: jax.Array, rhs: jax.Array, sizes: Any) -> jax.Array:
     ends = jnp.cumsum(sizes)
     rows = jnp.arange(lhs.shape[1])
     mine = (rows < ends[:, None]) & (rows >= (ends - sizes)[:, None])
@@ -327,7 +344,7 @@ def repeat_with_fixed_output_size(
     return call_jax(_repeat, (input, repeats, total_repeat_length))
 
 
-def _repeat(x: Any, repeats: Any, length: int) -> jax.Array:
+def _repeat(x: jax.Array, repeats: Any, length: int) -> jax.Array:
     return jnp.repeat(x, repeats, axis=0, total_repeat_length=length)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dynamotor.extension_api import Ambient, warn_once
+from dynamotor.extension_api import Ambient, checked, warn_once
 
 from .. import placement
 from ..compat import TreeSpec, tree_flatten, tree_unflatten
@@ -82,13 +82,14 @@ class _Kind:
 def common_length(what: str, tensors: Sequence[Any]) -> int:
     """The first dimension that all tensors have; DM671 where there is none."""
     lengths = {len(x) if isinstance(x, torch.Tensor) and x.dim() else None for x in tensors}
+    length = next(iter(lengths), None)
     require(
-        len(lengths) == 1 and None not in lengths,
+        len(lengths) == 1 and length is not None,
         "DM671",
         f"{what} without a common first dimension",
         why=f"their lengths are {sorted(map(str, lengths))}",
     )
-    return lengths.pop()  # type: ignore[return-value]
+    return checked(int, length)
 
 
 def _need_same_carry(same: bool, before: Any, after: Any) -> None:
@@ -96,7 +97,9 @@ def _need_same_carry(same: bool, before: Any, after: Any) -> None:
     require(same, "DM671", what, why=f"{before!r} became {after!r}")
 
 
-def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int) -> tuple[Any, Any]:
+def _in_python(
+    fn: Callable[..., Any], carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int
+) -> tuple[Any, Any]:
     require(
         length > 0,
         "DM671",
@@ -124,7 +127,9 @@ class _Loop:
     device: torch.device
 
     @classmethod
-    def of(cls, fn: Any, init: Flat, xs: Flat, carry_spec: TreeSpec, x_spec: TreeSpec, length: int) -> _Loop:
+    def of(
+        cls, fn: Callable[..., Any], init: Flat, xs: Flat, carry_spec: TreeSpec, x_spec: TreeSpec, length: int
+    ) -> _Loop:
         kinds: list[_Kind] = []
 
         def step(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
@@ -195,7 +200,9 @@ class _Loop:
 _pure_loops = Recent(64)
 
 
-def _pure_loop(fn: Any, init: Flat, xs: Flat, carry_spec: TreeSpec, x_spec: TreeSpec, length: int) -> _Loop:
+def _pure_loop(
+    fn: Callable[..., Any], init: Flat, xs: Flat, carry_spec: TreeSpec, x_spec: TreeSpec, length: int
+) -> _Loop:
     """The loop of a pure function, traced once for tensors of these kinds."""
     metas = tuple([_meta(t) for t in init + xs])
     key = (same_function(fn), metas, carry_spec, x_spec, length, Ambient.current(), placement.settings())

@@ -88,5 +88,5 @@ def xla_distribute_module(
     return module
 
 
-def _is_of_a_style(function: Any) -> bool:
+def _is_of_a_style(function: Callable[..., Any]) -> bool:
     return getattr(getattr(function, "func", function), "__module__", "") == ParallelStyle.__module__

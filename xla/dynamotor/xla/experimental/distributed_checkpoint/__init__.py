@@ -95,7 +95,8 @@ class CheckpointManager:
 
     def __init__(self, path: str, save_interval: int, max_to_keep: int = 0, **options: Any) -> None:
         self.path, self.save_interval, self.max_to_keep = str(path).rstrip("/"), save_interval, max_to_keep
-        self._thread, self._pending = ThreadPoolExecutor(1), []  # type: ignore[var-annotated]
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: list[Any] = []
 
     def all_steps(self) -> list[int]:
         """The steps of which there is a complete checkpoint, ascending."""
