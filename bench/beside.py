@@ -244,7 +244,7 @@ def torch_counts(program: Callable[[Way], Tensors]) -> tuple[int | None, int | N
 
 
 def in_child(name: str, work: Callable[[], Row], timeout: float) -> Row:
-    """Run `work` in a forked process, so that neither a crash nor what it patches reaches the next."""
+    """Run `work` in a forked process, so that neither a crash nor a patch reaches the next."""
     context = multiprocessing.get_context("fork")
     ours, its = context.Pipe(duplex=False)
 
@@ -281,7 +281,7 @@ def _outside(row: dict[str, Any]) -> str:
 
 
 def table(rows: Iterable[dict[str, Any]], reasons: dict[str, str]) -> str:
-    """A Markdown table of rows as they lie in JSON."""
+    """A Markdown table of rows of the JSON file."""
     lines = [
         "| program | right | error (eager's) | graphs, breaks | `torch.compile`: graphs, breaks | compiled share (`torch.compile`'s) | reason |",
         "|---|---|---|---|---|---|---|",

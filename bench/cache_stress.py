@@ -1,7 +1,7 @@
 """`python -m bench cache_stress`: many processes, kills, full disks and other owners against the disk cache.
 
 Each row is one way to disturb it: programs run in forked processes, are compared with eager, and say what
-they built and what they warned of. The status is 1 when a row is not as it must be.
+they built and their warnings. The status is 1 when a row is not as it must be.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def programs(salt: float) -> dict[str, Any]:
 
 
 def run_programs(salt: float) -> Found:
-    """Run them as a new process does, forward and backward: whether they were right, and what was built."""
+    """Run them as a new process does, forward and backward: whether they were right, and the number of builds."""
     right = True
     for fn in programs(salt).values():
         inputs = [torch.randn(16, 16) for _ in range(2)]
@@ -62,7 +62,7 @@ def run_programs(salt: float) -> Found:
 
 
 class Child:
-    """A forked process that does `job` with the cache in `folder`; what it says and gives lies beside it."""
+    """A forked process that does `job` with the cache in `folder`; its output and result are files beside it."""
 
     def __init__(self, folder: Path, job: Callable[[], Found | None]) -> None:
         self.notes = Path(tempfile.mkdtemp(prefix="cache-stress-"))
@@ -88,7 +88,7 @@ class Child:
         self.result()
 
     def result(self) -> Found:
-        """What it found, once it has ended, with the codes of its warnings."""
+        """Its findings, once it has ended, with the codes of its warnings."""
         _, status = os.waitpid(self.pid, 0)
         said = (self.notes / "said").read_text() if (self.notes / "said").exists() else ""
         found = json.loads((self.notes / "found").read_text()) if status == 0 else {"right": False}
@@ -144,7 +144,7 @@ def killed_writing(folder: Path, times: int) -> list[Found]:
 
 
 def killed_compiling(folder: Path, times: int) -> list[Found]:
-    """kill -9 at a random moment of a first call: what is left serves the next process, and is right."""
+    """kill -9 at a random moment of a first call: the remaining files serve the next process, and are right."""
     salt, right = random.random(), True
     for _ in range(times):
         child = Child(folder, lambda: run_programs(salt))
@@ -206,7 +206,7 @@ def _spoil(path: Path) -> str:
 
 
 def foreign_owners(folder: Path) -> list[Found]:
-    """The folder, a folder in it, or the entries belong to somebody else, or are no folder at all."""
+    """The folder, a folder in it, or the entries belong to another user, or are no folder at all."""
     rows = []
     for what, pattern in (
         ("folder", ""),

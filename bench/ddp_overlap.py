@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-MARKER = "sinh_"  # what is launched between two steps, so that they can be told apart
+MARKER = "sinh_"  # name of a kernel launched between two steps, to tell them apart
 _KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
 _GAP = 20.0  # µs: kernels closer than this are drawn as one
 Span = tuple[float, float]

@@ -107,7 +107,7 @@ def measure(
 
 
 def link_of(args: argparse.Namespace) -> Link:
-    """The link that was asked for, with what a calibration says about such links."""
+    """The link that was asked for, with the calibration of such links."""
     stated = Link(args.bandwidth * 1e9 / 8, args.latency * 1e-6)
     if args.calibration is None:
         return stated

@@ -61,7 +61,7 @@ def _mlp(batch: int) -> models.ModelCase:
 
 
 def compiler_of(mode: str) -> Callable[[Any], Any]:
-    """What a mode makes of a DDP module."""
+    """A DDP module under a mode."""
     if mode == "eager":
         return lambda module: module
     if mode == "inductor":
@@ -301,7 +301,7 @@ def say(part: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure what the job asks for."""
+    """Run the measurements of the job."""
     job = json.loads(sys.argv[1])
     torch.set_num_threads(job["threads"])
     cuda = job["device"] == "cuda"

@@ -41,7 +41,7 @@ except Exception:  # made for another PyTorch: what asks whether it is there mus
 _config = torch._dynamo.config
 
 
-# -- what a program asks of torch._dynamo, answered by dynamotor -------------------------------------------
+# -- questions of a program to torch._dynamo, answered by dynamotor -------------------------------------------
 def compile(model: Any = None, *, backend: Any = "inductor", **arguments: Any) -> Any:  # noqa: A001
     """`torch.compile`. Its settings that mean something here are read from torch._dynamo.config."""
     options = dict(arguments.pop("options", None) or {})

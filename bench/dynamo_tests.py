@@ -89,7 +89,7 @@ def read(text: str) -> Rows:
 
 
 def chosen(names: Sequence[str], rows: dict[str, dict[str, Rows]]) -> dict[str, str]:
-    """For each name that counts, its row as "file::Class.test"; what is found nowhere is left out."""
+    """For each name that counts, its row as "file::Class.test"; names found nowhere are left out."""
     every = {f"{file}::{test}" for file, ways in rows.items() for test in ways.get(WAYS[0], {})}
     by_test: dict[str, str] = {}
     order = {file: k for k, file in enumerate(FILES)}

@@ -63,7 +63,7 @@ def infer(case: models.ModelCase, way: Way) -> Tensors:
 
 
 def train(case: models.ModelCase, way: Way) -> Tensors:
-    """Two steps of SGD: losses, the first gradients, and what is left in parameters and buffers."""
+    """Two steps of SGD: losses, the first gradients, and the final parameters and buffers."""
     model = way.cast(copy.deepcopy(case.model)).train()
     compiled, optimizer = way.compile(model), torch.optim.SGD(model.parameters(), lr=1e-2)
     found: Tensors = {}

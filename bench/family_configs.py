@@ -62,7 +62,7 @@ _HEADS = {**_LLAMA, **_END, "head_dim": 16}
 _FUNNEL = {"vocab_size": 300, "block_sizes": [1, 1], "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128}
 _XLM = {"vocab_size": 300, "emb_dim": 64, "n_layers": 2, "n_heads": 4, "pad_index": 0, "eos_index": 1, **_END}
 
-# A model's class is its family's name and what it is for; its configuration's class the name and "Config".
+# A model's class is its family's name and its purpose; its configuration's class the name and "Config".
 _Row = tuple[str, str, Callable[..., Kwargs], dict[str, Any]]
 _ROWS: tuple[_Row, ...] = (
     (

@@ -4,7 +4,7 @@ they must pass.
 python -m bench.gpu_bench --modes train,infer --models resnet50,GPT2LMHeadModel --budget 480 --json out.json
 
 JSON is written after each row. Several short runs give one file: `--merge EARLIER.json` (repeatable) starts
-from what was measured before, and `--modes ""` only merges and reports. docs/gpu.md has the commands.
+from earlier measurements, and `--modes ""` only merges and reports. docs/gpu.md has the commands.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Worker(JsonWorker):
             self.is_ready = True
 
     def message(self, deadline: float) -> dict[str, Any] | None:
-        """What it says next, that it is ready first."""
+        """Its next line; the first says that it is ready."""
         self.wait_ready(deadline)
         first, self.first = self.first, {}
         return first if first != {} else self.next(deadline)
@@ -101,7 +101,7 @@ class Session:
         self.spent: dict[str, float] = {}
 
     def jobs(self) -> list[Job]:
-        """What is to be measured, in order."""
+        """The measurements to make, in order."""
         a = self.args
         common = {
             "device": a.device,
@@ -136,7 +136,7 @@ class Session:
         waiting, ready = self.jobs(), list[Worker]()
         while waiting or ready:
             ready = ready or self._start(waiting)
-            for worker in ready:  # nobody compiles while another is timed
+            for worker in ready:  # no worker compiles while another is timed
                 if worker.job["group"] == "models":
                     worker.wait_ready(self.deadline)
             if ready:

@@ -2,7 +2,7 @@
 ...}'`.
 
 It prints JSON lines: "ready" once libraries are imported and the model is built, then (when a line was sent
-to it) rows, again whenever more is known, so that a job which is cut off leaves what it had.
+to it) rows, again whenever more is known, so that a job which is cut off leaves its rows.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ModelJob:
         return torch.cuda.memory_allocated()
 
     def _peak(self, before: int) -> float | None:
-        """Megabytes above what lay there before: activations, gradients and what the program keeps."""
+        """Megabytes more than before: activations, gradients and what the program keeps."""
         if torch.device(self.job["device"]).type != "cuda":
             return None
         return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
@@ -130,7 +130,7 @@ class ModelJob:
         }
 
     def profiles(self) -> None:
-        """Where the GPU's time goes; our kernels with what they fuse and the rate at which they move their
+        """Where the GPU's time goes; our kernels with the ops that they fuse and the rate at which they move their
         bytes.
         """
         self.row["profile"] = {}

@@ -41,7 +41,7 @@ LARGE = ("swin_base_patch4_window7_224", "resnet50", "GPT2LMHeadModel", "BertFor
 
 
 def gradients(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """What a function gives, and the gradients of its sum for each floating-point input."""
+    """A function's results, and the gradients of its sum for each floating-point input."""
     leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in inputs]
     out = call(*leaves)
     return out, *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], torch.ones_like(out))
@@ -144,7 +144,7 @@ def flat(value: Any) -> list[torch.Tensor]:
 
 
 def row(label: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A section's row; what it raised if it did."""
+    """A section's row; the exception if it raised one."""
     counters.clear()
     start = time.perf_counter()
     try:
@@ -182,7 +182,7 @@ def check_kernels(device: str) -> dict[str, Any]:
 
 
 def check_dropout(device: str) -> dict[str, Any]:
-    """Dropout keeps what it should, the same in the backward, and `manual_seed` repeats it."""
+    """Dropout keeps the expected share, the same elements in the backward, and `manual_seed` repeats it."""
     x = torch.ones(512, 1000, device=device, requires_grad=True)
     fn = compile_(lambda x: F.dropout(x, 0.25) * 2)
     torch.manual_seed(7)
@@ -261,7 +261,7 @@ def check_models(
 
 
 def check_large(device: str) -> dict[str, Any]:
-    """Models as large as they are: what is decided by size, or given up, shows there alone. What falls back
+    """Models as large as they are: decisions by size show there alone. What falls back
     is an error.
     """
     found = {}
@@ -273,7 +273,7 @@ def check_large(device: str) -> dict[str, Any]:
 
 
 def check_graphs(device: str) -> dict[str, Any]:
-    """CUDA graphs: what a user may do around replays."""
+    """CUDA graphs: actions of a user around replays."""
     return {name: row(name, lambda: one(device)) for name, one in gpu_graph_checks.CHECKS.items()}  # noqa: B023
 
 

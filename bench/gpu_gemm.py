@@ -3,7 +3,7 @@ stored table.
 
 python -m bench.gpu_gemm --budget 400 --json gemm.json        # then, anywhere: --rows gemm.json --table
 
-The table (dynamotor/codegen/gemm_table.json) is what the default mode follows; `mode="max-autotune"` measures
+The table (dynamotor/codegen/gemm_table.json) decides for the default mode; `mode="max-autotune"` measures
 by itself.
 """
 
@@ -67,7 +67,7 @@ def foretold(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def write_table(rows: dict[str, dict[str, Any]], path: Path) -> int:
-    """Add what was measured to the table: tilings of winners, null where the library was faster; how many
+    """Add measurements to the table: tilings of winners, null where the library was faster; how many
     won.
     """
     report = json.loads(path.read_text())
@@ -85,7 +85,7 @@ def _as_text(about: str, rows: dict[str, dict[str, int] | None]) -> str:
 
 
 def main() -> int:
-    """Measure, or write the table from what was measured."""
+    """Measure, or write the table from measurements."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_gemm")
     parser.add_argument("--models", default=",".join(BATCH))
     parser.add_argument("--modes", default="train,infer")

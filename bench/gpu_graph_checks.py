@@ -1,4 +1,4 @@
-"""CUDA graphs checked on a GPU: what a user may do around replays, each against eager.
+"""CUDA graphs checked on a GPU: actions of a user around replays, each against eager.
 
 >>> row = CHECKS["results that are held"]("cuda"); row["ok"], row["counts"]
 
@@ -88,7 +88,7 @@ def _held(device: str) -> dict[str, Any]:
     plain.eval(), call.eval()
     batches = _batches(
         device, 12, rows=40_000 if device != "cpu" else 50
-    )  # results larger than what is copied out
+    )  # results larger than the copied part
     with torch.no_grad():
         kept = [call(x) for x in batches]
         error = max(largest_error([a], [plain(x)]) for a, x in zip(kept, batches))

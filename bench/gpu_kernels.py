@@ -1,4 +1,4 @@
-"""Large kernels beside a copy and torch.compile, and what a call costs the host: two jobs of the GPU bench.
+"""Large kernels beside a copy and torch.compile, and the host's time for a call: two jobs of the GPU bench.
 
 >>> for row in kernel_rows({"device": "cuda", "seconds": 1.0})(): print(row["kernel"], row["of copy"])
 """
@@ -34,7 +34,7 @@ class KernelCase:
     bar: bool = True  # one of the kernels that the goals name
 
     def call(self, compiled: Callable[..., torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """What is timed."""
+        """The timed functions."""
         if not self.gradients:
             return lambda: (compiled(*self.inputs),)
         leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in self.inputs]

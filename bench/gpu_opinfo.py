@@ -67,7 +67,7 @@ def in_double(op: Any, sample: Any) -> list[torch.Tensor]:
 def assert_right(
     got: torch.Tensor, want: torch.Tensor, exact: Callable[[], torch.Tensor], rtol: float, atol: float
 ) -> None:
-    """Close to eager; an element that is not must lie no farther from float64 than eager's, which may be
+    """Close to eager; another element must be no farther from float64 than eager's, which may be
     rough, but not wild.
     """
     try:
@@ -83,7 +83,7 @@ def assert_right(
 
 
 def run_sample(op: Any, sample: Any, dtype: str, target: str) -> Counter[str]:
-    """One sample against eager; what it took. AssertionError when it is wrong."""
+    """One sample against eager; its times. AssertionError when it is wrong."""
     torch.manual_seed(0)
     want = tensors(op.op(sample.input, *sample.args, **sample.kwargs))
     counters.clear()
@@ -243,7 +243,7 @@ def main() -> int:
     )
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that one cell may take")
     parser.add_argument(
-        "--merge", action="append", default=[], help="an earlier report: what it holds is not run again"
+        "--merge", action="append", default=[], help="an earlier report: its rows are not run again"
     )
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -209,7 +209,7 @@ def distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) ->
 
 
 def _ratio(a: float, b: float) -> float:
-    """a / b; infinite for what is no number."""
+    """a / b; infinite unless it is a number."""
     return float("inf") if a != a else a / b if b else a
 
 
@@ -228,7 +228,7 @@ def group_of(kernel: str) -> str:
 
 
 def kind_of(kernel: str, facts: dict[str, Any]) -> str:
-    """`group_of`, our own kernels by what they fuse: writes of parameters and state, copies and casts alone,
+    """`group_of`, our own kernels by the ops that they fuse: writes of parameters and state, copies and casts alone,
     sums, the rest.
     """
     fact = facts.get(kernel)

@@ -24,7 +24,7 @@ from .measure import quartiles
 MODEL = "BertForMaskedLM"
 CUTS = ((0, 0), (8, 16), (3, 40), (16, 8), (5, 24))  # sequences and tokens taken off
 TINY_CUTS = ((0, 0), (1, 2), (0, 4))
-PEER_S = 70.0  # what a first call of torch.compile may take
+PEER_S = 70.0  # limit for a first call of torch.compile
 Rows = Callable[[], Iterator[dict[str, Any]]]
 
 

@@ -91,7 +91,7 @@ def cases(device: str) -> dict[str, Case]:
 
 @contextlib.contextmanager
 def forced(tiling: Tiling) -> Iterator[list[str]]:
-    """Every product of what is compiled meanwhile is a template; the list fills with their labels."""
+    """Every product compiled meanwhile is a template; the list fills with their labels."""
     labels: list[str] = []
 
     def choose(program: Program, gpu: str, tune: Any = None) -> Program:

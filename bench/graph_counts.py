@@ -74,7 +74,7 @@ PARTS: dict[str, Callable[[], Iterator[tuple[str, Callable[[], Any]]]]] = {
 
 
 def counted(run: Callable[[], Any]) -> list[int] | str:
-    """[graphs, breaks] of what a program compiles; the class of an error that ends it."""
+    """[graphs, breaks] of a program's compilation; the class of an error that ends it."""
     dynamotor.reset()
     counters.clear()
     try:

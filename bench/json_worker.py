@@ -1,4 +1,4 @@
-"""A process that answers with a JSON object a line, for tools that must survive what they run.
+"""A process that answers with a JSON object a line, for tools that must survive the code that they run.
 
 >>> worker = JsonWorker([sys.executable, "-m", "some.module"], env)
 >>> worker.send("go"); worker.next(time.monotonic() + 60)  # None: it has ended, or there is no answer in time

@@ -1,6 +1,6 @@
-"""Costly checks of what the compiler made, which `config.verify` adds in a checkout (the tests do).
+"""Costly checks of the compiler's results, which `config.verify` adds in a checkout (the tests do).
 
->>> verify_schedule(group, kernel, stored)  # computes what the group's nodes say, at elements taken at random
+>>> verify_schedule(group, kernel, stored)  # evaluates the group's nodes at elements taken at random
 >>> # goes through the text's loops: each element once
 >>> verify_loops(kernel, "void k(...){...st<float>(p0+n0,v1);...}")
 """
@@ -89,8 +89,8 @@ class _Meaning:
 
 
 def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries: int = 3) -> None:
-    """At elements taken at random (of the sizes at which it is compiled) the kernel stores what the group's
-    nodes say, where they say it; rows are what they reduce."""
+    """At elements taken at random (of the sizes at which it is compiled) the kernel stores the values of the group's
+    nodes where these are defined; rows are the reduced dimensions."""
     loops = {v: re.findall(r"t\d+", v.name) for v in (*kernel.outer, *kernel.middle, *kernel.inner)}
     along = {name for v in (kernel.middle if kernel.template == COLS else kernel.inner) for name in loops[v]}
     if group.template and along != {v.name for v in group.loop}:

@@ -77,7 +77,7 @@ def note(row: dict[str, Any]) -> None:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Leave out what ran before (a test that ends the process is not run again), and what is not asked for."""
+    """Leave out tests that ran before (one that ends the process is not run again) or are not asked for."""
     done = set(filter(None, os.environ.get("DYNAMO_TESTS_DONE", "").split("\n")))
     wanted = set(os.environ.get("DYNAMO_TESTS_ONLY", "").split())
     every = int(os.environ.get("DYNAMO_TESTS_EVERY", "1"))

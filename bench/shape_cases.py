@@ -22,7 +22,7 @@ from .model_configs import HUGGING_FACE, TIMM_IMAGE
 
 @dataclass
 class Case:
-    """What is compiled, and a loop over it: `steps(call)` gives the results of one call after another, the
+    """The compiled function, and a loop over it: `steps(call)` gives the results of one call after another, the
     same at each run.
 
     single(n)(call) makes the call with the n-th sizes alone; count: how many there are. exact(): the results
@@ -270,7 +270,7 @@ def _t5() -> Case:
 
 
 class _UNet(nn.Module):
-    """Two steps down, two up, each joined with what was as large on the way down."""
+    """Two steps down, two up, each joined with the map of its size from the way down."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ def _packed() -> Case:
 
 
 def _small_calls(kernels: int) -> Case:
-    """A graph of so many tiny kernels: what a call costs beside them."""
+    """A graph of so many tiny kernels: the cost of a call beside them."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         for _ in range(kernels // 3):

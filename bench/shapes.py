@@ -3,7 +3,7 @@ torch.compile in one run.
 
 Each (case, compiler) has a process and caches of its own. The loop runs in eager, then compiled from nothing,
 each step's results compared (models: with the same loop in float64, and eager's too); `beyond` is what
-compiling cost beyond eager's time, `second` what it costs another process that finds the caches (and `missed`
+compiling cost beyond eager's time, `second` the cost in another process that finds the caches (and `missed`
 the programs that it had to compile). Then the loop runs again and again, in turns with eager: `again` is
 eager's time over the compiled one's. For our compiler, `of special` is the speed at a few of the sizes beside
 graphs that are compiled for each alone (`dynamic=False`).

@@ -51,7 +51,7 @@ class Calls:
 
 
 def aside() -> Any:
-    """A region of a program whose calls count for nobody."""
+    """A region of a program whose calls are not counted."""
     return record_function(ASIDE)
 
 

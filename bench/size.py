@@ -37,7 +37,7 @@ def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
     return found
 
 
-# What the files are there for: the first mechanism with a matching pattern (of paths in the package) has a
+# The purpose of the files: the first mechanism with a matching pattern (of paths in the package) has a
 # file.
 MECHANISMS: dict[str, str] = {
     "padding to buckets (backend xla)": "graph/bucket_padding*",

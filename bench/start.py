@@ -1,4 +1,4 @@
-"""`python -m dynamotor bench --start`: what the first call costs, in a process that finds nothing and in one
+"""`python -m dynamotor bench --start`: the cost of the first call, in a process that finds nothing and in one
 that finds a cache.
 
 Each number is a first call minus an eager call of the same process, in seconds of the clock and of the

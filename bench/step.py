@@ -73,7 +73,7 @@ class Way:
     optimizer: torch.optim.Optimizer
 
 
-# Instead of times: what a worker does, and how its row is shown.
+# Instead of times: the work of a worker, and the text of its row.
 TASKS = {
     "check": (step_check.check, step_check.table),
     "profile": (step_profile.profiles, step_profile.table),
@@ -233,7 +233,7 @@ def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 
 def _worker(job: dict[str, Any], env: dict[str, str], timeout: float) -> dict[str, Any]:
-    """What a process printed last; what it had said when its time was up."""
+    """The last line that a process printed, also when its time was up."""
     command, error = [sys.executable, "-m", "bench.step", json.dumps(job)], ""
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)

@@ -1,8 +1,8 @@
-"""`python -m dynamotor bench --step --check`: whole steps give what the eager loop gives, as closely as bf16
+"""`python -m dynamotor bench --step --check`: whole steps give the results of the eager loop, as closely as bf16
 lets eager itself.
 
 Without dropout: the losses of some steps, and how far the weights have moved away from those of eager in
-float32, as a share of how far those have moved; eager under autocast shows what is to be expected. With
+float32, as a share of how far those have moved; eager under autocast shows the expected distance. With
 dropout, where no two runs are equal: the last loss over many seeds, its mean and spread.
 """
 
@@ -55,7 +55,7 @@ class _Start:
 
 
 def check(worker: Worker) -> dict[str, Any]:
-    """What the ways of one model give; `wrong` says what is."""
+    """Results of the ways of one model; `wrong` names the differences."""
     job, drops = worker.job, worker.case
     worker.case = models.load(job["model"], small=job["small"], batch=job["batch"], dropout=False)
     losses, moved = {}, {}
@@ -117,7 +117,7 @@ def _over_seeds(start: _Start) -> dict[str, float]:
 
 
 def table(row: dict[str, Any]) -> str:
-    """What a check found, as text."""
+    """The findings of a check, as text."""
     lines = [f"{row['model']}: losses of {STEPS} steps without dropout"]
     lines += [
         f"  {name:8}" + " ".join(f"{loss:9.4f}" for loss in found) for name, found in row["losses"].items()

@@ -21,7 +21,7 @@ STEPS = 5
 
 
 def profiles(worker: Worker) -> dict[str, Any]:
-    """The kernels of each way: by kind, and the longest with what they fuse."""
+    """The kernels of each way: by kind, and the longest with the ops that they fuse."""
     row: dict[str, Any] = {"model": worker.job["model"], "profile": {}}
     for name in worker.job["ways"]:
         with collect("code") as events:
@@ -59,7 +59,7 @@ def profiles(worker: Worker) -> dict[str, Any]:
 
 
 def table(row: dict[str, Any]) -> str:
-    """What a profile found, as text: kinds side by side, then the longest kernels."""
+    """A profile as text: kinds side by side, then the longest kernels."""
     ways = row["profile"]
     kinds = sorted({k for w in ways.values() for k in w["kinds"]})
     columns = ["kind", *(text for name in ways for text in (f"{name} ms", "launches"))]

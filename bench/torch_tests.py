@@ -60,7 +60,7 @@ def totals(files: dict[str, dict[str, Rows]]) -> dict[str, Any]:
 
 
 def kept(rows: Rows) -> Rows:
-    """What the file holds of rows: outcomes, and why where a test failed."""
+    """The rows of the file: outcomes, and the reason where a test failed."""
     return {test: {k: row[k] for k in ("outcome", "why") if row.get(k)} for test, row in rows.items()}
 
 

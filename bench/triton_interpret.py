@@ -53,7 +53,7 @@ def available() -> bool:
     )
 
 
-@functools.cache  # what it mends in the interpreter is mended once
+@functools.cache  # the interpreter is patched once
 def _libdevice() -> types.SimpleNamespace:
     """CUDA's mathematical library by way of torch: the interpreter has none."""
     import triton.language as tl
@@ -70,7 +70,7 @@ def _libdevice() -> types.SimpleNamespace:
     interpreter.ScanOps.generic_scan = _by_doubling
     interpreter._patch_builtin = _patch_builtin
     interpreter._patch_lang = _where_unpatched(interpreter._patch_lang)
-    # Types are values here, and nobody asks for those of shapes: made anew, they were half of an instruction.
+    # Types are values here, and those of shapes are not read: made anew, they were half of an instruction.
     tl.core._type_for_tuple_values = lambda values, fields=None: None
     tl.block_type.to_ir = lambda block, builder: block
     tl.block_type.with_element_ty = lambda block, to: (

@@ -23,7 +23,7 @@ def turns(
     """Seconds a call of each of several programs, run in turns of at least `turn` seconds for about `seconds`
     in all.
 
-    `finish` waits for what a turn has started (a GPU). The order changes from round to round.
+    `finish` waits for the work that a turn has started (on a GPU). The order changes from round to round.
     """
     repeat: dict[str, int] = {}
     for name, call in calls.items():

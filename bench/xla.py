@@ -55,7 +55,7 @@ def names_of(text: str) -> list[Case]:
 
 
 def inference(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
-    """The ways to run a model's forward, each waiting for its result, and what was checked."""
+    """The ways to run a model's forward, each waiting for its result, and the checks made."""
     model, inputs = case.make(small, "infer")
     with torch.no_grad():
         expected = model(*inputs)

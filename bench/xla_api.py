@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "xla-api.md"
 
 
 class Entry(NamedTuple):
-    """`name` below `torch_xla`, and the parameters that users rely on ("" for what is no function; None: not
+    """`name` below `torch_xla`, and the parameters that users rely on ("" for other objects than functions; None: not
     fixed).
     """
 
@@ -335,7 +335,7 @@ def find(entry: Entry) -> Any:
 
 
 def problem(entry: Entry) -> str | None:
-    """What is wrong with an entry, or None: missing, other parameters, no docstring, or a stub."""
+    """The fault of an entry, or None: missing, other parameters, no docstring, or a stub."""
     try:
         found = find(entry)
     except (AttributeError, ImportError) as error:

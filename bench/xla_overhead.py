@@ -1,5 +1,5 @@
 """`python -m dynamotor bench --xla --overhead`: what recording an operation costs on the host, beside eager's
-CPU, what a call of the bridge costs beside `jax.jit` of the same program, and the first training step of
+CPU, the cost of a call of the bridge beside `jax.jit` of the same program, and the first training step of
 short and long LSTMs.
 
 Recording: the least of many short runs in turns, since on a shared machine anything else measures the

@@ -13,7 +13,6 @@ from .autograd.inplace import functional_form, types_of, without_out
 
 # Errors, events, settings.
 from .base import probe
-from .base.checked import checked
 from .base.config import CompileOptions, config
 from .base.errors import (
     BuildError,
@@ -24,6 +23,7 @@ from .base.errors import (
     user_line,
 )
 from .base.events import Event, counters, emit, fall_back, listening, new_number, subscribe, timed, warn_once
+from .base.narrowing import checked
 from .base.registry import Deferred, MaybeNone, Registry
 
 # Capture: how tensors of a class are captured, and what programs are guarded by.

@@ -45,7 +45,7 @@ def _run(name: str, args: argparse.Namespace, seconds: float) -> dict[str, objec
     )
     print(f"not compiled, by reason: {dict(found.refused.most_common())}")
     if found.findings:
-        print(f"{len(found.findings)} kinds of findings; what the tests above need:\n{report.HEADER}")
+        print(f"{len(found.findings)} kinds of findings; header of the tests above:\n{report.HEADER}")
     return {
         "command": " ".join(["python -m fuzz", *sys.argv[1:]]),
         "seed": args.seed,

@@ -52,7 +52,7 @@ _ROUGH = (
     "div",
     "attention",
     "upsample",
-    "gelu",  # of an infinity: NaN or infinity by how the tensor lies in memory
+    "gelu",  # of an infinity: NaN or infinity depending on the layout in memory
 )
 
 
@@ -61,7 +61,7 @@ class Jiggle(TorchDispatchMode):
 
     Seed 0 also hands each op row-major operands, seed 1 ones with holes between elements (eager's loops take
     those one by one), and seed 2 gives exact results, rounded once: where eager then gives something else
-    (the gradients of `hardshrink` at NaN and of `instance_norm` are such), nobody can say what it means. Seed
+    (the gradients of `hardshrink` at NaN and of `instance_norm` are such), it has no meaning. Seed
     3 computes maps in vectors: the gradient of `hardtanh` at NaN is 0 in a vector and what came in behind the
     last full one; and convolutions over channels-last images, since it depends on the layout whether NaN meets
     the padding. Even seeds from 4 on compute norms by their formulas, each step of which is rounded, seed 4 with
@@ -78,7 +78,7 @@ class Jiggle(TorchDispatchMode):
         self.in_steps = seed > 3 and seed % 2 == 0
         self.plain = seed == 4
         self.some = seed > 3 and seed % 2 == 1
-        self.made: set[int] = set()  # where results lie that ops have rounded
+        self.made: set[int] = set()  # addresses of results that ops have rounded
         self.by = 0.5 if seed >= len(RUNS) and seed % 4 < 2 else 4.0  # little noise: two numbers become equal
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -159,7 +159,7 @@ class Jiggle(TorchDispatchMode):
             return func(*args, **kwargs)
         try:
             return func(*tree_map(self.relaid, args), **tree_map(self.relaid, kwargs))
-        except RuntimeError:  # some ops take no tensors that lie so
+        except RuntimeError:  # some ops take no tensors of this layout
             return func(*args, **kwargs)
 
     def _wide(self, func: Any, args: Any, kwargs: Any, by: float) -> list[Any] | None:
@@ -225,7 +225,7 @@ class Jiggle(TorchDispatchMode):
             lost = (wide != 0) & (wide.abs() < 2.0**-24)
             wide = torch.where(lost, wide.sign() * 2.0**-24, wide.clamp(-65504, 65504))
         result.copy_(torch.where(moves, wide, result.double()))
-        if self.row_major or self.exact:  # nobody says which sign the NaN of a calculation has
+        if self.row_major or self.exact:  # the sign of a calculated NaN is undefined
             result.masked_fill_(result.isnan(), math.copysign(math.nan, 1 if self.exact else -1))
 
 

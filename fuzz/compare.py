@@ -1,4 +1,4 @@
-"""What a call did, in eager and compiled, and what differs: results, shared memory, gradients, errors."""
+"""Effects of a call, in eager and compiled, and the differences: results, shared memory, gradients, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-# First look: as close as this is right. For what is not, `bounds` says how far rounding can move it.
+# First look: as close as this is right. For other elements `bounds` says how far rounding can move it.
 CLOSE = {
     torch.float32: (4e-6, 1e-6),
     torch.float64: (1e-12, 1e-13),
@@ -20,10 +20,10 @@ CLOSE = {
     torch.complex64: (4e-6, 1e-6),
     torch.complex128: (1e-12, 1e-13),
 }
-# Seeds where elements still lie outside: of thousands, one may be moved little by ten runs; and where a zero
+# Seeds where elements are still outside: of thousands, one may be moved little by ten runs; and where a zero
 # is looked for, one operand must be moved and what follows left as it is (odd seeds).
 MORE_RUNS = (range(10, 50), range(51, 151, 2))
-# What a call runs in, the innermost last; inputs are made outside of it.
+# Contexts around a call, the innermost last; inputs are made outside of it.
 AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
 # Where it finds its inputs.
 PLACES: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda tensor: tensor]
@@ -106,7 +106,7 @@ def _run(seen: Outcome, function: Any, inputs: Any, cotangents: Any, seed: int) 
 
 
 def _cotangent(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers, the same on all devices; on the CPU some lie as autograd's may: lazily negative or
+    """Random numbers, the same on all devices; on the CPU some have the layouts of autograd's: lazily negative or
     conjugate, column-major, expanded.
     """
     given = torch.randn(root.shape, generator=generator, device="cpu").to(root.dtype)
@@ -133,7 +133,7 @@ def _asks_gradient(value: Any) -> bool:
 def differences(
     want: Outcome, got: Outcome, spread: Callable[..., list[Outcome]] | None = None, settled: bool = True
 ) -> list[str]:
-    """What a compiled call did otherwise than eager, most telling first; empty when it is right.
+    """Differences of a compiled call from eager, most telling first; empty when it is right.
 
     spread: eager again and again with all roundings moved about, by default and for more seeds
     (`bounds.spread`); asked only where numbers differ. settled: numbers are compared too (random ones are
@@ -224,7 +224,7 @@ def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def beyond(a: torch.Tensor, b: torch.Tensor, moved: Sequence[Any]) -> str | None:
-    """Which elements lie farther from eager than rounding explains."""
+    """Which elements are farther from eager than rounding explains."""
     a, b = (t.detach().cpu() if t.layout is torch.strided else t.detach().to_dense() for t in (a, b))
     others = [m.detach().cpu() for m in moved if isinstance(m, torch.Tensor) and m.shape == a.shape]
     if not a.is_floating_point() and not a.is_complex():

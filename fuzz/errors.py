@@ -28,7 +28,7 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def error_of(fn: Callable[..., Any], *args: Any) -> Exception | None:
-    """What a call raises, or None."""
+    """The exception of a call, or None."""
     try:
         fn(*args)
     except Exception as error:

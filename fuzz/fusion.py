@@ -46,5 +46,5 @@ def judged(programs: Sequence[Program], target: str) -> list[Verdict]:
 
 
 def problems(programs: Sequence[Program], target: str) -> list[list[str]]:
-    """What is wrong with each program."""
+    """The faults of each program."""
     return [verdict.problems for verdict in judged(programs, target)]

@@ -1,4 +1,4 @@
-"""The fuzzers by name: what a worker runs for a chunk, and which chunks there are."""
+"""The fuzzers by name: the function that a worker runs for a chunk, and the list of chunks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def counted(verdicts: list[Verdict], what: str) -> Answer:
 
 
 def finding(program: Program, problems: list[str]) -> dict[str, Any]:
-    """What is reported. The signature names the way of failing and the ops; each is told once."""
+    """A finding. The signature names the way of failing and the ops; each is told once."""
     ops = sorted(
         {name for step in program.steps for name in re.findall(r"\w+(?=\()|[-+*/@%<>=&|^~]+|\[", step.text)}
     )
@@ -221,7 +221,7 @@ def _told_by_name(made: list[Trial], job: Job, what: str) -> Answer:
 
 
 def run_shapes(job: Job) -> Answer:
-    """What is foretold of the ops of tensor programs, or of the database's trials in a dtype."""
+    """Predictions for the ops of tensor programs, or of the database's trials in a dtype."""
     numbers, seen = range(job["start"], job["start"] + job["count"]), shapes.Foretold()
     if job["dtype"]:
         runs = [trial.prepare(False) for n in numbers for trial in operators.trials(n, job["dtype"])]
@@ -501,7 +501,7 @@ def steps_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "steps", "seed": seed, "start": start, "count": min(20, count - start)}
 
 
-# Fuzzers of one program a seed: what is wrong with it, and how many a chunk has.
+# Fuzzers of one program a seed: its faults, and how many a chunk has.
 SEEDED: dict[str, tuple[Callable[[int], list[str]], int]] = {
     "observers": (observers.problems, 40),
     "distributions": (distributions.problems, 20),

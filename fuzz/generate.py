@@ -29,7 +29,7 @@ LARGEST = {torch.float16: 100.0, torch.bfloat16: 1e4}
 
 
 class Generator:
-    """Builds one program. values: what the lines gave, on the program's own inputs."""
+    """Builds one program. values: results of the lines on the program's own inputs."""
 
     def __init__(self, seed: int, small: bool = False) -> None:
         self.rng = random.Random(seed)
@@ -40,7 +40,7 @@ class Generator:
             self.sizes[0] = self.rng.choice(RARE_SIZES)
         self.dtypes = [self.rng.choice(DTYPES)] * 4 + [self.rng.choice(DTYPES)]
         self.trains = self.rng.random() < 0.5
-        self.fused = self.rng.random() < 0.4  # few ops over the same loops, most of what they give returned
+        self.fused = self.rng.random() < 0.4  # few ops over the same loops, most of their results returned
         self.special = self.rng.random() < 0.12  # equal values, zeros, infinities
         self.spoilt = False  # a line that was not kept may have written to a value
         self.inputs: list[Input] = []
@@ -264,7 +264,7 @@ def prune(program: Program) -> Program:
 
 
 def drop(program: Program, steps: list[int], inputs: list[int]) -> Program:
-    """The program without these steps and inputs, which nobody may use."""
+    """The program without these steps and inputs, which are unread."""
     number: dict[int, int] = {}
     kept_inputs = [n for n in range(len(program.inputs)) if n not in inputs]
     number.update({old: new for new, old in enumerate(kept_inputs)})

@@ -102,7 +102,7 @@ def write(seed: int) -> tuple[str, list[tuple[Any, ...]]]:
 
 
 def outcome(call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What a call gives, or the exception that it raises."""
+    """The result of a call, or the exception that it raises."""
     try:
         return call(*[a.clone() if isinstance(a, torch.Tensor) else a for a in arguments])
     except Exception as error:  # noqa: BLE001 (eager's or ours)

@@ -173,7 +173,7 @@ class Operators:
 
 @contextlib.contextmanager
 def _settings_kept() -> Iterator[None]:
-    """What a program may leave changed for the thread."""
+    """State of the thread that a program may leave changed."""
     dtype = torch.get_default_dtype()
     try:
         yield
@@ -185,7 +185,7 @@ def _settings_kept() -> Iterator[None]:
 
 
 def observed(program: Program, compile: Callable[[Any], Any]) -> list[Any]:
-    """What the calls of a program give and leave, with changes between them; a code of ours ends it."""
+    """Results and effects of the calls of a program, with changes between them; a code of ours ends it."""
     operators, shown = Operators(), list[str]()
     space: dict[str, Any] = {
         "__name__": "late",
@@ -251,7 +251,7 @@ def _called(call: Any, one: Call, space: dict[str, Any]) -> list[Any]:
 
 
 def _state(space: dict[str, Any]) -> list[Any]:
-    """What a call leaves."""
+    """The effects of a call."""
     holder, net = space["holder"], space["net"]
     modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()
     return [

@@ -123,7 +123,7 @@ def cached():
 GLOBALS = globals()
 """
 
-# What is read, and the statement that sets it to `v`.
+# Expressions that are read, and the statement that sets each to `v`.
 READS = {
     "K": "K = v",
     "TABLE['k']": "TABLE['k'] = v",

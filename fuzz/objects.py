@@ -1,5 +1,5 @@
-"""Random statements over three containers or objects that come to share what they hold: made inside the function,
-or outside of it. Each statement may raise; what the objects are afterwards, and which of them are one, is eager's.
+"""Random statements over three containers or objects that come to share their contents: made inside the function,
+or outside of it. Each statement may raise; the objects afterwards, and their identities, are eager's.
 
 >>> problems(write(3), outside=True)      # what differs from eager: nothing when it is right
 []
@@ -122,7 +122,7 @@ def write(seed: int) -> list[str]:
 
 
 def source(lines: list[str], outside: bool) -> str:
-    """Two functions: `make` gives the objects of outside, `f` does the rest and says what was raised."""
+    """Two functions: `make` gives the objects of outside, `f` does the rest and reports the exception."""
     first, rest = lines[: len(NAMES)], lines[len(NAMES) :]
     if not outside:
         first, rest = [f"{name} = None" for name in NAMES], lines
@@ -147,7 +147,7 @@ def seen(value: Any, places: dict[int, int], kept: list[Any]) -> Any:
         return kind, value.__qualname__
     if id(value) in places:
         return places[id(value)]
-    if not isinstance(value, (tuple, frozenset)):  # which of equal ones it is matters to nobody
+    if not isinstance(value, (tuple, frozenset)):  # identity of equal ones is not compared
         places[id(value)] = len(places)
     kept.append(value)
 
@@ -171,13 +171,13 @@ def seen(value: Any, places: dict[int, int], kept: list[Any]) -> Any:
 
 
 def outcome(function: Callable[..., Any], make: Callable[[], Any]) -> Any:
-    """What a call gives and leaves, or the error that ends it."""
+    """Results and effects of a call, or the error that ends it."""
     given, classes = make(), _classes()
     try:
         return seen([function(*given, torch.arange(3.0)), given], {}, [])
     except Exception as error:
         return type(error).__name__, str(error)
-    finally:  # what a program set on a class is not there for the next one
+    finally:  # attributes set on a class are removed for the next program
         for cls, before in classes:
             for name in set(vars(cls)) - before:
                 delattr(cls, name)
@@ -200,11 +200,11 @@ def _classes() -> list[tuple[type, set[str]]]:
 
 
 def _is_steady(function: Callable[..., Any], make: Callable[[], Any]) -> bool:
-    """Whether eager gives one thing every time, wherever its objects lie: sets of them have no order else."""
+    """Whether eager gives one thing every time, at any addresses of its objects: sets of them have no order else."""
     kept: list[Any] = []
     found: list[Any] = []
     for count in range(20):
-        with contextlib.suppress(Exception):  # what lies where the last ones did
+        with contextlib.suppress(Exception):  # objects at the addresses of the last ones
             for _ in range(count % 3):
                 kept.append(make())
                 kept.append(function(*kept[-1], torch.arange(3.0)))

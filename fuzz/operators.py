@@ -28,7 +28,7 @@ LAYOUTS = ("transposed", "strided", "expanded", "flipped", "channels_last", "off
 UNCERTAIN = re.compile(
     "empty|svd|pca|resize|eig|qr|lu|householder|ldl|lobpcg|lstsq|fractional|cholesky_inverse|geqrf"
 )
-# Ops left out: they hand out shared memory and say that nobody may write it; a compiled one gives memory of
+# Ops left out: they hand out shared memory that may not be written; a compiled one gives memory of
 # its own.
 UNSHARED = re.compile("^unsafe_(chunk|split)")
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
@@ -86,7 +86,7 @@ class Writer:
 
 
 def trial(name: str, lines: str, writer: Writer, gradients: bool, settled: bool) -> Trial:
-    """A trial of a function of the writer's tensors; each run gets copies that lie in memory as they do."""
+    """A trial of a function of the writer's tensors; each run gets copies with the same layouts."""
     tensors, source = (
         writer.tensors,
         f"def f({', '.join(f'x{n}' for n in range(len(writer.tensors)))}):\n{lines}",
@@ -191,7 +191,7 @@ class _Chain:
         self.last: torch.Tensor | None = None
 
     def try_one(self) -> None:
-        """Add a random op, if its sample's other arguments go with what it is given."""
+        """Add a random op, if its sample's other arguments fit its operands."""
         op = self.rng.choice(operator_infos())
         if getattr(torch, self.dtype) not in op.dtypes or UNCERTAIN.search(op.name):
             return
@@ -206,7 +206,7 @@ class _Chain:
         try:
             with torch.no_grad():
                 result = op.op(given.detach().clone(), *sample.args, **sample.kwargs)
-        except Exception:  # what an op refuses another op's result with is of many kinds
+        except Exception:  # ops refuse results of others with errors of many classes
             return
         if type(result) is torch.Tensor and result.layout is torch.strided and result.numel() <= 4096:
             self._add(op, sample, result)

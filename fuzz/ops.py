@@ -118,7 +118,7 @@ torch.narrow_copy({0}, {dim}, 0, 1) | torch.unfold_copy({0}, {dim}, 1, 1) | {0}.
 {0}.expand({0}.shape) | {0}.detach() | {0}.repeat(*[1] * {0}.dim()) | torch.cat([{0}]) | {0}.flip(()) | {0} + 0
 torch.as_strided_copy({0}, (1,), (1,)) | {0}.view_as({0}) | torch.broadcast_to({0}, {0}.shape) | {0}.long()
 """
-# What goes through memory as it lies, whatever strides a pass would like.
+# Ops that go through memory in its order, whatever strides a pass would like.
 MEMORY = """
 {0}.as_strided(({0}.numel(),), (1,)) | torch.as_strided_copy({0}, ({0}.numel() // 2,), (2,))
 {0}.as_strided(({0}.numel() // 2, 2), (1, 1)) | torch.as_strided_scatter({0}, {0}.flatten()[:1], (1,), (1,))
@@ -414,7 +414,7 @@ def loss(g: Generator) -> Line:
 
 
 def convolution(g: Generator) -> Line:
-    """A small convolution with random weights, now and then read as it lies in memory."""
+    """A small convolution with random weights, now and then read in the order of its memory."""
     x = g.pick()
     shape, dtype = g.values[x].shape, g.dtype_name(x)
     if len(shape) not in (3, 4):

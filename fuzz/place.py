@@ -1,4 +1,4 @@
-"""Where what is observed runs: the inputs are moved there, and what programs make themselves is made there.
+"""Where the observed code runs: the inputs are moved there, and what programs make themselves is made there.
 
 >>> with on_device("cuda"):
 ...     observe(function, inputs)
@@ -17,7 +17,7 @@ from .compare import AROUND, PLACES
 
 @contextlib.contextmanager
 def on_device(name: str) -> Iterator[None]:
-    """Within this, what is observed runs on this device."""
+    """Within this, observed code runs on this device."""
     torch._C._set_cudnn_allow_tf32(False)  # three digits are no rounding of float32
     PLACES.append(functools.partial(placed, device=name))
     AROUND.append(lambda: torch.device(name))  # of what programs make themselves
@@ -41,5 +41,5 @@ def placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """How many elements of memory lie between a tensor's first and last one, both included."""
+    """How many elements of memory are between a tensor's first and last one, both included."""
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

@@ -20,7 +20,7 @@ import torch
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 _names = itertools.count()
 
-# What an input holds: an expression of its shape and dtype.
+# Contents of an input: an expression of its shape and dtype.
 _FLOAT_FILLS = {
     "random": "torch.randn({shape}).to({dtype})",
     "positive": "(torch.rand({shape}) + 0.5).to({dtype})",

@@ -40,7 +40,7 @@ _WORLD = compile(WORLD, "<world>", "exec", dont_inherit=True)
 class Picture:
     """A value as plain data, to be compared with another world's.
 
-    Objects and memory are numbered as they appear: what is one object here must be one there.
+    Objects and memory are numbered as they appear: two references to one object here must be to one there.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Picture:
     def of(self, value: Any, depth: int = 0) -> Any:
         if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.Size)):
             return value
-        if isinstance(value, tuple):  # whether two are one object is nobody's business
+        if isinstance(value, tuple):  # identity of tuples is not compared
             return type(value).__name__, [self.of(v) for v in value]
         if id(value) in self.objects:
             return "again", self.objects[id(value)]
@@ -98,7 +98,7 @@ class Picture:
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    """An error's attributes without the note of DM405: what it says of a call is meant (docs/trust.md)."""
+    """An error's attributes without the note of DM405, which is meant (docs/trust.md)."""
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(DM405)]
     return {k: v for k, v in vars(error).items() if k != "__notes__"} | (
         {"__notes__": notes} if notes else {}
@@ -187,7 +187,7 @@ class World:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """End what the frames of an error hold, and the frames (their closures, too): now, not when garbage is
+    """Release the objects that frames of an error hold, and the frames (their closures, too): now, not when garbage is
     collected.
     """
     while error is not None and error.__traceback__ is not None:
@@ -235,7 +235,7 @@ def check_refusal(
 ) -> None:
     """Raise `Refused` where a backward met other data than its forward: eager follows `x.data = ...` for some
     of what it saved, and behind a break (`broke`: there was one) an input may be written that only we saved.
-    And where a view of what got a history is, in eager, a leaf until somebody asks it.
+    And where a view of what got a history is, in eager, a leaf until it is asked.
     """
     given = program.calls[n].arguments
     shared = "A := " in given and "requires_grad" not in given
@@ -275,7 +275,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 
 def problems(program: PythonProgram) -> list[str]:
-    """What the compiled twin did otherwise; empty when all calls were alike. Raises `Endless` when eager does
+    """Differences of the compiled twin; empty when all calls were alike. Raises `Endless` when eager does
     not end.
     """
     try:
@@ -374,7 +374,7 @@ def smaller_blocks(block: Block) -> Iterator[Block]:
 
 
 def plainer(text: str) -> Iterator[str]:
-    """A line with one bracketed expression replaced by a name or a number, or by what is inside."""
+    """A line with one bracketed expression replaced by a name or a number, or by its contents."""
     for found in re.finditer(r"\(([^()]*)\)", text):
         start, end = found.span()
         called = start and (text[start - 1].isalnum() or text[start - 1] in "_]")

@@ -75,7 +75,7 @@ def _lines(block: Block, indent: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: what is changed before it, and its arguments."""
+    """One call: the changes before it, and its arguments."""
 
     change: str = ""
     arguments: str = "torch.randn(3, 4), torch.randn(4)"
@@ -339,7 +339,7 @@ class Author:
         return Statement(parts=((f"match {self.fill(subject, names)}:", inside),))
 
     def result(self, names: Names) -> str:
-        """What is returned: a structure of what is known."""
+        """The return value: a structure of known values."""
         t, n, some = self.rng.choice(names.t), self.rng.choice(names.n), self.rng.choice(names.t[-3:])
         shapes = [
             t,

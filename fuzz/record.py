@@ -36,7 +36,9 @@ def main() -> None:
     """Append the runs that are not there yet, and count all anew."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.record")
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--machine", default="", help="what they ran on, where it is another than the file's")
+    parser.add_argument(
+        "--machine", default="", help="the machine that they ran on, if it is another than the file's"
+    )
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text())
     known = {(run["command"], run.get("machine")) for run in results["runs"]}

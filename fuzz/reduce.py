@@ -72,7 +72,7 @@ def _with_outputs(program: Program, kept: list[int]) -> Program:
 
 
 def without_steps(program: Program) -> Iterator[Program]:
-    """A step left out (nobody uses it), or replaced by one of its operands or a new input of its size."""
+    """A step left out (its result is unread), or replaced by one of its operands or a new input of its size."""
     at = len(program.inputs)
     for n, step in enumerate(program.steps):
         results = range(at, at + step.results)

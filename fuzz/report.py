@@ -45,6 +45,6 @@ def same_as_eager(f, inputs, cotangents=()):
     compiled = dynamotor.compile(f)
     for _ in range(2):
         junk = [torch.full((n,), float("nan")) for n in (1, 8, 64, 512) for _ in range(50)]
-        del junk  # what is never written is seen
+        del junk  # unwritten memory is seen
         assert differences(want, observe(compiled, inputs(), cotangents)) == []
 """

@@ -1,4 +1,4 @@
-"""What the shape rules foretell of each aten op that a program runs: shape, strides, dtype.
+"""Predictions of the shape rules for each aten op that a program runs: shape, strides, dtype.
 
 Nothing is compiled, so that this takes a millisecond a program; a finding names the op and its arguments.
 

@@ -83,7 +83,7 @@ def _can_be_made(one: Input) -> bool:
 
 @dataclass
 class Family:
-    """A program, its calls, and what is wrong with it."""
+    """A program, its calls, and its faults."""
 
     program: Program
     dynamic: bool | None
@@ -132,7 +132,7 @@ def _on_disk() -> Iterator[None]:
 
 
 def judged(programs: Sequence[Program], target: str, kept: bool = False) -> tuple[list[Family], Counter[str]]:
-    """The programs, each called with its sizes in turn, and what became of their calls. kept: what is
+    """The programs, each called with its sizes in turn, and the outcomes of the calls. kept: what is
     compiled for some sizes is found on disk for others, and once more by a second callable.
     """
     seen: Counter[str] = Counter()
@@ -168,7 +168,7 @@ def _build(batch: Batch, waiting: list[Family]) -> None:
 
 
 def problems(programs: Sequence[Program], target: str, kept: bool = False) -> list[list[str]]:
-    """What is wrong with each program."""
+    """The faults of each program."""
     families = judged(programs, target, kept)[0]
     return [first.problems or last.problems for first, last in zip(families, families[-len(programs) :])]
 

@@ -117,7 +117,7 @@ def backend_of(seed: int) -> str:
 
 
 def describe(seed: int) -> str:
-    """What the program of a seed is made of."""
+    """The parts of the program of a seed."""
     world = World(seed)
     world.close()
     scaler = "" if world.scaler is None else f", {type(world.scaler).__name__}"

@@ -183,7 +183,7 @@ def made(kind: Kind, generator: torch.Generator) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """What is compared of a value: classes, numbers, strides, whether it wants a gradient."""
+    """The compared properties of a value: classes, numbers, strides, whether it wants a gradient."""
     if isinstance(value, Pair):
         return ["Pair", value.requires_grad, tuple(value.shape), shown(value.a), shown(value.b)]
     if isinstance(value, Scaled):

@@ -178,7 +178,7 @@ def _waits(case: _Case) -> bool:
 
 
 def _wavers(case: _Case) -> bool:
-    """Whether eager's result hangs on memory that nobody wrote: its median of an expanded tensor does."""
+    """Whether eager's result depends on unwritten memory: its median of an expanded tensor does."""
     for number in (torch.nan, 1.0, -3.0):
         junk = [torch.full((size,), number) for size in (1, 2, 4, 8, 16, 32, 64) for _ in range(50)]
         del junk
@@ -205,7 +205,7 @@ def reasons() -> Counter[str]:
 
 
 def _build(batch: Batch, waiting: list[_Case], target: str) -> None:
-    """Build what the cases wait for; when the compiler refuses, find out whose kernels it refuses."""
+    """Build the kernels that the cases wait for; when the compiler refuses, find out whose kernels it refuses."""
     try:
         batch.build()
     except BuildError as error:

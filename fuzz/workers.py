@@ -31,7 +31,7 @@ Job = dict[str, Any]
 
 @dataclass
 class Report:
-    """What the workers found. findings: one a kind, with how often it came."""
+    """Results of the workers. findings: one a kind, with how often it came."""
 
     tally: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class Workers:
         return self.report
 
     def _stop(self, *_: object) -> None:
-        """No further chunks, and those that run are given up: what was found is told, also when a time limit
+        """No further chunks, and those that run are given up: findings are reported, also when a time limit
         ends the command.
         """
         self.deadline = 0.0

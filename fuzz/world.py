@@ -107,7 +107,7 @@ class Slot:
 
 class Key:
     def __init__(self, v): self.v = v
-    def __hash__(self): return hash(self.v)  # how often is nobody's business
+    def __hash__(self): return hash(self.v)  # the number of calls is not compared
     def __eq__(self, other): return isinstance(other, Key) and self.v == other.v
     def __repr__(self): return f"Key({self.v})"
     def __lt__(self, other): return self.v < other.v
@@ -170,7 +170,7 @@ def chained(n):
     yield -1
 
 
-# Generators that read what they fill.
+# Generators that read the container that they fill.
 def growing(items, n):
     for i in range(n):
         yield (items[-1] if items else 0) + i
@@ -360,7 +360,7 @@ Box.make()|one, two = [{n}] * ({n} % 4)|G[{n}]|{l}[{n}]|Box.count()|assert {c}, 
 f(1, 2, 3, 4)|{t}.add_(torch.ones(9))|failing({n})|raising({n}, {t})|list(failing({n}))|[risky(v, {n}) for v in {l}]|box.items.remove({n})|del box.locked
 {t}.sin_().view(7)|W.add_(1).view(7)|LOG.append(late)|torch.stack([{t}, {t}[0]])|F.linear({t}, W[:2])|{t}.to('nowhere')|torch.ones({n}, -1)|raise Failure({n})
 """
-# What an `except` block does with its error.
+# Uses of the error in an `except` block.
 HANDLERS = """
 LOG.append((type(e).__name__, str(e)))|LOG.append(e)|LOG.append(e.args)|LOG.append(type(e.__context__).__name__)|LOG.append(e.__cause__ is None)
 raise|raise e|raise ValueError('again') from e|raise ValueError('again')|raise KeyError('k') from None|LOG.append(sys.exc_info()[1] is e)|e.extra = {n}

@@ -46,7 +46,7 @@ def problems(
     cotangents: Sequence[int] = (),
     way: str = "xla",
 ) -> list[str]:
-    """What a function of these inputs does otherwise on xla: for tests."""
+    """Differences of a function of these inputs on xla: for tests."""
 
     def prepare(compiled: bool) -> Callable[[], Outcome]:
         call = tried(function) if compiled else function
@@ -56,7 +56,7 @@ def problems(
 
 
 def _run(trial: Trial, want: Outcome, way: str) -> tuple[Outcome, list[str]]:
-    """What the trial did on xla, still to be computed, and why parts of it ran elsewhere."""
+    """The effects of the trial on xla, still to be computed, and why parts of it ran elsewhere."""
     if want.error is not None:
         return want, []
     before = reasons()

@@ -1,4 +1,4 @@
-"""The public functions: what they take, what they give back, and how they refuse."""
+"""The public functions: arguments, results and refusals."""
 
 from __future__ import annotations
 

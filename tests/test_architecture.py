@@ -364,7 +364,7 @@ def test_a_class_has_its_name_for_itself() -> None:
 
 
 def test_no_test_patches_a_constant() -> None:
-    """What a test wants otherwise is a setting or an argument."""
+    """A value that a test changes is a setting or an argument."""
     patched = re.compile(r"\.setattr\(\s*[\w.]+,\s*\"_?[A-Z][A-Z_]+\"")
     files = [path for tests in ("tests", "xla/tests") for path in (ROOT / tests).rglob("*.py")]
     assert not [path for path in files if patched.search(path.read_text())]

@@ -1,4 +1,4 @@
-"""backend="auto" measures each graph, takes what is quickest and right, and keeps the decision."""
+"""backend="auto" measures each graph, takes the quickest right one, and keeps the decision."""
 
 import copy
 import time
@@ -76,7 +76,7 @@ def test_measuring_has_no_effect_and_training_is_right():
     explained = dynamotor.explain(fast)(x)
     assert torch.equal(torch.get_rng_state(), state) and x.grad is None
     assert "native: " in str(explained) and "backward" in str(explained)
-    assert "the quickest is" in str(dynamotor.explain(fast)(x))  # of what was compiled before, too
+    assert "the quickest is" in str(dynamotor.explain(fast)(x))  # of earlier compilations, too
     for _ in range(2):
         theirs(x)
     assert all(one.out == "" for one in explained.choices[0]["times"])

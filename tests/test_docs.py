@@ -1,4 +1,4 @@
-"""What the documents say holds: snippets run, links lead somewhere, names of files and functions exist, the
+"""The documents are right: snippets run, links lead somewhere, names of files and functions exist, the
 site builds.
 """
 
@@ -60,7 +60,7 @@ def test_a_snippet_runs(
     page: str, n: int, snippet: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "snippet.py").write_text(snippet)  # a file: what is said of lines is asked for
+    (tmp_path / "snippet.py").write_text(snippet)  # a file: texts about lines are tested
     with config.patch(check=False), contextlib.suppress(SystemExit):
         runpy.run_path(str(tmp_path / "snippet.py"), run_name="__main__")
     dynamotor.reset()
@@ -74,7 +74,9 @@ def test_the_walk_through_finds_its_wrong_kernel(
     text = (ROOT / "docs/debug/walkthrough.md").read_text()
     (program,) = re.findall(r'```python title="train.py"\n(.*?)```', text, re.DOTALL)
     (result,) = re.findall(r'```python title="train.min.py, in part"\n(.*?)```', text, re.DOTALL)
-    monkeypatch.setitem(cpp_ops.TEXT, "expm1", cpp_ops.TEXT["expm1"])  # put back what the program plants
+    monkeypatch.setitem(
+        cpp_ops.TEXT, "expm1", cpp_ops.TEXT["expm1"]
+    )  # put back the row that the program plants
     forget_kernels(monkeypatch)
     (tmp_path / "train.py").write_text(program)
     assert __main__.main(["minify", str(tmp_path / "train.py")]) == 0

@@ -1,4 +1,4 @@
-"""`explain` describes what runs: a fresh compilation, what was compiled before, and what eager PyTorch does
+"""`explain` describes the running code: a fresh compilation, earlier compilations, and what eager PyTorch does
 in between.
 """
 

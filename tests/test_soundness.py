@@ -157,7 +157,7 @@ def result(model, x, train=True):
 
 
 def same(a, b, exact=None):
-    """What is in float32 is held against float64 (`exact`), beside eager's own error; a sum that vanishes (the
+    """Float32 results are compared with float64 (`exact`), beside eager's own error; a sum that vanishes (the
     gradient of a bias before a batch norm), beside the rounding of its five terms.
     """
     most = max(z.abs().max() for z in exact or b if z is not None and z.numel())

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..base.checked import checked
 from ..base.config import config
 from ..base.events import counters
+from ..base.narrowing import checked
 from ..graph.module import copy_of
 from ..graph.spec import TensorSpec, aten
 from .calls import no_autocast

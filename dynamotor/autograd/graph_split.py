@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ..base import compat
-from ..base.checked import checked
+from ..base.narrowing import checked
 from ..graph.data_sizes import holds
 from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
 from ..graph.size_nodes import is_size

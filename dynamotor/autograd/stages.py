@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from ..base import compat
-from ..base.checked import checked
 from ..base.config import config
 from ..base.events import emit
+from ..base.narrowing import checked
 from ..graph.error_lines import show_its_line
 from ..graph.module import copied
 from ..graph.size_nodes import is_size

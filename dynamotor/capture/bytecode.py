@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from ..base.checked import checked
+from ..base.narrowing import checked
 from .opcode_tables import (
     BINARY_OPERATORS,
     CACHES,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..base.checked import checked
+from ..base.narrowing import checked
 from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import Absent, IdIs, MroIs
 from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module

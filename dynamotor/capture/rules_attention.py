@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ..base.checked import checked
 from ..base.config import config
+from ..base.narrowing import checked
 from ..graph.flex import FlexAttention
 from ..graph.modes import ATTENTION_SETTINGS, UnderSettings
 from ..graph.shape_tensor import ShapeTensor

@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from ..base.checked import checked
+from ..base.narrowing import checked
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .rules_builtins import sort_values

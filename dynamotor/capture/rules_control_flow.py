@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..base.checked import checked
+from ..base.narrowing import checked
 from ..graph.control_flow import Cond, ControlFlow, Scan, WhileLoop
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import Dim, is_unbacked, leaves_in, mapped

@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ..base import compat
-from ..base.checked import checked
+from ..base.narrowing import checked
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
 from .opcode_tables import CLASS_NAMES

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..base.checked import checked
+from ..base.narrowing import checked
 from ..graph.op_facts import facts
 from ..graph.shape_tensor import ShapeTensor, infer, recording
 from ..graph.subgraphs import Transformed, fill, flatten

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..base.checked import checked
+from ..base.narrowing import checked
 from ..graph.shape_tensor import ShapeTensor, shape_mode
 from ..graph.sym_int import to_torch
 from ..graph.tensor_subclass import Rewrap, is_wrapper_class

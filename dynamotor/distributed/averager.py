@@ -24,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import _C
 from ..base import compat
-from ..base.checked import checked
 from ..base.errors import DistributedError, user_line
 from ..base.events import counters, emit, log
+from ..base.narrowing import checked
 from ..runtime.memory import ResultPool, new_pool
 from .agreement import next_number, tell_all
 from .ops import number_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..base.checked import checked
+from ..base.narrowing import checked
 from .shard_group import group_of
 from .shard_ops import Gather, Unshard, shard_gather, shard_weights
 

@@ -21,8 +21,8 @@ import torch
 from torch import fx
 
 from ..base import compat
-from ..base.checked import checked
 from ..base.errors import RaisedWhen
+from ..base.narrowing import checked
 from .module import graph_module, writes
 from .nodes import overload
 from .op_definition import definition

@@ -22,11 +22,11 @@ import torch.optim.optimizer
 
 from .. import _C
 from ..autograd.calls import call_without_autocast
-from ..base.checked import checked
 from ..base.collector import collector_paused
 from ..base.config import CompileOptions, config
 from ..base.errors import CaptureError, DynamotorError, EagerWarning, is_mistake
 from ..base.events import counters, emit, fall_back, log, warn_once
+from ..base.narrowing import checked
 from ..distributed.averager import Averager
 from ..distributed.insert_reductions import BackwardRewriter
 from ..distributed.wrapper import Reason, reduced_parameters

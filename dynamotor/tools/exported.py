@@ -22,9 +22,9 @@ from torch import fx
 from ..api import compile, dispatcher_of
 from ..autograd.aot import aot_compile
 from ..backends import static_inputs
-from ..base.checked import checked
 from ..base.compat import tree_leaves, tree_map_only
 from ..base.errors import UsageError
+from ..base.narrowing import checked
 from ..capture.dispatch import miss_reason
 from ..capture.guards import DictKeys, TensorMatch
 from ..capture.source import SizeOf, Source

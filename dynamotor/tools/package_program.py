@@ -25,8 +25,8 @@ import torch
 
 from ..autograd.recipe import Recipe
 from ..base import compat
-from ..base.checked import checked
 from ..base.errors import RaisedWhen
+from ..base.narrowing import checked
 from ..codegen.call_program import Expected, Listing
 from ..codegen.externs import Callee
 from ..codegen.folded import as_compiled

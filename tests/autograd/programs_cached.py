@@ -1,4 +1,4 @@
-"""Small programs that together hold what an entry of a program can hold; run as a script, all of them once, checked beside eager."""
+"""Small programs that together have all parts of a program's entry; run as a script, all of them once, checked beside eager."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def model(compile: Compile, module: torch.nn.Module, x: torch.Tensor, train: boo
             with torch.no_grad():
                 close(fast(x), theirs(x))
                 for one in (theirs, module):
-                    next(one.parameters()).data.mul_(1.5)  # what was folded follows
+                    next(one.parameters()).data.mul_(1.5)  # folded weights follow
         close(dict(module.named_buffers()), dict(theirs.named_buffers()))
 
 

@@ -13,7 +13,7 @@ from dynamotor.base.events import counters
 
 
 def graph_of(fn: Callable, n_inputs: int, n_outputs: int) -> torch.fx.GraphModule:
-    """A torch graph with one node that calls `fn`: what the trace sees of a captured program."""
+    """A torch graph with one node that calls `fn`: the trace's view of a captured program."""
     graph = torch.fx.Graph()
     result = graph.call_function(fn, tuple(graph.placeholder(f"x{i}") for i in range(n_inputs)))
     graph.output(tuple(graph.call_function(_item, (result, i)) for i in range(n_outputs)))

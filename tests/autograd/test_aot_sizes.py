@@ -134,7 +134,7 @@ def test_a_backward_that_assumes_more_runs_op_by_op_where_that_does_not_hold() -
     def curious(gm: torch.fx.GraphModule, info: Any) -> Callable[..., Any]:
         if info.kind == "backward":
             symbol = next(n.meta["val"] for n in gm.graph.nodes if type(n.meta.get("val")) is Size)
-            assert symbol > 3 or symbol <= 3  # what a code generator should not ask
+            assert symbol > 3 or symbol <= 3  # a code generator should not ask this
             return lambda *args: seen.append(1) or gm(*args)
         return gm.forward
 

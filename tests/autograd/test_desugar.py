@@ -108,7 +108,7 @@ def test_a_write_reaches_the_inner_tensors():
 
 
 def test_a_lost_inner_tensor_is_noticed():
-    """A boundary that mixes inner tensors up gives another result: what the fuzzer's planted fault is."""
+    """A boundary that mixes inner tensors up gives another result: the fuzzer's planted fault."""
     x = pair(2, 3)
     spec = WrapperSpec.of(x)
     assert spec.names == ("a", "b")

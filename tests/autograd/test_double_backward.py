@@ -31,7 +31,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Decaying(nn.Module):
-    """Its gradient needs what the buffer held before the call; the buffer itself is not saved."""
+    """Its gradient needs the buffer's earlier contents; the buffer itself is not saved."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 """A graph that writes its inputs and raises is not run again: its error is eager's, at the user's line, and
-says what is not done.
+names the missing effects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Autograd hands on gradients whose memory does not hold what they show: zeros of ops without a slope (kernels
+"""Autograd hands on gradients whose memory differs from the values that they show: zeros of ops without a slope (kernels
 read them at address 0), lazy conjugates and negatives.
 """
 

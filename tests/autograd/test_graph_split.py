@@ -1,4 +1,4 @@
-"""Ops that cannot be differentiated ahead of time run in eager PyTorch; what is around them is compiled,
+"""Ops that cannot be differentiated ahead of time run in eager PyTorch; the ops around them are compiled,
 gradients flow through.
 """
 

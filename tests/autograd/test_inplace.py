@@ -46,7 +46,7 @@ def test_unsafe_parts_lie_in_their_source(program: Program, graded: bool) -> Non
 @pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("backend", ["eager", "native"])
 def test_ops_that_write_a_list_give_that_list(kind, backend):
-    """It was another one, so that what was appended to it was lost."""
+    """It was another one, so that appended items were lost."""
 
     def fn(items, made):
         written = torch._foreach_add_(items, 1.0)

@@ -1,4 +1,4 @@
-"""What the forward saves: never more than eager, nothing that is cheap to compute again, no matrix product
+"""Values that the forward saves: never more than eager, nothing that is cheap to compute again, no matrix product
 twice.
 """
 

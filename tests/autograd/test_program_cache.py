@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_programs(folder: Path) -> Iterator[None]:
-    """Programs are kept only where nobody checks or verifies the stages of their compilation."""
+    """Programs are kept only where no check reads the stages of their compilation."""
     before = config.snapshot()
     shutil.rmtree(folder / "program", ignore_errors=True)
     config.update(verify=False, check=False, cache_dir=str(folder))
@@ -45,7 +45,7 @@ def _no_programs(folder: Path) -> Iterator[None]:
 
 
 def first_call(fn: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, Any]:
-    """What a new callable's first call did ("hit", "miss", ...), and its result."""
+    """The cache's answer to a new callable's first call ("hit", "miss", ...), and its result."""
     siblings.forget()
     before = counters["cache"].copy()
     result = dynamotor.compile(fn, **options)(*args)

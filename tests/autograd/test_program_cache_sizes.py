@@ -1,5 +1,5 @@
-"""Programs on disk of sizes that differ between calls: an entry serves sizes that nobody had when it was made,
-and none for which what was assumed of them does not hold.
+"""Programs on disk of sizes that differ between calls: an entry serves sizes that were unknown when it was made,
+and none for which its assumptions do not hold.
 """
 
 from __future__ import annotations

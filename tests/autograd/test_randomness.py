@@ -1,4 +1,4 @@
-"""Random numbers have the digits of their type, and small probabilities are what they say."""
+"""Random numbers have the digits of their type, and small probabilities are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward saved may come back to its backward lying otherwise: the backward read memory by the layout of the
+"""A saved tensor may come back to its backward with another layout: the backward read memory by the layout of the
 forward.
 """
 
@@ -158,7 +158,7 @@ def test_the_error_of_a_kept_input_that_was_written_says_why() -> None:
 
 @pytest.mark.regression
 def test_an_input_of_inference_mode_is_not_saved() -> None:
-    """Autograd refuses to save one: eager saves what is made of it, a compiled backward might want it."""
+    """Autograd refuses to save one: eager saves a result of it, a compiled backward might want it."""
     with torch.inference_mode():
         x = torch.randn(3)
     weight = torch.randn(3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Saved-tensor hooks of the user are not called for what is only compiled: checkpointing counted it and
+"""Saved-tensor hooks of the user are not called while compiling: checkpointing counted it and
 raised an error.
 """
 

@@ -76,7 +76,7 @@ def test_a_write_into_an_output_reaches_what_it_is_a_view_of(backend: str) -> No
 
 
 def test_a_library_calls_view_may_be_written_by_the_user():
-    """`conv1d` gives a view of what a 2-d convolution made: new memory to the caller."""
+    """`conv1d` gives a view of the result of a 2-d convolution: new memory to the caller."""
     x = torch.randn(1, 3, 5, requires_grad=True)
     y = dynamotor.compile(lambda x: torch.nn.functional.conv1d(x, torch.ones(3, 3, 1)))(x)
     y.add_(1).sum().backward()

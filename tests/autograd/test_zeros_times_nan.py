@@ -1,4 +1,4 @@
-"""Gradients that formulas give as zeros: what a NaN slope makes of them is what eager makes of them."""
+"""Gradients that formulas give as zeros: a NaN slope has the effect that it has in eager."""
 
 from __future__ import annotations
 

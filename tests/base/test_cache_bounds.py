@@ -53,7 +53,7 @@ def test_what_killed_processes_left_is_pruned():
     cache.store("build", key(1), b"x")
     left = cache.entry_path("build", key(1)).with_name(".writing-abc")
     left.write_bytes(b"half")
-    assert cache.prune(1 << 20) == 0  # somebody may be writing it
+    assert cache.prune(1 << 20) == 0  # a process may be writing it
     os.utime(left, (1000, 1000))
     assert cache.prune(1 << 20) == 1 and cache.load("build", key(1)) == b"x"
 

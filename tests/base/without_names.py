@@ -35,7 +35,7 @@ def example():
 
 
 def without(name):
-    """What a process without the name says and does."""
+    """Output and effects of a process without the name."""
     os.environ["DYNAMOTOR_HIDE_NAMES"] = name
     sys.stderr = warned = io.StringIO()
     try:

@@ -53,7 +53,7 @@ def parts(line: str) -> list[str]:
 
 
 class Theme:
-    """The cases of one table; `prelude` is what they may name, made once for eager and once for the compiled
+    """The cases of one table; `prelude` has the names that they use, made once for eager and once for the compiled
     functions.
     """
 
@@ -82,7 +82,7 @@ class Theme:
         return space[f"case{at}"]
 
     def check(self, at: int) -> None:
-        """Eager, and compiled twice: the second call runs what the first one made."""
+        """Eager, and compiled twice: the second call runs the program of the first one."""
         body, graphs = self.cases[at]
         eager, compiled = self.function(at, 0), dynamotor.compile(self.function(at, 1), backend="eager")
         counters.clear()
@@ -96,7 +96,7 @@ class Theme:
 
 
 def outcome(function: Any, time: int) -> tuple[Any, ...]:
-    """What a call gives or raises, and what it wrote."""
+    """The result or exception of a call, and its writes."""
     torch.manual_seed(time)
     x, state = torch.randn(3, 4), [1, {"a": 2}]
     said = io.StringIO()

@@ -141,7 +141,7 @@ SAMPLE = random.Random(0).sample(EVERY, 240)
 
 
 def outcome(function: Any, *args: Any) -> tuple[Any, ...]:
-    """What a call gives, or the class of what it raises."""
+    """The result of a call, or the class of its exception."""
     result = function(torch.ones(2), *args)[1:]
     shown = result if len(result) == 1 else result[:1]
     return tuple(re.sub("0x[0-9a-f]+", "", repr(part)) for part in shown)

@@ -1,4 +1,4 @@
-"""The tool that fills the table of matrix products: rows from what was timed, winners into the table."""
+"""The tool that fills the table of matrix products: rows from timings, winners into the table."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`python -m bench llm` runs its rows at tiny sizes and writes what it found."""
+"""`python -m bench llm` runs its rows at tiny sizes and writes the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench --step` trains a model its four ways and prints what it found."""
+"""`bench --step` trains a model its four ways and prints the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small Python programs over tensors, by name: what the interpreter has to understand without breaking the graph."""
+"""Small Python programs over tensors, by name, which the interpreter has to capture without breaking the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy arrays in a captured program: what they give is NumPy's (types, dtypes, numbers, shared memory), in one graph
+"""NumPy arrays in a captured program: their results are NumPy's (types, dtypes, numbers, shared memory), in one graph
 where PyTorch computes the same.
 """
 

@@ -1,5 +1,5 @@
 """A function whose body goes into the graph (a hook, a function given to `vmap`) is interpreted once, when it is put
-there: what it would do to objects must break the graph, also where the trace has touched or made them before
+there: its effects on objects must break the graph, also where the trace has touched or made them before
 (96002:21755, 27151: hooks that wrote into a log ran at once).
 """
 

@@ -1,4 +1,4 @@
-"""Defaults and names of called functions are what they are now, and wrong calls say what CPython says."""
+"""Defaults and names of called functions are the current ones, and wrong calls raise CPython's errors."""
 
 import functools
 

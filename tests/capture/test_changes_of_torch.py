@@ -446,7 +446,7 @@ def test_what_a_gpu_can_is_asked_at_each_call(monkeypatch, device):
     assert torch.equal(compiled(X), X + 20)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what is not there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a missing device")
 def test_what_a_gpu_can_is_an_error_without_one():
     def f(x):
         try:

@@ -39,7 +39,7 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
 
 
 def outcome(fn: Callable[..., Any], *args: Any) -> Any:
-    """The result, or the type of what is raised."""
+    """The result, or the class of the exception."""
     try:
         return fn(*[_copy(a) if isinstance(a, torch.Tensor) else a for a in args])
     except (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
@@ -56,7 +56,7 @@ def check(fn: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any) 
 
 
 def guards(compiled: Any) -> list[str]:
-    """What the general entry that was used last assumes."""
+    """The assumptions of the general entry that was used last."""
     entry = next(e for e in compiled.entries if e.general)
     return [repr(g) for g in entry.info.guards[-1].assumed]
 
@@ -304,7 +304,7 @@ def test_sizes_of_a_parameter_beside_symbols() -> None:
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_views_that_meet_at_some_sizes_are_written_as_eager_does(rows: bool) -> None:
-    """At three elements the parts share one: eager refuses rows, and reads of columns what it has written."""
+    """At three elements the parts share one: eager refuses rows, and reads the written columns."""
 
     def fn(x: Any) -> Any:
         y = x.clone() if rows else x.t().clone(memory_format=torch.contiguous_format).t()

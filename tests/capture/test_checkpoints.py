@@ -1,4 +1,4 @@
-"""`torch.utils.checkpoint` in the graph: the function is inlined, and what it computed is computed again in
+"""`torch.utils.checkpoint` in the graph: the function is inlined, and its values are computed again in
 the backward.
 """
 

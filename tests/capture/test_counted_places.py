@@ -52,7 +52,7 @@ def put_one_for_all(x: Any, m: Any) -> Any:
 
 
 def put_under_views(x: Any, m: Any) -> Any:
-    """Views that are there before the write see it, and it sees what is written through them."""
+    """Views that are there before the write see it, and it sees writes through them."""
     y = x.clone()
     row, rest = y[0], y[1:]
     n = x[m] * 2

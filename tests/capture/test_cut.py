@@ -14,7 +14,7 @@ def eager_backend(gm, example_inputs):
 
 @pytest.mark.regression
 def test_a_comprehension_cut_in_the_middle_keeps_its_items():
-    """Backward hooks: the list of a resumed comprehension lost what was appended after the break."""
+    """Backward hooks: the list of a resumed comprehension lost items appended after the break."""
 
     def f(x):
         return [t for t in (x, x + 1, x + 2) if t.sum() > 0]

@@ -211,7 +211,7 @@ def test_a_guard_that_calls_the_dispatcher_again():
     f = _C.Dispatcher(lambda *a: "missed", None)
     f.add(entry)
     for _ in range(20):
-        # Each call moves what it looks at, so after some attempts it may give up: a miss, never a wrong hit.
+        # Each call moves the objects that it reads, so after some attempts it may give up: a miss, never a wrong hit.
         result = f(0)
         assert result in (state["value"], "missed")
 

@@ -22,7 +22,7 @@ from dynamotor.capture.eager_times import EagerTimes
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What a compiled function warns of, where its graphs and eager take so many seconds."""
+    """The warnings of a compiled function, where its graphs and eager take so many seconds."""
 
     def run(
         fn: Any, *args: Any, compiled: float, eager: float, calls: int = 4, options: Any = None

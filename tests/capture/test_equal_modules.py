@@ -14,7 +14,7 @@ from dynamotor.base.events import counters
 
 
 class Block(nn.Module):
-    """Breaks before what it computes."""
+    """Breaks before its computation."""
 
     def __init__(self, n: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Exceptions in captured code: groups, contexts, what was done before one is raised, and frames whose capture
+"""Exceptions in captured code: groups, contexts, effects before one is raised, and frames whose capture
 raises alone.
 """
 

@@ -1,4 +1,4 @@
-"""The exception that the caller is handling is the context of what is raised, and what `sys.exception()` says
+"""The exception that the caller is handling is the context of new ones, and the answer of `sys.exception()`
 (93002:43940: behind a break in a function that an `except` block calls).
 """
 

@@ -1,4 +1,4 @@
-"""What a program sets anew, and finds there at its next call: one program serves both, and the order of a dict's
+"""Entries that a program sets, and finds at its next call: one program serves both, and the order of a dict's
 keys is eager's.
 """
 

@@ -19,7 +19,7 @@ def dispatcher_of(function):
 
 
 def hook_for(name, answer):
-    """A hook that answers for functions of one name, and counts what it is asked."""
+    """A hook that answers for functions of one name, and counts the questions."""
     asked = []
 
     def callback(code, function):

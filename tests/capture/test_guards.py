@@ -251,7 +251,7 @@ def test_an_unrelated_attribute_does_not_matter():
     for _ in range(5):
         obj.count += 1
         assert program.check(()) is not None
-    assert program.sizes["rebinds"] == 1, "only what was read from the dict is looked at again"
+    assert program.sizes["rebinds"] == 1, "only the keys read from the dict are looked at again"
 
 
 def test_instance_attribute_shadows_the_class():
@@ -580,7 +580,7 @@ def test_written_tensors_stay_apart_as_tensors_move_and_come_back():
         ((a, b, memory[3:5]), False),
         ((a, b, c), True),
         ((a, memory[3:5], c), False),
-        ((a, memory[3:5], c), False),  # what was refused is looked at again
+        ((a, memory[3:5], c), False),  # a refused argument is looked at again
         ((b, a, c), True),
         ((memory[:5], b, c), False),  # the same start, another end
         ((b, b, c), False),
@@ -675,7 +675,7 @@ def test_tensors_and_state_are_read_directly():
 
 
 def test_random_edits_agree_with_python():
-    """A tree of objects under random edits: the C program always says what the rows say."""
+    """A tree of objects under random edits: the C program always agrees with the rows."""
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
 
     def rand(n):

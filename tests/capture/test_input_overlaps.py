@@ -1,4 +1,4 @@
-"""Inputs whose elements share memory: what is written through a view of one shows in others; a graph refuses,
+"""Inputs whose elements share memory: a write through a view of one shows in others; a graph refuses,
 eager runs.
 """
 

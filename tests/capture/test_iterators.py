@@ -1,5 +1,5 @@
 """Iterators that a trace makes and the program keeps: they have eager's class, stand where eager's stand, and
-what they walk is looked at when eager looks at it.
+containers are read when eager reads them.
 """
 
 from __future__ import annotations

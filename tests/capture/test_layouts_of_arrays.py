@@ -1,4 +1,4 @@
-"""NumPy lays results out by the order in which its operands lie; as tensors they have eager's strides
+"""NumPy lays results out by the layouts of its operands; as tensors they have eager's strides
 (96002:22227, 26291: `torch.tensor` of an array that is not row-major).
 """
 

@@ -103,7 +103,7 @@ def test_lazy_modules(name: str, backend: str) -> None:
     make, shape, graphs = MODELS[name]
     x = torch.randn(shape)
     plain, other = make(), make()
-    for mine, others in zip(plain.modules(), other.modules()):  # what is there already is the same
+    for mine, others in zip(plain.modules(), other.modules()):  # present parameters are the same
         if type(mine) in (nn.Linear, nn.LayerNorm):
             others.load_state_dict(mine.state_dict())
     want = steps(plain, plain, x)

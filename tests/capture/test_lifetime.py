@@ -1,4 +1,4 @@
-"""What a compiled callable keeps alive, and how it behaves at the limit of its entries."""
+"""Objects that a compiled callable keeps alive, and how it behaves at the limit of its entries."""
 
 import contextlib
 import gc
@@ -97,7 +97,7 @@ def test_at_the_limit_calls_run_eager_and_reasons_are_looked_for_once():
             assert compiled(torch.zeros(1), "a" * n).item() == n
         assert len(compiled.entries) == 3 and len(events) == 3
         assert counters["frames"]["cache_limit"] == 5
-        assert compiled(torch.zeros(1), "a").item() == 1, "entries go on serving what they fit"
+        assert compiled(torch.zeros(1), "a").item() == 1, "entries go on serving the calls that they fit"
         assert counters["frames"]["cache_limit"] == 5
 
 

@@ -1,4 +1,4 @@
-"""Log messages and warnings are written after the graph, and show what they would have shown at the call."""
+"""Log messages and warnings are written after the graph, and show the values of the time of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators and autograd functions written in Python see objects as the program left them, and what they change is seen."""
+"""Operators and autograd functions written in Python see objects as the program left them, and their changes are seen."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_the_gradient_arrives(backend):
 
 
 def test_a_number_in_the_place_of_such_a_tensor():
-    """What an entry knows of a tensor's size is asked of the next call's argument, whatever that is."""
+    """An entry's facts about a tensor's size are checked on the next call's argument, whatever its class."""
     compiled = dynamotor.compile(lambda x: x * 2, backend="eager")
     assert torch.equal(compiled(torch.ones(3).as_subclass(Weight)), torch.full((3,), 2.0).as_subclass(Weight))
     assert (compiled(5), compiled("a")) == (10, "aa")

@@ -2,7 +2,7 @@
 says why the answer stays.
 
 The test reads the source: in a function of `capture/`, an attribute, an item, a length, a class test ... of
-what a value stands for (`value.obj`, `value.fn`, `value.value`, `value.real()`, `value.as_constant()`) asks
+the object of a value (`value.obj`, `value.fn`, `value.value`, `value.real()`, `value.as_constant()`) asks
 for a call that guards in that function.
 """
 
@@ -70,7 +70,7 @@ STAYS = {
     "rules_states.py _enter": "made in the trace",
     "values/function.py FunctionValue.globals": FIXED,
     "values/function.py FunctionValue.closure": "the cells are the code's; their contents are guarded when they are read",
-    "values/torch_function.py TensorType.call": "a type of tensors is what it is for as long as the process lives",
+    "values/torch_function.py TensorType.call": "a type of tensors stays the same for the life of the process",
     "marks.py CompiledValue._place": "known by identity; a user sets attributes of the original alone",
     "ops_control.py _instance": "a class of exceptions, which is called by the program and not asked",
     "ops_stack.py import_from": NAMES,
@@ -85,7 +85,7 @@ STAYS = {
     "rules_contextvars.py _get": "a variable's default is fixed; its value is guarded in _read",
     "rules_library.py Held.getattr": LIBRARY,
     "rules_library.py _call_with_new_key": "asked at each call, by way of `trace.real`",
-    "siblings.py _lasts": "what a guard of a finished program holds",
+    "siblings.py _lasts": "object of a guard of a finished program",
     "values/torch_function.py _is_accepted": PLAIN,
     "values/klass.py ClassValue.setattr": NAMES,
     "values/klass.py ClassValue.delattr": NAMES,

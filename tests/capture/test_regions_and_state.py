@@ -1,4 +1,4 @@
-"""What is global in PyTorch is as in eager inside, around and between calls with regions, which end by
+"""Global state of PyTorch is as in eager inside, around and between calls with regions, which end by
 themselves, by a return, an error or by hand, or have a graph break in them.
 """
 

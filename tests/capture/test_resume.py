@@ -259,7 +259,7 @@ CASES = [
 
 
 def outcome(call):
-    """Result or exception, and what was said."""
+    """Result or exception, and the messages."""
     LOG.clear()
     try:
         result = call()
@@ -294,7 +294,7 @@ class Stopped:
 
 
 def contained(call):
-    """A generator has exception state of its own: what an escaping exception leaves set in a handler's frame
+    """A generator has exception state of its own: the exception that an escaping one leaves set in a handler's frame
     ends here.
     """
     yield call()

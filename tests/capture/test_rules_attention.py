@@ -1,4 +1,4 @@
-"""`flex_attention` with a mask of blocks that the program makes, and with what it gives beside the output."""
+"""`flex_attention` with a mask of blocks that the program makes, and with its further results."""
 
 from __future__ import annotations
 

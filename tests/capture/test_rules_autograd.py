@@ -30,7 +30,7 @@ class Square(torch.autograd.Function):
 
 
 class Straight(torch.autograd.Function):
-    """The gradient is not the derivative: nobody may differentiate forward instead."""
+    """The gradient is not the derivative: forward may not be differentiated instead."""
 
     @staticmethod
     def forward(ctx, x):

@@ -58,7 +58,7 @@ def chosen(x):
 
 
 class Lazy:
-    """An operator as GPyTorch has them: it takes torch's functions over, and its methods keep what they gave."""
+    """An operator as GPyTorch has them: it takes torch's functions over, and its methods keep their results."""
 
     @classmethod
     def __torch_function__(cls, *_):

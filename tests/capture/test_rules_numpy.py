@@ -26,7 +26,7 @@ def test_tensors_of_numpys_numbers_keep_their_types(number: Any) -> None:
 @pytest.mark.parametrize("at", [0, slice(2)])
 @pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2)])
 def test_numbers_of_numpy_that_eager_refuses(number: Any, at: Any) -> None:
-    """`x[i] = numpy.float32(2)` is a TypeError, of `split` too for what is no Python integer."""
+    """`x[i] = numpy.float32(2)` is a TypeError, of `split` too for other objects than Python integers."""
 
     def function(x: torch.Tensor) -> Any:
         seen = []

@@ -1,4 +1,4 @@
-"""`threading.local` in a trace: reads see what was written before, and this thread's values are written after
+"""`threading.local` in a trace: reads see earlier writes, and this thread's values are written after
 the graph.
 """
 

@@ -253,7 +253,7 @@ def test_another_inner_tensor_runs_in_eager(monkeypatch):
 
 
 class Opaque(torch.Tensor):
-    """Takes ops over, and does not say what is inside of it."""
+    """Takes ops over, and does not name its inner tensors."""
 
     @staticmethod
     def __new__(cls, a):

@@ -1,4 +1,4 @@
-"""Checkpoints with a policy: one graph, eager's gradients, and the policy decides what is saved."""
+"""Checkpoints with a policy: one graph, eager's gradients, and the policy decides about saved values."""
 
 from __future__ import annotations
 

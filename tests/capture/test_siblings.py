@@ -202,7 +202,7 @@ class Breaking(Block):
 
 
 class OfId(Block):
-    """What is known of a held module only."""
+    """Facts of a held module only."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x @ self.w) + (id(self) == KNOWN.get("id"))

@@ -223,7 +223,7 @@ def test_numbers_that_were_read_become_tensors() -> None:
     before, compiled = counters["fallback"]["aot.DM210"], dynamotor.compile(counted, fullgraph=True)
     for x in (X, -X, X[:1].abs()):
         _same(counted(x), compiled(x))
-    assert counters["fallback"]["aot.DM210"] == before  # what lies behind the number is compiled too
+    assert counters["fallback"]["aot.DM210"] == before  # the code after the number is compiled too
 
 
 def test_what_a_check_says_is_proved() -> None:

@@ -30,7 +30,7 @@ def caught(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def unused(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Nobody reads the result, but whether it is there."""
+    """Not the result is read, but whether it is there."""
     LA.inv(a)
     return b * 2
 
@@ -60,7 +60,7 @@ def matrices() -> list[torch.Tensor]:
 
 
 def answers(fn: Callable[..., torch.Tensor], needs_grad: bool) -> list[object]:
-    """What three calls give, with gradients, what they write and their errors."""
+    """Results of three calls, with gradients, writes and errors."""
     found: list[object] = []
     for n, a in enumerate(matrices()):
         torch.manual_seed(n)

@@ -1,4 +1,4 @@
-"""Sources: fetched again they give what is there now, without running user code; they print as Python."""
+"""Sources: fetched again they give the current object, without running user code; they print as Python."""
 
 import types
 
@@ -150,5 +150,5 @@ class Deep(nn.Module):
 @pytest.mark.regression
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_long_paths_to_parameters(backend):
-    """SwinForImageClassification: graph inputs whose names agree in what is kept of them."""
+    """SwinForImageClassification: graph inputs whose names agree once they are shortened."""
     same(Deep(4), torch.randn(2, 3), backend=backend)

@@ -15,7 +15,7 @@ BACKENDS = ["eager", "aot_eager", "native"]
 
 
 def run(function: Callable[..., Any], *args: torch.Tensor) -> tuple[Any, ...]:
-    """What a call gives and leaves: results, gradients, the next random number, modes."""
+    """Results and effects of a call: results, gradients, the next random number, modes."""
     torch.manual_seed(7)
     given = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
     try:

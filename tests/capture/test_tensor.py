@@ -85,7 +85,7 @@ VARIANTS = {
     "inference": in_inference_mode,
     "later batch": lambda: torch.zeros(3, 3),
 }
-# What is not asked: it changes the tensor or PyTorch, makes objects that compare by identity, or is a number
+# Attributes that are not asked for: each changes the tensor or PyTorch, makes objects that compare by identity, or is a number
 # of this run.
 NOT_ASKED = """
     backward register_hook register_post_accumulate_grad_hook __init__ __new__ __init_subclass__ __subclasshook__ __reduce__
@@ -96,7 +96,7 @@ NOT_ASKED = """
 
 
 def asked():
-    """(name, whether it is a method) of what a plain tensor answers without a tensor."""
+    """(name, whether it is a method) of each attribute that a plain tensor answers without a tensor."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in sorted(set(dir(torch.Tensor)) - set(NOT_ASKED.split())):

@@ -1,4 +1,4 @@
-"""`compiled.warm_up(*args)` builds what a call and its backward need, and nothing of the program happens."""
+"""`compiled.warm_up(*args)` builds the programs of a call and its backward, and nothing of the program happens."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A compiled backward frees what was saved for it as it goes; a graph that is kept keeps it."""
+"""A compiled backward frees saved values as it goes; a graph that is kept keeps it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "everything": lambda x: x.sum(),
     "the middle of three": lambda x: x.expand(3, *x.shape).contiguous().sum(1),
     "rows of short rows": lambda x: x[:, :3].contiguous().view(-1, 3).sum((0, 1)),
-    "two dimensions that lie apart": lambda x: (
+    "two dimensions that are not adjacent": lambda x: (
         x.view(x.shape[0], 5, 4).transpose(0, 1).contiguous().sum((1, 2))
     ),
     "a squared norm": lambda x: x.square().sum(0).sqrt(),

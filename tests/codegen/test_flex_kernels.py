@@ -1,4 +1,4 @@
-"""`flex_attention` in a GPU's kernels (in Triton's interpreter) gives what the matrix of scores gives: outputs, sums,
+"""`flex_attention` in a GPU's kernels (in Triton's interpreter) gives the results of the matrix of scores: outputs, sums,
 gradients.
 """
 
@@ -108,7 +108,7 @@ def test_kernels_give_what_the_matrix_gives(case: Any, monkeypatch: pytest.Monke
 def test_what_has_no_kernels_is_a_matrix() -> None:
     learnt = torch.randn(4, requires_grad=True)
     unknown = {
-        "a gradient of what is read": lambda s, b, h, i, j: s + learnt[h],
+        "a gradient of a tensor that it reads": lambda s, b, h, i, j: s + learnt[h],
         "an op without a form": lambda s, b, h, i, j: s + torch.special.i0(s),
     }
     given = [torch.randn(1, 4, 20, 16) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The GPU's call program: whole modules on CPU tensors through Triton's interpreter, and what is decided
+"""The GPU's call program: whole modules on CPU tensors through Triton's interpreter, and decisions made
 about devices.
 """
 

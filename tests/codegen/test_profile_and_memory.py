@@ -1,4 +1,4 @@
-"""What is seen of compiled programs from outside: names in a profile, and nothing once they are dropped."""
+"""Traces of compiled programs outside: names in a profile, and nothing once they are dropped."""
 
 import gc
 import linecache
@@ -27,7 +27,7 @@ def test_kernels_show_in_a_profile_under_their_names():
 
 
 def test_a_dropped_function_leaves_nothing():
-    """The first one warms up what the process keeps; the second must leave no text, no code, no program."""
+    """The first one warms up the caches of the process; the second must leave no text, no code, no program."""
 
     def make():
         fast = dynamotor.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()))

@@ -76,7 +76,7 @@ def check(
     at: list[tuple[int, int]] = SIZES,
     needs: tuple[str, ...] = (),
 ) -> None:
-    """The compiled program against eager in float64, forward and backward, at all sizes. needs: what it
+    """The compiled program against eager in float64, forward and backward, at all sizes. needs: the facts that it
     assumes.
     """
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What an op returns is compared with what its shape rule said: another size, dtype or None is an error,
+"""The result of an op is compared with its shape rule: another size, dtype or None is an error,
 never a read of other memory.
 """
 
@@ -15,7 +15,7 @@ _library = torch.library.Library("dm_results", "FRAGMENT")
 
 
 def define(name, schema, real, fake):
-    """An op whose fake may say something else than what it does."""
+    """An op whose fake may differ from its kernel."""
     _library.define(f"{name}{schema}")
     _library.impl(name, real, "CPU")
     torch.library.register_fake(f"dm_results::{name}", fake, lib=_library)
@@ -73,7 +73,7 @@ def test_one_of_several_results():
     )
     with pytest.raises(BackendError, match="DM404"):
         dynamotor.compile(lambda x: op(x)[0] * op(x)[1])(torch.randn(64))
-    first = dynamotor.compile(lambda x: op(x)[0] * 2)  # nobody reads the wrong one
+    first = dynamotor.compile(lambda x: op(x)[0] * 2)  # the wrong one is unread
     torch.testing.assert_close(first(torch.ones(5)), torch.full((5,), 4.0))
 
 

@@ -1,5 +1,5 @@
 """Strides that differ between calls: writes through them reach no element twice (the general program asks), and
-results lie as eager's.
+results have eager's layouts.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def test_sums_over_columns_alone_are_tiled_over_columns_too(rows, row, dtype):
     backward = torch.ops.aten.gelu_backward
 
     def gradients(g, x):
-        h = backward(g.float(), x.float())  # eager would sum what it has rounded
+        h = backward(g.float(), x.float())  # eager would sum rounded values
         return h.to(g.dtype), h.sum(0), (h * x).sum(0)
 
     check(

@@ -1,4 +1,4 @@
-"""Many small maps as one launch: what they make is what each would make alone, in an order that programs may
+"""Many small maps as one launch: their results are those of separate launches, in an order that programs may
 have.
 """
 
@@ -35,7 +35,7 @@ def launches(events):
 
 
 def compiled(function, *inputs):
-    """What the compiled function gives, the inputs afterwards, and its launches."""
+    """The results of the compiled function, the inputs afterwards, and its launches."""
     given = [x.clone() for x in inputs]
     with collect("code") as events:
         results = dynamotor.compile(function)(*given)

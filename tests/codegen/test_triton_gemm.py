@@ -1,5 +1,5 @@
 """Generated matrix products with their epilogues, in Triton's interpreter, against eager: shapes, layouts,
-types, what is fused.
+types, fused ops.
 """
 
 import copy
@@ -194,7 +194,7 @@ def test_casts_of_operands_happen_as_they_are_read(templates):
 
 
 def test_a_cast_between_half_precisions_happens_as_pointers_are_read(templates):
-    labels = templates(TMA, casts=True)  # a descriptor's tile is what lies in memory
+    labels = templates(TMA, casts=True)  # a descriptor's tile is in memory's order
     for left, right in ((F16, BF16), (BF16, F16), (F16, F16)):
         x, w = torch.full((16, 32), 1 / 3).to(left), randn(32, 40).to(right)
         with torch.no_grad(), config.patch(target="triton", strict=True), collect("code") as events:

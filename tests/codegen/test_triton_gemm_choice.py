@@ -1,5 +1,5 @@
 """Which products become templates: the stored table, timing with a clock that is made up, and the cache of
-what was found.
+the findings.
 """
 
 import functools
@@ -394,7 +394,10 @@ def test_programs_are_timed_in_turns_and_one_that_does_not_run_is_out(monkeypatc
     right, slightly, wrong = (lambda x, by=by: (x * by,) for by in (2, 2.01, -2))
     x = torch.randn(40, 30).expand(2, 40, 30)
     assert autotune.time_calls([right, broken, slightly, wrong], [x], device) == [1.0, never, 1.0, never]
-    assert autotune.time_calls([broken, right], [x], device) == [never, never]  # nothing says what is right
+    assert autotune.time_calls([broken, right], [x], device) == [
+        never,
+        never,
+    ]  # no reference for right results
 
 
 def test_what_a_candidate_leaves_in_its_inputs_counts(monkeypatch):

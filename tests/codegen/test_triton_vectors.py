@@ -132,7 +132,7 @@ def test_memory_that_does_not_start_at_a_vector_is_read_by_elements():
 
 
 def test_writes_touch_nothing_but_the_row():
-    """Rows of 9,001 in rows of 9,010: what lies between stays."""
+    """Rows of 9,001 in rows of 9,010: the gap stays."""
     x, r = Var("i", 7), Var("j", 9001)
     for apart in (9010, 9016):
         for dtype in (torch.float32, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""A joined tensor of which one part lies outside of every slice: a correct kernel was refused (DM913)."""
+"""A joined tensor of which one part is outside of every slice: a correct kernel was refused (DM913)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _end_of_a_join(x, y):
     return torch.cat([x, y], 0)[-2:], x.diff(dim=-1)
 
 
-# Parts of these lie behind conditions that never hold, or that say something of each loop.
+# Parts of these are behind conditions that never hold, or that say something of each loop.
 CONDITIONS = {
     "pad": (_pad_of_a_row, (2, 2)),
     "pad that cuts": (_write_behind_a_negative_pad, (2,)),

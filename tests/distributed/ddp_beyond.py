@@ -1,4 +1,4 @@
-"""What the two processes run beyond DDP: sharded optimizers, FSDP2, functional collectives in compiled
+"""Programs of the two processes beyond DDP: sharded optimizers, FSDP2, functional collectives in compiled
 functions.
 """
 

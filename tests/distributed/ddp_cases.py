@@ -1,4 +1,4 @@
-"""What the two processes run: small models trained by eager DDP and by compiled DDP on the same data, side by
+"""Programs of the two processes: small models trained by eager DDP and by compiled DDP on the same data, side by
 side.
 """
 
@@ -317,7 +317,7 @@ def _same_on_ranks(module: nn.Module, unequal: tuple[str, ...]) -> bool:
 def compare(
     rank: int, name: str, wrap: str, backend: str, mode: str = "auto", steps: int = 4
 ) -> dict[str, Any]:
-    """Train both ways; how far gradients and buffers are apart, whether the ranks agree, and what was
+    """Train both ways; how far gradients and buffers are apart, whether the ranks agree, and what they
     compiled how.
     """
     case = CASES[name]

@@ -85,7 +85,7 @@ def without_gradient_later(rank: int, variant: str = "in the graph") -> str:
 
 
 def whole_step(rank: int, **ddp: Any) -> Callable[[], str]:
-    """Three steps as one program; what is given does one more, and says what went wrong."""
+    """Three steps as one program; the given function does one more, and reports the fault."""
     module = DDP(Plain(), bucket_cap_mb=CAP, **ddp)
     train = dynamotor.compile_step(
         module, lambda out, *_: loss_of(out), torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
@@ -123,7 +123,7 @@ def dies_in_backward(rank: int) -> dict[str, str]:
 
 
 def dies_while_the_device_waits(rank: int, folder: str) -> str:
-    """Rank 1 is gone in the middle of a backward; the other one's GPU waits for it, and what it says goes to
+    """Rank 1 is gone in the middle of a backward; the other one's GPU waits for it, and its message goes to
     a file.
     """
     module = _compiled()

@@ -1,4 +1,4 @@
-"""More of what the two processes run: things that change on the way, and what must be left alone."""
+"""More programs of the two processes: changes on the way, and calls that must be left alone."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ import dynamotor
 
 
 class Run:
-    """One way of running a program, and what was seen in it."""
+    """One way of running a program, and its counts."""
 
     def __init__(self, rank: int, how: str, backend: str, mode: str) -> None:
         self.rank, self.how, self.backend, self.mode = rank, how, backend, mode

@@ -1,4 +1,4 @@
-"""What the two processes run: a DDP module trained by `compile_step` beside its copy trained by the eager loop."""
+"""Programs of the two processes: a DDP module trained by `compile_step` beside its copy trained by the eager loop."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 
 
 class Twins:
-    """The same model in both; `steps()` gives what they differ by."""
+    """The same model in both; `steps()` gives their difference."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ def convolutions(rank: int, accumulate: int) -> dict[str, Any]:
 
 
 def buffers(rank: int) -> dict[str, Any]:
-    """Running statistics are the first rank's, also after a step that nobody else heard of."""
+    """Running statistics are the first rank's, also after a step that the other ranks do not know of."""
     twins = Twins(rank, make=Normed, backend="aot_eager")
     for seed in range(6):
         with contextlib.ExitStack() as stack:

@@ -68,7 +68,7 @@ def trained(rank: int, steps: int) -> dict[str, Any]:
 
 
 def report(found: list[list[Any]], before: int) -> dict[str, Any]:
-    """What is the same, and how it was captured."""
+    """Which results are the same, and how they were captured."""
     same = all(type(a) is type(b) and torch.allclose(local(a), local(b), atol=1e-5) for a, b in zip(*found))
     return {
         "same": same,

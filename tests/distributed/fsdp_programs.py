@@ -74,7 +74,7 @@ class Twice(Net):
 
 
 class Unused(Net):
-    """A block has a layer that nobody calls, and one block is called by some steps only."""
+    """A block has a layer that is never called, and one block is called by some steps only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def accumulation(run: Run) -> None:
 
 
 def accumulation_over_kinds(run: Run) -> None:
-    """Some of the backwards go through the hooks: ours must find what they kept, and the other way round."""
+    """Some of the backwards go through the hooks: ours must find their kept state, and the other way round."""
     for last, hooks in ((False, True), (False, False), (False, True), (True, False)):
         run.model.set_requires_gradient_sync(last)
         call, run.call = run.call, run.model if hooks else run.call
@@ -296,7 +296,7 @@ def gradients_of_inputs(run: Run) -> None:
 
 
 def checkpoints(run: Run) -> None:
-    """What is saved after a step, loaded into the model of a step later."""
+    """A state saved after a step, loaded into the model of a step later."""
     plain(run)
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
@@ -362,7 +362,7 @@ def whole_steps(rank: int) -> dict[str, Any]:
 def compare(
     rank: int, name: str, step: str, how: str, backend: str = "native", mesh: str = ""
 ) -> dict[str, Any]:
-    """How far compiled steps are from eager FSDP2's, and what was captured."""
+    """How far compiled steps are from eager FSDP2's, and how they were captured."""
     dynamotor.reset()
     place = meshes(mesh)
     want, got = Run(name, place, "eager"), Run(name, place, how, backend)
@@ -382,7 +382,7 @@ def compare(
 
 
 def saved_weights(rank: int) -> tuple[list[str], list[str]]:
-    """The weight matrices among what a forward saves, where parameters are resharded and where they are kept."""
+    """The weight matrices among the saved values of a forward, where parameters are resharded and where they are kept."""
     found = []
     for name in ("plain", "kept"):
         dynamotor.reset()
@@ -466,7 +466,7 @@ def dies(rank: int, where: str) -> str:
 
 
 def modes_of_ranks(rank: int) -> float:
-    """Rank 0 trains through the hooks, rank 1 compiled, by turns: what they send is the same."""
+    """Rank 0 trains through the hooks, rank 1 compiled, by turns: they send the same."""
     dynamotor.reset()
     want, got = Run("plain", meshes(""), "eager"), Run("plain", meshes(""), "whole")
     compiled = got.call

@@ -75,7 +75,7 @@ class Pair:
             self.answer(pipe, START_SECONDS)
 
     def answer(self, pipe: Any, seconds: float) -> Any:
-        """What a process says next."""
+        """The next line of a process."""
         if not pipe.poll(seconds):
             self.kill()
             raise TimeoutError(f"no answer within {seconds:.0f} s")

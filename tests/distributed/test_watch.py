@@ -1,4 +1,4 @@
-"""What a GPU waits for in vain is reported, once and in time; on a CPU a fake event stands for the device."""
+"""An event that a GPU waits for in vain is reported, once and in time; on a CPU a fake event stands for the device."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted, the program that meets it, and the code of the check that finds it."""
+    """The planted fault, the program that meets it, and the code of the check that finds it."""
 
     code: str
     program: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""The check mode before the aten graph: faults planted one at a time into what is traced, split and joined, each
+"""The check mode before the aten graph: faults planted one at a time into traced, split and joined graphs, each
 caught beside the torch graph.
 """
 
@@ -42,7 +42,7 @@ def caught(what: str) -> None:
 
 
 def joint_changed(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    """What is traced is changed: `change` gets the output node."""
+    """The traced graph is changed: `change` gets the output node."""
     real = aot.trace_joint
 
     def traced(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The fuzzer of tensor programs: some of its programs, faults that it must find, and what it cuts them down
+"""The fuzzer of tensor programs: some of its programs, faults that it must find, and the programs that it cuts them down
 to.
 """
 
@@ -246,7 +246,7 @@ def test_a_program_that_ends_eagers_own_process_is_not_a_finding(monkeypatch, ea
     ["torch.addcmul({0}, {1}, {1}, value=0.3)", "{0}.sub({1}, alpha=0.3)", "torch.lerp({0}, {1}, 0.3)"],
 )
 def test_a_product_that_is_added_may_be_rounded_once_or_twice(text):
-    """91001:89087: `addcmul` gave zero here, and in eager (whose processor has FMA) what was rounded off."""
+    """91001:89087: `addcmul` gave zero here, and in eager (whose processor has FMA) the rounding error."""
     multiples, ties = Input((64, 16), fill="multiples"), Input((64, 16), fill="ties")
     steps = (Step(text, (0, 1)), Step("{0}.count_nonzero(0)", (2,)))
     programs = [Program((multiples, ties), steps, (3,), seed=n) for n in range(4)]

@@ -1,4 +1,4 @@
-"""The fuzzer of late code: its programs are right, and it finds what a removed mechanism would let through."""
+"""The fuzzer of late code: its programs are right, and it finds the faults that a removed mechanism would let through."""
 
 from __future__ import annotations
 

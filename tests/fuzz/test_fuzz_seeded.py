@@ -1,4 +1,4 @@
-"""The fuzzers of one program a seed: their programs are right, and each finds what a removed mechanism lets through."""
+"""The fuzzers of one program a seed: their programs are right, and each finds the faults that a removed mechanism lets through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fuzzer of training steps: what it has found stays right, and it sees a guard that is missing."""
+"""The fuzzer of training steps: its findings stay right, and it sees a guard that is missing."""
 
 from __future__ import annotations
 

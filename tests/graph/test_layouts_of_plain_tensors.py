@@ -1,4 +1,4 @@
-"""PyTorch takes other kernels for plain tensors than for subclasses, which trials run on: results lie as
+"""PyTorch takes other kernels for plain tensors than for subclasses, which trials run on: results are laid out as
 eager's all the same.
 """
 

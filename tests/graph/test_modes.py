@@ -1,4 +1,4 @@
-"""Modes of PyTorch that a graph changes while it runs, and what is left of them where it stops."""
+"""Modes of PyTorch that a graph changes while it runs, and their state where it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape inference remembers answers; what an answer reads besides its arguments is part of the question."""
+"""Shape inference remembers answers; settings that an answer depends on are part of the question."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ LONG = {"dtype": torch.int64}
 CASES: list[
     tuple[Callable[..., Any], tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
 ] = [
-    # a function; its arguments' shapes at two calls that make a general program; what is refused; which
+    # a function; its arguments' shapes at two calls that make a general program; the refused call; which
     # arguments are positions
     (lambda x, i: x.gather(0, i), ((5, 6), (4, 6)), ((7, 9), (3, 8)), ((7, 6), (4, 8)), (1,)),
     (

@@ -1,4 +1,4 @@
-"""Walks over graphs: what is reached, and the order in which each stands behind what it needs."""
+"""Walks over graphs: reached nodes, and the order in which each stands behind its operands."""
 
 from __future__ import annotations
 

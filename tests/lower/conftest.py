@@ -1,4 +1,4 @@
-"""What a test of this room checks is built by one run of the compiler."""
+"""The kernels of a test of this room are built by one run of the compiler."""
 
 import harness
 import pytest

@@ -13,7 +13,7 @@ from dynamotor.lower.lower_graph import lower_graph
 from dynamotor.lower.program import LoopStep
 from fuzz.batch import Batch
 
-_batch = None  # of the test that runs, and what is to be compared at its end
+_batch = None  # of the running test, with the comparisons to make at its end
 _waiting = []
 
 

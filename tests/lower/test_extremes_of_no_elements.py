@@ -1,4 +1,4 @@
-"""An extreme of no elements whose values nobody used was left out as dead code: eager raises."""
+"""An extreme of no elements whose values were unread was left out as dead code: eager raises."""
 
 import pytest
 import torch

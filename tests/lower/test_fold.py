@@ -1,4 +1,4 @@
-"""What is computed once from weights is computed again after any write, however linear it is and however it
+"""Values computed once from weights are computed again after any write, however linear it is and however it
 is made.
 """
 

@@ -1,4 +1,4 @@
-"""Positions out of range that a kernel never looked at: what lies at them was the same everywhere, or nobody
+"""Positions out of range that a kernel never looked at: the values at them were the same everywhere, or not
 read it.
 """
 

@@ -1,4 +1,4 @@
-"""A map over part of a reduction's loops: along what is reduced, along what is kept, or over a single
+"""A map over part of a reduction's loops: along reduced dimensions, along kept ones, or over a single
 number.
 """
 

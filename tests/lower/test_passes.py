@@ -1,4 +1,4 @@
-"""Graph passes: each keeps the graph's meaning, and does what it is for."""
+"""Graph passes: each keeps the graph's meaning, and has its effect."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products with a vocabulary that 8 does not divide: what is padded, that the graph computes what it did,
+"""Products with a vocabulary that 8 does not divide: padded operands, that the graph's results stay,
 strides of outputs.
 """
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.regression
 
 
 def blocks(x, parts):
-    """Sums that a norm and the next sum read, as in a transformer; what the norms give."""
+    """Sums that a norm and the next sum read, as in a transformer; the norms' results."""
     found = []
     for part in parts:
         x = x + part

@@ -1,4 +1,4 @@
-"""Running sums, products, extremes with their positions, and what is fused around them."""
+"""Running sums, products, extremes with their positions, and ops fused around them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Writes at computed positions: values, sums of equal positions, what is fused, positions out of range."""
+"""Writes at computed positions: values, sums of equal positions, fused ops, positions out of range."""
 
 import pytest
 import torch

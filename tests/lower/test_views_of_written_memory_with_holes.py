@@ -1,4 +1,4 @@
-"""A view of an input with holes (`x[::2]`) that the graph has written lies as eager's: the written value has no holes,
+"""A view of an input with holes (`x[::2]`) that the graph has written has eager's layout: the written value has no holes,
 and views of it were taken for dense (91002:4861; `x += 1; z = x[1:].contiguous(); z += 1` wrote into `x`).
 """
 

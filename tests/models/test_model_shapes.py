@@ -1,4 +1,4 @@
-"""Every op of real training steps, in float32 and under bf16 autocast: shape inference says what the CPU
+"""Every op of real training steps, in float32 and under bf16 autocast: shape inference agrees with what the CPU
 kernel did.
 """
 

@@ -1,4 +1,4 @@
-"""The build cache: what is stored, what is refused, and that nothing damaged ever loads."""
+"""The build cache: stored entries, refused entries, and that nothing damaged ever loads."""
 
 import contextvars
 import ctypes

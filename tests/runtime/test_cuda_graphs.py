@@ -275,7 +275,7 @@ def test_what_cannot_be_recorded_runs_plainly_and_says_why(reason):
 
 
 def test_a_small_input_that_is_written_is_copied_back():
-    """Wherever it lies; its version moves as by an op in place."""
+    """At any address; its version moves as by an op in place."""
     call = graphed(lambda count, x: (count.add_(1) * x,), mutated=[0])
     counts = [torch.full((1,), 4.0) for _ in range(WARM_UP + 3)]  # each at a place of its own
     for count in counts[:WARM_UP]:

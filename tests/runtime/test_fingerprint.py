@@ -77,7 +77,7 @@ def put(x: torch.Tensor, places: list[int] | torch.Tensor, values: torch.Tensor)
 
 
 def edits(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Structured changes of what a tensor holds: linear ones, sparse ones, and permutations."""
+    """Structured changes of a tensor's contents: linear ones, sparse ones, and permutations."""
     n, bits = x.numel(), x.view(torch.int32)
     for factor in (-1, 2, 4, 8, 0.5, 1 / 1024, -2):
         yield f"times {factor}", x * factor

@@ -37,7 +37,7 @@ def operands(func: Any, x: Any, y: Any, y_value: float) -> tuple[tuple[Any, ...]
 
 
 def result(func: Any, dtype: torch.dtype, x: float, y: float) -> tuple[float, float]:
-    """What the program of one op gives, and what aten gives."""
+    """The results of the program of one op, and aten's."""
     graph = fx.Graph()
     nodes = [graph.placeholder(name) for name in "xy"]
     args, kwargs = operands(func, *nodes, y)

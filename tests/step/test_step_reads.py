@@ -1,4 +1,4 @@
-"""What the Python of an update looks up is guarded or runs at each step; its effects happen at each step."""
+"""Objects that the Python of an update looks up are guarded or runs at each step; its effects happen at each step."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def environment(**more: str | None) -> dict[str, str]:
         "PJRT_DEVICE": "CPU",
         "DYNAMOTOR_XLA_TIMEOUT": "40",
         **more,
-        # Compiling is a third of these tests, and LLVM's work on the programs is not what they are of.
+        # Compiling is a third of these tests, and LLVM's work on the programs is not their subject.
         "XLA_FLAGS": " ".join(
             [env.get("XLA_FLAGS", ""), more.get("XLA_FLAGS") or "", "--xla_backend_optimization_level=0"]
         ),
@@ -79,7 +79,7 @@ def server() -> multiprocessing.context.ForkServerContext:
 def start(
     code: str, env: dict[str, str], output: Path, errors: Path | None = None, arguments: tuple[str, ...] = ()
 ) -> BaseProcess:
-    """A process that runs `code` as `python -c` would, with this environment; what it says goes to files."""
+    """A process that runs `code` as `python -c` would, with this environment; its output goes to files."""
     for path in (output, errors or output):
         path.touch()
     process = server().Process(target=_run, args=(code, env, str(output), str(errors or output), arguments))

@@ -1,4 +1,4 @@
-"""What a test that plants a fault in an emitter needs."""
+"""Helpers of tests that plant a fault in an emitter."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the compiler warned of: `text_of(recwarn)`."""
+"""The compiler's warnings: `text_of(recwarn)`."""
 
 from __future__ import annotations
 

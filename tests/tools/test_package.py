@@ -1,4 +1,4 @@
-"""A package gives what the model gave, without the model; what does not fit it is refused with a code."""
+"""A package gives the model's results, without the model; calls that do not fit it are refused with a code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: what it holds, and that it works in a real browser (`make test-report` needs Debian's chromium
+"""The report: its contents, and that it works in a real browser (`make test-report` needs Debian's chromium
 and chromium-driver).
 """
 

@@ -60,7 +60,7 @@ def spec_of(value: Any) -> Any:
 
 
 class Case:
-    """An op's lowering on given values: a function of arrays, and what it is compiled for (`key`)."""
+    """An op's lowering on given values: a function of arrays, and its key in the cache (`key`)."""
 
     def __init__(self, func: Any, rule: Any, args: Any, kwargs: Any, out: Any) -> None:
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)

@@ -1,4 +1,4 @@
-"""Padding to buckets: the same results as without, whatever lies in the padding, or a refusal with its reason."""
+"""Padding to buckets: the same results as without, whatever the padding holds, or a refusal with its reason."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_two_replicas(eager, tmp_path):
     same_curve(json.loads((tmp_path / "losses").read_text()), eager)
 
 
-@pytest.mark.slow  # test_distributed_checkpoint.py loads what was saved
+@pytest.mark.slow  # test_distributed_checkpoint.py loads the files
 def test_killed_and_resumed(eager, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     process = start(

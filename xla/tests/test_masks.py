@@ -1,4 +1,4 @@
-"""What is NaN or infinite is not hidden by a mask that it is multiplied with: XLA would make a choice of `x *
+"""NaN and infinity are not hidden by a mask that it is multiplied with: XLA would make a choice of `x *
 mask`.
 """
 

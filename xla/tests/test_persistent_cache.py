@@ -1,4 +1,4 @@
-"""A second process loads what the first one compiled."""
+"""A second process loads the programs of the first one."""
 
 from __future__ import annotations
 

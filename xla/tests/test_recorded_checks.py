@@ -1,4 +1,4 @@
-"""What the CPU refuses is refused: types when an op is recorded, values under `config.xla_debug`; rules that
+"""Calls that the CPU refuses are refused: types when an op is recorded, values under `config.xla_debug`; rules that
 come late or wrong.
 """
 

@@ -1,4 +1,4 @@
-"""step, compile and eager mode: what is one graph and what is not."""
+"""step, compile and eager mode: which ops are one graph."""
 
 from __future__ import annotations
 

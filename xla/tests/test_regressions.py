@@ -19,7 +19,7 @@ CASES: dict[str, Callable[[str], object]] = {}
 
 
 def case(program: Callable[[str], object]) -> Callable[[str], object]:
-    """A program of a device; what it returns is compared: tensors with their strides, anything else by
+    """A program of a device; its results are compared: tensors with their strides, anything else by
     equality.
     """
     CASES[program.__name__] = program

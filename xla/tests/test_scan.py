@@ -1,4 +1,4 @@
-"""Loops on the device give what the unrolled Python loop gives, values and gradients."""
+"""Loops on the device give the results of the unrolled Python loop, values and gradients."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def run(*snippets, **names):
 
 
 def eager_weights():
-    """What the training loop of the guide gives in eager mode."""
+    """Results of the training loop of the guide in eager mode."""
     space = run(PRELUDE)
     model, loss_fn = space["MNIST"](), torch.nn.NLLLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=space["lr"], momentum=space["momentum"])

@@ -1,4 +1,4 @@
-"""Models exported as StableHLO give what the model gives, from a folder and without its code."""
+"""Models exported as StableHLO give the model's results, from a folder and without its code."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 
 def network():
-    """The first layer has no bias: what a batch norm takes away again has rounding alone as its gradient, which Adam
+    """The first layer has no bias: a batch norm would take it away again, and it has rounding alone as its gradient, which Adam
     divides by itself."""
     torch.manual_seed(0)
     return torch.nn.Sequential(

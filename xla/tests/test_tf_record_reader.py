@@ -1,4 +1,4 @@
-"""TFRecords written by the independent `tfrecord` package, read by ours; and what a damaged file gives."""
+"""TFRecords written by the independent `tfrecord` package, read by ours; and the errors of a damaged file."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ NAMES = ("xla", "torchxla_trace_once", "aot_torchxla_trace_once", "torchxla_triv
 
 
 def test_ops_between_two_graphs_are_not_captured_themselves():
-    """Sizes that data decides break the graph: such an op runs on the lazy device, whose code is nobody's to trace."""
+    """Sizes that data decides break the graph: such an op runs on the lazy device, whose code is not traced."""
 
     def f(x):
         y = x * 2

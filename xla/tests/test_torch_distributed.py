@@ -1,4 +1,4 @@
-"""torch.distributed over XLA: its collectives, DistributedDataParallel, what it refuses."""
+"""torch.distributed over XLA: its collectives, DistributedDataParallel, its refusals."""
 
 from __future__ import annotations
 

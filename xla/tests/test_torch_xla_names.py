@@ -61,7 +61,7 @@ def test_precision_arrays_and_checkpoints_have_their_names():
 
 @pytest.mark.slow
 def test_fsdp_over_four_devices_trains_as_one_device():
-    """Losses and parameters are those of one device; parameters and optimizer state lie in parts."""
+    """Losses and parameters are those of one device; parameters and optimizer state are divided."""
     done = run_forked(
         """
     import copy, torch, torch.nn as nn

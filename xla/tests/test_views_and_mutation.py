@@ -1,4 +1,4 @@
-"""Random programs of views, writes and autograd give on the xla device what they give on the CPU: values,
+"""Random programs of views, writes and autograd give on the xla device the results of the CPU: values,
 strides, who shares memory, gradients and errors.
 
 A program is made while it runs on the CPU: each step is a closure over positions in a pool of tensors, so
@@ -164,7 +164,7 @@ def _step(pool: Pool, rng: random.Random) -> Step | None:
         write = _write(pool[at], rng)
 
         def step(pool: Pool) -> None:
-            # Another view of the same memory is read from a copy: the CPU reads what it has written already.
+            # Another view of the same memory is read from a copy: the CPU reads its own writes.
             write(pool[at], pool[at] if at == other else pool[other].clone())
 
         return step
@@ -196,7 +196,7 @@ def program(start: Pool, rng: random.Random, length: int) -> tuple[Pool, list[St
 
 
 def replay(start: Pool, steps: list[Step], rng: random.Random) -> Pool:
-    """The same steps on the device, with a few reads in between: what is read must not matter."""
+    """The same steps on the device, with a few reads in between: these must not matter."""
     pool = list(start)
     for step in steps:
         step(pool)

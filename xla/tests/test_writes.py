@@ -1,5 +1,5 @@
-"""Single cases of views, writes, `out=`, indexing and autograd: the xla device gives what the CPU gives, or
-refuses what the CPU refuses.
+"""Single cases of views, writes, `out=`, indexing and autograd: the xla device gives the CPU's results, or
+refuses the calls that the CPU refuses.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ..breaks import Unsupported, unsupported
 from ..source import Called, Const, Source
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_typed

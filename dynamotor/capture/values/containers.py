@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import (

@@ -15,7 +15,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from ...base import compat
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ...graph.spec import device_with_index
 from ..breaks import unsupported, unsupported_if

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ..breaks import unsupported
 from ..bytecode import by_code
 from ..guards import Absent, IdIs, TypeIs

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ...base.registry import register_all
 from ..breaks import unsupported, unsupported_if
 from .arguments import fitted

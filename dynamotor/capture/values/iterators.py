@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ..breaks import unsupported, unsupported_if
 from ..polyfills import cursors
 from ..source import SEQUENCE_ITERATORS, Ahead, Called, Missing, SeqItem, Source

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ..opcode_tables import TEMPLATE_CLASSES
 from ..source import Attr, Source
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_typed

@@ -18,9 +18,9 @@ from torch import fx
 
 from ... import _C
 from ...base import compat
-from ...base.checked import checked
 from ...base.compat import OpOverload, OpOverloadPacket
 from ...base.errors import DynamotorError
+from ...base.narrowing import checked
 from ...base.registry import Registry
 from ...graph.error_lines import history_is_refused
 from ...graph.kernel_checks import tf32

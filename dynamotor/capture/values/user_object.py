@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
-from ...base.checked import checked
+from ...base.narrowing import checked
 from ..breaks import unsupported, unsupported_if
 from ..guards import Absent, Length, TypeIs
 from ..source import Attr, InstanceDict, Source

@@ -38,7 +38,7 @@ _ROWS = {
     "_xla_set_mat_mul_precision": backends.set_mat_mul_precision,
     "_xla_set_rng_seed": xm.set_rng_state,
     "_xla_wait_device_ops": xm.wait_device_ops,
-    # How a tensor lies on the devices, in XLA's words; "" and None for one that is on a single device.
+    # Layout of a tensor over the devices, in XLA's words; "" and None for one that is on a single device.
     "_get_xla_sharding_spec": lambda t: (
         XLAShardedTensor(t).hlo_sharding if XLAShardedTensor(t).sharding_spec else ""
     ),

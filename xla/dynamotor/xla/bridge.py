@@ -139,7 +139,7 @@ class Result:
         return Node(None, (), self.meta, devices.lane_of(self.device), results[self.index])
 
     def how(self) -> Any:
-        """Where it is, what makes its tensor, and what the tensor's alias is but for data and lane."""
+        """Where it is, the maker of its tensor, and the tensor's alias without data and lane."""
         model = Alias(Node(None, (), self.meta, devices.lane_of(self.device)), stride=self.stride)
         return self.index, maker(self.meta, self.stride, self.device), model
 
@@ -187,7 +187,7 @@ class Plain:
 
 
 class Inputs:
-    """What a call of a program passes beside its arguments, and where these go. `first`: the leaf of each
+    """Inputs of a program beside its arguments, and where these go. `first`: the leaf of each
     argument (None where it is no tensor)."""
 
     def __init__(self, lane: Lane, first: Sequence[Node | None]) -> None:

@@ -35,7 +35,7 @@ _OTHER = re.compile(
 
 
 def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence[Meta]) -> None:
-    """Raise what the CPU's kernel raises for tensors of these types and these numbers: it is asked once for
+    """Raise the error of the CPU's kernel for tensors of these types and these numbers: it is asked once for
     each combination.
 
     Types that only some CPU kernels have (float16, bfloat16, ...) are the device's own affair.

@@ -209,7 +209,7 @@ def reduce_scatter(
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Send tensors along `pairs` of (source, target) ordinals; a replica that is nobody's target gets
+    """Send tensors along `pairs` of (source, target) ordinals; a replica that is no target gets
     zeros.
     """
     _check([value])
@@ -317,7 +317,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     """Wait until all replicas (or those named) have come to the rendezvous `tag`; the payloads, in the order
     of ordinals.
 
-    What is pending is run first: it may hold collectives that the others wait for. DM640 when a peer has
+    Pending work runs first: it may hold collectives that the others wait for. DM640 when a peer has
     died, DM642 when one is late.
     """
     sync.sync()
@@ -337,7 +337,7 @@ def do_on_ordinals(target: Callable[..., Any], data: Any = (), ordinals: Sequenc
     """Call `target(*data)` on some replicas only, with the XLA tensors in `data` moved to the CPU; None on
     the others.
 
-    All replicas must call it: what is pending, collectives among it, is run before.
+    All replicas must call it: pending work, collectives among it, runs before.
     """
     sync.sync()
     if replication.rank() not in ordinals:

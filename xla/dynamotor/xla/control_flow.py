@@ -44,7 +44,7 @@ def _register() -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls a function once a module has been imported by somebody else."""
+    """Calls a function once a module has been imported by other code."""
 
     def __init__(self, module: str, call: Callable[[], Any]) -> None:
         self.module, self.call = module, call

@@ -67,7 +67,7 @@ struct XlaHooks final : at::XLAHooksInterface {
 int64_t count = 1, current = 0;
 struct XlaGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XLA> {
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(count); }
-  // What "xla" without an index means: `x.to("xla")` is `x` where x lies there.
+  // Meaning of "xla" without an index: `x.to("xla")` is `x` where x is there.
   c10::Device getDevice() const override {
     return {c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(current)};
   }
@@ -226,7 +226,7 @@ def lanes(device: Any = None) -> list[Lane]:
 
 @contextlib.contextmanager
 def using_lane(lane: Lane) -> Iterator[None]:
-    """Record what is done on the lane's device into this lane: how the bridge traces apart from the running
+    """Record work on the lane's device into this lane: how the bridge traces apart from the running
     program, whose random state stays."""
     # A backward pass must run in this thread: others wait for the lock.
     with lock, torch.autograd.set_multithreading_enabled(False):
@@ -261,7 +261,7 @@ class _DeviceContext:
 
 
 class XlaStream:
-    """The one order in which a device does what it is told: libraries that overlap work ask for streams."""
+    """The one order in which a device executes its work: libraries that overlap work ask for streams."""
 
     def __init__(self, device: Any = None, priority: int = 0, **options: Any) -> None:
         self.device = torch.device(

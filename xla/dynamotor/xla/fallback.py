@@ -90,8 +90,8 @@ def written(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> li
 def _write_back(
     func: Callable[..., Any], args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(CPU copy, device tensor) of what the op wrote, by its schema; the device tensors get the new
-    values.
+    """(CPU copy, device tensor) of each tensor that the op wrote, by its schema; the device tensors get the
+    new values.
     """
     pairs: list[tuple[Any, Any]] = []
     for mine, host in zip(written(func, args, kwargs), written(func, host_args, host_kwargs)):

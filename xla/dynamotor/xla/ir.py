@@ -266,7 +266,7 @@ _memo: dict[tuple, Instruction] = {}
 simple: dict[tuple, Instruction] = {}
 _rules: dict[int, Lowering] = {}
 _NO_RULE = Lowering(lambda: None)
-# The largest numbers of dtypes: what a kernel says of one number between two of them it says of all.
+# The largest numbers of dtypes: a kernel's answer for one number between two of them holds for all.
 _LARGEST = sorted(
     {
         abs(float(end))

@@ -83,7 +83,7 @@ def call_jax(
     in the result.
 
     jax_func: traced once for each set of shapes and other arguments, which must be hashable; differentiable
-    by jax. What it reads from globals is read then. override_name: accepted, for programs that pass it.
+    by jax. Globals are read then. override_name: accepted, for programs that pass it.
     """
     leaves, tree = tree_flatten((args, kwargs or {}))
     is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]

@@ -141,7 +141,7 @@ def of_view(
     args: tuple,
     kwargs: dict[str, Any] | None,
 ) -> tuple[Stride, int]:
-    """(strides, storage offset) of a view op's result; raises what the CPU raises where strides do not allow
+    """(strides, storage offset) of a view op's result; raises the CPU's error where strides do not allow
     the view.
     """
     if instruction.metas.dtype is not parent.meta.dtype:  # its offset is counted in other units

@@ -36,7 +36,7 @@ class Spec(NamedTuple):
 
 
 class Lifted(NamedTuple):
-    """A number that may differ between two runs of a program: what it is as a 0-d array, and a number of its
+    """A number that may differ between two runs of a program: its 0-d array, and a number of its
     type."""
 
     array: jax.Array
@@ -168,7 +168,9 @@ _composites = torch.library.Library("aten", "IMPL")  # its kernels live as long 
 
 
 def composite(*targets: Target) -> Callable[[Callable], Callable]:
-    """Register what a composite op is on the device, where it arrives whole: a function of torch tensors."""
+    """Register the form of a composite op on the device, where it arrives whole: a function of torch
+    tensors.
+    """
 
     def register(fn: Callable) -> Callable:
         for target in targets:

@@ -62,7 +62,7 @@ for _schema, _meta in {
 def _collective(
     target: Any, alone: Callable[..., Any], lift: tuple[type, ...] = ()
 ) -> Callable[[Callable], Any]:
-    """Register a lowering; `alone`: what the collective is in a world of one, where there is no axis."""
+    """Register a lowering; `alone`: the collective's form in a world of one, where there is no axis."""
     # Not integers, which are dimensions and counts.
     return lambda rule: op(target, lift=lift, collective=True)(
         lambda *args: alone(*args) if replication.size() == 1 else rule(*args)

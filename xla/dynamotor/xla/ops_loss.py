@@ -149,7 +149,7 @@ def _states(
 
 
 def _moved(x: jax.Array, by: int) -> jax.Array:
-    """What the state `by` before has."""
+    """The value of the state `by` before."""
     return jnp.pad(x, [(0, 0), (by, 0)], constant_values=-jnp.inf)[:, : x.shape[1]]
 
 
@@ -182,7 +182,7 @@ def _loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infin
 def _gradient(
     grad, log_probs, targets, input_lengths, target_lengths, loss, log_alpha, blank, zero_infinity=False
 ):
-    """What a class has at each time, less the share of the target's paths that are at it."""
+    """A class's probability at each time, less the share of the target's paths that are at it."""
     labels, met, skips = _states(log_probs, targets, target_lengths, blank)
     steps, batch, states = met.shape
     ends = jnp.arange(states) >= 2 * target_lengths[:, None] - 1

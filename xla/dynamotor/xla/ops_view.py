@@ -4,8 +4,8 @@ tensors report.
 >>> as_strided(jnp.arange(6), (2, 2), (2, 1), 1)    # rows that start 2 apart, from element 1
 Array([[1, 2], [3, 4]], dtype=int64)
 
-The recorder knows that a view shares memory with its base: what a write to one does to the other is a row of
-`inverses` here, which records an inverse op (`slice_scatter`, in `ops_index.py`).
+The recorder knows that a view shares memory with its base: the effect of a write to one on the other is a
+row of `inverses` here, which records an inverse op (`slice_scatter`, in `ops_index.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which type an op computes in: aten's promotion for what is compared, the result's type for what is
+"""Which type an op computes in: aten's promotion for compared operands, the result's type for what is
 calculated.
 
 float16 and bfloat16 compute in float32 and round once, as aten's kernels do; integers of a float op compute

@@ -1,4 +1,4 @@
-"""A table that keeps what was used last, so that programs that never settle do not fill the memory.
+"""A table that keeps the entries used last, so that programs that never settle do not fill the memory.
 
 >>> table = Recent(2); table["a"] = 1; table["b"] = 2; table.get("a"); table["c"] = 3
 >>> list(table)

@@ -70,7 +70,7 @@ def eager_mode_context(enable: bool) -> Iterator[None]:
 
 
 def step() -> contextlib.AbstractContextManager[None]:
-    """`with step():` what was recorded before runs first, and what the body records runs, as one graph, at
+    """`with step():` earlier records run first, and those of the body run, as one graph, at
     its end.
     """
     return _Region("the step", full_graph=False, limit=None)
@@ -105,7 +105,7 @@ def compile(
 
 
 class _Region(contextlib.ContextDecorator):
-    """What is recorded from `__enter__` to `__exit__` is one graph. As a decorator, each call is a region."""
+    """Ops recorded from `__enter__` to `__exit__` are one graph. As a decorator, each call is a region."""
 
     def __init__(
         self, name: str, full_graph: bool, limit: int | None, graphs: list[str] | None = None

@@ -299,7 +299,7 @@ def meet(
     )
     if world.store is None or world.peers is None:
         return [payload]
-    # The same replicas come to the same tag equally often; those behind a turn have all read what was said in
+    # The same replicas come to the same tag equally often; those behind a turn have all read the messages of
     # the one before.
     tag = f"{tag}/{','.join(map(str, ranks))}"
     turn = world.serial[tag] = world.serial.get(tag, -1) + 1

@@ -114,7 +114,7 @@ def key(words: jax.Array) -> Any:
 
 
 class Draws:
-    """The draws of a recorded graph, said from the state that its call begins with: what it sets to a value
+    """The draws of a recorded graph, relative to the state that its call begins with: what it sets to a value
     of its own (`manual_seed` in a step) stays that value."""
 
     def __init__(self, before: int, states: list[int], after: int) -> None:

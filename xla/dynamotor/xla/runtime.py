@@ -125,7 +125,7 @@ global_runtime_device_count = global_device_count
 
 
 def runtime_device_attributes(device: str) -> dict[str, Any]:
-    """What the runtime tells of a physical device ("CPU:0" or "xla:0"): name, kind, process and, on TPUs,
+    """The runtime's description of a physical device ("CPU:0" or "xla:0"): name, kind, process and, on TPUs,
     coordinates.
     """
     index = int(device.rpartition(":")[2] or 0)
@@ -144,7 +144,7 @@ def _attributes(device: jax.Device) -> dict[str, Any]:
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Switch SPMD mode on: `xla:0` stands for all devices, and `mark_sharding` says how tensors lie on them.
+    """Switch SPMD mode on: `xla:0` stands for all devices, and `mark_sharding` lays tensors out over them.
 
     auto: let XLA choose the shardings itself; not available (DM665): say them with mark_sharding.
     """

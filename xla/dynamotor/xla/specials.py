@@ -408,7 +408,7 @@ def _histogram(x, bins, *, range=None, weight=None, density=False):  # noqa: A00
 
 @decomposition(aten.histogram.bins_tensor)
 def _counted(x, bins, *, weight=None, density=False):
-    """(what lies between one edge and the next, the last one included; the edges)."""
+    """(the intervals between edges, the last one included; the edges)."""
     x, each = x.reshape(-1), torch.ones_like(x) if weight is None else weight
     inside = (x >= bins[0]) & (x <= bins[-1])
     place = torch.searchsorted(bins, x, right=True).clamp(1, len(bins) - 1) - 1

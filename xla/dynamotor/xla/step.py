@@ -4,10 +4,11 @@
 >>> for data, target in loader:
 ...     loss = step(data, target)
 
-The forward pass is captured as `dynamotor.compile` captures it, with its guards: what the model and the loss
-read (attributes, hooks, modes, autocast) is looked at before each step. The first call of a captured step
-runs on the lazy device (optimizers make their state there), the second is recorded, later ones only run.
-Hyperparameters are inputs of the executable: a changed learning rate is recorded anew and compiles nothing.
+The forward pass is captured as `dynamotor.compile` captures it, with its guards: facts that the model and
+the loss read (attributes, hooks, modes, autocast) are checked before each step. The first call of a
+captured step runs on the lazy device (optimizers make their state there), the second is recorded, later ones
+only run. Hyperparameters are inputs of the executable: a changed learning rate is recorded anew and compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ def _not_whole(why: str) -> XlaError:
         "the training step cannot be recorded as one graph",
         why=why,
         where=metrics.user_line(),
-        cure="train with the lazy device, or take what is in the way out of the step",
+        cure="train with the lazy device, or move the offending code out of the step",
     )
 
 
@@ -285,8 +286,8 @@ class _Replayed:
         arguments: Sequence[Any],
         state: list[torch.Tensor],
     ) -> Any:
-        """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers
-        in `settings`.
+        """Run for each fact that a recording depends on beside tensors: a `structure` (shapes, modes), and
+        the numbers in `settings`.
 
         `settings` None: each call is recorded. `state` is what `state()` would list now.
         """
@@ -320,7 +321,7 @@ class _Replayed:
     def _record(
         self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]
     ) -> tuple[Program, Inputs]:
-        """Record the body on leaves in the place of all tensors; what was recorded before keeps its
+        """Record the body on leaves in the place of all tensors; earlier records keep their
         executable.
         """
         tensors = [*arguments, *state]
@@ -333,7 +334,7 @@ class _Replayed:
                 raise _not_whole(str(cut)) from cut
             if not _same(self._state(), self._known):
                 raise _not_whole(
-                    "it puts new tensors in the place of its state (an optimizer that replaces what it keeps)"
+                    "it puts new tensors in the place of its state (an optimizer that replaces its state)"
                 )
             updates = [(i, t._alias.node) for i, t in enumerate(tensors) if t._alias.version]
             at = tuple([value(r._alias).position if type(r) is XLATensor else repr(r) for r in results])

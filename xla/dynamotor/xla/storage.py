@@ -51,7 +51,7 @@ def storage_of(alias: Alias) -> Alias:
         is_dense(layout.spec_of(alias)),
         "DM619",
         "this tensor's storage cannot be addressed on the XLA device",
-        why="what it views has holes between its elements",
+        why="its base has holes between its elements",
         cure="use select, slice or view in the place of as_strided, or clone() the tensor first",
     )
     stride, shape = alias.stride, alias.meta.shape
@@ -101,7 +101,7 @@ rows(
 def _new_zeros_with_same_feature_meta(
     func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None
 ) -> XLATensor:
-    """Zeros that lie in their storage as another tensor does, once for each element of the leading batch
+    """Zeros with the layout of another tensor, once for each element of the leading batch
     dimensions: the tangents needed where views are differentiated forward."""
     like, alias = args[0], args[1]._alias
     batch = list(like.shape[: (kwargs or {}).get("self_num_batch_dims", 0)])

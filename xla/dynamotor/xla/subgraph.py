@@ -121,7 +121,7 @@ def trace(
     name: str,
     writable: int = 0,
 ) -> Subgraph:
-    """Run `function` once on tensors without values and return what it recorded.
+    """Run `function` once on tensors without values and return the recorded graph.
 
     function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors.
     `name`: how errors call it. DM669 where it needs a value (`.item()`, an op without lowering), changes

@@ -225,7 +225,7 @@ def run_step_closures() -> None:
 
 
 def _raise_async_error() -> None:
-    """Raise, in the thread of the program, what an asynchronous step closure raised in its own."""
+    """Raise, in the thread of the program, the exception of an asynchronous step closure."""
     if _async_errors:
         error = _async_errors[0]
         _async_errors.clear()

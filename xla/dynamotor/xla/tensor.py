@@ -171,7 +171,7 @@ def _fit(node: Node, meta: Meta) -> Node:
 
 
 def check_views(alias: Alias, args: tuple) -> None:
-    """Refuse gradients where a tensor with views got another shape in place, or has a view of what lies
+    """Refuse gradients where a tensor with views got another shape in place, or has a view of memory
     beside it: behind a write, autograd makes the history of a view again, on this device by the view's op on
     its base as that is now.
     """
@@ -248,7 +248,7 @@ _memories: Any = WeakIdKeyDictionary()
 
 
 class XLATensor(torch.Tensor):
-    """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2,
+    """A tensor of the `xla` device; `_alias` is its identity. Never made by users: `torch.ones(2,
     device="xla")`, `.to("xla")`."""
 
     _alias: Alias

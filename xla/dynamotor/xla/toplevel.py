@@ -40,7 +40,7 @@ def device(index: int | None = None) -> torch.device:
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """End a step, as `xm.mark_step` does: what was recorded becomes one XLA graph and is run; then the step
+    """End a step, as `xm.mark_step` does: the recorded ops become one XLA graph and run; then the step
     closures run.
 
     wait: block until the device is done. reset_scope: accepted, there are no scopes to reset.

@@ -1,4 +1,4 @@
-"""jax is what the device runs on, so nothing is to be guarded: these let programs that ask first go on."""
+"""The device runs on jax, so nothing is to be guarded: these let programs that ask first go on."""
 
 from contextlib import nullcontext as jax_env_context  # noqa: F401
 from typing import Any

@@ -1,4 +1,6 @@
-"""What a program asks about a TPU host, answered by jax and the environment; 0 and "" where there is none."""
+"""Questions of a program about a TPU host, answered by jax and the environment; 0 and "" where there is
+none.
+"""
 
 from __future__ import annotations
 

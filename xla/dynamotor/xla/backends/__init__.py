@@ -18,5 +18,5 @@ def set_mat_mul_precision(precision: str) -> None:
 
 
 def get_mat_mul_precision() -> str:
-    """The name of what is set."""
+    """The name of the setting."""
     return {ours: name for name, ours in _NAMES.items()}[torch.get_float32_matmul_precision()]

@@ -226,7 +226,9 @@ def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> byt
 
 
 def wait_device_ops(devices: Sequence[str | torch.device] = ()) -> None:
-    """Block until the devices (all of this process, where none are named) have done what was sent to them."""
+    """Block until the devices (all of this process, where none are named) have finished the work sent to
+    them.
+    """
     _sync.wait_device_ops(devices)
 
 
@@ -275,7 +277,7 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
     ordinal. master_only: only the master ordinal writes. global_master: then only ordinal 0 of all hosts,
     instead of one master a host.
     """
-    _sync.sync()  # all replicas, also those that do not write: what is pending may hold collectives
+    _sync.sync()  # all replicas, also those that do not write: pending work may hold collectives
     if master_only and not is_master_ordinal(local=not global_master):
         return
     on_cpu = for_each_instance_rewrite(data, is_xla, _detached)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from dynamotor.extension_api import Event, UserLine, subscribe
 
-# Flushes that a program asks for; all others cut a graph because somebody needs a value.
+# Flushes that a program asks for; all others cut a graph because a value is needed.
 _BARRIERS = ("mark_step", "eager mode")
 _CURES = {
     "item": "keep the value in a tensor, or read it in a step closure (xm.add_step_closure)",
@@ -52,7 +52,7 @@ class Finding:
 
 
 def finding_of(event: Event) -> Finding | None:
-    """What an event says; None where it is not worth a line."""
+    """The text of an event; None where it is not worth a line."""
     data = event.data
     if event.kind == "xla.compile":
         return Finding("Compilation", data["cause"], data["reason"], data["nodes"], data["line"])

@@ -54,7 +54,9 @@ def compare_tensors(
 
 
 def compare(dir1: str, dir2: str, rtol: float = 1e-05, atol: float = 1e-08) -> str:
-    """How the tensors in two folders differ: what one lacks, and what is not close. "" where nothing does."""
+    """How the tensors in two folders differ: missing ones, and those that are not close. "" where nothing
+    does.
+    """
     names = [{path.name for path in Path(folder).glob("*.pt")} for folder in (dir1, dir2)]
     lines = [
         f"{name} is only in {dir1 if name in names[0] else dir2}\n" for name in sorted(names[0] ^ names[1])

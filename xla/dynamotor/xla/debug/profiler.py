@@ -50,7 +50,7 @@ def trace(
     timeout_s: int = 120,
     interval_s: int = 5,
 ) -> None:
-    """Profile what runs behind a profiler server; blocks until the profile lies in `logdir`.
+    """Profile programs behind a profiler server; blocks until the profile is in `logdir`.
 
     service_addr: "HOST:PORT"; a server of this process is profiled directly, others through jax's collector
     (needs `pip install xprof`). duration_ms: how long. num_tracing_attempts, interval_s, timeout_s: tries,

@@ -18,13 +18,13 @@ from .parallel_loader import ParallelLoader
 
 
 class Context:
-    """What a loop function keeps from call to call on its device."""
+    """State that a loop function keeps from call to call on its device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def getattr_or(self, name: str, defval: Any) -> Any:
-        """An attribute, which is `defval` (or what it returns) at first."""
+        """An attribute, which is `defval` (or its result) at first."""
         if not hasattr(self, name):
             setattr(self, name, defval() if callable(defval) else defval)
         return getattr(self, name)

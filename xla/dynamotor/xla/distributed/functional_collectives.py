@@ -56,7 +56,7 @@ def _all_to_all(group: Any, inputs: Tensors, output_sizes: list[int], input_size
     return results
 
 
-# An op's name without its suffix -> what it does to a list of tensors.
+# An op's name without its suffix -> its effect on a list of tensors.
 _FUNCTIONS: dict[str, Callable[..., Tensors]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
@@ -80,7 +80,7 @@ def _move_shards(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any] |
 
 
 def _collective(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """An op: new results, or (`_`, `out=`) written into what it is given."""
+    """An op: new results, or (`_`, `out=`) written into its arguments."""
     name = func._schema.name.partition("::")[2]
     base = next(base for base in _FUNCTIONS if name.startswith(base))
     given, *settings, group = args

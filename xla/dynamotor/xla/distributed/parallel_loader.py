@@ -93,7 +93,7 @@ class ParallelLoader:
     batchdim: accepted. batches_per_execution: how many batches a step has. loader_prefetch_size,
     device_prefetch_size: how many batches may wait to be uploaded, and on each device to be used.
     host_to_device_transfer_threads: threads that upload to one device; more than one may change the order of
-    batches. input_sharding: an object with `apply(tensor)` that says how a batch lies on the devices (see
+    batches. input_sharding: an object with `apply(tensor)` that says how a batch is laid out (see
     distributed.spmd).
     """
 
@@ -176,11 +176,11 @@ class ParallelLoader:
         return len(self._loader) // len(self.devices)
 
     def next_item(self, device: torch.device) -> tuple[bool, Any]:
-        """(True, the next batch of a device), or (False, None) at the end. Raises what the loader raised."""
+        """(True, the next batch of a device), or (False, None) at the end. Raises the loader's exception."""
         return self._ready[device].get()
 
     def close(self) -> None:
-        """Stop reading and uploading, which otherwise ends with the last batch; what was prefetched is
+        """Stop reading and uploading, which otherwise ends with the last batch; prefetched batches are
         dropped.
         """
         for channel in (*self._host.values(), *self._ready.values()):
@@ -188,7 +188,7 @@ class ParallelLoader:
 
 
 class MpDeviceLoader:
-    """A loader whose batches lie on one device, to be used like the loader that it wraps: each `for` starts a
+    """A loader whose batches are on one device, to be used like the loader that it wraps: each `for` starts a
     new ParallelLoader.
 
     loader: a torch DataLoader. device: where its batches go. Further arguments are ParallelLoader's.

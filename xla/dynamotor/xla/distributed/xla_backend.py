@@ -232,7 +232,7 @@ class XlaProcessGroup(dist.ProcessGroup):
         return _done(outputs)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Run what is pending, and wait for all replicas to do so."""
+        """Run pending work, and wait for all replicas to do so."""
         sync.sync(wait=True)
         if not self._alone:
             collectives.rendezvous("torch.distributed barrier")

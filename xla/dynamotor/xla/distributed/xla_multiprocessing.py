@@ -161,8 +161,8 @@ class MpModelWrapper:
 
 
 class MpSerialExecutor:
-    """Runs a function in one replica of the machine at a time: the first may download what the others then
-    find.
+    """Runs a function in one replica of the machine at a time: the first may download files that the others
+    then find.
 
     >>> SERIAL = xmp.MpSerialExecutor()
     >>> def train(index):

@@ -15,7 +15,7 @@ from ..transfer import data_of
 
 
 def on_ready_callback(tensor: XLATensor, callback: Callable[[torch.Tensor], None]) -> None:
-    """Call `callback(tensor)` on a thread when its value is there; what is pending is sent to the device
+    """Call `callback(tensor)` on a thread when its value is there; pending work is sent to the device
     first.
     """
     array = data_of(tensor, "callback")

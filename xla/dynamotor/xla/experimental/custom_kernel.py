@@ -203,7 +203,7 @@ def multi_queries_paged_attention(
     use_kernel: bool = True,
     attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention of the newest queries of each sequence over keys and values that lie in pages; scores
+    """Causal attention of the newest queries of each sequence over keys and values in pages; scores
     are not scaled.
 
     q [batch, n, heads, d]; k_pages, v_pages [kv heads, pages, page size, d]; lengths, effective_q_lens int
@@ -340,7 +340,7 @@ def repeat_with_fixed_output_size(
     total_repeat_length: int,
 ) -> torch.Tensor:
     """Row i of `input` repeats[i] times, in a result of total_repeat_length rows (int repeats [rows]): what
-    is too long is cut, and the last row fills what is missing."""
+    is too long is cut, and the last row fills the gap."""
     return call_jax(_repeat, (input, repeats, total_repeat_length))
 
 

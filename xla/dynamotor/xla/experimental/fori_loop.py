@@ -28,7 +28,7 @@ def while_loop(
 
     Both are traced once; tensors from outside may be used. No gradients (jax cannot run such loops
     backwards). DM669 where a function reads data, writes or draws; DM671 where the body's results have other
-    shapes or dtypes than what it carries.
+    shapes or dtypes than the carried tensors.
     """
     carried, rest, device = list(carried_inputs), list(additional_inputs), carried_inputs[0].device
     metas = [Meta.of(t.shape, t.dtype) for t in (*carried, *rest)]

@@ -32,8 +32,8 @@ def gradient_accumulation(
     train_step: takes one slice of each of `iterable_tensors`, then the carried tensors; returns the loss, or
     with carried tensors (loss, *new carried). Traced once; the backward pass belongs to the loop.
     iterable_tensors: xla tensors with one common first dimension, the number of steps. model: its parameters'
-    `.grad` get the sums (added to what is there). carried_tensors: handed from step to step, as one tuple or
-    one after the other. Returns (mean loss, *carried). DM671 for arguments that do not fit.
+    `.grad` get the sums (added to the present values). carried_tensors: handed from step to step, as one
+    tuple or one after the other. Returns (mean loss, *carried). DM671 for arguments that do not fit.
     """
     xs, first = list(iterable_tensors), carried_tensors
     carried = [] if first is None else [*(first if isinstance(first, tuple) else (first,)), *more_carried]

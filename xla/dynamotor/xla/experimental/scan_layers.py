@@ -21,9 +21,9 @@ def scan_layers(
 ) -> Any:
     """What `for layer in layers: x = layer(x)` gives, with gradients for all parameters.
 
-    layers: modules of the same structure, each of which returns what it takes (a tensor, or nested containers
-    of tensors). partition_fn: as for `scan`. is_layer_pure: the layers read nothing that changes,
-    so that later calls use the trace again. DM674 for layers that differ; DM669 for layers that
+    layers: modules of the same structure, whose result has the structure of the argument (a tensor, or
+    nested containers of tensors). partition_fn: as for `scan`. is_layer_pure: the layers read nothing that
+    changes, so that later calls use the trace again. DM674 for layers that differ; DM669 for layers that
     change their buffers.
     """
     layers = list(layers)

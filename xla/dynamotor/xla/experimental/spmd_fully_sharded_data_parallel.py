@@ -1,4 +1,4 @@
-"""FSDP by sharding: each parameter lies in parts on the devices of a mesh, and XLA gathers it where it is
+"""FSDP by sharding: each parameter is divided over the devices of a mesh, and XLA gathers it where it is
 used.
 
 >>> mesh = xs.Mesh(range(4), (4,), ("fsdp",))

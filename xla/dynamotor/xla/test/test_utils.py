@@ -83,7 +83,7 @@ def write_to_summary(
 
 
 def close_summary_writer(summary_writer: Any) -> None:
-    """Write what is pending and close, where there is a writer."""
+    """Write pending rows and close, where there is a writer."""
     if summary_writer is not None:
         summary_writer.flush()
         summary_writer.close()

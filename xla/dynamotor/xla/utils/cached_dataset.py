@@ -1,6 +1,6 @@
 """A data set that keeps each sample in a file once it was computed, in a local folder or a `gs://` one.
 
->>> train = CachedDataset(slow_dataset, "/data/cache")  # computes what is missing
+>>> train = CachedDataset(slow_dataset, "/data/cache")  # computes missing samples
 >>> train.warmup()                                      # all of it
 >>> elsewhere = CachedDataset(None, "/data/cache")      # the cache alone
 """
@@ -33,10 +33,11 @@ class CachedDataset(torch.utils.data.Dataset):
 
     data_set: the data set to be cached; None where all its samples are in `path` already (a cache can be
     packed and unpacked elsewhere). path: the cache's folder, local or `gs://`; must be writable unless it is
-    complete. max_files_per_folder: no folder of the cache gets more files; with data_set=None what the cache
-    was made with. compress: whether samples are compressed (smaller files, more work for the CPU); with
-    data_set=None what the cache was made with. weights_only: samples are tensors, numpy arrays, numbers,
-    strings and containers of them; False allows any object, and runs whatever code a file brings with it.
+    complete. max_files_per_folder: no folder of the cache gets more files; with data_set=None the value that
+    the cache was made with. compress: whether samples are compressed (smaller files, more work for the CPU);
+    with data_set=None the value that the cache was made with. weights_only: samples are tensors, numpy
+    arrays, numbers, strings and containers of them; False allows any object, and runs whatever code a file
+    brings with it.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class CachedDataset(torch.utils.data.Dataset):
             try:
                 data = gzip.decompress(data)
             except (EOFError, OSError, zlib.error):
-                data = b""  # the check that follows says what is wrong with it
+                data = b""  # the check that follows names the fault
         return checked_load(data, f"cached sample {path}", self._weights_only)
 
     def _write_metadata(self, meta: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ class AsyncClosureHandler(ClosureHandler):
         self._sent: list[Future[Any]] = []
 
     def run(self, closure: Closure) -> None:
-        """Send one closure to the thread; raises what an earlier one raised."""
+        """Send one closure to the thread; raises the exception of an earlier one."""
         done = [sent for sent in self._sent if sent.done()]
         self._sent = [sent for sent in self._sent if not sent.done()]
         for sent in done:

@@ -14,7 +14,7 @@ from .. import transfer
 
 
 def to_dlpack(xla_tensor: Any) -> Any:
-    """A DLPack capsule of what an xla tensor holds; what is pending is computed first."""
+    """A DLPack capsule of an xla tensor's contents; pending work is computed first."""
     return transfer.array(xla_tensor).__dlpack__()
 
 

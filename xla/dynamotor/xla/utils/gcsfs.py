@@ -106,8 +106,8 @@ def open(path: str, mode: str = "r", encoding: str | None = None) -> IO[Any]:
 
 
 def list(path: str) -> builtins.list[GcsBlob]:
-    """What is at a path: the entries of a bucket or folder, the matches of a pattern (`*`, `?`, `**`), or the
-    one file.
+    """The contents of a path: the entries of a bucket or folder, the matches of a pattern (`*`, `?`, `**`),
+    or the one file.
 
     path: "gs://BUCKET_NAME/PATH". An empty list where nothing is there.
     """
@@ -144,7 +144,7 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, content: str | bytes | IO[Any]) -> None:
-    """Write a string (as UTF-8), bytes, or what a file object still has to read, into a GCS blob
+    """Write a string (as UTF-8), bytes, or the rest of a file object, into a GCS blob
     ("gs://BUCKET_NAME/PATH").
     """
     data = content if isinstance(content, (str, bytes, bytearray, memoryview)) else content.read()

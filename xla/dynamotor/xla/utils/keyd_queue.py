@@ -29,7 +29,7 @@ class _Closable:
             self._ready.notify_all()
 
     def close_write(self) -> None:
-        """Nothing more is written; what is there can be read."""
+        """Nothing more is written; present entries can be read."""
         with self._ready:
             self._writable = False
             self._ready.notify_all()

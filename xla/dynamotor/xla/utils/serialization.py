@@ -41,7 +41,7 @@ def save(data: Any, path: str, master_only: bool = True, global_master: bool = F
     master ordinal writes; with False, each ordinal must be given its own path. global_master: with
     master_only, only ordinal 0 of all hosts writes, instead of one master a host.
     """
-    sync()  # all replicas, also those that do not write: what is pending may hold collectives
+    sync()  # all replicas, also those that do not write: pending work may hold collectives
     if master_only and not xm.is_master_ordinal(local=not global_master):
         return
     path = os.fspath(path)

@@ -184,7 +184,7 @@ class _Rewriter:
         return self._done[id(value)]
 
     def _attributes(self, value: Any) -> Any:
-        self._done[id(value)] = value  # what an object that contains itself sees
+        self._done[id(value)] = value  # for an object that contains itself
         old = vars(value)
         new = {name: self.rewrite(v) for name, v in old.items() if self._holds(v)}
         if not new:
@@ -259,7 +259,7 @@ def timed(fn: Callable[[], Any], msg: str = "", printfn: Callable[..., None] | N
 
 
 def get_free_tcp_ports(n: int = 1) -> list[int]:
-    """Ports that nobody uses at the moment."""
+    """Ports that are free at the moment."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("", 0))) for _ in range(n)]
         return [s.getsockname()[1] for s in sockets]

@@ -116,7 +116,7 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
             return self.module(*args, **kwargs)
 
     def get_shard_metadata(self) -> dict[str, Any]:
-        """What `consolidate_sharded_state_dicts` needs beside the state dicts: names, shapes of what is
+        """Data for `consolidate_sharded_state_dicts` beside the state dicts: names, shapes of what is
         divided, the rank.
         """
         named = dict(self.named_modules())

@@ -1,4 +1,4 @@
-"""Pictures of how tensors lie on devices.
+"""Pictures of the layout of tensors over devices.
 
 >>> visualize_tensor_sharding(x); visualize_sharding("{devices=[2,2]<=[4]}")
 """

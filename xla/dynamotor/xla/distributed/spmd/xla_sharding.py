@@ -1,12 +1,12 @@
-"""One program on several devices of a process: a mesh of devices, and how tensors lie on it. XLA divides the
-work accordingly.
+"""One program on several devices of a process: a mesh of devices, and the layouts of tensors over it. XLA
+divides the work accordingly.
 
 >>> xr.use_spmd()
 >>> mesh = Mesh(range(4), (2, 2), ("data", "model"))
 >>> mark_sharding(x, mesh, ("data", None))          # rows over the first axis, columns on each device
 >>> mark_sharding(linear.weight, mesh, ("model", None))
 
-Values are those of the same program on one device. Shardings are jax's NamedShardings; what is not marked is
+Values are those of the same program on one device. Shardings are jax's NamedShardings; unmarked tensors are
 on all devices, or where XLA finds it best.
 """
 
@@ -287,7 +287,7 @@ def visualize_tensor_sharding(t: torch.Tensor, **options: Any) -> None:
 
 
 def visualize_sharding(sharding: str, **options: Any) -> None:
-    """Print which device has which part of something that lies so, in XLA's words: "{devices=[2,2]<=[4]}",
+    """Print which device has which part of a tensor of this layout, in XLA's words: "{devices=[2,2]<=[4]}",
     "{devices=[4,1]0,2,1,3}", "{replicated}" (jax.debug.visualize_sharding).
     """
     found = re.match(r"\{devices=\[([\d,]+)\](?:<=\[[\d,]+\]|([\d,]+))", sharding)
@@ -333,7 +333,7 @@ class XLAShard:
 
 
 class XLAShardedTensor:
-    """What can be said about how a tensor lies on the devices.
+    """Facts about the layout of a tensor over the devices.
 
     >>> XLAShardedTensor(x).sharding_spec
     "PartitionSpec('data', None) over {'data': 2, 'model': 2}"
@@ -375,7 +375,7 @@ class XLAShardedTensor:
 
     @property
     def hlo_sharding(self) -> str:
-        """How it lies, in XLA's words: "{devices=[4,1]<=[4]}", "{replicated}"."""
+        """Its layout, in XLA's words: "{devices=[4,1]<=[4]}", "{replicated}"."""
         return str(self._sharding._to_xla_hlo_sharding(self.global_tensor.dim()))
 
     @property

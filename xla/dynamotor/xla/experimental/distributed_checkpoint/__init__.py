@@ -1,5 +1,5 @@
-"""Sharded checkpoints through `torch.distributed.checkpoint`: each part of a tensor is written as it lies,
-any mesh can read it.
+"""Sharded checkpoints through `torch.distributed.checkpoint`: each part of a tensor is written from its
+place, any mesh can read it.
 
 >>> torch.distributed.checkpoint.save(state, checkpoint_id=folder, planner=SPMDSavePlanner())
 >>> # in place, laid out as it was
@@ -126,7 +126,7 @@ class CheckpointManager:
         return True
 
     def join(self) -> None:
-        """Wait for what `save_async` began, and raise what it raised."""
+        """Wait for the end of `save_async`, and raise its exception."""
         while self._pending:
             self._pending.pop(0).result()
 
