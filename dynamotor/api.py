@@ -154,17 +154,29 @@ def compile(
     if disable:
         return model
     if isinstance(model, type) and instances_are_called(model):  # a decorator of a class
-        UsageError.when(
-            trusted_module(model.__module__),
-            "DM145",
-            f"compile({model.__qualname__}) would change the calls of all its instances in this process",
-            cure="compile an instance, or a subclass of your own",
-        )
-        type.__setattr__(model, "__call__", again(plain_function(model.__call__)))
-        return model
+        return _class(model, again)
     for rule in SPECIAL:
         if (stands_in := rule(model, backend, settings)) is not None:
             return stands_in
+    return _compiled(model, backend, settings, again)
+
+
+def _class(model: type, again: Callable[..., Any]) -> type:
+    """The class, with calls of its instances compiled."""
+    UsageError.when(
+        trusted_module(model.__module__),
+        "DM145",
+        f"compile({model.__qualname__}) would change the calls of all its instances in this process",
+        cure="compile an instance, or a subclass of your own",
+    )
+    type.__setattr__(model, "__call__", again(plain_function(model.__call__)))
+    return model
+
+
+def _compiled(
+    model: Callable[..., Any], backend: str | Backend, settings: CompileOptions, again: Callable[..., Any]
+) -> Any:
+    """The compiled function or module."""
     symbolic: Callable[[str, bool], bool] = functools.partial(takes_symbols, backend, settings)
     states = takes_states(backend)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
