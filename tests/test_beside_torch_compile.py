@@ -120,6 +120,22 @@ def test_under_compiled_autograd():
         torch.testing.assert_close(grads, [p.grad for p in module.parameters()])
 
 
+@pytest.mark.slow
+def test_several_nodes_under_compiled_autograd():
+    def fn(x, memory, w):
+        a, b = x @ w, memory @ w.T
+        return (a * b).sin(), a.exp(), b.cos()
+
+    compiled, found = dynamotor.compile(fn, backend="aot_eager"), []
+    for run in (fn, compiled):
+        leaves = [torch.linspace(-1, n, 9).double().view(3, 3).requires_grad_() for n in (1, 2, 3)]
+        inputs = leaves[0] * 2, leaves[1].sin(), leaves[2]
+        with compiled_autograd._enable(lambda gm: torch.compile(gm, backend="eager")):
+            sum(out.sum() for out in run(*inputs)).backward()
+        found.append([leaf.grad for leaf in leaves])
+    torch.testing.assert_close(found[1], found[0])
+
+
 def _of_sizes(x, w):
     y = x.view(x.shape[0] // 2, -1).sin()
     return (y.sum(1) * x.shape[0]).sum() + torch.cat([x @ w, x @ w + x.size(0)]).cos().sum()

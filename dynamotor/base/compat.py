@@ -165,6 +165,7 @@ conv_memory_format = name("torch._C._conv_determine_backend_memory_format")
 # Memory and GPUs --------------------------------------------------------------------------------------------
 reinterpret_tensor = name("torch._C._dynamo.guards._reinterpret_tensor")
 empty_strided_cpu = name("torch._C._dynamo.guards._empty_strided_cpu", instead=torch.empty_strided)
+empty_strided_cuda = name("torch._C._dynamo.guards._empty_strided_cuda", off=GPU)
 storage_use_count = name("torch._C._storage_Use_Count")
 clear_cublas_workspaces = name("torch._C._cuda_clearCublasWorkspaces", off=GPU)
 current_raw_stream = name("torch._C._cuda_getCurrentRawStream", off=GPU)

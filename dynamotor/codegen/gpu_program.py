@@ -130,12 +130,6 @@ class GpuWriter(Writer):
         return super().write()
 
 
-def _new(
-    device: torch.device, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-
-
 def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
     """The builds of a function."""
     source = HELPERS + f.source
@@ -349,7 +343,7 @@ class GpuProgram(CallProgram):
 
     def _built(self) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "new": functools.partial(_new, self.device),
+            "new": compat.empty_strided_cuda if self.device.type == "cuda" else memory.new_tensor,
             "on_device": functools.partial(torch.Tensor.to, device=self.device),
         }
         if self.device.type == "cuda":

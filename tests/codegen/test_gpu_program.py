@@ -15,8 +15,9 @@ import dynamotor
 from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
-from dynamotor.codegen import device_of, gpu_program
+from dynamotor.codegen import device_of
 from dynamotor.graph.spec import TensorSpec
+from dynamotor.runtime import memory
 
 interpreted = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 
@@ -146,7 +147,7 @@ def test_out_of_memory_is_coded_and_still_pytorchs(monkeypatch):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
 
-    monkeypatch.setattr(gpu_program, "_new", full)
+    monkeypatch.setattr(memory, "new_tensor", full)
     call = dynamotor.compile(lambda x: x * 2)
     with pytest.raises(torch.OutOfMemoryError, match=r"DM306(.|\n)*80 GiB(.|\n)*smaller batch"):
         call(torch.ones(4))
