@@ -66,7 +66,7 @@ _QUERY_NAMES = {
         is_grad_enabled is_inference_mode_enabled is_autocast_cache_enabled get_default_dtype get_default_device
         are_deterministic_algorithms_enabled is_autocast_cpu_enabled
         _C._are_functorch_transforms_active _C._functorch.peek_interpreter_stack
-        jit.is_tracing _C._get_tracing_state _C._is_tracing
+        jit.is_tracing _C._get_tracing_state _C._is_tracing _C._len_torch_dispatch_stack
         _C._is_fx_tracing fx._symbolic_trace.is_fx_tracing fx._symbolic_trace.is_fx_symbolic_tracing
     """,
     # It is asked again at each call.

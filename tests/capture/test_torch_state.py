@@ -314,3 +314,21 @@ def test_settings_of_backends_are_set():
             assert torch._C._get_cudnn_deterministic()
         finally:
             torch.backends.cudnn.deterministic = before
+
+
+def test_a_program_may_look_at_the_stack_of_dispatch_modes():
+    """nn.MultiheadAttention does, with inference's fast path."""
+
+    def f(x):
+        modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+        return x + 1 + len(modes)
+
+    compiled, x = dynamotor.compile(f, backend="aot_eager", fullgraph=True), torch.ones(2)
+    assert compiled(x).equal(f(x))
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        assert dynamotor.compile(f, backend="aot_eager")(x).equal(f(x))

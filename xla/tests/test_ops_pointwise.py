@@ -251,7 +251,9 @@ def test_result_types_are_those_of_torch() -> None:
 
 
 def test_clamp_with_crossing_and_nan_bounds() -> None:
-    bounds = ((3.0, 1.0), (nan, 1.0), (None, nan), (-1, None), (-inf, inf))
+    bounds = [(3.0, 1.0), (nan, 1.0), (-1, None), (-inf, inf)]
+    if torch.__version__ >= "2.13":  # the CPU kernels of 2.11 ignore an upper bound that is NaN
+        bounds.append((None, nan))
     check(lambda: [torch.clamp(FLOATS, low, high) for low, high in bounds])
 
 
