@@ -8,6 +8,7 @@ from typing import Any, List  # noqa: UP035
 
 import pytest
 import torch
+from every_backend import same
 
 import dynamotor
 
@@ -64,14 +65,6 @@ def test_operators_on_classes_that_a_program_wrote_run_at_each_call(
         Registry.table["a"] = 7
         results.append(([*found, function(torch.ones(2))], Registry.table["asked"]))
     torch.testing.assert_close(*results)
-
-
-def same(fn, *args, backend):
-    compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
-    for _ in range(2):
-        ours, theirs = compiled(*args), fn(*args)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    return ours, theirs
 
 
 @pytest.mark.regression

@@ -9,18 +9,10 @@ import dataclasses
 
 import pytest
 import torch
+from kept_graphs import Recorder
 from programs import PROGRAMS
 
 import dynamotor
-
-
-class Recorder:
-    def __init__(self):
-        self.graphs = []
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-        return gm.forward
 
 
 def same(a, b, seen=None):

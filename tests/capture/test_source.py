@@ -4,9 +4,9 @@ import types
 
 import pytest
 import torch
+from every_backend import BACKENDS, same
 from torch import nn
 
-import dynamotor
 from dynamotor.capture.source import (
     Arg,
     Attr,
@@ -124,17 +124,6 @@ def test_sources_are_immutable_and_know_their_root():
         source.key = 1
     assert source.root is x and not source.is_held
     assert Attr(Const(3, "three"), "real").is_held
-
-
-BACKENDS = ["eager", "aot_eager", "native"]
-
-
-def same(fn, *args, backend):
-    compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
-    for _ in range(2):
-        ours, theirs = compiled(*args), fn(*args)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    return ours, theirs
 
 
 class Deep(nn.Module):

@@ -10,21 +10,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from kept_graphs import Recorder
 from torch import nn
 
 import dynamotor
 from dynamotor.base.errors import CaptureError
-
-
-class Recorder:
-    """A backend that keeps the graphs and runs them as they are."""
-
-    def __init__(self):
-        self.graphs = []
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-        return gm.forward
 
 
 def x(*shape, dtype=torch.float64, grad=False):

@@ -8,22 +8,12 @@ import types
 
 import pytest
 import torch
+from kept_graphs import Recorder
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynamotor
-
-
-class Recorder:
-    """A backend that keeps the graphs and runs them as they are."""
-
-    def __init__(self):
-        self.graphs = []
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-        return gm.forward
 
 
 def test_attributes_given_to_tensors_stay_on_them():

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-import dynamotor
-
-BACKENDS = ["eager", "aot_eager", "native"]
-
-
-def same(fn, *args, backend):
-    compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
-    for _ in range(2):
-        ours, theirs = compiled(*args), fn(*args)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    return ours, theirs
+from every_backend import BACKENDS, same
 
 
 @pytest.mark.regression

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from every_backend import BACKENDS, same
 from torch import nn
 
 import dynamotor
@@ -66,17 +67,6 @@ def test_one_program_for_every_size() -> None:
             gradients.append(layer.fused.weight.grad)
         torch.testing.assert_close(*gradients)
     assert counters["frames"]["captured"] == captured + 1 and not counters["specialised"]
-
-
-BACKENDS = ["eager", "aot_eager", "native"]
-
-
-def same(fn, *args, backend):
-    compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
-    for _ in range(2):
-        ours, theirs = compiled(*args), fn(*args)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    return ours, theirs
 
 
 @pytest.mark.regression

@@ -5,9 +5,9 @@ precisions.
 import pytest
 import torch
 import torch.nn.functional as F
+from every_backend import BACKENDS, same
 from harness import check
 
-import dynamotor
 from dynamotor.base.config import config
 
 aten = torch.ops.aten
@@ -106,17 +106,6 @@ def test_what_is_left_to_aten(monkeypatch):
     x = image()
     check(lambda x: aten._adaptive_avg_pool2d(x, (4, 5)), x, fallbacks=["aten._adaptive_avg_pool2d.default"])
     check(lambda x: aten.avg_pool2d(x, 7), x, fallbacks=["aten.avg_pool2d.default"])
-
-
-BACKENDS = ["eager", "aot_eager", "native"]
-
-
-def same(fn, *args, backend):
-    compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
-    for _ in range(2):
-        ours, theirs = compiled(*args), fn(*args)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    return ours, theirs
 
 
 @pytest.mark.regression

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from kept_graphs import Recorder
 
 import dynamotor
 from bench import models, torchvision_stub
@@ -13,17 +14,6 @@ from bench import models, torchvision_stub
 pytest.importorskip("transformers")
 torchvision_stub.prepare()
 pytest.importorskip("timm")
-
-
-class Recorder:
-    """A backend that keeps the graphs and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.graphs: list[torch.fx.GraphModule] = []
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-        return gm.forward
 
 
 def run(case, model, inputs, seed):
