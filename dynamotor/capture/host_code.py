@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .op_state import names_of
+from .code_names import cells_of, contents_of_cell, led_to, names_of
 
 _MODULES = frozenset(("builtins", "collections", "itertools", "math", "numpy", "operator", "random"))
 _REFUSED = frozenset(
@@ -56,16 +56,9 @@ class _Scan:
     def _leads_to_host(
         self, chain: tuple[str, ...], namespace: dict[str, Any], closure: dict[str, Any]
     ) -> bool:
-        first, *rest = chain
-        for known in (closure, namespace, vars(builtins)):
-            if first in known:
-                value = known[first]
-                break
-        else:
-            return True  # a local of the function around: a value that is looked at, or computed from such
-        while isinstance(value, types.ModuleType) and rest and _is_hosts(value.__name__):
-            value = getattr(value, rest.pop(0), None)
-        return self.is_plain(value)
+        # A name in none of these is a local of the function around: a value that is looked at, or computed from such.
+        namespaces = (closure, namespace, vars(builtins))
+        return self.is_plain(led_to(chain, namespaces, lambda module: _is_hosts(module.__name__)))
 
     def is_plain(self, value: Any) -> bool:
         """Whether nothing leads from a value to a tensor."""
@@ -78,7 +71,7 @@ class _Scan:
         if kind is np.ndarray:
             return value.size <= LARGE and not value.dtype.hasobject
         if kind is types.CellType:
-            return self.is_plain(_contents(value))
+            return self.is_plain(contents_of_cell(value))
         if kind is types.FunctionType:
             return self._is_host_function(value)
         if isinstance(value, types.ModuleType):
@@ -92,16 +85,10 @@ class _Scan:
             return True
         self.seen.add(id(function))
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        cells = dict(zip(function.__code__.co_freevars, map(_contents, function.__closure__ or ())))
-        return all(map(self.is_plain, given)) and self.is_free(function.__code__, function.__globals__, cells)
+        return all(map(self.is_plain, given)) and self.is_free(
+            function.__code__, function.__globals__, cells_of(function)
+        )
 
 
 def _is_hosts(module: str) -> bool:
     return module.partition(".")[0] in _MODULES
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty
-        return None

@@ -21,7 +21,7 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,7 +29,7 @@ from ..base import compat
 from ..base.compat import OpOverload, OpOverloadPacket
 from ..graph.op_facts import is_custom
 from .breaks import unsupported_if
-from .bytecode import by_code, decode
+from .code_names import cells_of, led_to, names_of
 from .source import trusted_module
 from .values.base import Trace
 from .values.constant import PURE_TYPES
@@ -255,51 +255,6 @@ def access_of(target: OpOverload) -> Access:
     return Access.READS if found else Access.NONE
 
 
-class _Names(NamedTuple):
-    """The uses of names in a function's code, with the functions in it."""
-
-    opcodes: frozenset[str]
-    loaded: tuple[
-        tuple[str, ...], ...
-    ]  # global and closure names, each with the attributes taken of it at once
-    attributes: frozenset[str]
-    rebound: frozenset[str]  # global and closure names that are set
-    imported: frozenset[str]  # modules
-
-
-@by_code
-def names_of(code: types.CodeType) -> _Names:
-    opcodes, loaded, attributes, rebound, imported = set(), [], set(), set(), set()
-    chain: list[str] = []
-    for instr in decode(code).instrs:
-        opcodes.add(instr.op)
-        if instr.op in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF"):
-            chain = [instr.argval]
-            loaded.append(chain)
-        elif instr.op in ("LOAD_ATTR", "LOAD_METHOD"):
-            attributes.add(instr.argval)
-            chain.append(instr.argval)
-        elif instr.op == "IMPORT_NAME":
-            imported.add(instr.argval)
-        else:
-            chain = []
-        if instr.op.startswith(("STORE_", "DELETE_")) and (
-            instr.op.endswith("_GLOBAL") or instr.op.endswith("_DEREF") and instr.argval in code.co_freevars
-        ):
-            rebound.add(instr.argval)
-    names = [tuple(chain) for chain in loaded]
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            more = names_of(inner)
-            opcodes |= more.opcodes
-            names += more.loaded
-            attributes |= more.attributes
-            rebound |= more.rebound - set(code.co_cellvars)
-            imported |= more.imported
-    others = (frozenset(found) for found in (attributes, rebound, imported))
-    return _Names(frozenset(opcodes), tuple(names), *others)
-
-
 class _Scan:
     """A walk over the functions that a function reaches by names."""
 
@@ -313,10 +268,8 @@ class _Scan:
         fn = getattr(fn, "__func__", fn)
         if not isinstance(fn, types.FunctionType):
             return Access.NONE
-        if trusted_module(
-            fn.__globals__.get("__name__")
-        ):  # a wrapper of torch's around the program's function
-            inner = [c.cell_contents for c in fn.__closure__ or () if _is_filled(c)]
+        if trusted_module(fn.__globals__.get("__name__")):  # a wrapper of torch's, of the program's function
+            inner = cells_of(fn).values()
             return max((self.function(f, ()) for f in inner if callable(f)), default=Access.NONE)
         if (id(fn), bool(given)) in self.seen:
             return Access.NONE
@@ -377,29 +330,10 @@ def _shows(fn: types.FunctionType, names: tuple[str, ...]) -> bool:
     return not modules.isdisjoint(("warnings", "_warnings", "logging"))
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
 def _values(fn: types.FunctionType, names: tuple[str, ...]) -> Iterator[Any]:
     """The present value of a global or closure name; of modules, the value at the end of the attributes."""
-    closure = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
-    first, *rest = names
-    if first in closure:
-        if not _is_filled(closure[first]):
-            return
-        value = closure[first].cell_contents
-    elif first in fn.__globals__:
-        value = fn.__globals__[first]
-    else:
-        return  # a builtin, or a name that is set later
-    while isinstance(value, types.ModuleType) and rest:
-        value = getattr(value, rest.pop(0), None)
-    if value is not None:
+    value = led_to(names, (cells_of(fn), fn.__globals__))
+    if value is not None:  # else a builtin, or a name that is set later
         yield value
 
 
