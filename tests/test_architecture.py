@@ -133,6 +133,21 @@ def test_imports_point_down() -> None:
     assert not wrong
 
 
+# Rules name these classes in their annotations, and the modules of these classes import all rules. No other module needs
+# another one for its types alone.
+FOR_TYPES = {("values/base.py", "ResultEmitter"), ("values/base.py", "Trace")}
+
+
+def test_modules_do_not_import_each_other_for_types() -> None:
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                own = [n for n in node.body if isinstance(n, ast.ImportFrom) and n.level]
+                found |= {("/".join(path.parts[-2:]), alias.name) for n in own for alias in n.names}
+    assert found == FOR_TYPES
+
+
 def test_no_two_modules_of_the_core_share_a_name() -> None:
     names = Counter(path.stem for path in CORE if path.name != "__init__.py")
     assert not [name for name, count in names.items() if count > 1]

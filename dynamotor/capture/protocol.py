@@ -12,7 +12,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -30,10 +30,6 @@ from .values.operators import COMPARE, INPLACE, c_name, like
 from .values.size import QuotientValue, SizeValue, symbolic_binary
 from .values.tensor import TensorValue
 from .values.user_object import UserObject
-
-if TYPE_CHECKING:
-    from .effects import Effects
-    from .reader import Reader
 
 _trusted_classes: set[type] = {object}  # users' classes may go, with all that they close over
 
@@ -95,11 +91,32 @@ _GIVES: dict[str, type] = {
 _LEAST = {"__len__": 0, "__hash__": -sys.maxsize}
 
 
+class Guarding(Protocol):
+    """The part of a trace's reader that lookups use."""
+
+    def guard(self, row: Any) -> None:
+        """Install a guard row."""
+
+    def guard_distinct(self, first: Source, second: Source) -> None:
+        """Two objects stay different ones."""
+
+    def attribute(self, source: Source, obj: Any, name: str) -> Value | None:
+        """An attribute as C code gives it."""
+
+
+class Changes(Protocol):
+    """The part of a trace's effects that lookups use."""
+
+    @property
+    def changes_objects(self) -> bool:
+        """Whether an outside object has a pending change."""
+
+
 class ObjectProtocol:
     """The generic half of `Trace`: what CPython's object.c and abstract.c do."""
 
-    reader: Reader
-    effects: Effects
+    reader: Guarding
+    effects: Changes
     if TYPE_CHECKING:
         call: Callable[..., Value]
         tail_call: Callable[..., Value]

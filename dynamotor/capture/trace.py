@@ -51,6 +51,9 @@ class Trace(ObjectProtocol):
     frontend.py); handling: whether the caller is handling an exception.
     """
 
+    reader: Reader
+    effects: Effects
+
     def __init__(
         self,
         *,
