@@ -54,6 +54,7 @@ from . import (
     rules_copy,
     rules_dtensor,
     rules_frames,
+    rules_function_modes,
     rules_gradients,
     rules_library,
     rules_number_options,
@@ -116,6 +117,7 @@ REGISTERED = (
     rules_library,
     rules_number_options,
     rules_numpy,
+    rules_function_modes,
     rules_overrides,
     rules_parameters,
     rules_random,
@@ -545,6 +547,8 @@ class Compiler(siblings.Sibling):
                     return self._without_checks(attempt)
                 if trace.checkpoint_reads.rewritten():
                     return self._without_checkpoints(attempt)
+                if trace.calls.modes:
+                    return self._without_modes(attempt)
                 captured = finished(trace, ambient, lambda emitter: emitter.emit(result))
             return attempt.needing(trace.sizes.specialised()) or Done(captured)
         except Raised as raised:
@@ -573,6 +577,8 @@ class Compiler(siblings.Sibling):
             return self._without_checks(attempt)
         if trace.checkpoint_reads.rewritten():
             return self._without_checkpoints(attempt)
+        if trace.calls.modes:
+            return self._without_modes(attempt)
         if rules_states.broken_region(trace):
             self.policy.broken_regions = True
             log("breaks", f"{self.name}: captured again, since a region has {stop.reason}")
@@ -591,6 +597,11 @@ class Compiler(siblings.Sibling):
         """A checkpointed function reads a tensor that is written later: its recomputation finds the new contents, so
         the graph breaks there."""
         self.policy.checkpoints = False
+        return Retry(attempt)
+
+    def _without_modes(self, attempt: Attempt) -> Retry:
+        """The graph breaks inside of a region of a function mode, or it stays open: it begins outside of graphs."""
+        self.policy.function_modes = False
         return Retry(attempt)
 
     def _for_one(self, attempt: Attempt) -> Retry:

@@ -238,10 +238,14 @@ def _call_or_take_over(
 @override.define
 def _override(fn: Callable[..., Any], rule: CallRule | None) -> CallRule | None:
     """The rule of a call whose arguments may take it over."""
+    return functools.partial(_call_or_take_over, fn, rule) if is_overridable(fn) else rule
+
+
+def is_overridable(fn: Any) -> bool:
+    """Whether a call of PyTorch asks arguments and modes whether they take it over."""
     described = isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.FunctionType)
     takes = described and fn in TENSOR_METHODS or is_graph_function(fn) or _is_getter(fn)
-    plain = fn is torch.Tensor.as_subclass or not takes
-    return rule if plain else functools.partial(_call_or_take_over, fn, rule)
+    return takes and fn is not torch.Tensor.as_subclass
 
 
 def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -272,60 +276,75 @@ def _layout(value: SubclassValue) -> Any:
     return example.shape, example.stride(), example.dtype
 
 
-class _Asked(Exception):
+class Asked(Exception):
     """A stand-in's arguments."""
 
 
 class _StandIn:
     @classmethod
     def __torch_function__(cls, *given: Any) -> Any:
-        raise _Asked(*given)
+        raise Asked(*given)
 
 
 class _TensorStandIn(_StandIn, torch.Tensor):
     pass
 
 
-def _take_over(trace: Trace, fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """Call `__torch_function__` of the arguments' classes as eager does, until one answers."""
-    known: dict[int, Value] = {}
-    kept: list[Any] = []
-    classes: list[Any] = []
+class StandIns:
+    """Real objects in the place of a call's arguments, which PyTorch shows to the class or mode that takes the call
+    over. `classes`: the arguments that may do so, one of each class."""
 
-    def stand(value: Value) -> Any:
-        if isinstance(value, SequenceValue) and value.takes_over:
-            return value.kind([stand(item) for item in value.items])
-        if isinstance(value, SubclassValue) and not _takes_calls(trace, value.cls):
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.classes: list[Any] = []
+        self._known: dict[int, Value] = {}
+        self._kept: list[Any] = []
+
+    def of(self, value: Value) -> Any:
+        """The object in the place of a value."""
+        if isinstance(value, SequenceValue) and (value.takes_over or _holds_tensors(value)):
+            return value.kind([self.of(item) for item in value.items])
+        if isinstance(value, SubclassValue) and not _takes_calls(self.trace, value.cls):
             made: Any = torch.empty(0)
         elif isinstance(value, UserObject) and value.takes_over:
             made = _StandIn()
             if isinstance(value, SubclassValue):
                 made = torch.empty(0).as_subclass(_TensorStandIn)
-            if value.cls not in [carrier.cls for carrier in classes]:
-                classes.append(value)
+            if value.cls not in [carrier.cls for carrier in self.classes]:
+                self.classes.append(value)
         elif isinstance(value, TensorValue):
             made = torch.empty(0)
         else:
             return lower(value, False)
-        kept.append(made)
-        known[id(made)] = value
+        self._kept.append(made)
+        self._known[id(made)] = value
         return made
 
-    def back(obj: Any) -> Value:
-        if id(obj) in known:
-            return known[id(obj)]
+    def back(self, obj: Any) -> Value:
+        """The value of an object of the call that PyTorch shows."""
+        if id(obj) in self._known:
+            return self._known[id(obj)]
         if type(obj) is tuple:
-            return TupleValue([back(item) for item in obj])
+            return TupleValue([self.back(item) for item in obj])
         if type(obj) is list:
-            return ListValue([back(item) for item in obj])
+            return ListValue([self.back(item) for item in obj])
         if type(obj) is dict:
-            return DictValue([(key, Constant(key), back(item)) for key, item in obj.items()])
-        return trace.make(obj)
+            return DictValue([(key, Constant(key), self.back(item)) for key, item in obj.items()])
+        return self.trace.make(obj)
 
+
+def _holds_tensors(value: SequenceValue) -> bool:
+    return any(isinstance(item, TensorValue) for item in value.items)
+
+
+def _take_over(trace: Trace, fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call `__torch_function__` of the arguments' classes as eager does, until one answers."""
+    stand_ins = StandIns(trace)
+    classes, back = stand_ins.classes, stand_ins.back
     function = given = None
     try:
-        fn(*[stand(a) for a in args], **{name: stand(v) for name, v in kwargs.items()})
-    except _Asked as asked:
+        fn(*map(stand_ins.of, args), **{name: stand_ins.of(v) for name, v in kwargs.items()})
+    except Asked as asked:
         function, _, *given = asked.args
     if isinstance(fn, types.FunctionType) and function is not fn:  # its callee asks
         return inline_function(trace, fn, args, kwargs)

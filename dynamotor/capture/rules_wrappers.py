@@ -24,12 +24,12 @@ from ..graph.tensor_subclass import Rewrap, is_wrapper_class
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
 from .rules_overrides import SubclassValue, wrap_other_subclasses
-from .source import Source
+from .source import Source, is_static
 from .values.base import MISSING, CallRule, ResultEmitter, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue
 from .values.klass import ClassValue
-from .values.tensor import TensorValue, constant_result, is_static, lower, torch_call, trial, wrapper_values
+from .values.tensor import TensorValue, constant_result, lower, torch_call, trial, wrapper_values
 
 
 class WrapperValue(SubclassValue):

@@ -12,6 +12,7 @@ True
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Container
@@ -339,3 +340,27 @@ class StrideOf(Source):
 
     def read(self, parent: Any) -> Any:
         return torch.Tensor.stride(parent, self.key)
+
+
+def is_static(source: Source | None) -> bool:
+    """Whether a source leads to a module's parameter or buffer: bound to the entry, the same object until a
+    guard fails.
+    """
+    table = source.base if isinstance(source, DictItem) else None
+    return isinstance(table, DictItem) and table.key in ("_parameters", "_buffers")
+
+
+def input_name(source: Source) -> str:
+    """A placeholder's name: the path to the tensor, without the tables in which modules keep things."""
+    words: list[str] = []
+    while type(source) in (DictItem, InstanceDict) and type(source.base) in (DictItem, InstanceDict, Const):
+        if type(source.key) not in (str, type(None)):
+            break
+        words[:0] = _WORDS(source.key or "")
+        source = source.base
+    words[:0] = _WORDS(str(source))
+    named = [w for w in words if w not in ("_modules", "_parameters", "_buffers", "__dict__")]
+    return "_".join(named)[-60:].lstrip("_0123456789") or "arg"
+
+
+_WORDS = re.compile(r"\w+").findall

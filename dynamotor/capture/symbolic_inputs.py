@@ -84,6 +84,7 @@ class SizePolicy:
     checkpoints: bool = (
         True  # checkpoints are captured; not where the program writes the tensors that they read
     )
+    function_modes: bool = True  # function modes that are entered inside are interpreted
     broken_regions: bool = False  # the graph breaks inside of what such calls begin and end
 
     def takes(self, device: str, of_data: bool = False) -> bool:

@@ -60,4 +60,7 @@ class TorchCalls:
 
     graded: bool = field(default_factory=torch.is_grad_enabled)
     draws: bool = False  # a call takes random numbers
+    modes: list[Any] = field(
+        default_factory=list
+    )  # values of the function modes that are entered, innermost last
     plain: int = 0  # open regions in which no `__torch_function__` is asked

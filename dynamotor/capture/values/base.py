@@ -459,6 +459,9 @@ builtin_rules: dict[Any, CallRule] = {}
 size_rules: dict[Any, CallRule] = {}
 # What goes before when an argument takes over: (fn, its rule) -> rule.
 override = Deferred[[Any, CallRule | None], CallRule | None]("override")
+# The result of a call inside of regions of function modes: (trace, fn, args, kwargs) -> a value, or None: they are not
+# asked.
+under_modes = Deferred[["Trace", Any, list[Value], dict[str, Value]], Value | None]("under_modes")
 # Finders answer for families of callables (all of torch.*, ...): obj -> rule or None; asked in order, answers
 # memoised.
 call_finders: list[Callable[[Any], CallRule | None]] = []

@@ -24,7 +24,18 @@ from ..source import (
     trusted_module,
 )
 from .arguments import fitted
-from .base import MISSING, Epoch, Raised, ResultEmitter, Trace, Value, find_rule, wrap_rule, wrap_typed
+from .base import (
+    MISSING,
+    Epoch,
+    Raised,
+    ResultEmitter,
+    Trace,
+    Value,
+    find_rule,
+    under_modes,
+    wrap_rule,
+    wrap_typed,
+)
 from .constant import Constant, is_none
 from .containers import DictValue, TupleValue
 
@@ -313,6 +324,9 @@ class FunctionValue(Value):
             trace.tail = False
             return by_code(trace, self, args, kwargs)
         if self.fn is not MISSING:
+            found = under_modes(trace, self.fn, args, kwargs) if trace.calls.modes else None
+            if found is not None:
+                return found
             rule = find_rule(self.fn, args)
             if rule is not None:
                 trace.tail = False  # a rule goes on with the result of its call

@@ -28,6 +28,7 @@ from .base import (
     call_finder,
     find_rule,
     refusing,
+    under_modes,
 )
 from .constant import PURE_TYPES, Constant, is_none
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
@@ -220,6 +221,9 @@ _COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__g
 def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
     trace.tail = False  # a rule goes on with the result of its call
+    found = under_modes(trace, fn, args, kwargs) if trace.calls.modes else None
+    if found is not None:
+        return found
     kwargs = on_device(trace, fn, kwargs)
     if makes_leaf(fn, kwargs):
         return make_leaf(trace, fn, args, kwargs)

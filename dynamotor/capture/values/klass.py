@@ -21,7 +21,18 @@ from ..guards import Absent, ConstEquals, IdIs
 from ..protocol import is_data_descriptor, trusted_class
 from ..source import Attr, Const, DictItem, InstanceDict, Source, trusted_module
 from .arguments import fitted
-from .base import MISSING, ResultEmitter, Trace, Value, binders, builtin_rule, find_rule, wrap_held, wrap_rule
+from .base import (
+    MISSING,
+    ResultEmitter,
+    Trace,
+    Value,
+    binders,
+    builtin_rule,
+    find_rule,
+    under_modes,
+    wrap_held,
+    wrap_rule,
+)
 from .class_attributes import set_class_attribute
 from .constant import (
     PURE_TYPES,
@@ -141,6 +152,9 @@ class ClassValue(Constant):
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         trace.tail = False
+        found = under_modes(trace, self.value, args, kwargs) if trace.calls.modes else None
+        if found is not None:
+            return found
         rule = find_rule(self.value, args)
         if rule is not None:
             return rule(trace, *fitted(self.value, args, kwargs))

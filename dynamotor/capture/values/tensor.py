@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import re
+import types
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
@@ -31,9 +31,9 @@ from ...graph.spec import TensorSpec, is_lazy
 from ...graph.tensor_subclass import flatten, flatten_all, is_wrapper, outer_spec
 from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Absent, KernelSettings, TensorIs, are_apart
-from ..source import Called, Const, DictItem, InstanceDict, Source
+from ..source import Called, Const, DictItem, InstanceDict, Source, input_name, is_static
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
-from .base import MISSING, Iterator, ResultEmitter, Trace, Value, wrap_rule
+from .base import MISSING, Iterator, ResultEmitter, Trace, Value, under_modes, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .data_writes import note_recorded, refuse_if_recorded, write_by_data
@@ -142,7 +142,7 @@ class TensorValue(Value):
                         known.inside = True
             self.trace.sizes.placeholders(self.trace.graph, spec)
             self._node = self.trace.graph.input(
-                self.source, self.obj, spec, static=self.pinned, name=_input_name(self.source)
+                self.source, self.obj, spec, static=self.pinned, name=input_name(self.source)
             )
         return self._node
 
@@ -170,10 +170,13 @@ class TensorValue(Value):
 
     # Attributes ---------------------------------------------------------------------------------------------
     def getattr(self, trace: Trace, name: str) -> Value:
-        rule = attribute_rules.get(name)
+        rule, held_by = attribute_rules.get(name), METADATA.get(name)
+        if trace.calls.modes and (rule is not None or held_by is not None):
+            getter = getattr(torch.Tensor, name, None)
+            plain = isinstance(getter, types.GetSetDescriptorType)
+            return _by_mode(trace, name, getattr(getter, "__get__", None) if plain else None, [self], {})
         if rule is not None:
             return rule(trace, self)
-        held_by = METADATA.get(name)
         if held_by is None:
             return super().getattr(trace, name)
         if name == "requires_grad":
@@ -244,6 +247,11 @@ class TensorValue(Value):
     # Operators ----------------------------------------------------------------------------------------------
     def _is_replaced(self, trace: Trace, name: str) -> bool:
         """Whether the program put a method of its own in the place of PyTorch's; guarded."""
+        unsupported_if(
+            trace.calls.modes and name in _SEVERAL,
+            "modes",
+            f"{name} of a tensor inside of a TorchFunctionMode",
+        )
         return trace.type_attr(self.cls, name) is not SPECIAL_METHODS.get(name, MISSING)
 
     def binary(
@@ -338,6 +346,10 @@ class TensorValue(Value):
         return emitter.tensor(self)
 
 
+# Protocols that are several calls in a trace and one, or none, for a mode.
+_SEVERAL = frozenset(("__bool__", "__len__", "__contains__", "__iter__", "__setitem__"))
+
+
 def _counted_places(x: TensorValue, key: Value, value: Value) -> list[Value]:
     """The indices of `index_put_` where as many values are put as data decides: indexing asks whether that is one,
     which changes nothing. Empty where it holds more than tensors and whole dimensions."""
@@ -360,30 +372,6 @@ def _is_number(value: Value) -> bool:
         isinstance(value, Constant)
         and (isinstance(value.value, int | float | complex) or type(value.value).__module__ == "numpy")
     )
-
-
-def is_static(source: Source | None) -> bool:
-    """Whether a source leads to a module's parameter or buffer: bound to the entry, the same object until a
-    guard fails.
-    """
-    table = source.base if isinstance(source, DictItem) else None
-    return isinstance(table, DictItem) and table.key in ("_parameters", "_buffers")
-
-
-def _input_name(source: Source) -> str:
-    """A placeholder's name: the path to the tensor, without the tables in which modules keep things."""
-    words: list[str] = []
-    while type(source) in (DictItem, InstanceDict) and type(source.base) in (DictItem, InstanceDict, Const):
-        if type(source.key) not in (str, type(None)):
-            break
-        words[:0] = _WORDS(source.key or "")
-        source = source.base
-    words[:0] = _WORDS(str(source))
-    named = [w for w in words if w not in ("_modules", "_parameters", "_buffers", "__dict__")]
-    return "_".join(named)[-60:].lstrip("_0123456789") or "arg"
-
-
-_WORDS = re.compile(r"\w+").findall
 
 
 def version(tensor: torch.Tensor) -> Any:
@@ -675,6 +663,17 @@ def tensor_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value
     return checked(TensorValue, torch_call(trace, target, args, {}))
 
 
+def _by_mode(
+    trace: Trace, name: str, fn: Callable[..., object] | None, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """The result of the function mode whose region the call is in; `fn` is None where it is not known how a mode is
+    asked."""
+    found = None if fn is None else under_modes(trace, fn, args, kwargs)
+    if found is None:
+        raise unsupported("modes", f"{name!r} of a tensor inside of a TorchFunctionMode")
+    return found
+
+
 def torch_call(
     trace: Trace,
     target: Callable[..., Any] | str,
@@ -687,6 +686,9 @@ def torch_call(
     The result is a tensor value, a container of such, or a constant; results without tensors make no node.
     `run` stands in for the target in the trial run.
     """
+    if trace.calls.modes:
+        called = None if isinstance(target, str) else target
+        return _by_mode(trace, function_name(target), called, args, kwargs)
     if any(type(value) is FloatValue for value in (*args, *kwargs.values())):
         rule = number_rules.get(function_name(target))
         found = rule(trace, args, kwargs) if rule is not None and _is_option(target, args, kwargs) else None
