@@ -233,10 +233,10 @@ _APART = frozenset(("data_dependent", "live"))
 
 
 def _note_live(name: str, nodes: Sequence[Node]) -> None:
-    """Say which calls PyTorch makes because their Python may read something else later."""
+    """Say which calls PyTorch makes each time, and why."""
     for node in nodes:
         if "live" in node.meta:
-            _note_fallback(name, UnsupportedOp("DM250", node.meta["live"]), node, "op")
+            _note_fallback(name, UnsupportedOp(*node.meta["live"]), node, "op")
 
 
 def _in_parts(

@@ -209,7 +209,8 @@ def run_torch_graph(
         memories = [env[n].note.memory for n in node.all_input_nodes if type(env[n]) is ShapeTensor]
         given = [(memory, memory.version) for memory in memories]
         try:
-            UnsupportedOp.when("live" in node.meta, "DM250", str(node.meta.get("live")))
+            if "live" in node.meta:
+                raise UnsupportedOp(*node.meta["live"])
             if node.op == "call_function":
                 env[node] = node.target(*args, **kwargs)
             elif node.op == "call_method":

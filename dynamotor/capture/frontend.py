@@ -97,7 +97,7 @@ from .source import Arg, Source
 from .stance import stance
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
-from .values import context, deque, instances, klass, nn_module, tensor, torch_function
+from .values import context, deque, instances, klass, late_numbers, nn_module, tensor, torch_function
 from .values.base import Raised, Value, functions_without_rule
 
 # Importing these registers their opcodes, call rules and value kinds.
@@ -130,6 +130,7 @@ REGISTERED = (
     deque,
     instances,
     klass,
+    late_numbers,
     nn_module,
     tensor,
     torch_function,

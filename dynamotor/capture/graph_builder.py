@@ -32,7 +32,9 @@ class GraphBuilder:
         # Whether calls belong to a checkpoint: the backward runs them again, and saves nothing of them but for the
         # results that a policy wants.
         self.recompute: bool | SavePolicy = False
-        self.live = ""  # why PyTorch makes the calls that follow, each time anew
+        self.live: tuple[str, str] | None = (
+            None  # why PyTorch makes the calls that follow each time (an error's code)
+        )
         self.gathers = False  # numbers in tensors index other tensors without being read (`flex_attention`)
         self.snapshots: list[fx.Node] = []  # copies of numbers that may be handed on
         self.modules: tuple[tuple[str, type], ...] = ()  # whose `forward` runs, outermost first: path, class

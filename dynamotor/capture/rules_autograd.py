@@ -40,8 +40,9 @@ from .values.context import ModeEffect
 from .values.function import FunctionValue
 from .values.klass import Builtin, ClassValue, EnumConstant, PythonModule, trusted_class
 from .values.number import FloatValue
+from .values.number_inputs import number_tensor
 from .values.size import SizeValue
-from .values.tensor import TensorValue, function_name, live_calls, number_tensor, torch_call, version
+from .values.tensor import TensorValue, function_name, live_calls, torch_call, version
 from .values.user_object import UserObject
 
 _own_setup = vars(compat.SingleLevelFunction).get("setup_context")

@@ -19,7 +19,8 @@ from .polyfills import number_options
 from .values.base import Args, Kwargs, Trace, Value, builtin_rule
 from .values.constant import Constant, is_none
 from .values.number import FloatValue
-from .values.tensor import TensorValue, number_rules, number_tensor, torch_call
+from .values.number_inputs import number_rules, number_tensor
+from .values.tensor import TensorValue, torch_call
 
 _NAMES = {
     "__setitem__": "setitem",

@@ -110,6 +110,11 @@ class FloatValue(Number):
         mine = self.step or _itself
         return trace.reader.ask(self.root, self.now, f"the truth of {self.text}", lambda v: bool(mine(v)))
 
+    def ask(self, text: str, question: Callable[[float], Any]) -> Any:
+        """The answer of a question about the number, asked again at each call."""
+        mine = self.step or _itself
+        return self.trace.reader.ask(self.root, self.now, f"{self.text}: {text}", lambda v: question(mine(v)))
+
     def tensor(self) -> tuple[Source, torch.Tensor]:
         """Where the program's input comes from at each call, and its present value: a number of 64 bits, on the
         CPU."""

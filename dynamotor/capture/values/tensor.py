@@ -21,7 +21,7 @@ from ...base import compat
 from ...base.compat import OpOverload, OpOverloadPacket
 from ...base.errors import DynamotorError
 from ...base.narrowing import checked
-from ...base.registry import Registry
+from ...base.registry import Deferred, Registry
 from ...graph.error_lines import history_is_refused
 from ...graph.kernel_checks import tf32
 from ...graph.op_facts import written_names
@@ -573,13 +573,10 @@ wrapper_values: list[Callable[[Trace, TensorValue], Value]] = []
 
 
 # Calls ------------------------------------------------------------------------------------------------------
-# Calls with a float that differs between calls among their options, by the function's name (rules_number_options.py).
-number_rules: Registry[str, Callable[..., Value | None]] = Registry("number rule")
-
-
-def _is_option(target: Any, args: list[Value], kwargs: dict[str, Value]) -> bool:
-    """Whether a float is more than an operand, which `_with_inputs` knows."""
-    return bool(kwargs) or len(args) != 2 or function_name(target) not in _WITH_NUMBERS
+# A call with floats that differ between calls among its arguments (late_numbers.py); None: they are constants.
+call_with_numbers = Deferred[[Trace, Callable[..., Any] | str, list[Value], dict[str, Value]], Value | None](
+    "call_with_numbers"
+)
 
 
 def lower(value: Value, nodes: bool) -> Any:
@@ -651,11 +648,11 @@ def live_calls(trace: Trace, why: str) -> Generator[None, None, None]:
         why,
         "pass the value that it reads as an argument",
     )
-    trace.graph.live = why
+    trace.graph.live = ("DM250", why) if why else None
     try:
         yield
     finally:
-        trace.graph.live = ""
+        trace.graph.live = None
 
 
 def tensor_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]) -> TensorValue:
@@ -690,12 +687,9 @@ def torch_call(
         called = None if isinstance(target, str) else target
         return _by_mode(trace, function_name(target), called, args, kwargs)
     if any(type(value) is FloatValue for value in (*args, *kwargs.values())):
-        rule = number_rules.get(function_name(target))
-        found = rule(trace, args, kwargs) if rule is not None and _is_option(target, args, kwargs) else None
+        found = call_with_numbers(trace, target, args, kwargs)
         if found is not None:
             return found
-    if len(args) == 2 and (type(args[1]) is FloatValue or type(args[0]) is FloatValue):
-        target, args = _with_inputs(trace, target, args, kwargs)
     trial_args = [lower(a, False) for a in args]
     trial_kwargs = {name: lower(v, False) for name, v in kwargs.items()}
     if run is None:
@@ -776,66 +770,6 @@ def _check_kept(trace: Trace, tensor: ShapeTensor) -> None:
         "a tensor that shares memory with a parameter that was made of it is used",
         cure="use the parameter, or make it outside the compiled function",
     )
-
-
-# Functions of two operands that compute the same with a number and with a tensor of it that has 64 bits and no
-# dimensions, where the other operand is a tensor of real numbers.
-_WITH_NUMBERS = frozenset(
-    [
-        f"{form}{name}{end}"
-        for name in ("add", "sub", "mul", "div", "truediv", "true_divide", "multiply", "subtract", "divide")
-        for form, end in (("", ""), ("i", ""), ("", "_"))
-    ]
-    + ["lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal", "not_equal"]
-)
-_DIVISIONS = frozenset(("truediv", "div", "true_divide", "divide"))
-
-
-def _with_inputs(
-    trace: Trace, target: Any, args: list[Value], kwargs: dict[str, Value]
-) -> tuple[Any, list[Value]]:
-    """A call of which an operand is a float that differs between calls: the program's input takes its place,
-    if nothing else changes by that."""
-    place = 0 if type(args[0]) is FloatValue else 1
-    number, x = args[place], args[1 - place]
-    name = function_name(target)
-    if (
-        kwargs
-        or type(number) is not FloatValue
-        or not number.is_exact
-        or type(x) is not TensorValue
-        or type(x.example) is not ShapeTensor
-        or name not in _WITH_NUMBERS
-        or not place
-        and (isinstance(target, str) or name.endswith("_") or name in _INPLACE_NAMES)
-        or trace.sizes.in_body
-    ):
-        return target, args
-    example = x.example
-    if not (
-        example.is_floating_point() if example.dim() else example.dtype in (torch.float32, torch.float64)
-    ):
-        return target, args
-    value: Value = number_tensor(trace, number)
-    if not example.dim() and example.dtype is not torch.float64:  # rounded as eager rounds a number
-        value = torch_call(trace, "to", [value, Constant(example.dtype)], {})
-    if not place and name in _DIVISIONS:  # PyTorch divides a number by a tensor in this way
-        return operator.mul, [torch_call(trace, "reciprocal", [x], {}), value]
-    return target, [value, x] if not place else [x, value]
-
-
-def number_tensor(trace: Trace, number: FloatValue) -> TensorValue:
-    """The input of the graph that holds a number, in 64 bits."""
-    source, tensor = number.tensor()
-    key = f"tensor {number.text}"
-    if key not in trace.numbers.floats:
-        spec = TensorSpec.of(tensor)
-        trace.numbers.floats[key] = TensorValue(trace, None, ShapeTensor.make(spec), source, tensor)
-        trace.sizes.floats[number.root] = number.now
-    return trace.numbers.floats[key]
-
-
-_INPLACE_NAMES = frozenset(f"i{name}" for name in ("add", "sub", "mul", "truediv"))
 
 
 def _bind(trace: Trace, made: list[Size], result: Value) -> None:
