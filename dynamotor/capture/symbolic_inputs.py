@@ -85,6 +85,7 @@ class SizePolicy:
         True  # checkpoints are captured; not where the program writes the tensors that they read
     )
     function_modes: bool = True  # function modes that are entered inside are interpreted
+    floats: bool = False  # floats may be inputs where sizes are numbers
     broken_regions: bool = False  # the graph breaks inside of what such calls begin and end
 
     def takes(self, device: str, of_data: bool = False) -> bool:
@@ -108,7 +109,9 @@ class SizePolicy:
     def again(self) -> SizePolicy:
         """The same choices for another callable, of which nothing is known yet."""
         guessed: set[Source] | None = None if self.guessed is None else set()
-        return SizePolicy(self.dynamic, self.symbolic, states=self.states, guessed=guessed)
+        return replace(
+            SizePolicy(self.dynamic, self.symbolic, guessed=guessed), states=self.states, floats=self.floats
+        )
 
     def learn(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Note the differences of a call from an entry with these guards."""
@@ -235,7 +238,7 @@ class TraceSizes:
             source in self.policy.varying
             and source not in self.fixed
             and not self.policy.refused
-            and self.symbolic
+            and (self.symbolic or self.policy.floats)
         )
 
     def floats_as_numbers(self, where: UserLine | None) -> dict[Source, FloatIs]:

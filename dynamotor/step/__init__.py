@@ -228,7 +228,7 @@ class _Step:
 
         self.model, self.loss_fn, self.n_inputs = model, loss_fn, n_inputs
         self.averager: Averager | None = None
-        self.captured: Any = make_dispatcher(forward, settings, self._graph)
+        self.captured: Any = make_dispatcher(forward, settings, self._graph, floats=True)
         self.compiled: Any = None
         reason = why_not_whole(model)
         if reason is not None:
