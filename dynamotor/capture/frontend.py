@@ -849,15 +849,15 @@ def make_dispatcher(
     backend: Backend,
     symbolic: Callable[[str, bool], bool] = no_symbols,
     states: bool = False,
-    floats: bool = False,
     kin: Any = None,
+    floats: bool = False,
 ) -> Any:
     """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
 
     symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors, and (True) for
-    such that data decides (asked at each capture). states: whether it takes calls that set states. floats: whether floats that differ between
-    calls may be inputs although sizes are numbers. kin: what
+    such that data decides (asked at each capture). states: whether it takes calls that set states. kin: what
     callables of other modules must have in common with this one to share programs with it; None: none do.
+    floats: whether floats that differ between calls may be inputs although sizes are numbers.
     """
     # A guess costs one program of more sizes: cheap to run, unless a recording is made for each set of them.
     guessed: set[Source] | None = set() if options.mode in _PLAIN_MODES else None

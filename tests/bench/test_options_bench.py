@@ -1,10 +1,11 @@
 """`bench options`: which float options need more than two programs."""
 
 import pytest
+
 from bench import options
 
 # Their number decides a shape.
-OF_SHAPES = {"arange", "nn.functional.interpolate", "nn.functional.upsample", "upsample"}
+OF_SHAPES = {"arange", "interpolate", "upsample"}
 
 
 def late(only: str) -> set[str]:

@@ -37,7 +37,8 @@ class WithNumbers:
         self.numbers = numbers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        given: dict[int | str, Any] = dict(enumerate(args))
+        given.update(kwargs)
         for place, number in self.numbers.items():
             tensor = given[place]
             given[place] = number if isinstance(tensor, ShapeTensor) else tensor.item()
@@ -69,7 +70,8 @@ def _late(
     trace: Trace, target: Callable[..., Any] | str, args: list[Value], kwargs: dict[str, Value]
 ) -> Value | None:
     """The call as a node that PyTorch runs; None where the numbers are constants of the program."""
-    given: dict[int | str, Value] = {**dict(enumerate(args)), **kwargs}
+    given: dict[int | str, Value] = dict(enumerate(args))
+    given.update(kwargs)
     numbers = {place: v for place, v in given.items() if type(v) is FloatValue}
     if (
         not _is_torchs(target)
