@@ -237,3 +237,34 @@ def test_what_interpolate_refuses_it_refuses_at_every_size(options):
         with pytest.raises(type(wanted.value)) as found:
             function(x)
         assert str(found.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize(
+    "fn", [bool, frozenset, iter, map, range, reversed, set, type, zip, list, functools.reduce]
+)
+def test_names_that_a_builtin_does_not_take_are_refused(fn):
+    def program(x):
+        try:
+            return fn([1, 2], nosuch=1)
+        except TypeError as error:
+            return x + 1, str(error)
+
+    ours, theirs = dynamotor.compile(program, backend="eager")(torch.ones(1)), program(torch.ones(1))
+    assert type(ours) is tuple and ours[1] == theirs[1]
+
+
+def test_names_that_a_builtin_takes_stay_in_the_graph():
+    def program(x):
+        pairs = zip([1, 2], [3, 4], strict=True)
+        numbers = max([1, 2], key=lambda n: -n), int("11", base=2), str(object=1)
+        return (
+            x
+            + sum(a * b for a, b in pairs)
+            + numbers[0]
+            + numbers[1]
+            + len(dict([(1, 2)], b=2))
+            + len(numbers[2])
+        )
+
+    compiled = dynamotor.compile(program, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(1)), program(torch.ones(1)))

@@ -14,6 +14,7 @@ import itertools
 import logging
 import math
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,17 @@ _WITHOUT_SIGNATURE: dict[Any, tuple[float, float]] = {
     set.add: (2, 2),
     str: (0, 3),
     itertools.islice: (2, 4),
+    zip: (0, _MANY),
+}
+# The names that these take; the others take none. None: any name.
+_NAMES: dict[Any, frozenset[str] | None] = {
+    **dict.fromkeys((dict, collections.OrderedDict, dict.update, functools.partial, type)),
+    **dict.fromkeys((max, min), frozenset(("key", "default"))),
+    collections.deque: frozenset(("iterable", "maxlen")),
+    int: frozenset(("base",)),
+    str: frozenset(("object", "encoding", "errors")),
+    **dict.fromkeys((zip, *([map] if sys.version_info >= (3, 14) else [])), frozenset(("strict",))),
+    **({functools.reduce: frozenset(("initial",))} if sys.version_info >= (3, 14) else {}),
 }
 _FROM_C = (
     types.BuiltinFunctionType,
@@ -61,9 +73,13 @@ def fitted(
         except TypeError:
             fits = False
     else:
+        names = _NAMES.get(fn, frozenset()) if kwargs and signature is not None else None
+        names = frozenset() if fn is type and len(args) == 1 else names  # a class may take any
         fits = signature is None or bool(kwargs) or signature[0] <= len(args) <= signature[1]
+        fits = fits and (names is None or kwargs.keys() <= names)
     if not fits:  # a callable need not have a name
-        raise unsupported("unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments")
+        named = f" and {', '.join(kwargs)}" if kwargs else ""
+        raise unsupported("unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments{named}")
     return args, kwargs
 
 
