@@ -24,7 +24,9 @@ def random_from(*args: Any, **kwargs: Any) -> Any:
 
 class _OnDemand(compat.LazyGraphModule):
     def real_recompile(self) -> None:
-        """Write the code."""
+        """Write the code, unless it is there."""
+        if type(self).forward is not _OnDemand._lazy_forward:
+            return
         unwritable = self.graph.find_nodes(op="call_function", target=_RANDOM_FROM)
         for node in unwritable:
             node.target = random_from
