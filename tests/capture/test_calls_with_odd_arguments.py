@@ -1,5 +1,6 @@
 """Defaults and names of called functions are the current ones, and wrong calls raise CPython's errors."""
 
+import collections
 import functools
 
 import pytest
@@ -268,3 +269,27 @@ def test_names_that_a_builtin_takes_stay_in_the_graph():
 
     compiled = dynamotor.compile(program, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(1)), program(torch.ones(1)))
+
+
+@pytest.mark.parametrize("method", ["copy", "keys", "__getitem__", "__contains__"])
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict, lambda: collections.defaultdict(int)])
+def test_methods_of_dicts_refuse_further_arguments(make, method):
+    def program(x):
+        held = make()
+        try:
+            return getattr(held, method)(1, 2)
+        except TypeError:
+            return x + len(held)
+
+    assert torch.equal(dynamotor.compile(program, backend="eager")(torch.ones(1)), program(torch.ones(1)))
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_symmetric_difference_is_of_two_sets(kind):
+    def program(x):
+        try:
+            return kind([1]).symmetric_difference()
+        except TypeError as error:
+            return str(error)
+
+    assert dynamotor.compile(program, backend="eager")(torch.ones(1)) == program(torch.ones(1))

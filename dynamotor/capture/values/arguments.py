@@ -24,7 +24,29 @@ import torch
 from ..breaks import unsupported
 
 _MANY = math.inf
+_FROM_C = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+_CONTAINERS = dict, collections.OrderedDict, collections.defaultdict, set, frozenset, list, collections.deque
+# Methods that take nothing, and those that take one object.
+_ALONE = "copy clear keys values items reverse popleft"
+_OF_ONE = (
+    "__getitem__ __contains__ append appendleft extend extendleft count remove discard "
+    "issubset issuperset isdisjoint symmetric_difference symmetric_difference_update"
+)
+
+
+def _methods(names: str) -> list[Any]:
+    found = [getattr(kind, name, None) for kind in _CONTAINERS for name in names.split()]
+    return [method for method in found if isinstance(method, _FROM_C)]
+
+
 _WITHOUT_SIGNATURE: dict[Any, tuple[float, float]] = {
+    **dict.fromkeys(_methods(_ALONE), (1, 1)),
+    **dict.fromkeys(_methods(_OF_ONE), (2, 2)),
     **dict.fromkeys((max, min, operator.itemgetter, operator.attrgetter, functools.partial), (1, _MANY)),
     **dict.fromkeys((bool, dict, set, frozenset, vars, dir, collections.OrderedDict), (0, 1)),
     **dict.fromkeys((int, super, collections.deque), (0, 2)),
@@ -48,12 +70,6 @@ _NAMES: dict[Any, frozenset[str] | None] = {
     **dict.fromkeys((zip, *([map] if sys.version_info >= (3, 14) else [])), frozenset(("strict",))),
     **({functools.reduce: frozenset(("initial",))} if sys.version_info >= (3, 14) else {}),
 }
-_FROM_C = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-)
 _OF_PYTHON = frozenset((copy.copy, copy.deepcopy, torch._assert, logging.Logger.isEnabledFor))
 _MODULES = frozenset(("builtins", "_operator", "operator", "functools", "itertools", "collections", "math"))
 
