@@ -39,6 +39,15 @@ def decayed_and_stepped_without_gradients(m, x):
     return (m[0](x).sin(),)
 
 
+def columns_beside_a_recorded_one_are_written(m, x):
+    k = (m[0](x)[..., None] * torch.ones(3)).sin()
+    y = (k[..., :1] * k[..., :1]).sum()
+    k.data[..., 1] = 5
+    y = y + (k[..., :2] * x[..., None]).sum()
+    k.data[..., 2:] = k.data[..., :1] + 1
+    return y, k.detach()
+
+
 def results_are_written(m, x):
     y = m[0](x)
     z = y.detach().clone()
@@ -60,7 +69,7 @@ def data_of_an_input_is_set(m, x):
 
 PROGRAMS = (
     average_is_updated, weights_are_normalised_before_use, written_without_gradients, results_are_written,
-    decayed_and_stepped_without_gradients,
+    decayed_and_stepped_without_gradients, columns_beside_a_recorded_one_are_written,
     data_of_parameters_is_set, data_of_an_input_is_set,
 )  # fmt: skip
 

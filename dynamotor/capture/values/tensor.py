@@ -36,7 +36,7 @@ from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, under_modes, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
-from .data_writes import note_recorded, refuse_if_recorded, write_by_data
+from .data_writes import note_recorded, refuse_if_recorded, write_by_data, written_part
 from .number import FloatValue
 from .operators import UNARY, special_name
 from .return_types import ReturnTypeValue
@@ -708,9 +708,9 @@ def torch_call(
         written = _written_inside(trace, written)
     written += _declared_written(target, trial_args, trial_kwargs)
     if written:
-        write_by_data(trace, written)
+        write_by_data(trace, written, written_part(target, trial_args))
         check_write(trace, target, given, written)
-    note_recorded(trace, given, result)
+    note_recorded(trace, given, written, result)
     data = trace.sizes.data
     if not written and not data.met:
         if isinstance(result, torch.Tensor) and id(result) in known:
