@@ -43,7 +43,8 @@ def written_part(target: Any, args: Sequence[Any]) -> ShapeTensor | None:
     if not all(type(at) in (int, torch.SymInt, slice) or at is Ellipsis for at in index):
         return None
     with torch.no_grad():
-        return args[0][index]
+        part: Any = args[0][index]
+    return part
 
 
 def write_by_data(trace: Trace, written: Sequence[ShapeTensor], part: ShapeTensor | None = None) -> None:
