@@ -19,7 +19,7 @@ class TensorTable:
 
     by_example: dict[int, TensorValue] = field(default_factory=dict)  # by the ids of their ShapeTensors
     outside: list[TensorValue] = field(default_factory=list)  # those that have a real tensor
-    # By memory: what calls took of it whose results have a history.
+    # By memory: arguments of calls whose results have a history.
     recorded: dict[Any, list[Any]] = field(default_factory=dict)
     given_away: set[Any] = field(default_factory=set)  # memories that parameters made in the trace took over
     read_only: set[Any] = field(default_factory=set)  # memories of NumPy's read-only arrays

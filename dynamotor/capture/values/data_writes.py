@@ -22,7 +22,7 @@ from .base import Trace
 
 
 def note_recorded(trace: Trace, given: Iterable[ShapeTensor], written: Sequence[Any], result: Any) -> None:
-    """Note what a call has taken whose result has a history. A view saves nothing of its memory."""
+    """Note the arguments of a call whose result has a history. A view saves nothing of its memory."""
     if not torch.is_grad_enabled():
         return
     results = [leaf for leaf in leaves_in(result) if isinstance(leaf, ShapeTensor)]
@@ -81,7 +81,7 @@ def refuse_if_recorded(trace: Trace, memories: Iterable[Any], part: ShapeTensor 
 
 def _apart(a: ShapeTensor, b: ShapeTensor) -> bool:
     """Whether two views of one memory are known to have no element in common: their strides are those of one box, and
-    they are apart along one of its sides. Symbolic sizes are guarded to be what they are.
+    they are apart along one of its sides. Symbolic sizes are guarded to keep their values.
     """
     layouts = [([*map(int, t.shape)], [*map(int, t.stride())], int(t.storage_offset())) for t in (a, b)]
     steps = {s for shape, strides, _ in layouts for n, s in zip(shape, strides) if n > 1}
