@@ -27,6 +27,7 @@ from .values.known_data import known
 from .values.lazy_text import late_percent
 from .values.number import FloatValue
 from .values.operators import COMPARE, INPLACE, c_name, like
+from .values.picked import PickedValue, picked_binary
 from .values.size import QuotientValue, SizeValue, symbolic_binary
 from .values.tensor import TensorValue
 from .values.user_object import UserObject
@@ -336,6 +337,10 @@ class ObjectProtocol:
                 return waiting
         if left.symbolic or right.symbolic:
             result = symbolic_binary(self, op, left, right)
+            if result is not None:
+                return result
+        if type(left) is PickedValue or type(right) is PickedValue:
+            result = picked_binary(self, op, left, right)
             if result is not None:
                 return result
         inplace, as_asked = INPLACE.get(op), op

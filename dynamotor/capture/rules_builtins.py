@@ -60,6 +60,7 @@ from .values.iterators import (
 from .values.klass import ClassValue, SuperValue
 from .values.lazy_text import late_format, late_str_format
 from .values.operators import c_name
+from .values.picked import pick
 from .values.slices import make_slice
 from .values.string import formatted, shown, text_of
 from .values.tensor import TensorValue
@@ -555,6 +556,9 @@ def _items(trace: Trace, value: Value, refusal: str = "'{}' object is not iterab
 
 
 def _extreme(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    picked = None if kwargs else pick(trace, fn, args)
+    if picked is not None:
+        return picked
     key = present(kwargs.get("key"))
 
     def asked(item: Value) -> StandIn:
