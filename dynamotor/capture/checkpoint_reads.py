@@ -133,14 +133,20 @@ class StateReads:
         if value.source is None:
             return self._check_made(frame, instr, owner, value)
         if isinstance(value.source, Called) or isinstance(obj, _CONTAINERS):
-            self.through.add(value.source)
+            self._lead_through(value)
         held = self.trace.reader.values.get(id(getattr(obj, "__self__", None)))
-        if isinstance(obj, types.BuiltinMethodType) and held is not None and held.source is not None:
-            self.through.add(held.source)  # `table.get`, kept under a name
+        if isinstance(obj, types.BuiltinMethodType) and held is not None:
+            self._lead_through(held)  # `table.get`, kept under a name
         numbers = isinstance(value, Constant | FloatValue | SizeValue)
         made_anew = isinstance(value.source, Attr | Called) and not numbers
         if instr.op != "LOAD_FAST" and not isinstance(value.source, Arg | Const) and not made_anew:
             self.sources[value.source] = obj
+
+    def _lead_through(self, held: Value) -> None:
+        """The guards of an object's contents are of reads of a function."""
+        self._refuse_pending(self.again.tensors and held in self.trace.effects.touches)
+        if held.source is not None:
+            self.through.add(held.source)
 
     def _check_made(self, frame: Any, instr: Any, owner: Any, value: Value) -> None:
         """A value that the trace made: no source says where the function will find it later."""
@@ -155,6 +161,9 @@ class StateReads:
             numbers = isinstance(value, Constant | FloatValue | SizeValue)
             pending = outside and numbers and not isinstance(owner, TensorValue)
             pending = pending and self.pending
+        self._refuse_pending(pending)
+
+    def _refuse_pending(self, pending: bool) -> None:
         unsupported_if(
             pending,
             "autograd",
@@ -307,7 +316,7 @@ class _Contents:
         ]
         tensors = [*(self.program.check(tuple(roots)) or ()), *[outs[k] for k in self.places]]
         names = [*self.names, *["a result" for _ in self.places]]
-        then = [(weakref.ref(t), None if t.is_inference() else t._version) for t in tensors]
+        then = [(_counter_of(t), None if t.is_inference() else t._version) for t in tensors]
 
         def ask(gradients: Any) -> None:
             for (held, known), name in zip(then, names):
@@ -316,6 +325,16 @@ class _Contents:
                     raise self.again.changed(f"{name} was written in place")
 
         return ask
+
+
+def _counter_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+    """A tensor with the same version counter, as long as it can change. Eager's checkpoint holds its tensors, too; an
+    alias without history, since a hook of a graph must not hold the graph's results. A model is not held.
+    """
+    if isinstance(tensor, torch.nn.Parameter):
+        return weakref.ref(tensor)
+    alias = tensor.detach()
+    return lambda: alias
 
 
 def _moved(source: Source, places: Mapping[Source, Source]) -> Source:

@@ -35,7 +35,8 @@ def _push(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         or trace.sizes.in_body
         or trace.graph.recompute
         or not isinstance(mode, UserObject)
-        or issubclass(mode.cls, compat.DeviceContext),
+        or issubclass(mode.cls, compat.DeviceContext)
+        or not isinstance(trace.type_attr(mode.cls, "__torch_function__"), types.FunctionType),
         "modes",
         "a TorchFunctionMode is entered",
         "it is left in another place, or the graph breaks inside of it",

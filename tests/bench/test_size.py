@@ -14,7 +14,7 @@ LIMITS = {
     ".": 900,
     "autograd": 4_250,
     "base": 1_200,
-    "capture": 15_900,
+    "capture": 16_000,
     "codegen": 7_000,
     "distributed": 1_800,
     "graph": 6_000,

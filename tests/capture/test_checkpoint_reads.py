@@ -260,6 +260,34 @@ def test_a_tensor_that_is_written_by_the_graph_and_by_its_caller(held: bool) -> 
         out.sum().backward()
 
 
+def test_a_result_that_is_written_behind_a_break_and_let_go() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        made = x.detach() * 2
+        y = checkpoint(lambda x: x.sin() * made.clone(), x, use_reentrant=False)
+        print(end="")
+        made.add_(1)
+        return y.sum()
+
+    loss = dynamotor.compile(program, backend="aot_eager")(torch.ones(3, requires_grad=True))
+    with pytest.raises(CaptureError, match="DM252"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_container_that_the_program_changed_before_the_checkpoint(backend: str, space: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        ITEMS.append(3.0)
+        return checkpoint(lambda x: x.sin() * len(ITEMS), x, use_reentrant=False).sum()
+
+    found = []
+    for function in (program, dynamotor.compile(program, backend=backend)):
+        ITEMS[:] = [2.0]
+        x = torch.ones(3, requires_grad=True)
+        function(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
 WEAKLY, GET = weakref.ref(HOLDER), TABLE.get
 AROUND: dict[str, tuple[Any, Any, str]] = {
     "met through a weak reference": (
