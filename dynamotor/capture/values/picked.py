@@ -66,7 +66,8 @@ def pick(trace: Trace, fn: Callable[..., Any], args: list[Value]) -> PickedValue
     if len(args) != 2 or place is None or trace.sizes.in_body:
         return None
     one, number = args[place], args[1 - place]
-    as_tensor = one if isinstance(one, TensorValue) else one.tensor(trace)  # type: ignore[attr-defined]
+    assert isinstance(one, TensorValue | PickedValue)
+    as_tensor = one if isinstance(one, TensorValue) else one.tensor(trace)
     if type(number) is not Constant or not _fits(number.value, as_tensor.example.dtype):
         return None
     if place == 0:  # the number replaces the tensor if it goes beyond it
@@ -74,7 +75,7 @@ def pick(trace: Trace, fn: Callable[..., Any], args: list[Value]) -> PickedValue
     else:
         taken = tensor_call(trace, _TAKEN[fn], [as_tensor, number])
         condition = tensor_call(trace, torch.logical_not, [taken])
-    return PickedValue(condition, number, one)  # type: ignore[arg-type]
+    return PickedValue(condition, number, one)
 
 
 def _is_plain(value: Value) -> bool:
