@@ -775,10 +775,7 @@ def soft_triple(way: Way) -> Tensors:
     return way.training(Loss(), way.randn(8, 5))
 
 
-@case(
-    "lion-pytorch: a compiled step",
-    reason="the wrapper of PyTorch around `Optimizer.step` runs between graphs",
-)
+@case("lion-pytorch: a compiled step")
 def lion(way: Way) -> Tensors:
     from lion_pytorch import Lion
 
