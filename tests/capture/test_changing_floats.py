@@ -23,6 +23,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, float], Any]] = {
     "no dimensions": lambda x, f: (x.sum() * f, f / x.sum()),
     "arithmetic": lambda x, f: (x * (1.0 - f) + f * f / 3, x * -f, x + abs(f) ** 2, x - f // 2 - f % 3),
     "math": lambda x, f: x * math.sqrt(abs(f)) + math.cos(f) - math.exp(-abs(f)),
+    "rounded": lambda x, f: x * round(f, 1) + round(f * 3, 2) - round(f, -1),
     "methods": lambda x, f: x.mul(f).add_(f).div(f),
     "functions": lambda x, f: torch.sub(torch.mul(x, f), f),
     "returned": lambda x, f: (x * 2, f, f * 2, float(f)),

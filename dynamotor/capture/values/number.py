@@ -106,6 +106,11 @@ class FloatValue(Number):
         mine = self.step or _itself
         return self.after(lambda v: fn(mine(v)), f"{fn.__name__}({self.text})")
 
+    def rounded(self, digits: Value) -> FloatValue | None:
+        """`round(self, digits)` for a known number of digits."""
+        mine, n = self.step or _itself, digits.as_constant() if type(digits) is Constant else None
+        return self.after(lambda v: round(mine(v), n), f"round({self.text}, {n})") if type(n) is int else None
+
     def truth(self, trace: Trace) -> bool:
         mine = self.step or _itself
         return trace.reader.ask(self.root, self.now, f"the truth of {self.text}", lambda v: bool(mine(v)))

@@ -298,7 +298,7 @@ register_all(
             lambda trace, args: Constant(False) if type(args[0]) in (*_NUMBERS, ConditionValue) else None,
         ),
         (
-            (operator.index, round, torch.sym_int),
+            (operator.index, torch.sym_int),
             lambda trace, args: args[0] if len(args) == 1 and type(args[0]) is SizeValue else None,
         ),
         (
@@ -321,6 +321,13 @@ register_all(
         ),
     ),
 )
+
+
+@size_rule(round)
+def _round(trace: Trace, args: list[Value]) -> Value | None:
+    if len(args) == 2 and type(args[0]) is FloatValue:
+        return args[0].rounded(args[1])
+    return args[0] if len(args) == 1 and type(args[0]) is SizeValue else None
 
 
 @size_rule(isinstance)
