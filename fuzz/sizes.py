@@ -132,8 +132,8 @@ def _on_disk() -> Iterator[None]:
 
 
 def judged(programs: Sequence[Program], target: str, kept: bool = False) -> tuple[list[Family], Counter[str]]:
-    """The programs, each called with its sizes in turn, and the outcomes of the calls. kept: what is
-    compiled for some sizes is found on disk for others, and once more by a second callable.
+    """The programs, each called with its sizes in turn, and the outcomes of the calls. kept: programs
+    compiled for some sizes are loaded from disk for others, and once more by a second callable.
     """
     seen: Counter[str] = Counter()
     try:

@@ -48,7 +48,7 @@ _CONTAINERS = (dict, list, set, tuple, collections.deque)
 class SecondCall:
     """When a function is called again, and the error where the state that it reads has changed.
 
-    asks: whether a backward with these gradients calls it. tensors: whether it finds what was written into tensors.
+    asks: whether a backward with these gradients calls it. tensors: whether the second call sees new contents of tensors.
     """
 
     code: str
@@ -119,6 +119,10 @@ class StateReads:
     def rewritten(self) -> bool:
         """Whether the graph writes a tensor after a function has read it: the next call finds the new contents."""
         return self.again.tensors and any(version(v.example) != then for v, then in self.versions.items())
+
+    def meet(self, row: Guard) -> None:
+        """A fact that the trace knew before the function asked for it."""
+        self.guards.setdefault(row)
 
     def note(self, frame: Any, instr: Any, owner: Any) -> None:
         """An instruction of a checkpointed function has run; `owner`: the object whose value it took."""

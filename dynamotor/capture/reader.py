@@ -13,7 +13,7 @@ from ..base.errors import UserLine
 from ..base.events import listening
 from .breaks import unsupported_if
 from .guards import Absent, Answer, ConstEquals, Distinct, IdIs, SameObject, TypeIs, answer_of
-from .source import Attr, Const, Source
+from .source import Attr, Const, DictItem, Source
 from .values.base import IdentityKey, Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
 from .values.number import FloatValue
@@ -103,6 +103,13 @@ class Reader:
             f"attribute {name!r} of a {type(obj).__name__} is a new object at each read",
         )
         return value
+
+    def miss_again(self, source: Source, key: Any) -> None:
+        """A key that an outside dict lacks, which is known already, is looked up again: a function that PyTorch
+        calls a second time depends on it, too."""
+        for reads in (self.trace.checkpoint_reads, self.trace.function_reads):
+            if reads.active:
+                reads.meet(Absent(DictItem(source, key)))
 
     def guard_distinct(self, first: Source, second: Source) -> None:
         """Two different objects must not be one at the next call."""

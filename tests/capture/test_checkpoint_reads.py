@@ -25,8 +25,15 @@ ITEMS = [2.0]
 class Holder:
     factor = 2.0
 
+    def get(self) -> float:
+        return self.factor
 
-HOLDER = Holder()
+
+class OfClass(torch.nn.Module):
+    factor = 2.0
+
+
+HOLDER, MODULE = Holder(), OfClass()
 
 
 def helper(x: torch.Tensor) -> torch.Tensor:
@@ -66,6 +73,7 @@ def space() -> Any:
     TABLE.update(table)
     ITEMS[:], Holder.factor = [2.0], 2.0
     vars(HOLDER).clear()
+    vars(MODULE).pop("factor", None)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -288,7 +296,7 @@ def test_a_container_that_the_program_changed_before_the_checkpoint(backend: str
     torch.testing.assert_close(found[1], found[0])
 
 
-WEAKLY, GET = weakref.ref(HOLDER), TABLE.get
+WEAKLY, GET, BOUND = weakref.ref(HOLDER), TABLE.get, HOLDER.get
 AROUND: dict[str, tuple[Any, Any, str]] = {
     "met through a weak reference": (
         lambda x: x * WEAKLY().factor,  # type: ignore[union-attr]
@@ -304,6 +312,21 @@ AROUND: dict[str, tuple[Any, Any, str]] = {
         lambda x: x * sum(HOLDER.items),  # type: ignore[attr-defined]
         lambda x: x * sum(HOLDER.items),  # type: ignore[attr-defined]
         "HOLDER.items[0] = 7.0",
+    ),
+    "of the class at first, by a bound method": (
+        lambda x: x * HOLDER.factor,
+        lambda x: x * BOUND(),
+        "HOLDER.factor = 7.0",
+    ),
+    "of the class at first, by a default": (
+        lambda x: x * HOLDER.factor,
+        lambda x, of=HOLDER: x * of.factor,
+        "HOLDER.factor = 7.0",
+    ),
+    "of a module's class at first": (
+        lambda x: x * MODULE.factor,
+        lambda x: x * MODULE.factor,
+        "MODULE.factor = 7.0",
     ),
     "given as an argument": (
         lambda x: x * sum(ITEMS),

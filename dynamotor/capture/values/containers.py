@@ -358,6 +358,8 @@ class DictValue(Table):
         pair = self.table.get(key)
         if pair is not None:
             return pair[1]
+        if key in self.absent and not self.trusted:
+            self.trace.reader.miss_again(self.source, key)
         if self.complete or key in self.changed or key in self.absent:
             return None
         if type(key) is not str and not is_real_key(key):

@@ -1,5 +1,4 @@
-"""Which type an op computes in: aten's promotion for compared operands, the result's type for what is
-calculated.
+"""Which type an op computes in: aten's promotion for compared operands, the result's type for arithmetic.
 
 float16 and bfloat16 compute in float32 and round once, as aten's kernels do; integers of a float op compute
 in the default dtype and never in float64, which jax would choose for them.

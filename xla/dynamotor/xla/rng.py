@@ -114,8 +114,8 @@ def key(words: jax.Array) -> Any:
 
 
 class Draws:
-    """The draws of a recorded graph, relative to the state that its call begins with: what it sets to a value
-    of its own (`manual_seed` in a step) stays that value."""
+    """The draws of a recorded graph, relative to the state that its call begins with. A state that the graph
+    sets itself (`manual_seed` in a step) stays as it is."""
 
     def __init__(self, before: int, states: list[int], after: int) -> None:
         self.plan = [_from(before, state) for state in states]

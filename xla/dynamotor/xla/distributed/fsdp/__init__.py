@@ -116,8 +116,8 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
             return self.module(*args, **kwargs)
 
     def get_shard_metadata(self) -> dict[str, Any]:
-        """Data for `consolidate_sharded_state_dicts` beside the state dicts: names, shapes of what is
-        divided, the rank.
+        """Data for `consolidate_sharded_state_dicts` beside the state dicts: names and shapes of the
+        divided parameters, and the rank.
         """
         named = dict(self.named_modules())
         wrappers = sorted(
