@@ -53,7 +53,6 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 def pytest_collection_finish() -> None:
     """What is there before the first test stays: no garbage collection of a test looks through it again."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
@@ -105,6 +104,7 @@ SAMPLED = {
 KNOWN: dict[str, str] = {}
 
 
+@functools.cache
 def place_of(path: Path) -> str:
     """A path of the repository, as the tables here have it."""
     return (

@@ -104,13 +104,7 @@ def test_settings_of_the_environment_that_mean_nothing(tmp_path: Path) -> None:
         "DYNAMOTOR_TRACE": str(tmp_path / "none" / "trace.jsonl"),
         "DYNAMOTOR_REPORT": str(tmp_path / "none" / "report.html"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **wrong},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_forked(program, **wrong)
     assert done.stdout.split() == ["0", "''", "0"]
     for name in (
         "DYNAMOTOR_DEBUG",

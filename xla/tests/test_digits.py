@@ -17,7 +17,8 @@ import pytest
 from children import environment, start
 
 pytest.importorskip("jax")
-pytest.importorskip("sklearn")
+if importlib.util.find_spec("sklearn") is None:  # imported only where it is used: it takes a second
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "xla_mnist_like.py"
 TOLERANCE = 1e-4

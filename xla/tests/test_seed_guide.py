@@ -6,6 +6,7 @@ scikit-learn's digits.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 import torch
 
 pytest.importorskip("jax")
-pytest.importorskip("sklearn")
+if importlib.util.find_spec("sklearn") is None:  # imported only where it is used: it takes a second
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 import dynamotor.xla  # noqa: E402
 from dynamotor.xla.install import uninstall  # noqa: E402
 
