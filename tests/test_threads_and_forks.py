@@ -5,13 +5,11 @@ workers.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 import pytest
 import torch
+from children import run_forked
 from torch import nn
 
 import dynamotor
@@ -121,11 +119,8 @@ FORK = """
 
 
 def test_a_forked_child_does_not_wait_for_the_parents_threads():
-    environment = dict(os.environ, OMP_NUM_THREADS="2")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORK)], timeout=120, env=environment, check=False
-    )
-    assert done.returncode == 0
+    done = run_forked(FORK)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_fork_while_another_thread_compiles():

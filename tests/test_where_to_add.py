@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from overlay import ROOT, overlay
+from children import run_forked
+from overlay import IN_COPY, ROOT, overlay
 
 TABLE = (ROOT / "docs" / "architecture.md").read_text().split("## Where to add")[1]
 ROWS = [
@@ -96,9 +95,9 @@ def test_files_and_names_of_a_row_exist(what: str, where: str) -> None:
 
 def test_added_rows_work_and_keep_the_rules_of_the_architecture(tmp_path: Path) -> None:
     """One process for all rows: a copy of the packages is imported only once."""
-    environment = overlay(tmp_path, ADDED, {"dynamotor/base/config.py": (KNOB, KNOB_TYPE)})
-    command = [sys.executable, str(ROOT / "tests" / "added_rows.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    paths = overlay(tmp_path, ADDED, {"dynamotor/base/config.py": (KNOB, KNOB_TYPE)})
+    rows = str(ROOT / "tests" / "added_rows.py")
+    done = run_forked(f"{IN_COPY}import runpy; runpy.run_path({rows!r}, run_name='__main__')", *paths)
     passed = re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE)
     assert len(passed) == 10 and not done.returncode, done.stdout + done.stderr
 

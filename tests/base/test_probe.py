@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from children import run_forked
 from warned import text_of
 
 import dynamotor
@@ -21,7 +20,7 @@ ROWS = {",".join(row.paths): row for row in probe.table}
 
 
 def without(*names):
-    found = subprocess.run([sys.executable, DRIVER, *names], stdout=subprocess.PIPE, text=True, timeout=900)
+    found = run_forked(DRIVER.read_text(), *names, limit=900.0)
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 

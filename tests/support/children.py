@@ -48,14 +48,16 @@ def environment(**more: str | None) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def run_forked(code: str, *arguments: str, **env: str | None) -> subprocess.CompletedProcess[str]:
+def run_forked(
+    code: str, *arguments: str, limit: float = LIMIT_SECONDS, **env: str | None
+) -> subprocess.CompletedProcess[str]:
     """One process of the server that has imported torch and jax (see `_server`), for programs that say
-    nothing of how they begin.
+    nothing of how they begin; it is killed after `limit` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         said, errors = Path(folder, "said"), Path(folder, "errors")
         process = start(textwrap.dedent(code), environment(**env), said, errors, arguments)
-        process.join(LIMIT_SECONDS)
+        process.join(limit)
         process.kill()
         process.join()
         return subprocess.CompletedProcess(code, process.exitcode, said.read_text(), errors.read_text())

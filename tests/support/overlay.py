@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +10,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
 PARTS = ("dynamotor", "xla", "bench", "docs/errors.md", "tests/test_architecture.py")
 
+# The first lines of a program that imports the copy and runs in its folder.
+IN_COPY = "import os, sys; sys.path[:0] = sys.argv[1:]; os.chdir(sys.argv[1])\n"
 
 Line = tuple[str, str]  # a line of a file, and the text that goes behind it
 
 
-def overlay(folder: Path, added: Mapping[str, str], inserted: Mapping[str, Sequence[Line]]) -> dict[str, str]:
+def overlay(folder: Path, added: Mapping[str, str], inserted: Mapping[str, Sequence[Line]]) -> list[str]:
     """Copy the packages into `folder`; `added` text goes to the end of files, `inserted` behind lines.
 
-    Returns the environment of processes that import the copy.
+    Returns the arguments of a program that begins with `IN_COPY`.
     """
     for part in PARTS:
         target = folder / part
@@ -36,5 +37,4 @@ def overlay(folder: Path, added: Mapping[str, str], inserted: Mapping[str, Seque
             assert line in whole, f"{name} has no line {line!r}"
             whole = whole.replace(line, line + text)
         (folder / name).write_text(whole)
-    path = os.pathsep.join(map(str, (folder, folder / "xla", SUPPORT)))
-    return {**os.environ, "PYTHONPATH": path}
+    return [str(path) for path in (folder, folder / "xla", SUPPORT)]

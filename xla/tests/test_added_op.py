@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-from overlay import overlay
+from children import run_forked
+from overlay import IN_COPY, overlay
 
 LOWERING = """
 
@@ -30,8 +29,7 @@ print("fallbacks", [name for name in metrics.all_counters() if name.startswith("
 
 
 def test_an_added_op_runs_on_the_device(tmp_path: Path) -> None:
-    environment = overlay(tmp_path, {"xla/dynamotor/xla/ops_pointwise.py": LOWERING}, {})
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, cwd=tmp_path
+    done = run_forked(
+        IN_COPY + PROGRAM, *overlay(tmp_path, {"xla/dynamotor/xla/ops_pointwise.py": LOWERING}, {})
     )
     assert "fallbacks []" in done.stdout, done.stdout + done.stderr
