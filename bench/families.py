@@ -38,15 +38,14 @@ PHASES = ("infer", "train", "generate")
 # Why a family takes more graphs than with torch.compile.
 REASONS: dict[str, str] = {
     "IBertForMaskedLM": "ranges of quantisation are numbers of data; the calls between two breaks are a graph here",
-    "NystromformerForMaskedLM": "its code takes no mask; eager looks at the mask's data and leaves it out",
-    "XGLMForCausalLM": "its eager code has no mask in float64",
-    "Qwen2MoeForCausalLM": "grouped products take no float64",
-    "OlmoeForCausalLM": "grouped products take no float64",
+    "NystromformerForMaskedLM": "fails under both compilers: its code takes no mask of all pairs, which transformers makes in traces",
     "EfficientNetForImageClassification": "in this small form nothing comes through: gradients of 1e-20, zeros in eager, are compared",
     "Wav2Vec2ForCTC": "CTC's loss and the lengths of its targets are numbers of data, in eager for both compilers",
     "HubertForCTC": "CTC's loss and the lengths of its targets are numbers of data, in eager for both compilers",
     "ReformerModelWithLMHead": "each layer's seed is a number beyond 64 bits, for which the rest of the frame is captured anew",
 }
+# Families without code for float64: eager in float32 is their reference.
+INEXACT = frozenset(("XGLMForCausalLM", "Qwen2MoeForCausalLM", "OlmoeForCausalLM", "MixtralForCausalLM"))
 
 
 def infer(case: models.ModelCase, way: Way) -> Tensors:
@@ -99,7 +98,7 @@ def one(name: str, phase: str, known: dict[str, Any] | None = None) -> Row:
     program = partial({"infer": infer, "train": train, "generate": generate}[phase], case)
     if known is not None:
         return add_shares(Row(**known), program)
-    return measure(name, program, exact=phase != "generate")
+    return measure(name, program, exact=phase != "generate" and name not in INEXACT)
 
 
 def main() -> None:
@@ -121,7 +120,8 @@ def main() -> None:
             known = found.get(phase, {}).get(name) if options.shares else None
             row = in_child(name, partial(one, name, phase, known), options.timeout)
             if known is not None and row.share is None:
-                continue  # the row stays as it is
+                print(f"{phase} {name}: not measured, the row stays as it is: {row.error}", flush=True)
+                continue
             if row.error != "no generate":
                 found.setdefault(phase, {})[name] = asdict(row)
                 print(phase, printed(row), flush=True)

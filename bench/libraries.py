@@ -122,7 +122,8 @@ def main() -> None:
             work = partial(with_shares, found[name]) if options.shares and name in found else one
             row = in_child(name, partial(work, name), options.timeout)
             if work is not one and row.share is None:
-                continue  # the row stays as it is
+                print(f"{name}: not measured, the row stays as it is: {row.error}", flush=True)
+                continue
             found[name] = asdict(row)
             print(printed(row), flush=True)
             write_json(options.json, {n: found[n] for n in CASES if n in found})
