@@ -16,6 +16,7 @@ dynamotor.xla.install_as_torch_xla()
 from torch._higher_order_ops.map import map as map_
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 
 w = torch.randn(4)
 FUNCTIONS = dict(
@@ -26,6 +27,7 @@ FUNCTIONS = dict(
     )[1],
     scan=lambda x: scan(lambda c, x: (c + x, c * x), torch.zeros(4, device=x.device), x)[1],
     map=lambda x: map_(lambda x: x.sin(), x),
+    flex=lambda x: flex_attention(*[x.view(1, 1, 4, 4)] * 3, score_mod=lambda s, b, h, i, j: s + (i - j)),
 )
 GRADED = ("cond", "nested", "map")
 
@@ -47,13 +49,13 @@ print("done")
 """
 
 
-ALL = ("cond", "nested", "while_loop", "scan", "map")
+ALL = ("cond", "nested", "while_loop", "scan", "map", "flex")
 
 
 @pytest.mark.parametrize(
     ("early", "names"),
     [
-        (True, ("cond", "while_loop")),
+        (True, ("cond", "while_loop", "flex")),
         pytest.param(True, ALL, marks=pytest.mark.slow),
         pytest.param(False, ALL, marks=pytest.mark.slow),
     ],

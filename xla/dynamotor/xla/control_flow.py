@@ -10,6 +10,7 @@ from the moment that `torch._dynamo` is imported.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ _OPERATORS = [
     "flex_attention_backward",
 ]
 _CAPTURE = "torch._dynamo"
+_FLEX = "torch.nn.attention.flex_attention"
 
 
 def _register() -> None:
@@ -67,10 +69,26 @@ class _AfterImport(MetaPathFinder):
         return spec
 
 
+def _admit_to_flex_attention() -> None:
+    """Skip FlexAttention's list of known device types for xla tensors: its operator has a rule for them."""
+    module: Any = sys.modules[_FLEX]
+    check = getattr(module, "_validate_device", None)
+    if check is None:
+        return
+
+    @functools.wraps(check)
+    def validate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != "xla":
+            check(query, key, value)
+
+    module._validate_device = validate
+
+
 def install(capture_as_plain: Callable[[], Any]) -> None:
     """Register the operators; `capture_as_plain` is called when PyTorch's capture is there."""
     _register()
-    if _CAPTURE in sys.modules:
-        capture_as_plain()
-    else:
-        sys.meta_path.insert(0, _AfterImport(_CAPTURE, capture_as_plain))
+    for module, call in ((_CAPTURE, capture_as_plain), (_FLEX, _admit_to_flex_attention)):
+        if module in sys.modules:
+            call()
+        else:
+            sys.meta_path.insert(0, _AfterImport(module, call))
