@@ -192,24 +192,24 @@ def _only_data_knows(trace: Trace, value: Value) -> bool:
 
 
 @builtin_rule(torch._check_with)
-def _check_with(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _check_with(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     if len(args) == 3 and _only_data_knows(trace, args[1]) and trace.checks.passes(args[1], True):
         return Constant(None)
-    return inline_function(trace, torch._check_with, args, kwargs)
+    return inline_function(trace, torch._check_with, [*args], kwargs)
 
 
 @builtin_rule(torch._assert)
-def _assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    put_off = _only_data_knows(trace, args[0]) and trace.checks.passes(args[0], True)
-    if not put_off and not trace.truth(args[0]):
-        raise trace.error(AssertionError, *args[1:])
+def _assert(trace: Trace, condition: Value, *message: Value) -> Value:
+    put_off = _only_data_knows(trace, condition) and trace.checks.passes(condition, True)
+    if not put_off and not trace.truth(condition):
+        raise trace.error(AssertionError, *message)
     return Constant(None)
 
 
 @builtin_rule(torch._assert_async)
-def _assert_async(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _assert_async(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     if kwargs or not trace.checks.passes(args[0], True):
-        return torch_call(trace, torch._assert_async, args, kwargs)
+        return torch_call(trace, torch._assert_async, [*args], kwargs)
     return Constant(None)
 
 

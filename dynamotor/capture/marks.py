@@ -160,10 +160,10 @@ def is_compiling() -> bool:
     return False
 
 
-builtin_rule(is_compiling)(lambda trace, args, kwargs: Constant(True))
+builtin_rule(is_compiling)(lambda trace: Constant(True))
 
 
-def _call_constant(fn: Callable[..., Any], trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _call_constant(fn: Callable[..., Any], trace: Any, /, *args: Value, **kwargs: Value) -> Value:
     given = [now(trace, a) for a in args], {name: now(trace, v) for name, v in kwargs.items()}
     tensors = {id(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
     result = fn(*given[0], **given[1])
@@ -196,7 +196,7 @@ def _find_compiled(fn: Callable[..., Any]) -> CallRule | None:
     """A callable that is itself compiled is captured as its original."""
     if type(fn) is not _C.Dispatcher:
         return None
-    return lambda trace, args, kwargs: trace.call(trace.make(fn.original), args, kwargs)
+    return lambda trace, /, *args, **kwargs: trace.call(trace.make(fn.original), [*args], kwargs)
 
 
 @call_finder
@@ -206,13 +206,17 @@ def _find_wrapped(fn: Callable[..., Any]) -> CallRule | None:
         return None
     if fn.__code__ is RUN:
         (cell,) = fn.__closure__ or ()
-        return lambda trace, args, kwargs: trace.tail_call(trace.make(cell.cell_contents), args, kwargs)
+        return _calls_instead(cell.cell_contents)
     made = fn.__globals__.get("__name__") == "torch._dynamo.eval_frame"  # `functools.wraps` copies marks
     mark = "_torchdynamo_orig_callable" if made else "__marked_compile_region_fn__"
     inner = fn.__dict__.get(mark)
     if inner is None:
         return None
-    return lambda trace, args, kwargs: trace.tail_call(trace.make(inner), args, kwargs)
+    return _calls_instead(inner)
+
+
+def _calls_instead(original: Any) -> CallRule:
+    return lambda trace, /, *args, **kwargs: trace.tail_call(trace.make(original), [*args], kwargs)
 
 
 @call_finder

@@ -47,7 +47,7 @@ _NAMES = [
 
 
 @named_rule(f"{FLEX_ATTENTION}:flex_attention")
-def _flex_attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _flex_attention(fn: Any, trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     given: dict[str, Value] = dict(zip(_NAMES, args, strict=False)) | kwargs
     tensors = [v for name in _NAMES[:3] if isinstance(v := given[name], TensorValue)]
     auxiliary = present(given.get("return_aux"))
@@ -85,19 +85,15 @@ def _flex_attention(fn: Any, trace: Trace, args: list[Value], kwargs: dict[str, 
 
 
 @named_rule("transformers.integrations.flex_attention:compile_friendly_flex_attention")
-def _of_transformers(
-    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def _of_transformers(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """transformers gives `flex_attention` to torch.compile unless dynamo traces it; here it is the node itself."""
     given = {name: value for name, value in kwargs.items() if name != "training"}
     flex = trace.make(importlib.import_module(FLEX_ATTENTION).flex_attention)
-    return trace.tail_call(flex, args[:3], given)
+    return trace.tail_call(flex, [*args[:3]], given)
 
 
 @named_rule(f"{FLEX_ATTENTION}:create_mask", f"{FLEX_ATTENTION}:create_block_mask")
-def _mask_made_inside(
-    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def _mask_made_inside(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """Masks of blocks that the program makes: our own functions are inlined, for arguments that change tensors."""
     names = inspect.signature(fn).parameters
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -201,21 +197,21 @@ def _setting(setter: Any, getter: Any) -> None:
         return trace.fresh(found)
 
     @builtin_rule(getter)
-    def read(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def read(trace: Trace) -> Value:
         return trace.effects.settings.get(setter) or outside(trace)
 
     @builtin_rule(setter)
-    def write(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def write(trace: Trace, value: Value, *more: Value) -> Value:
         settings = trace.effects.settings
-        settings[setter] = ListValue(args[0].unpack(trace)) if isinstance(args[0], ListValue) else args[0]
-        if lower(args[0], False) == lower(outside(trace), False):
+        settings[setter] = ListValue(value.unpack(trace)) if isinstance(value, ListValue) else value
+        if lower(value, False) == lower(outside(trace), False):
             del settings[setter]
         return Constant(None)
 
 
-def _attention(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _attention(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     written = {s: lower(v, False) for s, v in trace.effects.settings.items() if s in ATTENTION_SETTINGS}
-    return torch_call(trace, UnderSettings(fn, written) if written else fn, args, kwargs)
+    return torch_call(trace, UnderSettings(fn, written) if written else fn, [*args], kwargs)
 
 
 for _setter, _getter in ATTENTION_SETTINGS.items():

@@ -65,26 +65,25 @@ class Apply:
 
 
 @builtin_rule(getattr(_own_apply, "__func__", _own_apply))
-def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    cls, args = args[0], args[1:]
+def _apply(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
     if not isinstance(cls, ClassValue) or kwargs:
         raise _refused(cls, "its arguments are not tensors and constants")
     if cls.value in builtin_rules:  # `allow_in_graph`: it is not looked into
-        return torch_call(trace, Apply(cls.value), args, {})
+        return torch_call(trace, Apply(cls.value), [*args], {})
     forward = [trace.type_attr(cls.value, name) for name in ("forward", "setup_context")]
     check_functions(trace, f"{cls.describe()}.apply", *forward)
     if not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
-        return _without_gradient(trace, cls, args)
+        return _without_gradient(trace, cls, [*args])
     for arg in args:
         _ = arg.node if isinstance(arg, TensorValue) else None  # makes its placeholder
     ModeEffect.of(trace)  # so that a rehearsal's `no_grad` is no effect that is new
-    args = _with_tensors_of_numbers(trace, cls, args)
-    why, _ = _rehearsed(trace, cls, args)
-    if why and any(map(_is_shared, args)):
+    given = _with_tensors_of_numbers(trace, cls, [*args])
+    why, _ = _rehearsed(trace, cls, given)
+    if why and any(map(_is_shared, given)):
         raise _refused(cls, "its backward may see changes of a container that it was given")
     with live_calls(trace, why and f"the backward of {cls.value.__qualname__} {why}"):
-        found = torch_call(trace, Apply(cls.value), args, {})
-    _name_written(trace, args, found)
+        found = torch_call(trace, Apply(cls.value), given, {})
+    _name_written(trace, given, found)
     return found
 
 
@@ -259,11 +258,11 @@ def _refused(cls: Value, cause: str) -> Unsupported:
 
 # Checkpoints ------------------------------------------------------------------------------------------------
 @builtin_rule(checkpointing.checkpoint)
-def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _checkpoint(trace: Trace, function: Value, /, *args: Value, **kwargs: Value) -> Value:
     """The function is inlined. Eager repeats its side effects in the backward: then it
     breaks the graph.
     """
-    given = dict(kwargs)
+    given = kwargs
     contexts = given.pop("context_fn", None)
     policy = None if contexts is None else selective_policy(trace, contexts)
     options = {
@@ -285,14 +284,14 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     unsupported_if(
         reentrant
         and graded
-        and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args[1:]),
+        and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args),
         "autograd",
         "a reentrant checkpoint has no argument that requires a gradient",
         "its result has none then",
         "use_reentrant=False",
     )
     unsupported_if(
-        graded and _asks_settings(args[0], reentrant),
+        graded and _asks_settings(function, reentrant),
         "autograd",
         "a checkpointed function asks for a setting of PyTorch",
         "its recomputation may find another one",
@@ -312,7 +311,7 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     draws, trace.calls.draws = trace.calls.draws, False
     try:
         with trace.checkpoint_reads.inside(pending) if graded else contextlib.nullcontext():
-            result = trace.call(args[0], args[1:], given)
+            result = trace.call(function, [*args], given)
     finally:
         trace.graph.recompute = outer
         drew, trace.calls.draws = trace.calls.draws, trace.calls.draws or draws
@@ -388,7 +387,7 @@ def _lacks_gradient(part: Value) -> bool:
 
 # Gradients inside the forward -------------------------------------------------------------------------------
 @builtin_rule(torch.autograd.grad)
-def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _grad(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """One node: PyTorch's engine runs it in the trial, in the recording and in an eager graph. All that it
     may reach must be in the graph, and there may be no hooks at its border."""
     unsupported_if(
@@ -397,7 +396,7 @@ def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         "torch.autograd.grad is called",
         "a hook may be put on after the graph",
     )
-    args = [TupleValue(a.unpack(trace)) if isinstance(a, Iterator) else a for a in args]
+    given = [TupleValue(a.unpack(trace)) if isinstance(a, Iterator) else a for a in args]
     for value in trace.tensors.by_example.values():
         if value.obj is MISSING or not value.example.requires_grad:
             continue
@@ -414,9 +413,9 @@ def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
                 "a tensor from outside has a history or a hook",
                 "compile what calculates it too, or call it outside the compiled function",
             )
-            stop.whole = _inside_of_graph(trace, args[1] if len(args) > 1 else kwargs.get("inputs"))
+            stop.whole = _inside_of_graph(trace, given[1] if len(given) > 1 else kwargs.get("inputs"))
             raise stop
-    return torch_call(trace, torch.autograd.grad, args, kwargs)
+    return torch_call(trace, torch.autograd.grad, given, kwargs)
 
 
 def _inside_of_graph(trace: Trace, wanted: Value | None) -> bool:
@@ -428,9 +427,7 @@ def _inside_of_graph(trace: Trace, wanted: Value | None) -> bool:
     return any(isinstance(p, TensorValue) and p.obj is MISSING and not p.example.is_leaf for p in parts)
 
 
-def _refuse_backward(
-    name: str, place: int, trace: Trace, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def _refuse_backward(name: str, place: int, trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """The rule of a function whose argument at `place` says what gathers gradients."""
     stop = unsupported("autograd", f"{name} is called", "it changes autograd's state")
     stop.whole = _inside_of_graph(trace, args[place] if len(args) > place else kwargs.get("inputs"))
@@ -468,34 +465,31 @@ def _has_been_used(tensor: Value | None) -> bool:
 
 
 @builtin_rule(torch.Tensor.retain_grad)
-def _retain_grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _retain_grad(trace: Trace, tensor: Value) -> Value:
     stop = unsupported("autograd", "Tensor.retain_grad is called", "it changes autograd's state")
-    stop.whole = _has_been_used(args[0])
+    stop.whole = _has_been_used(tensor)
     raise stop
 
 
 @builtin_rule(torch.Tensor.register_hook)
-def _register_hook(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _register_hook(trace: Trace, tensor: Value, hook: Value) -> Value:
     try:
-        return _hooked(trace, args, kwargs)
+        return _hooked(trace, tensor, hook)
     except Unsupported as stop:
-        stop.whole = stop.whole or _has_been_used(args[0])
+        stop.whole = stop.whole or _has_been_used(tensor)
         raise
 
 
-def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _hooked(trace: Trace, tensor: Value, hook: Value) -> Value:
     """A node that hooks the function's body on to the tensor; autograd calls it in the recording too. A tensor
     from outside gets the program's own function after the graph, which hands the whole gradient to it."""
-    tensor = args[0]
-    late = _hooked_later(trace, tensor) if len(args) == 2 and not kwargs else None
+    late = _hooked_later(trace, tensor)
     if late is not None:
         trace.effects.shown.append((late, version(late.example)))
-        trace.effects.calls.append((trace.make(torch.Tensor.register_hook), args, {}))
+        trace.effects.calls.append((trace.make(torch.Tensor.register_hook), [tensor, hook], {}))
         return HandleValue()
     if (  # an output that is a view of another one gets its gradient around the compiled graph
-        len(args) != 2
-        or kwargs
-        or not isinstance(tensor, TensorValue)
+        not isinstance(tensor, TensorValue)
         or tensor.obj is not MISSING
         or not tensor.example.requires_grad
         or tensor.example._is_view()
@@ -504,13 +498,13 @@ def _hooked(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     ):
         raise unsupported("autograd", "Tensor.register_hook is called", "it changes the tensor's state")
     draws, trace.calls.draws = trace.calls.draws, False
-    _refuse_late_hook(_late_in_function(args[1]))
-    if isinstance(args[1], FunctionValue):
-        trace.late_code.note(_stand_in(args[1]))
+    _refuse_late_hook(_late_in_function(hook))
+    if isinstance(hook, FunctionValue):
+        trace.late_code.note(_stand_in(hook))
     with preserved_modes():
         compat.set_grad_enabled(False)
         gradient = tensor.example.detach()
-        body, free = interpret(trace, args[1], (GRADIENT, {}), [gradient], name="register_hook")
+        body, free = interpret(trace, hook, (GRADIENT, {}), [gradient], name="register_hook")
     _refuse_late_hook("draws random numbers" if trace.calls.draws else "")
     trace.calls.draws = draws
     results = next(iter(reversed(body.gm.graph.nodes))).meta["val"]

@@ -1,7 +1,7 @@
 """Call rules of Python's builtin functions and types.
 
 >>> @builtin_rule(len)
-... def _len(trace, args, kwargs): return args[0].length(trace)
+... def _len(trace, obj): return obj.length(trace)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import operator
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .. import _C
@@ -36,7 +36,7 @@ from .values.base import (
     call_finder,
     refusing,
 )
-from .values.constant import PURE_TYPES, Constant, RealIterator, is_none, present
+from .values.constant import EMPTY, PURE_TYPES, ZERO, Constant, RealIterator, is_none, present
 from .values.containers import (
     DictValue,
     DictView,
@@ -73,12 +73,12 @@ pure_functions.update(
 )
 
 
-def constants(args: Args) -> list[Any]:
+def constants(args: Iterable[Value]) -> list[Any]:
     """The real objects of values that are all constant."""
     return [a.as_constant() for a in args]
 
 
-def all_constant(args: Args, kwargs: Kwargs | None = None) -> bool:
+def all_constant(args: Iterable[Value], kwargs: Kwargs | None = None) -> bool:
     """Whether every argument is constant."""
     return all(a.is_constant() for a in args) and all(v.is_constant() for v in (kwargs or {}).values())
 
@@ -90,74 +90,76 @@ register_all(
     (
         (
             (isinstance,),
-            lambda trace, args, kwargs: Constant(
-                any(_is_instance(trace, args[0], kind) for kind in _kinds(trace, args[1]))
+            lambda trace, obj, kinds: Constant(
+                any(_is_instance(trace, obj, kind) for kind in _kinds(trace, kinds))
             ),
         ),
         (
             (issubclass,),
-            lambda trace, args, kwargs: Constant(
-                any(_is_subclass(trace, args[0], kind) for kind in _kinds(trace, args[1]))
+            lambda trace, cls, kinds: Constant(
+                any(_is_subclass(trace, cls, kind) for kind in _kinds(trace, kinds))
             ),
         ),
         (
             (_TYPE_SUBCLASS,),
-            lambda trace, args, kwargs: Constant(trace.derives(args[1].as_constant(), args[0].as_constant())),
+            lambda trace, kind, cls: Constant(trace.derives(cls.as_constant(), kind.as_constant())),
         ),
         (
             (hasattr,),
-            lambda trace, args, kwargs: Constant(trace.getattr_or_none(args[0], _name(args[1])) is not None),
+            lambda trace, obj, name: Constant(trace.getattr_or_none(obj, _name(name)) is not None),
         ),
         (
             (setattr,),
-            lambda trace, args, kwargs: args[0].setattr(trace, _name(args[1]), args[2]) or Constant(None),
+            lambda trace, obj, name, value: obj.setattr(trace, _name(name), value) or Constant(None),
         ),
         (
             (delattr,),
-            lambda trace, args, kwargs: args[0].delattr(trace, _name(args[1])) or Constant(None),
+            lambda trace, obj, name: obj.delattr(trace, _name(name)) or Constant(None),
         ),
-        ((any,), lambda trace, args, kwargs: Constant(any(map(trace.truth, _items(trace, args[0]))))),
-        ((all,), lambda trace, args, kwargs: Constant(all(map(trace.truth, _items(trace, args[0]))))),
-        ((list,), lambda trace, args, kwargs: ListValue(args[0].listed(trace) if args else [])),
-        ((set,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [])),
+        ((any,), lambda trace, items: Constant(any(map(trace.truth, _items(trace, items))))),
+        ((all,), lambda trace, items: Constant(all(map(trace.truth, _items(trace, items))))),
+        ((list,), lambda trace, items=None: ListValue([] if items is None else items.listed(trace))),
+        ((set,), lambda trace, items=None: SetValue.of(trace, [] if items is None else items)),
         (
             (frozenset,),
-            lambda trace, args, kwargs: (
-                args[0]
-                if args and args[0].python_type() is frozenset
-                else SetValue.of(trace, args[0] if args else [], frozenset)
+            lambda trace, items=None: (
+                items
+                if items is not None and items.python_type() is frozenset
+                else SetValue.of(trace, [] if items is None else items, frozenset)
             ),
         ),
-        ((bool,), lambda trace, args, kwargs: _bool(trace, args[0]) if args else Constant(False)),
-        ((len,), lambda trace, args, kwargs: args[0].length(trace)),
+        ((bool,), lambda trace, value=None: Constant(False) if value is None else _bool(trace, value)),
+        ((len,), lambda trace, obj: obj.length(trace)),
         (
             (iter,),
-            lambda trace, args, kwargs: (
-                trace.call_python(polyfills.iter_until, args) if len(args) == 2 else args[0].iterate(trace)
+            lambda trace, obj, *sentinel: (
+                trace.call_python(polyfills.iter_until, [obj, *sentinel]) if sentinel else obj.iterate(trace)
             ),
         ),
         (
             (types.FunctionType.__get__,),
-            lambda trace, args, kwargs: args[0] if is_none(args[1]) else BoundMethod(args[0], args[1]),
+            lambda trace, func, obj, *cls: func if is_none(obj) else BoundMethod(func, obj),
         ),
-        ((repr,), lambda trace, args, kwargs: text_of(trace, args[0], repr)),
+        ((repr,), lambda trace, obj: text_of(trace, obj, repr)),
         (
             (str.join,),
-            lambda trace, args, kwargs: trace.real_call(
-                args[0].as_constant().join,
-                constants(list(_items(trace, args[1], "can only join an iterable"))),
+            lambda trace, text, parts: trace.real_call(
+                text.as_constant().join,
+                constants(_items(trace, parts, "can only join an iterable")),
             ),
         ),
-        ((map,), lambda trace, args, kwargs: MapIterator(args[0], *[a.iterate(trace) for a in args[1:]])),
-        ((filter,), lambda trace, args, kwargs: FilterIterator(args[0], args[1].iterate(trace))),
-        ((types.MethodType,), lambda trace, args, kwargs: BoundMethod(args[0], args[1])),
+        ((map,), lambda trace, fn, *args: MapIterator(fn, *[a.iterate(trace) for a in args])),
+        ((filter,), lambda trace, fn, items: FilterIterator(fn, items.iterate(trace))),
+        ((types.MethodType,), lambda trace, fn, obj: BoundMethod(fn, obj)),
         (
             (types.GeneratorType.send,),
-            lambda trace, args, kwargs: _generator_result(trace, _generator(args[0]).send(trace, args[1])),
+            lambda trace, generator, value: _generator_result(
+                trace, _generator(generator).send(trace, value)
+            ),
         ),
         (
             (builtins.__import__,),
-            lambda trace, args, kwargs: trace.real_call(
+            lambda trace, /, *args, **kwargs: trace.real_call(
                 __import__, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()}
             ),
         ),
@@ -259,20 +261,20 @@ _ASKED_HOOKS = frozenset(("abc", "typing", "enum"))  # these are asked as a whol
 
 
 @builtin_rule(_TYPE_INSTANCE)
-def _type_instancecheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    cls, kind = args[1].python_type(), args[0].as_constant()
-    return Constant(trace.derives(cls, kind) or _claims(trace, args[1], cls, kind))
+def _type_instancecheck(trace: Trace, kind: Value, obj: Value) -> Value:
+    cls, kind = obj.python_type(), kind.as_constant()
+    return Constant(trace.derives(cls, kind) or _claims(trace, obj, cls, kind))
 
 
 @builtin_rule(type)
-def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _type(trace: Trace, obj: Value, *more: Value) -> Value:
     unsupported_if(
-        len(args) != 1,
+        more,
         "unsupported-call",
         "a class is made by type()",
         cure="define the class outside the compiled function",
     )
-    return trace.make(args[0].python_type())
+    return trace.make(obj.python_type())
 
 
 def _name(value: Value) -> str:
@@ -284,49 +286,49 @@ def _name(value: Value) -> str:
 
 
 @builtin_rule(getattr)
-def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 2:
-        return args[0].getattr(trace, _name(args[1]))
-    found = trace.getattr_or_none(args[0], _name(args[1]))
-    return args[2] if found is None else found
+def _getattr(trace: Trace, obj: Value, name: Value, default: Value | None = None) -> Value:
+    if default is None:
+        return obj.getattr(trace, _name(name))
+    found = trace.getattr_or_none(obj, _name(name))
+    return default if found is None else found
 
 
 @builtin_rule(callable)
-def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], Constant) and not args[0].symbolic and type(args[0]) is not HeldNumber:
-        return Constant(callable(args[0].value))
-    return Constant(trace.has_special(args[0], "__call__"))
+def _callable(trace: Trace, obj: Value) -> Value:
+    if isinstance(obj, Constant) and not obj.symbolic and type(obj) is not HeldNumber:
+        return Constant(callable(obj.value))
+    return Constant(trace.has_special(obj, "__call__"))
 
 
 @builtin_rule(id)
-def _id(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    real = args[0].real()
-    if real is not MISSING and args[0].source is not None and args[0].source.is_held:
-        trace.reader.guard_identity(args[0].source, real)
+def _id(trace: Trace, obj: Value) -> Value:
+    real = obj.real()
+    if real is not MISSING and obj.source is not None and obj.source.is_held:
+        trace.reader.guard_identity(obj.source, real)
         return Constant(id(real))
     unsupported_if(
-        isinstance(args[0], Constant | BoundMethod),
+        isinstance(obj, Constant | BoundMethod),
         "unsupported-call",
-        f"id() of {args[0].describe()}",
+        f"id() of {obj.describe()}",
         "the number changes from run to run",
     )
-    return Identity(args[0])
+    return Identity(obj)
 
 
 @builtin_rule(hash)
-def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if all_constant(args) and type(args[0].as_constant()) in PURE_TYPES:
-        return trace.real_call(hash, args[0].as_constant())
-    if isinstance(trace.type_attr(args[0].python_type(), "__hash__"), types.FunctionType):
-        return trace.call_special(args[0], "__hash__", [], {})
-    raise unsupported("unsupported-call", f"hash() of {args[0].describe()}")
+def _hash(trace: Trace, obj: Value) -> Value:
+    if obj.is_constant() and type(obj.as_constant()) in PURE_TYPES:
+        return trace.real_call(hash, obj.as_constant())
+    if isinstance(trace.type_attr(obj.python_type(), "__hash__"), types.FunctionType):
+        return trace.call_special(obj, "__hash__", [], {})
+    raise unsupported("unsupported-call", f"hash() of {obj.describe()}")
 
 
 @builtin_rule(vars)
-def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if not args:
+def _vars(trace: Trace, obj: Value | None = None) -> Value:
+    if obj is None:
         return trace.call(trace.make(locals), [])
-    found = trace.getattr_or_none(args[0], "__dict__")
+    found = trace.getattr_or_none(obj, "__dict__")
     if found is None:
         raise trace.error(TypeError, "vars() argument must have __dict__ attribute")
     return found
@@ -347,10 +349,11 @@ builtin_rule(
 
 
 @builtin_rule(super)
-def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    unsupported_if(len(args) == 1, "unsupported-call", "super() of a class alone, which is bound later")
-    if args:
-        return SuperValue(args[0].as_constant(), args[1])
+def _super(trace: Trace, cls: Value | None = None, obj: Value | None = None) -> Value:
+    if cls is not None:
+        if obj is None:
+            raise unsupported("unsupported-call", "super() of a class alone, which is bound later")
+        return SuperValue(cls.as_constant(), obj)
     frame = trace.stack.frames[-1]
     index = frame.info.localsplus.index("__class__")
     cell, first = frame.fast[index], frame.fast[0]
@@ -362,20 +365,20 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 # Conversions ------------------------------------------------------------------------------------------------
 @builtin_rule(tuple)
-def _tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if args and isinstance(args[0], Constant | TupleValue) and args[0].python_type() is tuple:
-        return args[0]
-    return TupleValue(args[0].listed(trace) if args else [])
+def _tuple(trace: Trace, items: Value | None = None) -> Value:
+    if isinstance(items, Constant | TupleValue) and items.python_type() is tuple:
+        return items
+    return TupleValue([] if items is None else items.listed(trace))
 
 
 @builtin_rule(dict)
-def _dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _dict(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     result = DictValue([])
     trace.update_dict(result, *args, named=kwargs)
     return result
 
 
-def _number(kind: type, special: tuple[str, ...], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _number(kind: type, special: tuple[str, ...], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     if all_constant(args, kwargs) and not any(isinstance(arg, ClassValue) for arg in args):
         return trace.real_call(kind, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
     unsupported_if(len(args) != 1 or kwargs, "unsupported-call", f"{kind.__name__}() of several objects")
@@ -398,16 +401,15 @@ builtin_rule(bytes)(functools.partial(_number, bytes, ("__bytes__",)))
 
 
 @builtin_rule(str)
-def _str(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _str(trace: Trace, *args: Value, **kwargs: Value) -> Value:
     if len(args) != 1 or kwargs:
         return trace.real_call(str, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
     return text_of(trace, args[0], str)
 
 
 @builtin_rule(format)
-def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    spec = args[1].as_constant() if len(args) > 1 else ""
-    value = args[0]
+def _format(trace: Trace, value: Value, format_spec: Value = EMPTY) -> Value:
+    spec = format_spec.as_constant()
     waiting = late_format(trace, value, spec) if isinstance(spec, str) else None
     if waiting is not None:
         return waiting
@@ -426,52 +428,52 @@ def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @builtin_rule(str.format)
-def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    text = (getattr(args[0], "base", None) or args[0]).as_constant()
+def _str_format(trace: Trace, template: Value, /, *args: Value, **kwargs: Value) -> Value:
+    text = (getattr(template, "base", None) or template).as_constant()
     if "{" not in text and "}" not in text:
-        return args[0]
-    waiting = late_str_format(trace, text, args[1:], kwargs)
+        return template
+    waiting = late_str_format(trace, text, args, kwargs)
     if waiting is not None:
         return waiting
     if all_constant(args, kwargs):
         return trace.real_call(
-            text.format, *constants(args[1:]), **{k: v.as_constant() for k, v in kwargs.items()}
+            text.format, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()}
         )
     words = {name: shown(trace, value) for name, value in kwargs.items()}
-    return formatted(trace, text.format, *[shown(trace, value) for value in args[1:]], **words)
+    return formatted(trace, text.format, *[shown(trace, value) for value in args], **words)
 
 
 @builtin_rule(slice)
-def _slice(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if not 1 <= len(args) <= 3 or kwargs:
-        return trace.real_call(slice, *args, **kwargs)  # raises
-    return make_slice([Constant(None), *args] if len(args) == 1 else args)
+def _slice(trace: Trace, *args: Value) -> Value:
+    if not 1 <= len(args) <= 3:
+        return trace.real_call(slice, *args)  # raises
+    return make_slice([Constant(None), *args] if len(args) == 1 else [*args])
 
 
 # Iteration --------------------------------------------------------------------------------------------------
 @builtin_rule(next)
-def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    iterator = args[0] if isinstance(args[0], Iterator) else ObjectIterator(args[0])
-    if not isinstance(args[0], Iterator) and not trace.has_special(args[0], "__next__"):
-        raise trace.error(TypeError, f"'{c_name(args[0].python_type())}' object is not an iterator")
+def _next(trace: Trace, obj: Value, default: Value | None = None) -> Value:
+    iterator = obj if isinstance(obj, Iterator) else ObjectIterator(obj)
+    if not isinstance(obj, Iterator) and not trace.has_special(obj, "__next__"):
+        raise trace.error(TypeError, f"'{c_name(obj.python_type())}' object is not an iterator")
     if isinstance(iterator, GeneratorValue):
         yielded, item = iterator.send(trace, Constant(None))
-        return _generator_result(trace, (yielded, item)) if yielded or len(args) == 1 else args[1]
+        return _generator_result(trace, (yielded, item)) if yielded or default is None else default
     found = iterator.next(trace)
     if found is not None:
         return found
-    if len(args) == 2:
-        return args[1]
+    if default is not None:
+        return default
     raise trace.error(StopIteration)
 
 
-def _step(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _step(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     unsupported_if(
         len(args) != 1 or kwargs or not isinstance(args[0], Iterator),
         "unsupported-call",
         f"{fn.__qualname__} is called",
     )
-    return _next(trace, args, kwargs)
+    return _next(trace, args[0])
 
 
 @call_finder
@@ -482,7 +484,7 @@ def _find_step(fn: Callable[..., Any]) -> CallRule | None:
 
 
 @builtin_rule(range)
-def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _range(trace: Trace, *args: Value) -> Value:
     real = []
     for a in args:
         real.append(
@@ -492,26 +494,23 @@ def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @builtin_rule(enumerate)
-def _enumerate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+def _enumerate(trace: Trace, iterable: Value, start: Value = ZERO) -> Value:
     unsupported_if(
-        not args or start.python_type() is not int,
+        start.python_type() is not int,
         "unsupported-call",
         "enumerate() counts from something other than an int",
     )
-    return EnumerateIterator(args[0].iterate(trace), start)
+    return EnumerateIterator(iterable.iterate(trace), start)
 
 
 @builtin_rule(zip)
-def _zip(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    strict = kwargs.get("strict")
+def _zip(trace: Trace, *iterables: Value, strict: Value | None = None) -> Value:
     kind = StrictZipIterator if strict is not None and trace.truth(strict) else ZipIterator
-    return kind(*[a.iterate(trace) for a in args])
+    return kind(*[a.iterate(trace) for a in iterables])
 
 
 @builtin_rule(reversed)
-def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    value = args[0]
+def _reversed(trace: Trace, value: Value) -> Value:
     contents = contents_of(value)
     special = trace.type_attr(value.python_type(), "__reversed__")
     if isinstance(special, types.FunctionType):
@@ -541,10 +540,10 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @builtin_rule(sum)
-def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+def _sum(trace: Trace, items: Value, start: Value = ZERO) -> Value:
+    total = start
     unsupported_if(issubclass(total.python_type(), str | bytes), "unsupported-call", "sum() of texts")
-    for item in args[0].each(trace):
+    for item in items.each(trace):
         total = trace.binary(operator.add, total, item)
     return total
 
@@ -555,7 +554,7 @@ def _items(trace: Trace, value: Value, refusal: str = "'{}' object is not iterab
     return value.one_by_one(trace)
 
 
-def _extreme(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _extreme(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     picked = None if kwargs else pick(trace, fn, args)
     if picked is not None:
         return picked
@@ -564,7 +563,7 @@ def _extreme(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -
     def asked(item: Value) -> StandIn:
         return StandIn(trace, item if key is None else trace.call(key, [item]))
 
-    given = args if len(args) > 1 else [args[0].each(trace)]
+    given: Sequence[Any] = args if len(args) > 1 else [args[0].each(trace)]
     return trace.real(fn, *given, **{**kwargs, "key": asked})
 
 
@@ -587,20 +586,20 @@ def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
 
 
 @builtin_rule(sorted)
-def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    plain = isinstance(args[0], SetValue) and "key" not in kwargs
-    items = items_in_any_order(trace, args[0]) if plain else args[0].listed(trace)
-    return ListValue(sort_values(trace, items, kwargs))
+def _sorted(trace: Trace, items: Value, /, **options: Value) -> Value:
+    plain = isinstance(items, SetValue) and "key" not in options
+    listed = items_in_any_order(trace, items) if plain else items.listed(trace)
+    return ListValue(sort_values(trace, listed, options))
 
 
-builtin_rule(divmod)(lambda trace, args, kwargs: trace.binary(divmod, *args))
+builtin_rule(divmod)(lambda trace, x, y: trace.binary(divmod, x, y))
 
 
-def _by_method(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _by_method(fn: Callable[..., Any], trace: Trace, x: Value, *args: Value) -> Value:
     """A function of numbers, which asks other objects for a method of the same name."""
-    if all_constant(args):
-        return trace.real_call(fn, *constants(args))
-    return trace.call_special(args[0], f"__{fn.__name__}__", args[1:], kwargs)
+    if all_constant((x, *args)):
+        return trace.real_call(fn, *constants((x, *args)))
+    return trace.call_special(x, f"__{fn.__name__}__", [*args], {})
 
 
 for _fn in (abs, round):
@@ -608,16 +607,17 @@ for _fn in (abs, round):
 
 
 @builtin_rule(pow)
-def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if all_constant(args):
-        return trace.real_call(pow, *constants(args))
-    if len(args) == 3 or kwargs:
-        if isinstance(args[0], UserObject) and not kwargs and trace.has_special(args[0], "__pow__"):
-            found = trace.call_special(args[0], "__pow__", args[1:], {})
+def _pow(trace: Trace, base: Value, exponent: Value, mod: Value | None = None) -> Value:
+    given = [base, exponent, *([] if mod is None else [mod])]
+    if all_constant(given):
+        return trace.real_call(pow, *constants(given))
+    if mod is not None:
+        if isinstance(base, UserObject) and trace.has_special(base, "__pow__"):
+            found = trace.call_special(base, "__pow__", given[1:], {})
             if not (isinstance(found, Constant) and found.value is NotImplemented):
                 return found
         raise unsupported("unsupported-call", "pow() with a modulus")
-    return trace.binary(operator.pow, args[0], args[1])
+    return trace.binary(operator.pow, base, exponent)
 
 
 builtin_rule(property, staticmethod, classmethod)(
@@ -634,16 +634,18 @@ def _generator(value: Value) -> GeneratorValue:
 
 
 @builtin_rule(types.GeneratorType.throw)
-def _throw(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    error = args[2] if len(args) > 2 else args[1]
+def _throw(
+    trace: Trace, generator: Value, kind: Value, value: Value | None = None, traceback: Value | None = None
+) -> Value:
+    error = kind if value is None else value
     if isinstance(error, ClassValue):
         error = trace.call(error, [])
-    return _generator_result(trace, _generator(args[0]).throw(trace, error))
+    return _generator_result(trace, _generator(generator).throw(trace, error))
 
 
 @builtin_rule(types.GeneratorType.close)
-def _close(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    _generator(args[0]).close(trace)
+def _close(trace: Trace, generator: Value) -> Value:
+    _generator(generator).close(trace)
     return Constant(None)
 
 
@@ -655,14 +657,14 @@ def _generator_result(trace: Trace, result: tuple[bool, Value]) -> Value:
 
 
 @builtin_rule(BaseException.with_traceback)
-def _with_traceback(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    args[0].setattr(trace, "__traceback__", args[1])
-    return args[0]
+def _with_traceback(trace: Trace, error: Value, traceback: Value) -> Value:
+    error.setattr(trace, "__traceback__", traceback)
+    return error
 
 
 @builtin_rule(type.__subclasses__)
-def _subclasses(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    cls = args[0].as_constant()
+def _subclasses(trace: Trace, kind: Value) -> Value:
+    cls = kind.as_constant()
     found = trace.reader.ask(Const(cls, cls.__qualname__), cls, "its subclasses", _direct_subclasses)
     return ListValue([trace.make(each) for each in found])
 

@@ -17,8 +17,8 @@ from ..base.narrowing import checked
 from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .rules_builtins import sort_values
-from .values.base import Args, Kwargs, StandIn, Trace, Value, builtin_rule, builtin_rules
-from .values.constant import Constant, is_none
+from .values.base import StandIn, Trace, Value, builtin_rule, builtin_rules, run_rule
+from .values.constant import NONE, TRUE, Constant, is_none
 from .values.containers import (
     DictValue,
     DictView,
@@ -34,9 +34,6 @@ from .values.string import text_of
 from .values.user_object import UserObject
 from .values.walks import DictIterator
 
-NONE, TRUE = Constant(None), Constant(True)
-
-
 _IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "mul", "or", "and", "sub", "xor"))
 
 
@@ -46,23 +43,14 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     """
 
     def add(rule: Callable[..., Any]) -> Callable[..., Any]:
-        def call(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-            contents = contents_of(args[0])
+        def call(trace: Trace, obj: Value, /, *args: Value, **kwargs: Value) -> Value:
+            contents = contents_of(obj)
             if contents is None:
-                raise unsupported(
-                    "unsupported-call", f"{descriptors[0].__qualname__} on {args[0].describe()}"
-                )
-            try:
-                result = rule(trace, contents, *args[1:], **kwargs)
-            except TypeError as error:
-                if "rule" not in str(error) and rule.__name__ not in str(error):
-                    raise
-                raise unsupported(
-                    "unsupported-call", f"{descriptors[0].__qualname__}() is called with other arguments"
-                ) from None
-            if result is contents and (type(args[0]) is Constant or descriptors[0].__name__ in _IN_PLACE):
-                return args[0]  # an object of a subclass stays that object
-            if result is contents is not args[0] and type(contents) is TupleValue:
+                raise unsupported("unsupported-call", f"{descriptors[0].__qualname__} on {obj.describe()}")
+            result: Any = run_rule(trace, descriptors[0], rule, (contents, *args), kwargs)
+            if result is contents and (type(obj) is Constant or descriptors[0].__name__ in _IN_PLACE):
+                return obj  # an object of a subclass stays that object
+            if result is contents is not obj and type(contents) is TupleValue:
                 return TupleValue(contents.items)  # and is not the tuple of its items
             return Constant(None) if result is None else result
 
@@ -135,17 +123,17 @@ register_all(
 )
 
 
-def _dict_getitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _dict_getitem(trace: Trace, obj: Value, key: Value) -> Value:
     """`dict.__getitem__` of a subclass honours `__missing__` and defaultdict's factory."""
-    found = dict_of(args[0]).lookup(args[1].hash_key(trace))
+    found = dict_of(obj).lookup(key.hash_key(trace))
     if found is not None:
         return found
-    if isinstance(args[0], UserObject):
-        if issubclass(args[0].cls, defaultdict):
-            return _missing(trace, args[0], args[1])
-        if trace.has_special(args[0], "__missing__"):
-            return trace.call_special(args[0], "__missing__", [args[1]], {})
-    raise trace.error(KeyError, args[1])
+    if isinstance(obj, UserObject):
+        if issubclass(obj.cls, defaultdict):
+            return _missing(trace, obj, key)
+        if trace.has_special(obj, "__missing__"):
+            return trace.call_special(obj, "__missing__", [key], {})
+    raise trace.error(KeyError, key)
 
 
 for _descr in (dict.__getitem__, OrderedDict.__getitem__, defaultdict.__getitem__):
@@ -294,39 +282,36 @@ def _dict_clear(trace: Trace, self: DictValue) -> None:
 
 
 @builtin_rule(dict.update, OrderedDict.update)
-def _update(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    into: Any = contents_of(args[0])
+def _update(trace: Trace, obj: Value, /, *args: Value, **kwargs: Value) -> Value:
+    into: Any = contents_of(obj)
     if into is None:
-        raise unsupported("unsupported-call", f"dict.update of {args[0].describe()}")
-    trace.update_dict(into, *args[1:], named=kwargs)
+        raise unsupported("unsupported-call", f"dict.update of {obj.describe()}")
+    trace.update_dict(into, *args, named=kwargs)
     return Constant(None)
 
 
 @builtin_rule(dict.copy, OrderedDict.copy, defaultdict.copy)
-def _dict_copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    contents = contents_of(args[0])
+def _dict_copy(trace: Trace, obj: Value) -> Value:
+    contents = contents_of(obj)
     assert isinstance(contents, DictValue)
     copied = DictValue([(h, k, v) for h, (k, v) in contents.load().items()], kind=contents.kind)
-    if isinstance(args[0], UserObject) and issubclass(args[0].cls, OrderedDict | defaultdict):
-        result = UserObject(args[0].cls, base=copied)
-        if issubclass(args[0].cls, defaultdict):
-            result.slots = {"default_factory": args[0].getattr(trace, "default_factory")}
+    if isinstance(obj, UserObject) and issubclass(obj.cls, OrderedDict | defaultdict):
+        result = UserObject(obj.cls, base=copied)
+        if issubclass(obj.cls, defaultdict):
+            result.slots = {"default_factory": obj.getattr(trace, "default_factory")}
         return result
     copied.kind = dict
     return copied
 
 
 @builtin_rule(dict.fromkeys)
-def _fromkeys(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    value = args[1] if len(args) > 1 else Constant(None)
-    return DictValue([(k.hash_key(trace), k, value) for k in args[0].unpack(trace)])
+def _fromkeys(trace: Trace, iterable: Value, value: Value = NONE) -> Value:
+    return DictValue([(k.hash_key(trace), k, value) for k in iterable.unpack(trace)])
 
 
-def _fromkeys_of(kind: type, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if kwargs:
-        raise unsupported("unsupported-call", f"{kind.__name__}.fromkeys() is called with names")
+def _fromkeys_of(kind: type, trace: Trace, iterable: Value, value: Value = NONE) -> Value:
     made = trace.instantiate(kind, [], {})
-    dict_of(made).update(trace, dict_of(_fromkeys(trace, args, kwargs)))
+    dict_of(made).update(trace, dict_of(_fromkeys(trace, iterable, value)))
     return made
 
 
@@ -403,7 +388,7 @@ _set_relations("isdisjoint", set.isdisjoint)
 
 # Making the standard library's dicts ------------------------------------------------------------------------
 @builtin_rule(OrderedDict)
-def _ordered_dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _ordered_dict(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     base = DictValue([], kind=OrderedDict)
     trace.update_dict(base, *args, named=kwargs)
     return UserObject(OrderedDict, base=base)

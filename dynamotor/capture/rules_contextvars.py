@@ -16,8 +16,6 @@ from .guards import IdIs
 from .source import Attr, Called, Const, Source
 from .values.base import (
     MISSING,
-    Args,
-    Kwargs,
     ResultEmitter,
     Trace,
     Value,
@@ -135,26 +133,25 @@ def _read(trace: Trace, var: Any) -> Any:
 
 
 @builtin_rule(contextvars.ContextVar.get)
-def _get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    found = _read(trace, args[0].as_constant())
+def _get(trace: Trace, var: Value, default: Value | None = None) -> Value:
+    found = _read(trace, var.as_constant())
     if found is not MISSING:
         return found
     empty = contextvars.Context()  # in which the variable has its default
-    return args[1] if len(args) > 1 else trace.real_call(empty.run, args[0].as_constant().get)
+    return trace.real_call(empty.run, var.as_constant().get) if default is None else default
 
 
 @builtin_rule(contextvars.ContextVar.set)
-def _set(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    var = args[0].as_constant()
-    token = TokenValue(var, args[1], _read(trace, var))
+def _set(trace: Trace, var: Value, value: Value) -> Value:
+    real = var.as_constant()
+    token = TokenValue(real, value, _read(trace, real))
     ContextWrites.of(trace).set(token)
     return token
 
 
 @builtin_rule(contextvars.ContextVar.reset)
-def _reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    var, token = args[0].as_constant(), args[1]
-    refused = not isinstance(token, TokenValue) or token.used or token.var is not var
+def _reset(trace: Trace, var: Value, token: Value) -> Value:
+    refused = not isinstance(token, TokenValue) or token.used or token.var is not var.as_constant()
     unsupported_if(refused, "unsupported-call", "a context variable refuses a token")
     assert isinstance(token, TokenValue)
     token.used = True

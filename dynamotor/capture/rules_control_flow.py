@@ -5,7 +5,7 @@ breaks the graph, so that eager says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,20 +23,6 @@ from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, tensor_call, torch_call
-
-
-def _arguments(
-    fn: Callable[..., Any], args: list[Value], kwargs: dict[str, Value], names: str
-) -> list[Value | None]:
-    """The arguments in the order of the names; None for those that are not given."""
-    words = names.split()
-    given: dict[str, Value] = dict(zip(words, args, strict=False)) | kwargs
-    unsupported_if(
-        len(args) > len(words) or given.keys() - set(words),
-        "unsupported-call",
-        f"{fn.__name__} is called with other arguments",
-    )
-    return [given.get(word) for word in words]
 
 
 def _tensors(value: Value, name: str) -> tuple[Any, list[TensorValue]]:
@@ -114,43 +100,43 @@ def _differ(name: str) -> Exception:
 
 
 @builtin_rule(torch.cond)
-def _cond(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    flag, true, false, operands = _arguments(torch.cond, args, kwargs, "pred true_fn false_fn operands")
-    if flag is None or true is None or false is None:
-        raise unsupported("unsupported-call", "cond is called with too few arguments")
-    given = operands or TupleValue([])
-    if not isinstance(flag, TensorValue):
-        return trace.call(true if trace.truth(flag) else false, given.unpack(trace), {})
-    unsupported_if(flag.example.numel() != 1, "transform", "cond is given a predicate of several elements")
+def _cond(trace: Trace, pred: Value, true_fn: Value, false_fn: Value, operands: Value | None = None) -> Value:
+    given = TupleValue([]) if operands is None else operands
+    if not isinstance(pred, TensorValue):
+        return trace.call(true_fn if trace.truth(pred) else false_fn, given.unpack(trace), {})
+    unsupported_if(pred.example.numel() != 1, "transform", "cond is given a predicate of several elements")
     template, leaves = _tensors(given, "cond") if given.unpack(trace) else ((), [])
     examples = [lower(leaf, False) for leaf in leaves]
     bodies, free, specs = [], [], []
-    for fn in (true, false):
+    for fn in (true_fn, false_fn):
         body, read, spec = _body(trace, "cond", fn, template, examples)
         bodies.append(body)
         free += read
         specs.append(spec)
     if not _alike(bodies[0].result, bodies[1].result) or not _laid_out_alike(*specs):
         raise _differ("cond")
-    return _call(trace, Cond(bodies, specs[0], 1 + len(leaves)), [flag, *leaves], free, bodies[0].result)
+    return _call(trace, Cond(bodies, specs[0], 1 + len(leaves)), [pred, *leaves], free, bodies[0].result)
 
 
 @builtin_rule(compat.while_loop_operator)
-def _while_loop(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    condition, step, carried, more = _arguments(
-        compat.while_loop_operator, args, kwargs, "cond_fn body_fn carried_inputs additional_inputs"
-    )
-    if condition is None or step is None or carried is None or more is not None and more.unpack(trace):
-        raise unsupported("unsupported-call", "while_loop is called with other arguments")
-    template, leaves = _tensors(carried, "while_loop")
+def _while_loop(
+    trace: Trace,
+    cond_fn: Value,
+    body_fn: Value,
+    carried_inputs: Value,
+    additional_inputs: Value | None = None,
+) -> Value:
+    if additional_inputs is not None and additional_inputs.unpack(trace):
+        raise unsupported("unsupported-call", "while_loop is called with additional inputs")
+    template, leaves = _tensors(carried_inputs, "while_loop")
     unsupported_if(
         any(leaf.example.requires_grad for leaf in leaves) and torch.is_grad_enabled(),
         "transform",
         "while_loop carries a tensor that requires a gradient",
     )
     examples = [lower(leaf, False) for leaf in leaves]
-    test, test_reads, (flag,) = _body(trace, "while_loop", condition, template, examples)
-    body, reads, specs = _body(trace, "while_loop", step, template, examples)
+    test, test_reads, (flag,) = _body(trace, "while_loop", cond_fn, template, examples)
+    body, reads, specs = _body(trace, "while_loop", body_fn, template, examples)
     if flag.shape or flag.dtype != torch.bool or not _laid_out_alike(specs, [e.spec for e in examples]):
         raise _differ("while_loop")
     if not _alike(tuple(template), body.result if type(body.result) is not list else tuple(body.result)):
@@ -191,11 +177,15 @@ def _moved(trace: Trace, tensor: TensorValue, at: int, to: int) -> TensorValue:
 
 
 @builtin_rule(compat.scan_operator)
-def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    step, init, xs, dim, reverse = _arguments(
-        compat.scan_operator, args, kwargs, "combine_fn init xs dim reverse"
-    )
-    if step is None or init is None or xs is None or type(init) is type(xs) is Constant:
+def _scan(
+    trace: Trace,
+    combine_fn: Value,
+    init: Value,
+    xs: Value,
+    dim: Value | None = None,
+    reverse: Value | None = None,
+) -> Value:
+    if type(init) is type(xs) is Constant:
         raise unsupported("unsupported-call", "scan is called with other arguments")
     at, back = [0 if v is None else v.as_constant() for v in (dim, reverse)]
     carry, carried = _tensors(init, "scan")
@@ -212,7 +202,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         leaves = [_flipped(trace, leaf) for leaf in leaves]
     rows = _rows(trace, "scan", leaves)
     examples = [*[lower(leaf, False) for leaf in carried], *[_row(lower(leaf, False)) for leaf in leaves]]
-    body, free, specs = _body(trace, "scan", step, (carry, _shifted(through, len(carried))), examples)
+    body, free, specs = _body(trace, "scan", combine_fn, (carry, _shifted(through, len(carried))), examples)
     n = len(carried)
     if type(body.result) not in (tuple, list) or len(body.result) != 2 or not _alike(carry, body.result[0]):
         raise _differ("scan")
@@ -232,14 +222,13 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 @builtin_rule(compat.map_operator)
-def _map(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    unsupported_if(len(args) < 2 or kwargs, "unsupported-call", "map is called with other arguments")
-    through, leaves = _tensors(args[1], "map")
+def _map(trace: Trace, f: Value, xs: Value, *args: Value) -> Value:
+    through, leaves = _tensors(xs, "map")
     rows = _rows(trace, "map", leaves)
-    whole, others = _tensors(TupleValue(args[2:]), "map") if args[2:] else ((), [])
+    whole, others = _tensors(TupleValue([*args]), "map") if args else ((), [])
     examples = [*[_row(lower(leaf, False)) for leaf in leaves], *[lower(leaf, False) for leaf in others]]
     arguments = (through, *_shifted(whole, len(leaves)))
-    body, free, specs = _body(trace, "map", args[0], arguments, examples)
+    body, free, specs = _body(trace, "map", f, arguments, examples)
     own = [*leaves, *others]
     target = Scan([body], tuple(_stacked(spec, rows) for spec in specs), len(own), 0, len(leaves))
     return _call(trace, target, own, free, body.result)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .breaks import unsupported
-from .values.base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
+from .values.base import MISSING, Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import FunctionValue
@@ -42,8 +42,7 @@ def _defines(trace: Trace, value: UserObject, name: str) -> bool:
 
 
 @builtin_rule(copy.copy)
-def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    value = args[0]
+def _copy(trace: Trace, value: Value) -> Value:
     if isinstance(value, Constant | FunctionValue) or value.python_type() in (tuple, frozenset):
         return value
     if isinstance(value, UserObject):
@@ -112,7 +111,7 @@ def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) 
     return result
 
 
-builtin_rule(copy.deepcopy)(lambda trace, args, kwargs: _deep(trace, args[0], {}))
+builtin_rule(copy.deepcopy)(lambda trace, x: _deep(trace, x, {}))
 
 
 def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:

@@ -42,7 +42,7 @@ class _Conversion:
         )
     ]
 )
-def _convert(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _convert(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     tensors: list[Value] = []
 
     def constant(value: Value) -> Any:

@@ -10,7 +10,7 @@ import sys
 
 from .breaks import unsupported, unsupported_if
 from .interpreter import Frame
-from .values.base import Args, Kwargs, Trace, Value, builtin_rule
+from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import ListValue
 from .values.function import CellValue, keywords_of
@@ -33,7 +33,7 @@ def _names(trace: Trace) -> dict[str, Value]:
 
 
 @builtin_rule(locals)
-def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _locals(trace: Trace) -> Value:
     found, frame = keywords_of(_names(trace)), trace.stack.frames[-1]
     if _ONE_DICT:
         unsupported_if(
@@ -47,12 +47,12 @@ def _locals(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @builtin_rule(globals)
-def _globals(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _globals(trace: Trace) -> Value:
     return trace.stack.frames[-1].func.globals
 
 
 @builtin_rule(dir)
-def _dir(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if args:
-        raise unsupported("unsupported-call", f"dir() of {args[0].describe()}")
+def _dir(trace: Trace, obj: Value | None = None) -> Value:
+    if obj is not None:
+        raise unsupported("unsupported-call", f"dir() of {obj.describe()}")
     return ListValue([Constant(name) for name in sorted(_names(trace))])

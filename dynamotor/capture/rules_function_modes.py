@@ -28,8 +28,7 @@ _CURE = "enter the mode around the compiled function"
 
 
 @builtin_rule(compat.push_function_mode)
-def _push(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    (mode,) = args
+def _push(trace: Trace, mode: Value) -> Value:
     unsupported_if(
         not trace.sizes.policy.function_modes
         or trace.sizes.in_body
@@ -47,7 +46,7 @@ def _push(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 @builtin_rule(compat.pop_function_mode)
-def _pop(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _pop(trace: Trace) -> Value:
     unsupported_if(
         not trace.calls.modes, "modes", "a TorchFunctionMode that was entered outside is left", "", _CURE
     )

@@ -14,7 +14,7 @@ from ..base import compat
 from ..graph.shape_tensor import ShapeTensor
 from .polyfills import tensors
 from .source import Attr
-from .values.base import MISSING, Trace, Value, builtin_rule
+from .values.base import MISSING, Trace, Value, builtin_rule, calls_python
 from .values.constant import is_none
 from .values.data_writes import layout
 from .values.tensor import TensorValue, attribute_rules, attribute_setters, refuse_autograd_state
@@ -60,11 +60,5 @@ def _is_alike(tensor: TensorValue, value: Value) -> bool:
     return layout(value.example)[:3] == layout(tensor.example)[:3]
 
 
-@builtin_rule(compat.group_tensors)
-def _group_tensors(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return trace.call_python(tensors.group_tensors, args, kwargs)
-
-
-@builtin_rule(torch.optim.Optimizer.zero_grad)
-def _zero_grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return trace.call_python(tensors.zero_grad, args, kwargs)
+builtin_rule(compat.group_tensors)(calls_python(tensors.group_tensors))
+builtin_rule(torch.optim.Optimizer.zero_grad)(calls_python(tensors.zero_grad))

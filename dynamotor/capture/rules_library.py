@@ -26,7 +26,7 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ from .values.base import (
     builtin_rule,
     builtin_rules,
     call_finder,
+    calls_python,
     makers,
     named_rule,
     refusing,
@@ -68,7 +69,7 @@ from .values.user_object import UserObject
 
 # operator ---------------------------------------------------------------------------------------------------
 def _operator_rule(op: Any) -> None:
-    builtin_rules.setdefault(op, lambda trace, args, kwargs: trace.binary(op, args[0], args[1]))
+    builtin_rules.setdefault(op, lambda trace, left, right: trace.binary(op, left, right))
 
 
 for _op in SYMBOLS.values():
@@ -76,7 +77,7 @@ for _op in SYMBOLS.values():
 
 
 def _unary_rule(op: Any) -> None:
-    builtin_rules.setdefault(op, lambda trace, args, kwargs: args[0].unary(trace, op))
+    builtin_rules.setdefault(op, lambda trace, value: value.unary(trace, op))
 
 
 for _unary in (operator.neg, operator.pos, operator.invert):
@@ -84,17 +85,17 @@ for _unary in (operator.neg, operator.pos, operator.invert):
 register_all(
     builtin_rule,
     (
-        ((operator.getitem,), lambda trace, args, kwargs: args[0].getitem(trace, args[1])),
-        ((operator.contains,), lambda trace, args, kwargs: args[0].contains(trace, args[1])),
-        ((operator.not_,), lambda trace, args, kwargs: Constant(not trace.truth(args[0]))),
-        ((operator.truth,), lambda trace, args, kwargs: Constant(trace.truth(args[0]))),
-        ((operator.is_,), lambda trace, args, kwargs: Constant(trace.same(*args))),
-        ((operator.is_not,), lambda trace, args, kwargs: Constant(not trace.same(*args))),
+        ((operator.getitem,), lambda trace, obj, key: obj.getitem(trace, key)),
+        ((operator.contains,), lambda trace, obj, item: obj.contains(trace, item)),
+        ((operator.not_,), lambda trace, obj: Constant(not trace.truth(obj))),
+        ((operator.truth,), lambda trace, obj: Constant(trace.truth(obj))),
+        ((operator.is_,), lambda trace, one, other: Constant(trace.same(one, other))),
+        ((operator.is_not,), lambda trace, one, other: Constant(not trace.same(one, other))),
         (
             (operator.setitem,),
-            lambda trace, args, kwargs: args[0].setitem(trace, *args[1:]) or Constant(None),
+            lambda trace, obj, key, value: obj.setitem(trace, key, value) or Constant(None),
         ),
-        ((operator.delitem,), lambda trace, args, kwargs: args[0].delitem(trace, args[1]) or Constant(None)),
+        ((operator.delitem,), lambda trace, obj, key: obj.delitem(trace, key) or Constant(None)),
     ),
 )
 
@@ -127,13 +128,12 @@ _PARTS = ("func", "args", "keywords")
 
 
 @builtin_rule(pickle.dumps)
-def _pickled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _pickled(trace: Trace, obj: Value, /, *args: Value, **kwargs: Value) -> Value:
     """The bytes of an empty dict, by which caches of methods know calls without keywords. Those of what holds something
     tell which objects are one and the same.
     """
-    given = args[0] if len(args) == 1 and not kwargs else None
     unsupported_if(
-        type(given) is not DictValue or given.python_type() is not dict or bool(given.load()),
+        args or kwargs or type(obj) is not DictValue or obj.python_type() is not dict or bool(obj.load()),
         "unsupported-call",
         "pickle.dumps() is called",
         cure="call it outside the compiled function",
@@ -142,8 +142,8 @@ def _pickled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
 
 
 @builtin_rule(functools.partial)
-def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    func, *given = args
+def _partial(trace: Trace, func: Value, /, *args: Value, **kwargs: Value) -> Value:
+    given = [*args]
     known = trace.truth(trace.call(trace.make(callable), [func]))
     unsupported_if(not known, "unsupported-call", f"functools.partial of {func.describe()}")
     if isinstance(func, PartialValue):
@@ -159,7 +159,7 @@ def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 wrap_typed(lambda trace, source, obj: PartialValue(type(obj), source, obj), functools.partial)
 
 
-def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _call_cached(fn: Any, trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     everything = [*args, *kwargs.values()]
     wrapped = fn.__wrapped__
     unsupported_if(
@@ -167,7 +167,7 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     )
     if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
         _check_listeners(trace, args)
-        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
+        trace.effects.later(trace.make(fn), [*args[:1]], [*args[1:]], kwargs)
         return Constant(None)
     package = (wrapped.__module__ or "").partition(".")[0]
     library = trusted_module(wrapped.__module__) or package in ("transformers", "timm")
@@ -177,7 +177,7 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         )
     known = all(map(_is_key, everything))
     if library or package == "einops" and not known:  # whose shapes differ between calls
-        return trace.call(trace.make(wrapped), args, kwargs)
+        return trace.call(trace.make(wrapped), [*args], kwargs)
     if not known:
         return _call_with_new_key(fn, trace, args, kwargs)
     real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
@@ -188,7 +188,7 @@ def _call_cached(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return trace.make(trace.real(trace.reader.ask, source, fn, text, lambda f: f(*real, **named)))
 
 
-def _call_with_new_key(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _call_with_new_key(fn: Any, trace: Trace, args: Sequence[Value], kwargs: Kwargs) -> Value:
     """A call with an object that the trace has made and that only equals itself: the cache has no result for it, and
     the trace keeps those of its own calls. The object must not leave the trace, or a later call would look for the
     result in the real cache.
@@ -213,7 +213,7 @@ def _call_with_new_key(fn: Any, trace: Trace, args: Args, kwargs: Kwargs) -> Val
     key = (fn, *[v if v in new else _key(v) for v in args])
     key += tuple([(name, v if v in new else _key(v)) for name, v in kwargs.items()])
     if key not in trace.objects.cached:
-        trace.objects.cached[key] = trace.call(trace.make(fn.__wrapped__), args, kwargs)
+        trace.objects.cached[key] = trace.call(trace.make(fn.__wrapped__), [*args], kwargs)
         for value in new:
             trace.objects.must_stay[value] = f"a cache holds a method's result for {value.describe()}"
     return trace.objects.cached[key]
@@ -265,9 +265,7 @@ def _bind_cached_method(trace: Trace, raw: Any, name: str, instance: Value, cls:
 def _polyfill(original: Any, replacement: Any) -> None:
     if isinstance(original, type) and isinstance(replacement, types.FunctionType):
         ITERATORS[replacement.__code__] = original
-    builtin_rules.setdefault(
-        original, lambda trace, args, kwargs: trace.call_python(replacement, args, kwargs)
-    )
+    builtin_rules.setdefault(original, calls_python(replacement))
 
 
 def _iterator(original: Any, replacement: Any) -> None:
@@ -276,17 +274,17 @@ def _iterator(original: Any, replacement: Any) -> None:
     """
     asked = _ASKED.get(original, (0, "iterable"))
 
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    def rule(trace: Trace, *args: Value, **kwargs: Value) -> Value:
         try:
             original(*map(_stand_in, args), **{name: _stand_in(value) for name, value in kwargs.items()})
         except Exception as error:
             raise unsupported("unsupported-call", f"{original.__name__}() refuses", str(error)) from None
         pools = _POOLS.get(original, 0)
-        args = [TupleValue(arg.unpack(trace)) for arg in args[:pools]] + list(args[pools:])
-        args = [arg.iterate(trace) if pools <= n and n in asked else arg for n, arg in enumerate(args)]
+        given = [*[TupleValue(arg.unpack(trace)) for arg in args[:pools]], *args[pools:]]
+        given = [arg.iterate(trace) if pools <= n and n in asked else arg for n, arg in enumerate(given)]
         names = asked if type(asked) is tuple else ()  # a range would be walked for a text
-        kwargs = {name: arg.iterate(trace) if name in names else arg for name, arg in kwargs.items()}
-        return trace.call_python(replacement, args, kwargs)
+        named = {name: arg.iterate(trace) if name in names else arg for name, arg in kwargs.items()}
+        return trace.call_python(replacement, given, named)
 
     builtin_rules.setdefault(original, rule)
     _polyfill(original, replacement)
@@ -356,13 +354,13 @@ register_all(
     (
         (
             (inspect.signature,),
-            lambda trace, args, kwargs: trace.real_call(inspect.signature, _real_function(args[0])),
+            lambda trace, fn: trace.real_call(inspect.signature, _real_function(fn)),
         ),
-        ((typing.cast,), lambda trace, args, kwargs: args[1]),
+        ((typing.cast,), lambda trace, typ, val: val),
         (
             (logging.getLogger,),
-            lambda trace, args, kwargs: trace.real_call(
-                logging.getLogger, *[a.as_constant() for a in (*args, *kwargs.values())]
+            lambda trace, name=None: trace.real_call(
+                logging.getLogger, *([] if name is None else [name.as_constant()])
             ),
         ),
     ),
@@ -370,20 +368,20 @@ register_all(
 
 
 @builtin_rule(dataclasses.fields)
-def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _fields(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """As its own code, which runs a frame for each field: a transformer's outputs have ten."""
     table = None
     if len(args) == 1 and not kwargs and isinstance(args[0], UserObject):
         found = trace.type_attr(args[0].cls, "__dataclass_fields__")
         table = None if found is MISSING else contents_of(args[0].getattr(trace, "__dataclass_fields__"))
     if not isinstance(table, DictValue):
-        return inline_function(trace, dataclasses.fields, args, kwargs)
+        return inline_function(trace, dataclasses.fields, [*args], kwargs)
     fields = [field for _, field in table.load().values()]
     plain = vars(dataclasses)["_FIELD"]
     return TupleValue([f for f in fields if f.getattr(trace, "_field_type").real() is plain])
 
 
-def _call_pure(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _call_pure(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """A library function written in Python that is pure: run for real when all is known, inlined
     otherwise.
     """
@@ -391,7 +389,7 @@ def _call_pure(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs)
         return trace.real_call(
             fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
         )
-    return inline_function(trace, fn, args, kwargs)
+    return inline_function(trace, fn, [*args], kwargs)
 
 
 for _fn in (
@@ -453,26 +451,24 @@ _TARGET = weakref.ref.__call__
 
 
 @builtin_rule(weakref.ref)
-def _weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _weak(trace: Trace, obj: Value, *callback: Value) -> Value:
     """The one reference without a callback that an object from outside has."""
-    value = args[0]
-    if len(args) > 1 or kwargs or value.source is None or value.real() is MISSING:
-        _other_weak(trace, args, kwargs)
-    return trace.wrap(Called(value.source, weakref.ref), weakref.ref(value.real()))
+    if callback or obj.source is None or obj.real() is MISSING:
+        return _other_weak(trace, obj)
+    return trace.wrap(Called(obj.source, weakref.ref), weakref.ref(obj.real()))
 
 
 @builtin_rule(weakref.proxy)
-def _other_weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _other_weak(trace: Trace, obj: Value, *callback: Value) -> Value:
     """Objects of the trace end when CPython alone knows."""
-    kind = "finalizer" if args[0].source is None else "unsupported-call"
-    raise unsupported(kind, f"a weak reference to {args[0].describe()} is made")
+    kind = "finalizer" if obj.source is None else "unsupported-call"
+    raise unsupported(kind, f"a weak reference to {obj.describe()} is made")
 
 
 # Dispatch by class ------------------------------------------------------------------------------------------
 @code_rule(functools.singledispatch(len).dispatch.__code__)
-def _dispatch(trace: Trace, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Value:
+def _dispatch(trace: Trace, fn: FunctionValue, cls: Value) -> Value:
     """`singledispatch` is asked at each call which function it has for a class."""
-    cls = args[0]
     if fn.fn is MISSING or not isinstance(cls, ClassValue):
         raise unsupported("unsupported-call", "a singledispatch function made in the trace is called")
     source = fn.source if fn.source is not None else Const(fn.fn, "dispatch")
@@ -494,15 +490,14 @@ def _in_python(name: str) -> types.ModuleType:
     return pure
 
 
-def _heap_rule(function: types.FunctionType, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    heap = args[0] if args else None
+def _heap_rule(function: types.FunctionType, trace: Trace, heap: Value, *args: Value) -> Value:
     empty = isinstance(heap, ListValue) and not heap.items
     unsupported_if(
         not isinstance(heap, ListValue) or empty and function.__name__ in ("heappop", "heapreplace"),
         "unsupported-call",
         f"{function.__name__} is called, which raises",
     )
-    return trace.call_python(function, args, kwargs)
+    return trace.call_python(function, [heap, *args])
 
 
 _heapq = _in_python("heapq")
@@ -532,17 +527,17 @@ def _find_logging(fn: Callable[..., Any]) -> CallRule | None:
     if not (once or fn.__module__ == "logging" and fn.__qualname__ in _LOGGED):
         return None
 
-    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        if not once and not _is_logged(trace, fn.__name__, args):
+    def rule(trace: Trace, logger: Value, *args: Value, **kwargs: Value) -> Value:
+        if not once and not _is_logged(trace, fn.__name__, logger, *args):
             return Constant(None)
-        _check_listeners(trace, args)
+        _check_listeners(trace, [logger])
         unsupported_if(
             fn.__name__ == "exception" or "exc_info" in kwargs or "stack_info" in kwargs,
             "side-effect",
             "a message with a traceback or stack is logged",
             "they are those of the call",
         )
-        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
+        trace.effects.later(trace.make(fn), [logger], [*args], kwargs)
         return Constant(None)
 
     return rule
@@ -551,13 +546,13 @@ def _find_logging(fn: Callable[..., Any]) -> CallRule | None:
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "exception": 40, "critical": 50}
 
 
-def _is_logged(trace: Trace, name: str, args: Args) -> bool:
+def _is_logged(trace: Trace, name: str, logger: Value, *args: Value) -> bool:
     """Whether a logger lets a message through; the answer is guarded."""
-    level = args[1] if name == "log" else Constant(_LEVELS[name])
-    return trace.truth(trace.call_method(args[0], "isEnabledFor", [level]))
+    level = args[0] if name == "log" else Constant(_LEVELS[name])
+    return trace.truth(trace.call_method(logger, "isEnabledFor", [level]))
 
 
-def _check_listeners(trace: Trace, args: Args) -> None:
+def _check_listeners(trace: Trace, args: Sequence[Value]) -> None:
     """Break the graph before a message that runs code of the program, which would see objects as they are after the
     graph. The answer is guarded.
     """
@@ -597,24 +592,18 @@ _LOGGED = {
 
 
 @builtin_rule(logging.Logger.isEnabledFor, logging.Logger.getEffectiveLevel)
-def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    logger = args[0].real()
-    unsupported_if(
-        logger is MISSING or args[0].source is None, "unsupported-call", "a logger made in the trace"
-    )
-    trace.reader.guard_identity(args[0].source, logger)
-    if len(args) == 1:
-        return Constant(
-            trace.reader.ask(args[0].source, logger, "the level", logging.Logger.getEffectiveLevel)
-        )
-    level = args[1].as_constant()
-    return Constant(
-        trace.reader.ask(args[0].source, logger, f"logging {level}", lambda now: now.isEnabledFor(level))
-    )
+def _enabled(trace: Trace, logger: Value, level: Value | None = None) -> Value:
+    source, real = logger.source, logger.real()
+    unsupported_if(real is MISSING or source is None, "unsupported-call", "a logger made in the trace")
+    trace.reader.guard_identity(source, real)
+    if level is None:
+        return Constant(trace.reader.ask(source, real, "the level", logging.Logger.getEffectiveLevel))
+    least = level.as_constant()
+    return Constant(trace.reader.ask(source, real, f"logging {least}", lambda now: now.isEnabledFor(least)))
 
 
 @builtin_rule(warnings.warn, warnings.warn_explicit)
-def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _warn(trace: Trace, *args: Value, **kwargs: Value) -> Value:
     unsupported_if(
         trace.reader.ask(
             Const(warnings, "warnings"),
@@ -636,7 +625,7 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         id(record) in trace.reader.values, "side-effect", "a warning goes to a list that the function has"
     )
     trace.effects.later(
-        trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"}
+        trace.make(warnings.warn), [], [*args], {k: v for k, v in kwargs.items() if k != "stacklevel"}
     )
     return Constant(None)
 
@@ -666,16 +655,15 @@ def _find_outside(fn: Callable[..., Any]) -> CallRule | None:
 # tensors for its CUDA graphs. Nothing that a program sees.
 named_rule(
     "torch._dynamo.mutation_guard:GenerationTracker.tag", "torch._dynamo.decorators:mark_static_address"
-)(lambda fn, trace, args, kwargs: Constant(None))
+)(lambda fn, trace, /, *args, **kwargs: Constant(None))
 
 
 @named_rule("torch._dynamo.decorators:mark_static", "dynamotor.capture.symbolic_inputs:mark_static")
-def _mark_static(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _mark_static(fn: Callable[..., Any], trace: Trace, tensor: Value, index: Value | None = None) -> Value:
     """The sizes are numbers from here on; the mark itself says nothing to who runs the program."""
-    given = [*args, *kwargs.values()]
-    sizes = given[0].getattr(trace, "shape").unpack(trace) if type(given[0]) is TensorValue else []
-    dim = given[1].as_constant() if len(given) == 2 and given[1].is_constant() else None
-    plain = len(given) == 1 or type(dim) is int and -len(sizes) <= dim < len(sizes)
+    sizes = tensor.getattr(trace, "shape").unpack(trace) if type(tensor) is TensorValue else []
+    dim = index.as_constant() if index is not None and index.is_constant() else None
+    plain = index is None or type(dim) is int and -len(sizes) <= dim < len(sizes)
     unsupported_if(not (sizes and plain), "unsupported-call", "mark_static() with unusual arguments")
     for size in sizes if dim is None else [sizes[dim]]:
         size.as_constant()
@@ -683,18 +671,18 @@ def _mark_static(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwarg
 
 
 @builtin_rule(sys.exc_info)
-def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _exc_info(trace: Trace) -> Value:
     handled = trace.exception()
     if handled is None:
         return trace.make((None, None, None))
     return TupleValue([trace.make(handled.python_type()), handled, handled.getattr(trace, "__traceback__")])
 
 
-builtin_rule(sys.exception)(lambda trace, args, kwargs: trace.exception() or Constant(None))
+builtin_rule(sys.exception)(lambda trace: trace.exception() or Constant(None))
 
 
 @builtin_rule(sys._getframe)
-def _frame(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _frame(trace: Trace, *args: Value) -> Value:
     stop = unsupported(
         "frames", "the stack of Python frames is read", "inlined functions have none", "pass the needed value"
     )
@@ -722,25 +710,25 @@ pure_functions.update({typing.get_origin, typing.get_args, sys.intern, os.path.j
 
 # transformers, by name: checks that only warn, and bookkeeping that is the same at every call ----------------
 @named_rule("transformers.utils.generic:_register_model_output_pytree_node")
-def _run_once(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _run_once(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """Idempotent registrations of classes: done while tracing."""
     fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
     return Constant(None)
 
 
 @named_rule("transformers.modeling_utils:PreTrainedModel.warn_if_padding_and_no_attention_mask")
-def _warn_after(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _warn_after(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """Functions that look at data to warn about it: the graph looks, and where there is something to warn of they are
     called after it.
     """
-    when = trace.checks.warns(lambda: inline_function(trace, fn, args, kwargs))
+    when = trace.checks.warns(lambda: inline_function(trace, fn, [*args], kwargs))
     if when is not None:
-        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs, when)
+        trace.effects.later(trace.make(fn), [*args[:1]], [*args[1:]], kwargs, when)
     return Constant(None)
 
 
 @named_rule("transformers.utils.import_utils:is_tracing")
-def _traced(fn: Callable[..., Any], trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+def _traced(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be
     taken.
 

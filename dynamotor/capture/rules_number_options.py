@@ -16,7 +16,7 @@ import torch
 
 from ..graph.shape_tensor import ShapeTensor
 from .polyfills import number_options
-from .values.base import Args, Kwargs, Trace, Value, builtin_rule
+from .values.base import Kwargs, Trace, Value, builtin_rule
 from .values.constant import Constant, is_none
 from .values.number import FloatValue
 from .values.number_inputs import number_rules, number_tensor
@@ -101,7 +101,7 @@ _ONE_WIDE_TYPE = frozenset(
 )
 
 
-def _rewritten(function: types.FunctionType, trace: Trace, args: Args, kwargs: Kwargs) -> Value | None:
+def _rewritten(function: types.FunctionType, trace: Trace, /, *args: Value, **kwargs: Value) -> Value | None:
     """The call by its polyfill; None where it has other arguments, or tensors that a number's type may
     change."""
     code = function.__code__
@@ -148,8 +148,7 @@ def _is_in_range(trace: Trace, number: FloatValue, tensors: Sequence[TensorValue
 
 
 @builtin_rule(number_options.number)
-def _number(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    value, like = args
+def _number(trace: Trace, value: Value, like: Value) -> Value:
     if is_none(value) or isinstance(value, TensorValue):
         return value
     assert isinstance(like, TensorValue)

@@ -33,7 +33,7 @@ from .values.array import (
     refuse_if,
     refused,
 )
-from .values.base import CallRule, Trace, Value, builtin_rule, call_finder, wrap_held, wrap_rule
+from .values.base import CallRule, Trace, Value, builtin_rule, call_finder, run_rule, wrap_held, wrap_rule
 from .values.constant import PURE_TYPES, Constant, is_none
 from .values.containers import SequenceValue, TupleValue
 from .values.klass import Builtin
@@ -77,10 +77,10 @@ def _find_numpy(fn: Callable[..., Any]) -> CallRule | None:
     if type(fn) not in _CALLABLES and not known:
         return None
 
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def rule(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
         values = [*args, *kwargs.values()]
         if any(type(v) is ArrayValue for value in values for v in (value, *_items(value))):
-            return _of_arrays(trace, fn, args, kwargs)
+            return _of_arrays(trace, fn, [*args], kwargs)
         plain = all(v.is_constant() for v in values) and _is_plain([v.as_constant() for v in values])
         if fn.__name__.startswith("save") or not plain:
             raise _refused(fn, "only plain numbers are computed at trace time")
@@ -147,7 +147,7 @@ def _of_arrays(trace: Trace, fn: Callable[..., Any], args: list[Value], kwargs: 
     rule = _FUNCTIONS.get(fn)
     if rule is None:
         raise refused(f"{fn.__name__} of arrays", "there is no rule for it")
-    return rule(trace, args, kwargs)
+    return run_rule(trace, fn, rule, args, kwargs)
 
 
 def _tensors_of(trace: Trace, args: list[Value], kinds: frozenset[torch.dtype]) -> list[Value]:
@@ -171,12 +171,12 @@ def _array_function(name: str, *parameters: str) -> Callable[[Callable[..., Valu
     than `parameters` is left to NumPy. Rules get Values, None where nothing is given."""
 
     def add(rule: Callable[..., Value]) -> Callable[..., Value]:
-        def call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-            found = on_known(trace, getattr(np, name), args, kwargs)
+        def call(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
+            found = on_known(trace, getattr(np, name), [*args], kwargs)
             if found is not None:
                 return found
             if parameters == ("axes",) and len(args) > 2:
-                args = [args[0], trace.make_tuple(args[1:])]
+                args = args[0], trace.make_tuple([*args[1:]])
             given = dict(zip(("a", *parameters), args))
             refuse_if(
                 len(args) > len(parameters) + 1
@@ -269,9 +269,8 @@ def _swapaxes(trace: Trace, a: Value, first: Value | None, second: Value | None)
 
 
 @builtin_rule(np.ndarray.flatten)
-def _flatten(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    refuse_if(len(args) > 1 or kwargs, "flatten in another order")
-    return _viewed(trace, _viewed(trace, args[0], "reshape", Constant(-1)), "clone")
+def _flatten(trace: Trace, array: Value) -> Value:
+    return _viewed(trace, _viewed(trace, array, "reshape", Constant(-1)), "clone")
 
 
 def _along(
@@ -351,34 +350,34 @@ def _joined(name: str, target: Any, trace: Trace, arrays: Value, axis: Value | N
 
 for _name, _target in (("concatenate", torch.cat), ("stack", torch.stack)):
     _array_function(_name, "axis")(functools.partial(_joined, _name, _target))
-_FUNCTIONS[np.asarray] = lambda trace, args, kwargs: (
-    args[0]
-    if type(args[0]) is ArrayValue and len(args) == 1 and not kwargs
-    else _FUNCTIONS[np.array](trace, args, kwargs)
+_FUNCTIONS[np.asarray] = lambda trace, a, /, *args, **kwargs: (
+    a
+    if type(a) is ArrayValue and not args and not kwargs
+    else _FUNCTIONS[np.array](trace, a, *args, **kwargs)
 )
-_FUNCTIONS[np.array] = lambda trace, args, kwargs: _FUNCTIONS[
-    np.copy if type(args[0]) is ArrayValue else np.stack
-](trace, args, kwargs)
+_FUNCTIONS[np.array] = lambda trace, a, /, *args, **kwargs: _FUNCTIONS[
+    np.copy if type(a) is ArrayValue else np.stack
+](trace, a, *args, **kwargs)
 
 
 def _describing(kind: Any) -> None:
     """What describes a type is an object of NumPy's that stays as it is."""
 
     @builtin_rule(kind)
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        known = len(args) == 1 and not kwargs and args[0].is_constant() and _is_plain(args[0].as_constant())
+    def rule(trace: Trace, obj: Value) -> Value:
+        known = obj.is_constant() and _is_plain(obj.as_constant())
         refuse_if(not known, f"{kind.__name__} of an argument that is not plain")
-        return trace.real_call(kind, args[0].as_constant())
+        return trace.real_call(kind, obj.as_constant())
 
 
 for _kind in (np.dtype, np.iinfo, np.finfo):
     _describing(_kind)
 
 
-def _known_method(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _known_method(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     writes = fn.__name__ in ("sort", "partition") or fn.__name__.startswith("__i")
     known = bool(args) and type(args[0]) is ArrayValue and not writes
-    found = on_known(trace, fn, args, kwargs) if known else None
+    found = on_known(trace, fn, [*args], kwargs) if known else None
     if found is None:
         raise refused(f"ndarray.{fn.__name__}()", "there is no rule for it")
     return found
@@ -396,9 +395,8 @@ _METHODS = types.MethodDescriptorType, types.WrapperDescriptorType
 
 # Between arrays and tensors ---------------------------------------------------------------------------------
 @builtin_rule(torch.Tensor.numpy)
-def _numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    tensor = args[0]
-    example = tensor.example if type(tensor) is TensorValue and len(args) == 1 and not kwargs else None
+def _numpy(trace: Trace, tensor: Value) -> Value:
+    example = tensor.example if type(tensor) is TensorValue else None
     if example is None or example.requires_grad or example.device.type != "cpu" or example.dtype not in ANY:
         raise unsupported(
             "data-dependent", "Tensor.numpy is called", "it hands the tensor's data to Python",
@@ -408,18 +406,17 @@ def _numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 @builtin_rule(torch.from_numpy)
-def _from_numpy(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    array = args[0] if len(args) == 1 and not kwargs else None
+def _from_numpy(trace: Trace, array: Value) -> Value:
     if type(array) is not ArrayValue or array.scalar:
         raise unsupported("unsupported-call", "torch.from_numpy() of anything but an array")
     return torch_call(trace, "detach", [array.tensor(trace)], {})
 
 
-def _in_python(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _in_python(name: str, trace: Trace, array: Value) -> Value:
     """Numbers of an array as Python's."""
-    if len(args) != 1 or kwargs or type(args[0]) is not ArrayValue:
+    if type(array) is not ArrayValue:
         raise refused(f"{name}() with unusual arguments")
-    return trace.call_method(args[0].tensor(trace), name, [])
+    return trace.call_method(array.tensor(trace), name, [])
 
 
 for _name in ("item", "tolist"):
@@ -427,15 +424,14 @@ for _name in ("item", "tolist"):
 
 
 @builtin_rule(np.ndarray.reshape, np.reshape)
-def _reshape(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    refuse_if(kwargs or not args or len(args) < 2, "reshape with unusual arguments")
-    return _viewed(trace, args[0], "reshape", *args[1:])
+def _reshape(trace: Trace, array: Value, *shape: Value) -> Value:
+    refuse_if(not shape, "reshape with unusual arguments")
+    return _viewed(trace, array, "reshape", *shape)
 
 
 @builtin_rule(np.ndarray.astype)
-def _astype(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    array, dtype = args if len(args) == 2 else (None, None)
-    if kwargs or dtype is None or type(array) is not ArrayValue or array.scalar:
+def _astype(trace: Trace, array: Value, dtype: Value) -> Value:
+    if type(array) is not ArrayValue or array.scalar:
         raise refused("astype with unusual arguments")
     try:
         wanted = torch.from_numpy(np.empty(0, dtype=dtype.as_constant())).dtype

@@ -33,6 +33,7 @@ from .values.base import (
     builtin_rule,
     call_finder,
     override,
+    run_rule,
 )
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
@@ -130,8 +131,7 @@ def _check_class(trace: Trace, cls: Any) -> None:
 
 
 @builtin_rule(torch.Tensor.as_subclass)
-def _as_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value, cls = args
+def _as_subclass(trace: Trace, value: Value, cls: Value) -> Value:
     tensor = value.tensor if isinstance(value, SubclassValue) else value
     if not isinstance(tensor, TensorValue) or not isinstance(cls, ClassValue):
         raise unsupported("tensor-subclass", "as_subclass is called with other arguments")
@@ -152,10 +152,10 @@ class _SwitchValue(Value):
     kind = _Switch  # made at run time
 
 
-builtin_rule(_Switch)(lambda trace, args, kwargs: _SwitchValue())
+builtin_rule(_Switch)(lambda trace: _SwitchValue())
 
 
-def _switch(by: int, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _switch(by: int, trace: Trace, *args: Value) -> Value:
     trace.calls.plain += by
     return Constant(None)
 
@@ -165,19 +165,19 @@ builtin_rule(compat.exit_plain_functions)(functools.partial(_switch, -1))
 
 
 @builtin_rule(compat.torch_function_enabled)
-def _is_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _is_enabled(trace: Trace) -> Value:
     """The `Ambient` row compares what holds outside."""
     inside: int = trace.calls.plain
     return Constant(compat.torch_function_enabled() and not inside)
 
 
 @builtin_rule(_NONE)
-def _call_plainly(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _call_plainly(
+    trace: Trace, func: Value, types: Value, args: Value | None = None, kwargs: Value | None = None
+) -> Value:
     """`super().__torch_function__(func, types, args, kwargs)` where the base has turned it off."""
-    func, _, *given = args
-    positional = given[0].unpack(trace) if given else []
-    named = given[1] if len(given) > 1 else kwargs.get("kwargs", Constant(None))
-    keywords = {} if not isinstance(named, DictValue) else named.load()
+    positional = [] if args is None else args.unpack(trace)
+    keywords = {} if not isinstance(kwargs, DictValue) else kwargs.load()
     trace.calls.plain += 1
     try:
         return trace.call(func, positional, {k.as_constant(): value for k, value in keywords.values()})
@@ -200,10 +200,10 @@ def _find_getter(fn: Any) -> CallRule | None:
         return None
     name = fn.__self__.__name__
 
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def rule(trace: Trace, value: Value, *args: Value) -> Value:
         if METADATA.get(name) == "asked":  # of the plain tensor the answer is another one
             raise unsupported("tensor-subclass", f"{name} of a subclass's tensor is read")
-        return args[0].getattr(trace, name)
+        return value.getattr(trace, name)
 
     return rule
 
@@ -224,15 +224,15 @@ def _carriers(values: Iterable[Value]) -> Iterator[UserObject]:
 
 
 def _call_or_take_over(
-    fn: Callable[..., Any], rule: CallRule | None, trace: Trace, args: list[Value], kwargs: dict[str, Value]
+    fn: Callable[..., Any], rule: CallRule | None, trace: Trace, /, *args: Value, **kwargs: Value
 ) -> Value:
     if not trace.calls.plain and any(
         _takes_calls(trace, value.cls) for value in _carriers([*args, *kwargs.values()])
     ):
-        return _take_over(trace, fn, args, kwargs)
+        return _take_over(trace, fn, [*args], kwargs)
     if rule is None:
         raise unsupported("tensor-subclass", f"{fn} is called with a subclass")
-    return _plainly(trace, rule, args, kwargs)
+    return _plainly(trace, fn, rule, [*args], kwargs)
 
 
 @override.define
@@ -248,7 +248,7 @@ def is_overridable(fn: Any) -> bool:
     return takes and fn is not torch.Tensor.as_subclass
 
 
-def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _plainly(trace: Trace, fn: Any, rule: CallRule, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The call on the graph's tensors; a result that is an argument stays the object it was."""
     met: list[SubclassValue] = []
 
@@ -262,7 +262,7 @@ def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, 
 
     given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
     shown = [_layout(value) for value in met]
-    result = rule(trace, given, named)
+    result = run_rule(trace, fn, rule, given, named)
     unsupported_if(
         shown != [_layout(value) for value in met],
         "tensor-subclass",

@@ -17,25 +17,24 @@ from ..graph.spec import TensorSpec
 from .breaks import unsupported_if
 from .source import Called, Const
 from .values.base import Trace, Value, builtin_rule
-from .values.constant import Constant
+from .values.constant import FALSE, Constant
 from .values.tensor import TensorValue, torch_call
 
 
 @builtin_rule(compat.make_subclass)
-def _make_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    cls, data, wanted = (*args, Constant(False))[:3]
+def _make_subclass(trace: Trace, cls: Value, data: Value, require_grad: Value = FALSE) -> Value:
     unsupported_if(
-        kwargs or len(args) > 3 or not _can_be_made(trace, cls, data, wanted),
+        not _can_be_made(trace, cls, data, require_grad),
         "unsupported-call",
         "a tensor of a subclass, or a parameter that shares memory with a tensor from outside, is made",
         cure="make it outside the compiled function",
     )
     assert isinstance(data, TensorValue)
-    leaf = _leaf(data.spec, wanted.as_constant())
+    leaf = _leaf(data.spec, require_grad.as_constant())
     source = Called(Const(leaf, "a new parameter"), _made)
     spec = data.spec
     node = trace.graph.input(source, leaf(), spec, static=False, name="new_parameter")
-    example = ShapeTensor.make(spec, requires_grad=wanted.as_constant())
+    example = ShapeTensor.make(spec, requires_grad=require_grad.as_constant())
     made = TensorValue(trace, node, example, cls=nn.Parameter)
     graded = torch.is_grad_enabled()
     set_graded = trace.make(compat.set_grad_enabled)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .breaks import unsupported, unsupported_if
 from .values.base import Args, Epoch, Kwargs, ResultEmitter, Trace, Value, builtin_rule
-from .values.constant import Constant
+from .values.constant import NONE, Constant
 from .values.containers import ListValue, SequenceValue
 
 # Methods that draw positions of a sequence: their draws depend on its length alone.
@@ -93,12 +93,12 @@ def _named(kwargs: Kwargs) -> dict[str, Any]:
 
 
 @builtin_rule(random.Random)
-def _make(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    seeds = [*_constants(args), *_named(kwargs).values()]
+def _make(trace: Trace, x: Value = NONE) -> Value:
+    seed = x.as_constant()
     unsupported_if(
-        len(seeds) != 1 or type(seeds[0]) not in (int, float, str, bytes),
+        type(seed) not in (int, float, str, bytes),
         "random",
         "a random.Random without a plain seed is made",
         "its numbers change from call to call",
     )
-    return RandomValue(random.Random(seeds[0]))
+    return RandomValue(random.Random(seed))

@@ -81,8 +81,7 @@ def _refused() -> Unsupported:
 
 
 @builtin_rule(torch.inference_mode.__enter__)
-def _enter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    (region,) = args
+def _enter(trace: Trace, region: Value) -> Value:
     effect = _inference(trace, region)
     mode = bool(region.getattr(trace, "mode").as_constant())
     trace.graph.call_function(states.enter_inference, (mode,), {})
@@ -92,9 +91,9 @@ def _enter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 @builtin_rule(torch.inference_mode.__exit__)
-def _exit(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    effect = _inference(trace, args[0])
-    if not effect.regions or effect.regions[-1] is not args[0]:
+def _exit(trace: Trace, region: Value, *error: Value) -> Value:
+    effect = _inference(trace, region)
+    if not effect.regions or effect.regions[-1] is not region:
         raise _refused()
     trace.graph.call_function(states.leave_inference, (), {})
     states.leave_inference()
@@ -104,13 +103,13 @@ def _exit(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 # Random numbers ---------------------------------------------------------------------------------------------
 @builtin_rule(torch.random.fork_rng)
-def _fork_rng(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _fork_rng(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     _random_call(trace, "fork_rng")
-    return inline_function(trace, torch.random.fork_rng, args, kwargs)
+    return inline_function(trace, torch.random.fork_rng, [*args], kwargs)
 
 
 @builtin_rule(torch.get_rng_state)
-def _get_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _get_rng_state(trace: Trace) -> Value:
     _random_call(trace, "get_rng_state").saved = True
     length = torch.get_rng_state().numel()
     return torch_call(
@@ -119,12 +118,11 @@ def _get_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
 
 
 @builtin_rule(torch.set_rng_state)
-def _set_rng_state(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    (state,) = args or kwargs.values()
-    if not isinstance(state, TensorValue) or state.example.dtype is not torch.uint8:
+def _set_rng_state(trace: Trace, new_state: Value) -> Value:
+    if not isinstance(new_state, TensorValue) or new_state.example.dtype is not torch.uint8:
         raise unsupported("random", "set_rng_state() is called without a state")
     _random_call(trace, "set_rng_state")
-    trace.graph.call_function(states.restore_random_state, (state.node,), {})
+    trace.graph.call_function(states.restore_random_state, (new_state.node,), {})
     return Constant(None)
 
 
@@ -136,13 +134,12 @@ def _find_manual_seed(fn: Callable[..., Any]) -> CallRule | None:
 
 
 @builtin_rule(torch.random.manual_seed)
-def _manual_seed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    (number,) = args or kwargs.values()
+def _manual_seed(trace: Trace, seed: Value) -> Value:
     unsupported_if(
-        number.python_type() is not int or number.as_constant() not in _SEEDS,
+        seed.python_type() is not int or seed.as_constant() not in _SEEDS,
         "random",
         "manual_seed() is called without an int",
     )
     _random_call(trace, "manual_seed")
-    trace.graph.call_function(states.seed, (int(number.as_constant()),), {})
+    trace.graph.call_function(states.seed, (int(seed.as_constant()),), {})
     return trace.make(torch.default_generator)

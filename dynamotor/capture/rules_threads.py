@@ -81,6 +81,6 @@ wrap_typed(lambda trace, source, obj: LocalValue(type(obj), source, obj), thread
 
 
 @builtin_rule(threading.local)
-def _make_local(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _make_local(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     trace.raise_if(args or kwargs, TypeError, "Initialization arguments are not supported")
     return LocalValue(threading.local)

@@ -84,20 +84,36 @@ def _constants(values: dict[str, Value]) -> dict[str, Any]:
 
 
 @builtin_rule(compat.vmap_impl)
-def _vmap(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fn, *rest = args
-    in_dims, out_dims, randomness, chunk_size = [value.as_constant() for value in rest[:4]]
+def _vmap(
+    trace: Trace,
+    func: Value,
+    in_dims: Value,
+    out_dims: Value,
+    randomness: Value,
+    chunk_size: Value,
+    /,
+    *args: Value,
+    **kwargs: Value,
+) -> Value:
+    options = [value.as_constant() for value in (in_dims, out_dims, randomness)]
+    chunks = chunk_size.as_constant()
 
     def transform(function: Callable[..., Any]) -> Any:
-        return torch.vmap(function, in_dims, out_dims, randomness, chunk_size=chunk_size)
+        return torch.vmap(function, *options, chunk_size=chunks)
 
-    return Applied(trace, "vmap", transform, fn, rest[4:], kwargs).node(transform)
+    return Applied(trace, "vmap", transform, func, [*args], kwargs).node(transform)
 
 
 def _gradient(
-    name: str, make: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
+    name: str,
+    make: Callable[..., Any],
+    trace: Trace,
+    fn: Value,
+    argnums: Value,
+    has_aux: Value,
+    given: Value,
+    words: Value,
 ) -> Value:
-    fn, argnums, has_aux, given, words = args
     options = argnums.as_constant(), has_aux.as_constant()
 
     def transform(function: Callable[..., Any]) -> Any:
@@ -114,29 +130,28 @@ builtin_rule(compat.grad_and_value_impl)(
 
 
 @builtin_rule(compat.functorch_jvp)
-def _jvp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fn, primals, tangents = args
-    options = _constants(kwargs)
+def _jvp(trace: Trace, fn: Value, primals: Value, tangents: Value, **options: Value) -> Value:
+    constants = _constants(options)
 
     def transform(function: Callable[..., Any]) -> Any:
-        return lambda primals, tangents: torch.func.jvp(function, primals, tangents, **options)
+        return lambda primals, tangents: torch.func.jvp(function, primals, tangents, **constants)
 
     return Applied(trace, "jvp", transform, fn, [primals, tangents], {}).node(transform)
 
 
 @builtin_rule(compat.functorch_vjp)
-def _vjp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _vjp(trace: Trace, fn: Value, /, *args: Value, **options: Value) -> Value:
     """The outputs are a node; the pullback, when it is called, another one, which runs the function again."""
-    options = _constants(kwargs)
-    has_aux = bool(options.get("has_aux"))
+    constants = _constants(options)
+    has_aux = bool(constants.get("has_aux"))
 
     def forward(function: Callable[..., Any]) -> Any:
-        return lambda *primals: torch.func.vjp(function, *primals, **options)[:: 2 if has_aux else 3]
+        return lambda *primals: torch.func.vjp(function, *primals, **constants)[:: 2 if has_aux else 3]
 
-    applied = Applied(trace, "vjp", forward, args[0], args[1:], {})
+    applied = Applied(trace, "vjp", forward, fn, [*args], {})
     _refuse_random(applied)
     results = applied.node(forward).unpack(trace)
-    pullback = trace.call_python(polyfills.pullback, [PullbackValue(applied, args[1:], has_aux)])
+    pullback = trace.call_python(polyfills.pullback, [PullbackValue(applied, [*args], has_aux)])
     return TupleValue([results[0], pullback, *results[1:]])
 
 
@@ -178,10 +193,17 @@ def _refuse_random(applied: Applied) -> None:
 
 
 @builtin_rule(compat.associative_scan)
-def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _scan(
+    trace: Trace,
+    combine_fn: Value,
+    xs: Value,
+    dim: Value | None = None,
+    reverse: Value | None = None,
+    combine_mode: Value | None = None,
+) -> Value:
     """Pairs are combined in parallel, by `vmap`."""
-    given: dict[str, Value] = dict(zip(("combine_fn", "xs", "dim", "reverse", "combine_mode"), args)) | kwargs
-    fn, xs = given.pop("combine_fn"), given.pop("xs")
+    named = {"dim": dim, "reverse": reverse, "combine_mode": combine_mode}
+    given = {name: value for name, value in named.items() if value is not None}
     options = {"combine_mode": "pointwise"} | _constants(given)
     leaves: list[TensorValue] = []
     template_of(xs, leaves)
@@ -195,7 +217,7 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     def transform(function: Callable[..., Any]) -> Any:
         return lambda xs: compat.associative_scan(function, xs, **options)
 
-    return Applied(trace, "associative_scan", transform, fn, [xs], {}).node(transform)
+    return Applied(trace, "associative_scan", transform, combine_fn, [xs], {}).node(transform)
 
 
 def _jacobian(
@@ -203,8 +225,9 @@ def _jacobian(
     make: Callable[..., Any],
     trace: Trace,
     fn: FunctionValue,
-    args: list[Value],
-    kwargs: dict[str, Value],
+    /,
+    *args: Value,
+    **kwargs: Value,
 ) -> Value:
     free: dict[str, Any] = dict(zip(fn.code.co_freevars, fn.closure, strict=True))
     func = free.pop("func").load(trace)
@@ -217,7 +240,7 @@ def _jacobian(
     def transform(function: Callable[..., Any]) -> Any:
         return make(function, **options)
 
-    return Applied(trace, name, transform, func, args, kwargs).node(transform)
+    return Applied(trace, name, transform, func, [*args], kwargs).node(transform)
 
 
 for _make in (torch.func.jacrev, torch.func.jacfwd):

@@ -257,8 +257,7 @@ def _mentions(context: Any, shape: Sequence[int]) -> bool:
 
 # Made in the trace ------------------------------------------------------------------------------------------
 @builtin_rule(compat.make_wrapper_subclass)
-def _make_wrapper_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    cls, *rest = args
+def _make_wrapper_subclass(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
     kind: Any = cls.value if isinstance(cls, ClassValue) else None
     unsupported_if(
         kind is None or not is_wrapper_class(kind),
@@ -268,12 +267,12 @@ def _make_wrapper_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Va
     )
     for name in ("__torch_function__", "__torch_dispatch__", "__tensor_flatten__", "__tensor_unflatten__"):
         trace.type_attr(kind, name)
-    given = [lower(value, False) for value in rest]
+    given = [lower(value, False) for value in args]
     named = {name: lower(value, False) for name, value in kwargs.items()}
     make = compat.make_wrapper_subclass
     made = trial(trace, make, functools.partial(make, kind), given, named)
     value = WrapperValue(trace, kind, None)
-    value.bare, value.arguments = TensorValue(trace, None, made), (args, kwargs)
+    value.bare, value.arguments = TensorValue(trace, None, made), ([cls, *args], kwargs)
     return value
 
 
@@ -292,7 +291,7 @@ def _find_opaque(fn: Callable[..., Any]) -> CallRule | None:
 _DISABLING = os.path.join(os.path.dirname(torch.__file__), "_compile.py")  # of `torch._disable_dynamo`
 
 
-def _make_opaque(cls: type, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _make_opaque(cls: type, trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     for name in ("__new__", "__init__"):
         trace.type_attr(cls, name)
     named = {name: _plain(value) for name, value in kwargs.items()}

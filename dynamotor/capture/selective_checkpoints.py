@@ -31,14 +31,12 @@ class SelectiveContexts(Value):
 
 
 @builtin_rule(checkpointing.create_selective_checkpoint_contexts)
-def _selective(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = dict(zip(("policy_fn_or_list", "allow_cache_entry_mutation"), args, strict=False)) | kwargs
-    asked = given.get("policy_fn_or_list")
-    unsupported_if(asked is None, "unsupported-call", "selective contexts without a policy")
-    assert asked is not None
-    if asked.python_type() is list:
-        return SelectiveContexts(_of_ops([item.as_constant() for item in asked.unpack(trace)]))
-    return SelectiveContexts(SavePolicy(_maker(trace, asked)))
+def _selective(
+    trace: Trace, policy_fn_or_list: Value, allow_cache_entry_mutation: Value | None = None
+) -> Value:
+    if policy_fn_or_list.python_type() is list:
+        return SelectiveContexts(_of_ops([item.as_constant() for item in policy_fn_or_list.unpack(trace)]))
+    return SelectiveContexts(SavePolicy(_maker(trace, policy_fn_or_list)))
 
 
 def _of_ops(ops: list[Any]) -> SavePolicy:

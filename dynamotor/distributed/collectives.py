@@ -24,7 +24,7 @@ from ..base import compat
 from ..base.probe import COMPILE, lost
 from ..capture.breaks import unsupported_if
 from ..capture.guards import IdIs
-from ..capture.values.base import MISSING, CallRule, Value, builtin_rule, call_finder
+from ..capture.values.base import MISSING, CallRule, Value, builtin_rule, call_finder, calls_python
 from ..capture.values.constant import Constant
 from ..graph.op_facts import is_collective
 from ..lower.lowering import LoopBuilder, lowerings
@@ -104,14 +104,14 @@ def _find_collective(fn: Callable[..., Any]) -> CallRule | None:
     if not isinstance(fn, types.FunctionType) or fn.__module__ != "torch.distributed._functional_collectives":
         return None
     if fn.__name__ == "wait_tensor":
-        return lambda trace, args, kwargs: args[0]  # what collectives give in compiled code is waited for
+        return lambda trace, tensor: tensor  # what collectives give in compiled code is waited for
     polyfill = _POLYFILLS.get(fn.__name__)
     if polyfill is None:
         return None
-    return lambda trace, args, kwargs: trace.call_python(polyfill, args, kwargs)
+    return calls_python(polyfill)
 
 
-def _answered(fn: Callable[..., Any], trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _answered(fn: Callable[..., Any], trace: Any, /, *args: Value, **kwargs: Value) -> Value:
     values = []
     for value in (*args, *kwargs.values()):
         real = value.real()

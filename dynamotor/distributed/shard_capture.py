@@ -100,9 +100,10 @@ class _Stays:
 
 
 @named_rule(f"{_STATES}:FSDPState._pre_forward")
-def _pre_forward(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _pre_forward(fn: Callable[..., Any], trace: Trace, state: Value, *args: Value) -> Value:
     """`state._pre_forward(module, args, kwargs)`: the module's parameters are whole from here on."""
-    state, module, *given = _of_state(args)
+    _check_state(state)
+    module, *given = args
     real = state.real()
     if real._is_root is None:
         real._lazy_init()
@@ -122,11 +123,10 @@ def _pre_forward(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs
     return TupleValue(given)
 
 
-def _of_state(args: list[Value]) -> list[Value]:
-    """The arguments of a state's method; a function of its name is the hook of modules that share a state."""
-    if not hasattr(args[0].real(), "_state_ctx"):
-        raise _left(args[0], "several modules are sharded together")
-    return args
+def _check_state(state: Value) -> None:
+    """Break at a function with the name of a state's method: it is the hook of modules that share a state."""
+    if not hasattr(state.real(), "_state_ctx"):
+        raise _left(state, "several modules are sharded together")
 
 
 def _left(module: Value, reason: str) -> Unsupported:
@@ -146,9 +146,10 @@ def _asks_gradient(value: Value) -> bool:
 
 
 @named_rule(f"{_STATES}:FSDPState._post_forward")
-def _post_forward(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _post_forward(fn: Callable[..., Any], trace: Trace, state: Value, *args: Value) -> Value:
     """`state._post_forward(module, inputs, output)`: the module has its shards again."""
-    state, module, _, output = _of_state(args)
+    _check_state(state)
+    module, _, output = args
     real = state.real()
     if real not in trace.modules.whole:
         raise _left(module, "the hook before the forward has run outside of this graph")

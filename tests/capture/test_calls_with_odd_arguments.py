@@ -1,12 +1,18 @@
 """Defaults and names of called functions are the current ones, and wrong calls raise CPython's errors."""
 
 import collections
+import contextvars
+import copy
 import functools
+import logging
 
 import pytest
 import torch
 
 import dynamotor
+from dynamotor.capture.breaks import Unsupported
+from dynamotor.capture.values.base import run_rule
+from dynamotor.capture.values.constant import NONE
 
 pytestmark = pytest.mark.regression
 
@@ -69,6 +75,10 @@ CALLS = [
     lambda x: exchanged(x, foo=2),
     lambda x: exchanged(x, x=2),
     lambda x: renamed(x),
+    lambda x: copy.deepcopy(),
+    lambda x: logging.getLogger("a", "b"),
+    lambda x: torch.Size(x.shape[0], 2),
+    lambda x: contextvars.ContextVar.get(),
 ]
 
 
@@ -77,6 +87,17 @@ def test_wrong_calls_say_what_eager_says(call):
     x = torch.ones(2)
     want, got = _message(call, x), dynamotor.compile(_message, backend="eager")(call, x)
     assert want[1:] == got[1:] and want[1] is not None
+
+
+def test_a_rule_has_the_parameters_of_its_function():
+    def rule(trace, x, times=NONE):
+        return [x] * times
+
+    assert run_rule(None, len, rule, ("a",), {"times": 2}) == ["a", "a"]
+    with pytest.raises(Unsupported, match=r"len\(\) is called with other arguments"):
+        run_rule(None, len, rule, ("a", 2, 3), {})
+    with pytest.raises(TypeError, match="multiply"):  # raised by the rule itself
+        run_rule(None, len, rule, ("a",), {"times": "b"})
 
 
 def test_members_of_classes_from_c_are_compared():

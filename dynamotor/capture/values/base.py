@@ -6,7 +6,7 @@ the trace). One object is one value: `is` compares values, so never make two val
 `trace.wrap`.
 
 >>> @builtin_rule(len)
-... def _len(trace, args, kwargs): return args[0].length(trace)
+... def _len(trace, obj): return obj.length(trace)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ... import _C
 from ...base.registry import Deferred, MaybeNone, Registry
@@ -32,6 +32,7 @@ else:
 
 NONE_CALLED = "'NoneType' object is not callable"  # the error of a special method set to None
 _OBJECT_ORDER = object.__lt__, object.__le__, object.__gt__, object.__ge__  # type: ignore[operator]
+Result = TypeVar("Result")
 Args = list["Value"]
 Kwargs = dict[str, "Value"]
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
@@ -452,8 +453,9 @@ makers: dict[type, Callable[[Trace, Any], Value]] = {}
 
 # From callables to rules ------------------------------------------------------------------------------------
 # A call rule runs a call of a known object (builtin function, C method descriptor, class, or Python function
-# that is not to be inlined): (trace, args, kwargs) -> Value. Method descriptors get the instance as args[0].
-CallRule = Callable[["Trace", list[Value], dict[str, Value]], Value]
+# that is not to be inlined). It has the trace and the parameters of the object, by their names; method descriptors
+# get the instance first.
+CallRule = Callable[..., Value]
 builtin_rules: dict[Any, CallRule] = {}
 # What goes before when an argument is symbolic.
 size_rules: dict[Any, CallRule] = {}
@@ -480,10 +482,30 @@ def builtin_rule(*callables: Any) -> Callable[[CallRule], CallRule]:
     return add
 
 
+def run_rule(
+    trace: Trace, fn: Any, rule: Callable[..., Result], args: Iterable[Value], kwargs: Mapping[str, Value]
+) -> Result:
+    """`fn(*args, **kwargs)` by its rule. Arguments that the rule has no parameters for break the graph: eager takes
+    them, or refuses them in its own words.
+    """
+    try:
+        return rule(trace, *args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # raised in the rule
+            raise
+    name = fn if isinstance(fn, str) else getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None)
+    raise unsupported("unsupported-call", f"{name or repr(fn)}() is called with other arguments")
+
+
+def calls_python(replacement: Callable[..., Any]) -> CallRule:
+    """The rule that interprets one of our own functions (a polyfill) instead."""
+    return lambda trace, /, *args, **kwargs: trace.call_python(replacement, [*args], kwargs)
+
+
 def refusing(kind: str, what: str, cause: str = "", cure: str = "") -> CallRule:
     """The rule of what breaks the graph."""
 
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def rule(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
         raise unsupported(kind, what, cause, cure)
 
     return rule

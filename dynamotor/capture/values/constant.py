@@ -194,6 +194,10 @@ class Number(Constant):
         return self.kind
 
 
+# Defaults of rules' parameters.
+NONE, TRUE, FALSE, ZERO, EMPTY = map(Constant, (None, True, False, 0, ""))
+
+
 def is_none(value: Value | None) -> bool:
     """Whether an argument is None, or not given."""
     return value is None or type(value) is Constant and value.value is None

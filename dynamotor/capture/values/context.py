@@ -102,13 +102,13 @@ class ModeEffect(Standing):
 
 
 @builtin_rule(compat.set_grad_enabled)
-def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _set_grad_enabled(trace: Trace, flag: Value) -> Value:
     unsupported_if(
-        args[0].python_type() is not bool,
+        flag.python_type() is not bool,
         "unsupported-call",
         "set_grad_enabled() is called without a bool",
     )
-    enabled = args[0].as_constant()
+    enabled = flag.as_constant()
     ModeEffect.of(trace)
     if enabled != torch.is_grad_enabled():
         trace.graph.call_function(compat.set_grad_enabled, (enabled,), {})
@@ -152,7 +152,7 @@ class AutocastValue(UserObject):
 
 
 @builtin_rule(torch.autocast)
-def _make_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _make_autocast(trace: Trace, *args: Value, **kwargs: Value) -> Value:
     real_args = [a.as_constant() for a in args]
     template = torch.autocast(*real_args, **{k: v.as_constant() for k, v in kwargs.items()})
     return AutocastValue(template, len(args) > 1 or "dtype" in kwargs)
@@ -172,27 +172,26 @@ def _settings(trace: Trace, value: Any) -> tuple[str, torch.dtype, bool, bool]:
 
 
 @builtin_rule(torch.autocast.__enter__)
-def _enter_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value = args[0]
-    device, dtype, enabled, cache = _settings(trace, value)
+def _enter_autocast(trace: Trace, region: Value) -> Value:
+    device, dtype, enabled, cache = _settings(trace, region)
     if device not in AUTOCAST_DEVICES:
         raise unsupported("context", f"autocast for device {device!r}")
     node = trace.graph.call_function(compat.enter_autocast, (device, dtype, enabled, cache), {})
-    region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
+    real = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
     effect = ModeEffect.of(trace)
-    region.__enter__()
-    effect.regions[value] = (node, region)
-    return value
+    real.__enter__()
+    effect.regions[region] = (node, real)
+    return region
 
 
 @builtin_rule(torch.autocast.__exit__)
-def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    region = ModeEffect.of(trace).regions.pop(args[0], None)
-    if region is None:
+def _exit_autocast(trace: Trace, region: Value, *error: Value) -> Value:
+    entered = ModeEffect.of(trace).regions.pop(region, None)
+    if entered is None:
         raise unsupported(
             "context", "an autocast region that was entered outside the captured region is left in it"
         )
-    node, real = region
+    node, real = entered
     trace.graph.call_function(compat.exit_autocast, (node,), {})
     real.__exit__(None, None, None)
     return Constant(False)
@@ -216,13 +215,13 @@ class OpenRegions(Standing):
 
 
 @builtin_rule(torch.device.__enter__, record_function.__enter__)
-def _enter_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    OpenRegions.of(trace).open.append(args[0])
-    return args[0]
+def _enter_region(trace: Trace, region: Value) -> Value:
+    OpenRegions.of(trace).open.append(region)
+    return region
 
 
 @builtin_rule(torch.device.__exit__, record_function.__exit__)
-def _exit_region(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _exit_region(trace: Trace, region: Value, *error: Value) -> Value:
     regions = OpenRegions.of(trace)
     unsupported_if(
         not regions.open, "context", "a region that was entered outside the captured region is left in it"
@@ -239,7 +238,7 @@ def _device(trace: Trace) -> Value | None:
 
 
 @builtin_rule(torch.get_default_device)
-def _default_device(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _default_device(trace: Trace) -> Value:
     device = _device(trace)  # the `Ambient` row compares the one outside
     return Constant(torch.get_default_device() if device is None else device_with_index(device.as_constant()))
 

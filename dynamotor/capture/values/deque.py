@@ -116,19 +116,13 @@ wrap_typed(_wrap, deque)
 
 
 @builtin_rule(deque)
-def _make(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = dict(zip(("iterable", "maxlen"), args)) | kwargs
-    unsupported_if(
-        len(given) != len(args) + len(kwargs) or given.keys() - {"iterable", "maxlen"},
-        "unsupported-call",
-        "a deque is made with other arguments",
-    )
-    maxlen = given["maxlen"].as_constant() if "maxlen" in given else None
-    if not (maxlen is None or type(maxlen) is int and maxlen >= 0):
-        raise unsupported("unsupported-call", f"a deque is made with maxlen={maxlen!r}")
-    made = DequeValue([], maxlen=maxlen)
-    if "iterable" in given:
-        made.extend(trace, given["iterable"])
+def _make(trace: Trace, iterable: Value | None = None, maxlen: Value | None = None) -> Value:
+    most = None if maxlen is None else maxlen.as_constant()
+    if not (most is None or type(most) is int and most >= 0):
+        raise unsupported("unsupported-call", f"a deque is made with maxlen={most!r}")
+    made = DequeValue([], maxlen=most)
+    if iterable is not None:
+        made.extend(trace, iterable)
     return made
 
 

@@ -26,12 +26,14 @@ from ..source import (
 from .arguments import fitted
 from .base import (
     MISSING,
+    CallRule,
     Epoch,
     Raised,
     ResultEmitter,
     Trace,
     Value,
     find_rule,
+    run_rule,
     under_modes,
     wrap_rule,
     wrap_typed,
@@ -125,14 +127,14 @@ wrap_typed(lambda trace, source, obj: CellValue(MISSING, source, obj), types.Cel
 
 
 # Rules of library functions of which there are many, made inside of others: by the id of their code.
-CodeRule = Callable[["Trace", "FunctionValue", list[Value], dict[str, Value]], Value]
-code_rules: dict[int, CodeRule] = {}
+code_rules: dict[int, CallRule] = {}
 
 
-def code_rule(code: types.CodeType) -> Callable[[CodeRule], CodeRule]:
-    """Register the rule of all functions with this code, which lives as long as the process."""
+def code_rule(code: types.CodeType) -> Callable[[CallRule], CallRule]:
+    """Register the rule of all functions with this code, which lives as long as the process; it gets the function
+    first."""
 
-    def add(rule: CodeRule) -> CodeRule:
+    def add(rule: CallRule) -> CallRule:
         code_rules[id(code)] = rule
         return rule
 
@@ -322,7 +324,7 @@ class FunctionValue(Value):
         by_code = code_rules.get(id(self.code))
         if by_code is not None:
             trace.tail = False
-            return by_code(trace, self, args, kwargs)
+            return run_rule(trace, self.code.co_qualname, by_code, (self, *args), kwargs)
         if self.fn is not MISSING:
             found = under_modes(trace, self.fn, args, kwargs) if trace.calls.modes else None
             if found is not None:
@@ -330,7 +332,7 @@ class FunctionValue(Value):
             rule = find_rule(self.fn, args)
             if rule is not None:
                 trace.tail = False  # a rule goes on with the result of its call
-                return rule(trace, *fitted(self.fn, args, kwargs))
+                return run_rule(trace, self.fn, rule, *fitted(self.fn, args, kwargs))
         return trace.inline(self, args, kwargs)
 
     def reconstruct(self, emitter: ResultEmitter) -> str:

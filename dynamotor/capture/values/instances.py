@@ -28,6 +28,7 @@ from .base import (
     call_finder,
     find_rule,
     refusing,
+    run_rule,
     under_modes,
 )
 from .constant import PURE_TYPES, Constant, is_none
@@ -230,7 +231,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     _check_receiver(trace, fn, args)
     rule = find_rule(fn, args)
     if rule is not None:
-        return rule(trace, *fitted(fn, args, kwargs))
+        return run_rule(trace, fn, rule, *fitted(fn, args, kwargs))
     constant = all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values())
     if constant and is_pure(fn):
         given = [a.as_constant() for a in args], {k: v.as_constant() for k, v in kwargs.items()}
@@ -379,37 +380,34 @@ def make_tuple(trace: Trace, items: list[Value]) -> TupleValue:
 register_all(
     builtin_rule,
     (
-        ((object.__new__,), lambda trace, args, kwargs: _bare(args[0].as_constant())),
-        ((object.__init__,), lambda trace, args, kwargs: Constant(None)),
-        ((object.__init_subclass__,), lambda trace, args, kwargs: Constant(None)),
+        ((object.__new__,), lambda trace, cls, /, *args, **kwargs: _bare(cls.as_constant())),
+        ((object.__init__,), lambda trace, /, *args, **kwargs: Constant(None)),
+        ((object.__init_subclass__,), lambda trace, /, *args, **kwargs: Constant(None)),
         (
             (object.__getattribute__,),
-            lambda trace, args, kwargs: trace.object_getattr(
-                args[0], args[0].python_type(), args[1].as_constant()
-            ),
+            lambda trace, obj, name: trace.object_getattr(obj, obj.python_type(), name.as_constant()),
         ),
         (
             (object.__setattr__, object.__delattr__),
-            lambda trace, args, kwargs: (
-                trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), *args[2:])
-                or Constant(None)
+            lambda trace, obj, name, *value: (
+                trace.object_setattr(obj, obj.python_type(), name.as_constant(), *value) or Constant(None)
             ),
         ),
         (
             (object.__eq__,),
-            lambda trace, args, kwargs: Constant(True) if trace.same(*args) else Constant(NotImplemented),
+            lambda trace, one, other: Constant(True if trace.same(one, other) else NotImplemented),
         ),
         (
             (type.__call__,),
-            lambda trace, args, kwargs: type_call(trace, args[0].as_constant(), args[1:], kwargs),
+            lambda trace, cls, /, *args, **kwargs: type_call(trace, cls.as_constant(), [*args], kwargs),
         ),
     ),
 )
 
 
 @builtin_rule(object.__ne__)
-def _object_ne(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    equal = Value.binary(args[0], trace, operator.eq, args[1])
+def _object_ne(trace: Trace, one: Value, other: Value) -> Value:
+    equal = Value.binary(one, trace, operator.eq, other)
     return Constant(NotImplemented) if equal is None else Constant(not trace.truth(equal))
 
 
@@ -420,20 +418,20 @@ builtin_rule(object.__hash__)(
 )
 
 
-def _new(base: type, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    cls = args[0].as_constant()
-    if cls is base:
-        return trace.call(trace.make(base), args[1:], kwargs)
-    return builtin_new(trace, cls, args[1:], kwargs, base.__new__)
+def _new(base: type, trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
+    kind = cls.as_constant()
+    if kind is base:
+        return trace.call(trace.make(base), [*args], kwargs)
+    return builtin_new(trace, kind, [*args], kwargs, base.__new__)
 
 
 for _base in (dict, list, tuple, set, int, float, str, bytes):
     builtin_rule(_base.__new__)(functools.partial(_new, _base))
 
 
-def _init(base: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if isinstance(args[0], UserObject) and args[0].obj is MISSING:
-        builtin_init(trace, args[0], base.__init__, args[1:], kwargs, True)
+def _init(base: Any, trace: Trace, obj: Value, /, *args: Value, **kwargs: Value) -> Value:
+    if isinstance(obj, UserObject) and obj.obj is MISSING:
+        builtin_init(trace, obj, base.__init__, [*args], kwargs, True)
         return Constant(None)
     raise unsupported("unsupported-call", f"{base.__name__}.__init__ of an existing object")
 
@@ -442,10 +440,10 @@ for _made in (dict, list, set, OrderedDict, defaultdict):
     builtin_rule(_made.__init__)(functools.partial(_init, _made))
 
 
-def _init_exception(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if not isinstance(args[0], UserObject) or args[0].obj is not MISSING or kwargs:
+def _init_exception(trace: Trace, error: Value, /, *args: Value, **kwargs: Value) -> Value:
+    if not isinstance(error, UserObject) or error.obj is not MISSING or kwargs:
         raise unsupported("unsupported-call", "an exception's __init__ is called again")
-    _set_args(args[0], args[1:])
+    _set_args(error, [*args])
     return Constant(None)
 
 
@@ -460,5 +458,5 @@ def _of_exceptions(fn: Any) -> CallRule | None:
     return _init_exception if is_init else _new_exception
 
 
-def _new_exception(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return builtin_new(trace, args[0].as_constant(), args[1:], kwargs)
+def _new_exception(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
+    return builtin_new(trace, cls.as_constant(), [*args], kwargs)

@@ -29,6 +29,7 @@ from .base import (
     binders,
     builtin_rule,
     find_rule,
+    run_rule,
     under_modes,
     wrap_held,
     wrap_rule,
@@ -157,7 +158,7 @@ class ClassValue(Constant):
             return found
         rule = find_rule(self.value, args)
         if rule is not None:
-            return rule(trace, *fitted(self.value, args, kwargs))
+            return run_rule(trace, self.value, rule, *fitted(self.value, args, kwargs))
         return trace.instantiate(self.value, args, kwargs)
 
     def describe(self) -> str:
@@ -343,12 +344,11 @@ wrap_held(
 )
 
 
-def _compared(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _compared(name: str, trace: Trace, mine: Value, other: Value) -> Value:
     """`==` and `!=` of C functions and of their bound kin, as `__torch_function__` asks them: of held objects."""
-    mine, other = args
     if issubclass(other.python_type(), type(None) | types.FunctionType | types.MethodType):
         return Constant(NotImplemented)
-    if not all(_is_held_function(value) for value in args):
+    if not all(_is_held_function(value) for value in (mine, other)):
         raise unsupported("unsupported-call", f"{mine.describe()} is compared with {other.describe()}")
     real = mine.as_constant()
     return trace.fresh(getattr(type(real), name)(real, other.as_constant()))

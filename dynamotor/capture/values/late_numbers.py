@@ -56,7 +56,7 @@ def _call_with_numbers(
 ) -> Value | None:
     """The call by a formula over tensors of the numbers, or else as PyTorch's own with numbers."""
     rule = number_rules.get(function_name(target))
-    found = rule(trace, args, kwargs) if rule is not None and is_option(target, args, kwargs) else None
+    found = rule(trace, *args, **kwargs) if rule is not None and is_option(target, args, kwargs) else None
     if found is not None:
         return found
     if len(args) == 2:

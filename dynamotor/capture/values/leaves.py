@@ -20,18 +20,16 @@ from ...base import compat
 from ...graph.shape_tensor import ShapeTensor
 from ..breaks import unsupported, unsupported_if
 from .base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
-from .constant import Constant
+from .constant import TRUE
 from .data_writes import layout, refuse_if_recorded
 from .tensor import TensorValue, attribute_setters, torch_call, trial, version
 
 
 @builtin_rule(torch.Tensor.requires_grad_)
-def _requires_grad_(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    tensor = args[0]
-    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", Constant(True))
-    if not isinstance(tensor, TensorValue) or wanted.python_type() is not bool:
+def _requires_grad_(trace: Trace, tensor: Value, requires_grad: Value = TRUE) -> Value:
+    if not isinstance(tensor, TensorValue) or requires_grad.python_type() is not bool:
         raise unsupported("autograd", "requires_grad_() is called with unusual arguments")
-    return set_requires_grad(trace, tensor, wanted.as_constant())
+    return set_requires_grad(trace, tensor, requires_grad.as_constant())
 
 
 def set_requires_grad(trace: Trace, tensor: TensorValue, wanted: bool) -> TensorValue:
@@ -57,8 +55,7 @@ def set_requires_grad(trace: Trace, tensor: TensorValue, wanted: bool) -> Tensor
 
 
 @builtin_rule(torch.Tensor.detach_, torch.detach_)
-def _detach_(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    tensor = args[0] if args else None
+def _detach_(trace: Trace, tensor: Value) -> Value:
     if not isinstance(tensor, TensorValue) or tensor.real() is not MISSING or _is_apart(trace, tensor):
         raise unsupported(
             "autograd", "detach_() is called", "it changes autograd's state of a tensor", "use detach()"

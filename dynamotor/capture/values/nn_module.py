@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -210,9 +210,8 @@ def _note_if_repeated(trace: Trace, source: Source, cls: type) -> None:
 
 
 @builtin_rule(compat.weights_have_changed)
-def _weights_have_changed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _weights_have_changed(trace: Trace, module: Value) -> Value:
     """Compares weights with weak references: asked for real, and the weights are guarded by identity."""
-    module = args[0]
     unsupported_if(
         not isinstance(module, NNModuleValue) or module.obj is MISSING or module.obj._weights_have_changed(),
         "unsupported-call",
@@ -252,12 +251,11 @@ def _slice_rule(cls: type) -> None:
     function = cls.__dict__["__getitem__"]
 
     @builtin_rule(function)
-    def _getitem(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        module, index = args
-        if not isinstance(module, NNModuleValue) or module.cls is not cls or index.python_type() is not slice:
-            return inline_function(trace, function, args, kwargs)
+    def _getitem(trace: Trace, module: Value, idx: Value) -> Value:
+        if not isinstance(module, NNModuleValue) or module.cls is not cls or idx.python_type() is not slice:
+            return inline_function(trace, function, [module, idx], {})
         pairs = [(name, m) for name, (_, m) in module.table(trace, "_modules").load().items()][
-            index.as_constant()
+            idx.as_constant()
         ]
         if cls is torch.nn.ModuleList:
             pairs = [(str(i), m) for i, (_, m) in enumerate(pairs)]
@@ -269,17 +267,17 @@ _slice_rule(torch.nn.Sequential)
 
 
 # Methods that change a module's class or parameters run natively -------------------------------------------
-def _refuse(name: str, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
-        wanted = _conversion(name, args[1:], kwargs)
-        if wanted is not None and _is_converted(trace, args[0], *wanted):
-            return args[0]
+def _refuse(name: str, trace: Trace, module: Value, /, *args: Value, **kwargs: Value) -> Value:
+    if isinstance(module, NNModuleValue) and module.obj is not MISSING:
+        wanted = _conversion(name, args, kwargs)
+        if wanted is not None and _is_converted(trace, module, *wanted):
+            return module
         raise unsupported(
             "unsupported-mutation",
             f"Module.{name}() is called",
             cure="call it outside the compiled function",
         )
-    return inline_function(trace, getattr(Module, name), args, kwargs)
+    return inline_function(trace, getattr(Module, name), [module, *args], kwargs)
 
 
 _DTYPES = {
@@ -291,7 +289,7 @@ _DTYPES = {
 }
 
 
-def _conversion(name: str, args: list[Value], kwargs: dict[str, Value]) -> tuple[Any, Any] | None:
+def _conversion(name: str, args: Sequence[Value], kwargs: dict[str, Value]) -> tuple[Any, Any] | None:
     """The device and dtype (None: as they are) to which a method brings a module; None where that is not
     plain."""
     if name in _DTYPES and not args and not kwargs:
@@ -376,4 +374,4 @@ def _find_refused(fn: Callable[..., Any]) -> CallRule | None:
     return None if name is None else functools.partial(_refuse, name)
 
 
-builtin_rule(compat.log_api_usage)(lambda trace, args, kwargs: Constant(None))
+builtin_rule(compat.log_api_usage)(lambda trace, *names: Constant(None))

@@ -11,7 +11,7 @@ itself, chosen behind the graph. Any other use breaks the graph, where the choic
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class PickedValue(Value):
         return "a number or a tensor, as data decides"
 
 
-def pick(trace: Trace, fn: Callable[..., Any], args: list[Value]) -> PickedValue | None:
+def pick(trace: Trace, fn: Callable[..., Any], args: Sequence[Value]) -> PickedValue | None:
     """`min` or `max` of a tensor and a number, in either order; None for other arguments."""
     place = next((i for i, value in enumerate(args) if _is_plain(value)), None)
     if len(args) != 2 or place is None or trace.sizes.in_body:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ...base.registry import register_all
 from ...graph.data_sizes import holds
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
-from .base import ResultEmitter, Trace, Value, find_rule, size_rules
+from .base import ResultEmitter, Trace, Value, find_rule, run_rule, size_rules
 from .constant import Constant, Number
 from .containers import SequenceValue, TupleValue
 from .number import FUNCTIONS, FloatValue
@@ -261,10 +261,13 @@ def symbolic_binary(trace: Trace, op: Callable[..., Any], left: Value, right: Va
 
 # Calls of known functions with an expression among the arguments; a rule gives None to go on with the
 # ordinary one.
+SizeRule = Callable[..., Value | None]
+
+
 def size_rule(*functions: Any) -> Callable[[Any], Any]:
     """Register the rule of functions."""
 
-    def add(rule: Callable[[Trace, list[Value]], Value | None]) -> Any:
+    def add(rule: SizeRule) -> Any:
         for fn in functions:
             size_rules[fn] = functools.partial(_before, fn, rule)
         return rule
@@ -272,21 +275,15 @@ def size_rule(*functions: Any) -> Callable[[Any], Any]:
     return add
 
 
-def _before(
-    fn: Callable[..., Any],
-    rule: Callable[[Trace, list[Value]], Value | None],
-    trace: Trace,
-    args: list[Value],
-    kwargs: dict[str, Value],
-) -> Value:
-    found = None if kwargs else rule(trace, args)
+def _before(fn: Callable[..., Any], rule: SizeRule, trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
+    found = None if kwargs else run_rule(trace, fn, rule, args, kwargs)
     if found is not None:
         return found
     ordinary = find_rule(fn)
     return (
         trace.real_call(fn, *[a.as_constant() for a in args])
         if ordinary is None
-        else ordinary(trace, args, kwargs)
+        else run_rule(trace, fn, ordinary, args, kwargs)
     )
 
 
@@ -295,28 +292,26 @@ register_all(
     (
         (
             (callable,),
-            lambda trace, args: Constant(False) if type(args[0]) in (*_NUMBERS, ConditionValue) else None,
+            lambda trace, obj: Constant(False) if type(obj) in (*_NUMBERS, ConditionValue) else None,
         ),
         (
             (operator.index, torch.sym_int),
-            lambda trace, args: args[0] if len(args) == 1 and type(args[0]) is SizeValue else None,
+            lambda trace, number: number if type(number) is SizeValue else None,
         ),
         (
             (abs,),
-            lambda trace, args: (
-                size_value(trace, abs(args[0].expr))
-                if type(args[0]) is SizeValue
-                else args[0].apply(abs)
-                if type(args[0]) is FloatValue
+            lambda trace, number: (
+                size_value(trace, abs(number.expr))
+                if type(number) is SizeValue
+                else number.apply(abs)
+                if type(number) is FloatValue
                 else None
             ),
         ),
         (
             (torch.Size,),
-            lambda trace, args: (
-                SizesValue(args[0].unpack(trace))
-                if len(args) == 1 and isinstance(args[0], SequenceValue)
-                else None
+            lambda trace, items: (
+                SizesValue(items.unpack(trace)) if isinstance(items, SequenceValue) else None
             ),
         ),
     ),
@@ -324,23 +319,22 @@ register_all(
 
 
 @size_rule(round)
-def _round(trace: Trace, args: list[Value]) -> Value | None:
-    if len(args) == 2 and type(args[0]) is FloatValue:
-        return args[0].rounded(args[1])
-    return args[0] if len(args) == 1 and type(args[0]) is SizeValue else None
+def _round(trace: Trace, x: Value, digits: Value | None = None) -> Value | None:
+    if digits is not None:
+        return x.rounded(digits) if type(x) is FloatValue else None
+    return x if type(x) is SizeValue else None
 
 
 @size_rule(isinstance)
-def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
-    like = {SizeValue: 0, QuotientValue: 0.0, ConditionValue: False}.get(type(args[0]))
-    like = args[0].python_type()() if type(args[0]) is FloatValue else like
-    kinds = args[1]
+def _isinstance(trace: Trace, obj: Value, kinds: Value) -> Value | None:
+    like = {SizeValue: 0, QuotientValue: 0.0, ConditionValue: False}.get(type(obj))
+    like = obj.python_type()() if type(obj) is FloatValue else like
     return (
         Constant(isinstance(like, kinds.as_constant())) if like is not None and kinds.is_constant() else None
     )
 
 
-def _rounding(fn: Callable[..., Any], trace: Trace, args: list[Value]) -> Value | None:
+def _rounding(fn: Callable[..., Any], trace: Trace, /, *args: Value) -> Value | None:
     value = args[0] if len(args) == 1 else None
     if type(value) is QuotientValue:
         return value.rounded(trace, fn)
@@ -352,19 +346,21 @@ for _fn in (int, math.floor, math.ceil, math.trunc):
 for _of_float in FUNCTIONS:
     if _of_float is not abs:
         size_rule(_of_float)(
-            lambda trace, args, fn=_of_float: (
+            lambda trace, *args, fn=_of_float: (
                 args[0].apply(fn) if len(args) == 1 and type(args[0]) is FloatValue else None
             )
         )
 
 
-def _numbers(trace: Trace, args: list[Value]) -> list[Any] | None:
-    items = args[0].unpack(trace) if len(args) == 1 and isinstance(args[0], SequenceValue) else args
+def _numbers(trace: Trace, args: Sequence[Value]) -> list[Any] | None:
+    items: Sequence[Value] = (
+        args[0].unpack(trace) if len(args) == 1 and isinstance(args[0], SequenceValue) else args
+    )
     numbers = [number_of(item) for item in items]
     return None if any(n is None for n in numbers) else numbers
 
 
-def _folding(fold: Callable[[Any, Any, Any], Any], trace: Trace, args: list[Value]) -> Value | None:
+def _folding(fold: Callable[[Any, Any, Any], Any], trace: Trace, /, *args: Value) -> Value | None:
     numbers = _numbers(trace, args)
     if not numbers:
         return None
@@ -380,27 +376,27 @@ size_rule(torch.sym_sum)(functools.partial(_folding, lambda env, a, b: a + b))
 
 
 @size_rule(math.prod, torch.Size.numel)
-def _product(trace: Trace, args: list[Value]) -> Value | None:
+def _product(trace: Trace, /, *args: Value) -> Value | None:
     numbers = _numbers(trace, args) if isinstance(args[0], SequenceValue) else None
     return None if numbers is None else size_value(trace, math.prod(numbers))
 
 
 @size_rule(torch._check)
-def _check(trace: Trace, args: list[Value]) -> Value | None:
-    return demand(trace, args[0].condition) if type(args[0]) is ConditionValue else None
+def _check(trace: Trace, condition: Value, *message: Value) -> Value | None:
+    return demand(trace, condition.condition) if type(condition) is ConditionValue else None
 
 
 @size_rule(torch._check_with)
-def _check_with(trace: Trace, args: list[Value]) -> Value | None:
+def _check_with(trace: Trace, error: Value, condition: Value, *message: Value) -> Value | None:
     """The call is repeated in eager, which raises the error that is asked for."""
-    return _check(trace, args[1:])
+    return _check(trace, condition)
 
 
 @size_rule(torch._check_is_size)
-def _check_is_size(trace: Trace, args: list[Value]) -> Value | None:
-    if type(args[0]) is not SizeValue or not is_unbacked(args[0].expr):
+def _check_is_size(trace: Trace, size: Value, *message: Value) -> Value | None:
+    if type(size) is not SizeValue or not is_unbacked(size.expr):
         return None
-    return demand(trace, Condition(">=", args[0].expr))
+    return demand(trace, Condition(">=", size.expr))
 
 
 def demand(trace: Trace, condition: Condition) -> Value:

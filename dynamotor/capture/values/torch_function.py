@@ -1,8 +1,8 @@
 """Calls of torch's functions and tensor methods: nodes, answers at trace time, or breaks (tables in
 torch_rules.py).
 
->>> find_rule(torch.relu)(trace, [x], {})      # a node
->>> find_rule(torch.is_grad_enabled)(trace, [], {})      # a constant
+>>> find_rule(torch.relu)(trace, x)      # a node
+>>> find_rule(torch.is_grad_enabled)(trace)      # a constant
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import math
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ def _find_torch(fn: Callable[..., Any]) -> CallRule | None:
     if is_query(fn):
         return functools.partial(_query, fn)
     if isinstance(fn, type) and fn.__module__ == "torch.return_types":
-        return lambda trace, args, kwargs: ReturnTypeValue(fn, args[0].unpack(trace))
+        return lambda trace, items: ReturnTypeValue(fn, items.unpack(trace))
     if is_graph_function(fn):
         return functools.partial(graph_function, fn)
     if isinstance(fn, _DESCRIPTORS) and fn in TENSOR_METHODS:
@@ -81,7 +81,7 @@ def _find_torch(fn: Callable[..., Any]) -> CallRule | None:
 wrap_held(Builtin, torch.jit.ScriptFunction)
 
 
-def _scripted(inner: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _scripted(inner: Any, trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """What `torch.jit.script` was given, as it is in Python, where no argument is converted: a float of TorchScript's
     may be an int here. The traced call is of that time, and is opaque.
     """
@@ -102,23 +102,21 @@ def _scripted(inner: Any, trace: Trace, args: list[Value], kwargs: dict[str, Val
             "unsupported-call",
             f"TorchScript's {_name(inner)} gets a {kind.__name__}",
         )
-    return trace.tail_call(trace.make(inner), args, kwargs)
+    return trace.tail_call(trace.make(inner), [*args], kwargs)
 
 
 def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
 
 
-def graph_function(
-    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def graph_function(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """A call that is one node."""
     _refuse_generator(kwargs)
     check_op(trace, fn)
     guard_formulas(trace, fn)
     trace.late_code.note(*formulas_of(fn))
     with live_calls(trace, late_python(fn)):
-        return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), args, kwargs))
+        return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), [*args], kwargs))
 
 
 def _sized(
@@ -166,13 +164,13 @@ def _method(descr: Any, name: str) -> CallRule:
         return _reading(name, refuse) if name in _READ else refuse
     target: Any = _OPERATORS.get(name, name)
 
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def rule(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
         if not args or type(args[0]) is not TensorValue:
             raise unsupported(
                 "unsupported-value", f"Tensor.{name} of {args[0].describe() if args else 'nothing'}"
             )
         _refuse_generator(kwargs)
-        return torch_call(trace, target, *_sized(trace, name, args, kwargs))
+        return torch_call(trace, target, *_sized(trace, name, [*args], kwargs))
 
     return rule
 
@@ -186,30 +184,30 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
     at.
     """
 
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def rule(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
         x = args[0]
         if len(args) != 1 or kwargs or type(x) is not TensorValue:
-            return refuse(trace, args, kwargs)
+            return refuse(trace, *args, **kwargs)
         data = known(trace, x)
         if data is not None and (name == "tolist" or data.numel() == 1 and bool(data.isfinite())):
             return trace.fresh(getattr(data, name)())
         shape, dtype = x.spec.shape, x.example.dtype
         if not trace.sizes.takes_data:
             one = trace.sizes.hands_on and name == "item" and all(type(n) is int and n == 1 for n in shape)
-            return HeldNumber(trace, x) if one else refuse(trace, args, kwargs)
+            return HeldNumber(trace, x) if one else refuse(trace, *args, **kwargs)
         if name == "tolist" and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_LIST:
-            return ListValue([rule_of_item(trace, [part], {}) for part in x.unpack(trace)])
+            return ListValue([rule_of_item(trace, part) for part in x.unpack(trace)])
         if name == "__bool__":
             if any(type(n) is not int or n != 1 for n in shape):
-                return refuse(trace, args, kwargs)
+                return refuse(trace, *args, **kwargs)
             return HeldNumber(trace, tensor_call(trace, torch.ne, [x, Constant(0)]))
         whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
         if {"__int__": whole, "__float__": dtype.is_floating_point}.get(name, not shape or name == "item"):
             if whole:
-                return torch_call(trace, "item", args, {})
+                return torch_call(trace, "item", [*args], {})
             if all(type(n) is int and n == 1 for n in shape):
                 return HeldNumber(trace, x)
-        return refuse(trace, args, kwargs)
+        return refuse(trace, *args, **kwargs)
 
     rule_of_item = rule if name == "item" else _reading("item", refuse)
     return rule
@@ -277,10 +275,10 @@ class HeldNumber(Constant):
         return f"a {self.kind.__name__} of a tensor"
 
 
-def _query(fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _query(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     if fn is torch.is_tensor and args and isinstance(args[0], UserObject):
         return inline_function(
-            trace, fn, args, kwargs
+            trace, fn, [*args], kwargs
         )  # a plain isinstance: `__torch_function__` is not asked
     real = [_query_argument(trace, fn, a) for a in args]
     named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
@@ -360,7 +358,7 @@ builtin_rule(torch.overrides.handle_torch_function)(
 
 
 @builtin_rule(torch.nn.functional.one_hot)
-def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _one_hot(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     tensor = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", Constant(-1))
     known = tensor if isinstance(tensor, TensorValue) and tensor.example.dtype is torch.int64 else None
@@ -370,16 +368,16 @@ def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
     )
     if known is not None and type(count) is int and count > 0:
         return trace.call_python(tensors.one_hot, [known, classes])
-    return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
+    return torch_call(trace, torch.nn.functional.one_hot, [*args], kwargs)
 
 
 def _row_major_without_gradient(
-    fn: Callable[..., Any], trace: Trace, args: list[Value], kwargs: dict[str, Value]
+    fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value
 ) -> Value:
     """A CPU has a kernel of its own where no gradient is asked for, whose result is row-major; PyTorch never
     takes it for subclasses of tensors, so the trial runs the other.
     """
-    result = torch_call(trace, fn, args, kwargs)
+    result = torch_call(trace, fn, [*args], kwargs)
     if isinstance(result, TensorValue):
         example = result.example
         if not example.requires_grad and example.device.type == "cpu":
@@ -411,7 +409,7 @@ def _is_accepted(rank: int, size: Value, scale: Value, mode: Any, aligned: Value
 
 
 @builtin_rule(torch.nn.functional.interpolate)
-def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _interpolate(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """PyTorch's own entry takes no symbols: with them, the call is that of the op."""
     names = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
     given = {"mode": Constant("nearest"), **dict(zip(names, args)), **kwargs}
@@ -430,11 +428,11 @@ def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
         known_op = spec.is_symbolic and (mode.value, rank) in tensors.UPSAMPLING
         if known_op and _is_accepted(rank, size, scale, mode.value, *more):
             return trace.call_python(tensors.interpolate, [x, size, scale, mode, *more])
-    return torch_call(trace, torch.nn.functional.interpolate, args, kwargs)
+    return torch_call(trace, torch.nn.functional.interpolate, [*args], kwargs)
 
 
 @builtin_rule(torch.Tensor.split, torch.split)
-def _split(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _split(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """Into parts whose sizes data decides: what PyTorch checks of them is checked in the graph."""
     given = dict(zip(("tensor", "sizes", "dim"), args)) | {
         {"split_size_or_sections": "sizes", "split_size": "sizes", "self": "tensor"}.get(k, k): v
@@ -446,23 +444,21 @@ def _split(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     ):
         return trace.call_python(tensors.split, [given["tensor"], sizes, given.get("dim", Constant(0))])
     target = "split" if isinstance(args[0] if args else None, TensorValue) else torch.split
-    return torch_call(trace, target, args, kwargs)
+    return torch_call(trace, target, [*args], kwargs)
 
 
 register_all(
     builtin_rule,
     (
-        ((torch.Tensor.__iter__,), lambda trace, args, kwargs: args[0].iterate(trace)),
-        ((torch.Tensor.__len__,), lambda trace, args, kwargs: args[0].length(trace)),
+        ((torch.Tensor.__iter__,), lambda trace, tensor: tensor.iterate(trace)),
+        ((torch.Tensor.__len__,), lambda trace, tensor: tensor.length(trace)),
         (
             (torch._shape_as_tensor,),
-            lambda trace, args, kwargs: _tensor(
-                trace, [args[0].getattr(trace, "shape")], {"dtype": Constant(torch.int64)}
-            ),
+            lambda trace, tensor: _tensor(trace, tensor.getattr(trace, "shape"), dtype=Constant(torch.int64)),
         ),
         (
             (torch.Tensor,),
-            lambda trace, args, kwargs: _typed_tensor(trace, torch.get_default_dtype(), args, kwargs),
+            lambda trace, /, *args, **kwargs: _typed_tensor(trace, torch.get_default_dtype(), args, kwargs),
         ),
     ),
 )
@@ -472,7 +468,7 @@ builtin_rule(torch.Tensor.__hash__)(refusing("unsupported-call", "hash() of a te
 
 
 @builtin_rule(torch.as_tensor, torch.asarray)
-def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _as_tensor(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """A tensor as another type or on another device, or a new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if type(data) is ArrayValue and not data.scalar:  # shares the memory where nothing else is asked for
@@ -490,11 +486,11 @@ def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Val
             cure="use to()",
         )
         return torch_call(trace, "to", [data], wanted) if wanted else data
-    return _tensor(trace, args, kwargs)
+    return _tensor(trace, *args, **kwargs)
 
 
 @builtin_rule(torch.tensor)
-def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _tensor(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """A new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if type(data) is ArrayValue and len(args) == 1 and kwargs.keys() <= {"dtype", "device"}:
@@ -528,13 +524,13 @@ def _of_floats(trace: Trace, items: list[Value], named: dict[str, Value]) -> Val
 
 
 @builtin_rule(torch.Tensor.new)
-def _new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _new(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """A new tensor of numbers, or of a size: which, only the class `torch.Size` says, and a graph holds tuples."""
     sized = len(args) == 2 and args[1].python_type() is torch.Size
-    return torch_call(trace, "new_empty" if sized else "new", args, kwargs)
+    return torch_call(trace, "new_empty" if sized else "new", [*args], kwargs)
 
 
-def _filled(target: Any, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _filled(target: Any, trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     """A new tensor full of a number that a tensor holds: made first and written then, so that the number is not read.
     Not where the cast loses something, which eager may refuse.
     """
@@ -555,7 +551,7 @@ def _filled(target: Any, trace: Trace, args: list[Value], kwargs: dict[str, Valu
         or number.spec.shape
         or torch.promote_types(number.example.dtype, dtype) != dtype
     ):
-        return torch_call(trace, target, args, kwargs)
+        return torch_call(trace, target, [*args], kwargs)
     named = {k: v for k, v in kwargs.items() if k != "fill_value"} | {"dtype": Constant(dtype)}
     return torch_call(
         trace, "fill_", [torch_call(trace, target, [*given[:-1], Constant(0)], named), number], {}
@@ -624,16 +620,16 @@ class TensorType(Builtin):
 wrap_held(TensorType, type(torch.LongTensor))
 
 
-def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _typed_tensor(trace: Trace, dtype: torch.dtype, args: Sequence[Value], kwargs: dict[str, Value]) -> Value:
     """The results of the constructors that precede `torch.tensor`, for a list of numbers or sizes."""
     if args and not kwargs and all(isinstance(a, Constant) and type(a.value) is int for a in args):
-        return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
+        return torch_call(trace, torch.empty, [*args], {"dtype": Constant(dtype)})
     if len(args) == 1 and not kwargs and args[0].python_type() is torch.Size:
-        return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
+        return torch_call(trace, torch.empty, [*args], {"dtype": Constant(dtype)})
     unsupported_if(
         kwargs or len(args) != 1 or args[0].python_type() not in (list, tuple),
         "unsupported-call",
         "a constructor of tensors is called with anything but a list of numbers or sizes",
         cure="use torch.tensor or torch.empty",
     )
-    return _tensor(trace, args, {"dtype": Constant(dtype)})
+    return _tensor(trace, *args, dtype=Constant(dtype))
