@@ -24,9 +24,11 @@ from .base import failures
 from .base.config import CompileOptions, Mode, Options, config
 from .base.errors import BackendError, BuildError, DynamotorError, InternalError, UsageError
 from .base.events import counters, emit, forget_warnings, phase_seconds, timed
+from .base.narrowing import checked
 from .capture import siblings
 from .capture.frontend import make_dispatcher
 from .capture.marks import disable, instances_are_called, plain_function
+from .capture.optimizer_frames import OptimizerFrames
 from .capture.source import trusted_module
 from .distributed.data_parallel import data_parallel
 from .runtime import device_memory, memory
@@ -36,6 +38,9 @@ from .torch_compile_adapter import own_options
 __all__ = ["compile", "compile_fx", "disable", "reset"]
 
 _dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
+# Optimizers whose steps graph breaks have compiled; each holds the compiled forms, which end with it.
+_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_STEPS = "_dynamotor_steps"
 
 
 # What compiles some callables in its own way (`step/`): (callable, backend, settings) -> what stands for
@@ -180,11 +185,14 @@ def _compiled(
     symbolic: Callable[[str, bool], bool] = functools.partial(takes_symbols, backend, settings)
     states = takes_states(backend)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
+    step = functools.partial(_compiled_step, backend, settings)
 
     def make(fn: Callable[..., Any], backend: str | Backend | None) -> Any:
         dispatcher = make_dispatcher(fn, settings, backend_call, symbolic, states, backend)
         # A backend that is a callable may have effects; under check each call runs beside eager already.
-        dispatcher.miss.__self__.share.is_timed = backend == "native" and not settings.settings.get("check")
+        compiler = dispatcher.miss.__self__
+        compiler.share.is_timed = backend == "native" and not settings.settings.get("check")
+        OptimizerFrames(step, compiler.inner, compiler.share)
         _dispatchers.add(dispatcher)
         return dispatcher
 
@@ -199,6 +207,20 @@ def _compiled(
     }
     vars(dispatcher).update(own)  # attributes that are set are the function's
     return dispatcher
+
+
+def _compiled_step(backend: str | Backend, settings: CompileOptions, method: types.MethodType) -> Any:
+    """The compiled form of an optimizer's `step` that a graph break calls; None if it has none."""
+    optimizer = checked(torch.optim.Optimizer, method.__self__)
+    held = vars(optimizer).setdefault(_STEPS, [])
+    key = method.__func__, backend, settings
+    for known, step in held:
+        if known == key:
+            return step
+    _optimizers.add(optimizer)
+    step = next(filter(None, (rule(method, backend, settings) for rule in SPECIAL)), None)
+    held.append((key, step))
+    return step
 
 
 def _module(
@@ -345,6 +367,8 @@ def reset() -> None:
     for dispatcher in list(_dispatchers):
         dispatcher.clear()
         dispatcher.miss.__self__.forget()
+    for optimizer in list(_optimizers):
+        vars(optimizer).pop(_STEPS, None)
     siblings.lasting.clear()
     counters.clear()
     phase_seconds.clear()

@@ -92,6 +92,7 @@ class Share:
         self.number = new_number()
         self.watching, self.told = True, False
         self.calls = self.graphs = 0
+        self.elsewhere = 0  # compiled calls that are in none of the entries' graphs
         self.native: Counter[str] = Counter()
         self.seconds = 0.0
         self.before = Counts()
@@ -100,7 +101,7 @@ class Share:
 
     def counts(self) -> Counts:
         """The counts so far."""
-        found = Counts(0, self.native.copy(), self.seconds)
+        found = Counts(self.elsewhere, self.native.copy(), self.seconds)
         for entry in self.entries():
             data = entry.info.data
             calls = (entry.hits + data.missed) * data.ops

@@ -36,7 +36,9 @@ class InnerFrames:
         self._closures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.shelf = Shelf(lasting=False)
         self.native: dict[str, str] = {}  # users' functions that are not captured, and why
-        self._hook = _C.FrameHook(self._answer, (torch.Tensor, torch.nn.Module))
+        # The dispatcher of a function that is an optimizer's step; None for other functions.
+        self.steps: Callable[[types.FunctionType], Any] = lambda function: None
+        self._hook = _C.FrameHook(self._answer, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))
 
     def call(self, function: Callable[..., Any], *args: Any, around: Callable[..., Any] | None = None) -> Any:
         """Call natively, with the functions entered inside captured. around: calls their dispatchers:
@@ -72,6 +74,8 @@ class InnerFrames:
             return None
         if is_disabled(function) or is_compiled_code(code, function):
             return False  # nothing that it calls is captured either
+        if (step := self.steps(function)) is not None:
+            return step
         if (known := self._closures.get(function)) is not None:  # asked about at each call
             return known
         why = why_native(code, function)

@@ -211,7 +211,7 @@ _NATIVE_PACKAGES = (
     "torch.utils.data",
     "torch.utils.tensorboard",
 )
-_AVERAGED_MODELS = "torch.optim.swa_utils"  # they are called as any module is
+_AVERAGED_MODELS = "torch.optim.swa_utils"  # modules as others are
 
 FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 # Functions of these packages call user code through a compiler or interpreter of PyTorch's own.
@@ -404,7 +404,8 @@ def refusal(fn: Callable[..., Any]) -> tuple[str, str] | None:
         and ("__marked_compile_region_fn__" not in fn.__dict__)
     ):
         return "transform", f"functions of {module} compile their argument, or run it as it is"
-    averaged = module == _AVERAGED_MODELS and fn.__name__ == "forward"
-    if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES) and not averaged:
-        return "unsupported-call", f"functions of {module} run between graphs, as they are"
+    if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES) and module != _AVERAGED_MODELS:
+        step = module.startswith("torch.optim.") and fn.__name__ == "step"
+        how = "as a program of its own" if step else "as they are"
+        return "unsupported-call", f"functions of {module} run between graphs, {how}"
     return REFUSED.get(fn) if _hashable(fn) else None

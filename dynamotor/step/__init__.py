@@ -44,7 +44,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
-from ..backends import Backend
+from ..backends import Backend, resolve
+from ..base import extensions
 from ..base.compat import tree_map_only
 from ..base.config import CompileOptions, Mode, Options, config
 from ..base.errors import CaptureError, UsageError
@@ -155,26 +156,48 @@ def register_step(device: str, function: Callable[..., Callable[..., torch.Tenso
     _of_devices.add(device, function)
 
 
-def graph_compiler(backend: str, settings: dict[str, Any]) -> CompileGraph:
+_OWN = "native", "auto", "eager", "aot_eager"  # backends whose graphs of a step are compiled here
+
+
+def graph_compiler(backend: str | Backend, settings: dict[str, Any]) -> CompileGraph:
     """What compiles the graph of a step under these settings."""
 
     def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple]:
         with config.patch(**settings):
-            if backend == "aot_eager":
-                return graph.forward
-            return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+            if backend in _OWN:
+                native = backend in ("native", "auto")
+                return compile_aten(graph, info, cuda_graphs=config.cuda_graphs) if native else graph.forward
+        return _by_backend(resolve(backend), graph, settings)
 
     return compile_graph
 
 
+def _by_backend(
+    backend: Backend, graph: torch.fx.GraphModule, settings: dict[str, Any]
+) -> Callable[..., tuple]:
+    """The graph compiled by a backend, which takes tensors: those of the first call."""
+    compiled: list[Callable[..., Any]] = []
+
+    def run(*tensors: torch.Tensor) -> tuple:
+        if not compiled:
+            with config.patch(**settings):
+                compiled.append(backend(graph, list(tensors)))
+        return tuple(compiled[0](*tensors))
+
+    return run
+
+
 def _alone(method: Any, backend: Any, options: CompileOptions) -> OptimizerStep | None:
-    """What `dynamotor.compile(optimizer.step)` gives; None for other callables."""
+    """What `dynamotor.compile(optimizer.step)` gives; None for other callables, and for backends of
+    extensions, whose devices have steps of their own."""
     optimizer = optimizer_of(method)
-    if optimizer is None or backend not in ("native", "aot_eager"):
+    if optimizer is None or backend in extensions.names(extensions.BACKENDS):
         return None
     with config.patch(**options.settings):  # gradients have other addresses at each step: nothing to replay
         settings = asdict(config.snapshot()) | {"cuda_graphs": False}
-    return OptimizerStep(method, optimizer, graph_compiler(backend, settings), settings, options)
+    compile_graph = graph_compiler(backend, settings)
+    others = backend not in _OWN  # they see the whole update
+    return OptimizerStep(method, optimizer, compile_graph, settings, options, numbers_inside=others)
 
 
 SPECIAL.append(_alone)

@@ -173,6 +173,7 @@ class GraphStep:
         averager: Averager | None,
     ) -> None:
         self.averager = averager
+        self.numbers_inside = False  # whether the graph calculates step counts and other numbers
         self.gm, self.loss_at, self.update, self.note, self.settings = gm, loss_at, update, note, settings
         self.compile_graph, self.make_pieces = compile_graph, pieces
         self.pieces: Callable[..., Any] | None = None
@@ -323,14 +324,7 @@ class GraphStep:
 
     def _step_hooks(self) -> bool:
         """Whether hooks run before or after the optimizer's step."""
-        optimizer = self.update.optimizer
-        hooks = (
-            getattr(optimizer, "_optimizer_step_pre_hooks", {}),  # wrappers may have none
-            getattr(optimizer, "_optimizer_step_post_hooks", {}),
-            optim._global_optimizer_pre_hooks,
-            optim._global_optimizer_post_hooks,
-        )
-        return any(hook not in _ALLOWED_HOOKS for found in hooks for hook in found.values())
+        return has_step_hooks(self.update.optimizer)
 
     def _refuse(self, code: str, reason: str) -> Any:
         """From now on this graph's steps run in pieces."""
@@ -371,7 +365,8 @@ class GraphStep:
                 )
                 device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
                 assert not isinstance(self.compile_graph, str)
-                program = build_step(traced, self.compile_graph, self.static, device)
+                inside = self.numbers_inside
+                program = build_step(traced, self.compile_graph, self.static, device, numbers_inside=inside)
         except StateGrows as grows:
             self.growths += 1
             if self.growths > GROWTHS:
@@ -475,6 +470,17 @@ class GraphStep:
         update.end()
         values = results[: program.n_values]
         return values if program.rebuild is None else program.rebuild(tensors, values)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks run before or after an optimizer's step."""
+    hooks = (
+        getattr(optimizer, "_optimizer_step_pre_hooks", {}),  # wrappers may have none
+        getattr(optimizer, "_optimizer_step_post_hooks", {}),
+        optim._global_optimizer_pre_hooks,
+        optim._global_optimizer_post_hooks,
+    )
+    return any(hook not in _ALLOWED_HOOKS for found in hooks for hook in found.values())
 
 
 _GRADIENT = operator.attrgetter("grad", "_backward_hooks", "_post_accumulate_grad_hooks")

@@ -10,6 +10,8 @@ graph, and their gradients are there already.
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +19,20 @@ import torch
 
 from .._C import tensor_layouts
 from ..base.config import CompileOptions
+from ..capture.optimizer_frames import is_around_step
 from ..graph.module import graph_module
-from .graph_step import CompileGraph, GraphStep, Update, are_same, fall_in_pieces, refuse_pieces
+from .graph_step import (
+    CompileGraph,
+    GraphStep,
+    Update,
+    are_same,
+    fall_in_pieces,
+    has_step_hooks,
+    refuse_pieces,
+)
 
+# Runs a step in eager PyTorch: (why it is no program, the step) -> its result.
+Natively = Callable[[str, Callable[[], Any]], Any]
 LAYOUTS = 8  # of parameters and gradients, that programs are kept for
 
 
@@ -34,7 +47,9 @@ def optimizer_of(method: Any) -> torch.optim.Optimizer | None:
 
 
 class OptimizerStep:
-    """The stand-in for `optimizer.step`, with its signature. `original`: the method."""
+    """The stand-in for `optimizer.step`, with its signature. `original`: the method. `ops`: calls in the
+    programs that ran so far. `numbers_inside`: whether graphs calculate step counts, too.
+    """
 
     def __init__(
         self,
@@ -43,12 +58,18 @@ class OptimizerStep:
         compile_graph: CompileGraph,
         settings: dict[str, Any],
         asked: CompileOptions,
+        *,
+        numbers_inside: bool,
     ) -> None:
         self.original, self.optimizer, self.asked = original, optimizer, asked
+        self.update, self.hooked = _apart(original, self._step)
         self.compile_graph, self.settings = compile_graph, settings
+        self.numbers_inside = numbers_inside
         self.steps: dict[Any, _Alone] = {}
         self.last: _Alone | None = None
         self.running = False
+        self.ops = 0
+        self.natively: Natively = _plainly
         self.reasons: list[tuple[str, str]] = []
         functools.update_wrapper(self, original, updated=())
 
@@ -62,19 +83,44 @@ class OptimizerStep:
         return step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step; with a closure, and where it is no program, that of eager PyTorch."""
+        """One step; where it is no program, that of eager PyTorch."""
         vars(self.optimizer)["_opt_called"] = True  # schedulers ask for it
         if self.running:
             return self.original(*args, **kwargs)
-        if args or kwargs:
-            return self._eagerly("it is given a closure", *args, **kwargs)
         self.running = True  # the trace calls `optimizer.step()`, which may be this object
         try:
-            return self._step()
+            hooked = self.hooked if has_step_hooks(self.optimizer) else None
+            return self._step(*args, **kwargs) if hooked is None else hooked(self.optimizer, *args, **kwargs)
         finally:
             self.running = False
 
-    def _step(self) -> Any:
+    def call(self, natively: Natively, *args: Any, **kwargs: Any) -> Any:
+        """One step; `natively` runs closures, and a step that is no program."""
+        before, self.natively = self.natively, natively
+        try:
+            return self(*args, **kwargs)
+        finally:
+            self.natively = before
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        """The update; with arguments other than a closure, that of eager PyTorch."""
+        closure, *others = (*args, *kwargs.values()) or (None,)
+        if closure is None and not others:
+            return self._update()
+        captured = self.natively is not _plainly
+        if others or not captured or not _calls_closure_first(self.optimizer):
+            self.note("DM521", "it is given a closure")
+            return self.natively("a closure", functools.partial(self.update, *args, **kwargs))
+        with torch.enable_grad():
+            loss = self.natively("a closure", closure)
+        self._update()
+        return loss
+
+    def eagerly(self, reason: str) -> Any:
+        """One step in eager PyTorch."""
+        return self.natively(reason, self.update)
+
+    def _update(self) -> Any:
         learning = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in learning]
         last = self.last
@@ -84,22 +130,22 @@ class OptimizerStep:
         step = self.steps.get(key)
         if step is None:
             if not key:
-                return self.original()
+                return self.eagerly("no parameter has a gradient")
             if any(t.device.type not in ("cpu", "cuda") or t.is_sparse for t in (*learning, *grads)):
-                return self._eagerly("a parameter or gradient is sparse, or on a device without programs")
+                return self._refused("a parameter or gradient is sparse, or on a device without programs")
             if len(self.steps) == LAYOUTS:
-                return self._eagerly(f"parameters and gradients had more than {LAYOUTS} layouts")
+                return self._refused(f"parameters and gradients had more than {LAYOUTS} layouts")
             step = self.steps[key] = _Alone(self, len(learning))
         if {p.untyped_storage()._cdata for p in learning} & {g.untyped_storage()._cdata for g in grads}:
-            return self._eagerly("a gradient shares memory with a parameter")
+            return self._refused("a gradient shares memory with a parameter")
         step.note_layouts(learning, grads)
         self.last = step
         return step(*learning)
 
-    def _eagerly(self, reason: str, *args: Any, **kwargs: Any) -> Any:
-        """This step is that of eager PyTorch."""
+    def _refused(self, reason: str) -> Any:
+        """This step is no program."""
         self.note("DM521", reason)
-        return self.original(*args, **kwargs)
+        return self.eagerly(reason)
 
     def explain(self) -> str:
         """How the steps so far ran."""
@@ -128,13 +174,15 @@ class _Alone(GraphStep):
         gm.meta["static_inputs"] = frozenset(range(n))
         update = Update(of.optimizer, None, None, 1, keep_grads=False)
         super().__init__(gm, None, update, of.compile_graph, _no_pieces, of.note, of.settings, None)
-        self.eager = self.step = of.original
+        self.of, self.step, self.numbers_inside = of, of.update, of.numbers_inside
         self.learning: list[torch.Tensor] = []
         self.noted_layout: Any = None
         self.result: Any = None  # of a step in eager
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         self.result = None
+        if not self.update.began and not self.update.optimizer.state:
+            self.update.began = make_state(self.update.optimizer)
         super().__call__(*tensors)
         return self.result
 
@@ -163,13 +211,61 @@ class _Alone(GraphStep):
 
     def _in_pieces(self, tensors: Sequence[torch.Tensor], forward: Any = None) -> list[Any]:
         self.update.began = True
-        self.result = self.eager()
+        self.result = self.of.eagerly(self.why_not or "it makes or replaces state")
         return []
+
+    def _run(self, bound: Any, tensors: Sequence[torch.Tensor], numbers: list[float]) -> Any:
+        self.of.ops += bound.program.ops
+        return super()._run(bound, tensors, numbers)
+
+    def _step_hooks(self) -> bool:
+        return self.of.hooked is None and super()._step_hooks()
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
         if self._step_hooks():
             return self._refuse("DM503", "the optimizer has step hooks")
         return tuple(range(len(tensors)))
+
+
+def _apart(
+    original: Callable[..., Any], step: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """The update of an optimizer's `step` without the hooks around it, and these around `step`; the method
+    itself and None where they cannot be told apart."""
+    function: Any = getattr(original, "__func__", None)
+    if not isinstance(original, types.MethodType) or not is_around_step(function):
+        return original, None
+    update = types.MethodType(function.__wrapped__, original.__self__)
+
+    def run(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    return update, torch.optim.Optimizer.profile_hook_step(run)
+
+
+def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step(closure)` is the closure with gradients enabled, then `step()`."""
+    return _is_torchs(optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def make_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Let an optimizer of PyTorch's make its state, as its first step does; False for others."""
+    begin = getattr(type(optimizer), "_init_group", None)
+    if begin is None or not _is_torchs(optimizer):
+        return False
+    lists = list(inspect.signature(begin).parameters)[2:]  # of parameters, gradients and states
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            begin(optimizer, group, *([] for _ in lists))
+    return True
+
+
+def _plainly(reason: str, step: Callable[[], Any]) -> Any:
+    return step()
 
 
 def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:

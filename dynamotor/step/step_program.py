@@ -41,7 +41,7 @@ class StepProgram:
     numbers: the 0-d tensors in `room` in which the program finds them. reads, writes: numbers by path, and
     `values` makes the new ones (those for `numbers`, then those for `writes`) of the values read. The results
     are `n_values` values of the captured graph, gradients by input (`grads`), and whether a scaled gradient
-    overflowed.
+    overflowed. `ops`: calls in the graph.
     """
 
     compiled: Callable[..., tuple]
@@ -59,6 +59,7 @@ class StepProgram:
     owned: frozenset[int]
     scaled: bool
     device: torch.device
+    ops: int
 
 
 @dataclass
@@ -75,19 +76,35 @@ class _Ends:
 
 
 def build_step(
-    traced: Traced, compile_graph: CompileGraph, static: frozenset[int], device: torch.device
+    traced: Traced,
+    compile_graph: CompileGraph,
+    static: frozenset[int],
+    device: torch.device,
+    *,
+    numbers_inside: bool = False,
 ) -> StepProgram:
-    """Compile a traced step. `static`: the captured graph's inputs that are the same tensors at each call."""
+    """Compile a traced step. `static`: the captured graph's inputs that are the same tensors at each call.
+
+    numbers_inside: the graph calculates step counts and other numbers too, on a CPU. The host still does, to
+    see whether Python would raise.
+    """
     graph, leaves, ends = traced.recorder.graph, traced.leaves, _simplified(traced)
     known = traced.recorder.known  # of tensors on a GPU under a scaler nothing is
     paths = (*leaves.numbers.items(), *leaves.tensors.items())
     by_node = {node: path for path, node in paths if known.get(node) is not None}
     on_host = host.on_host(graph, list(by_node), ends.new)
-    writes = _host_writes(ends, leaves, by_node, on_host)
-    crossing = _cross(graph, on_host, ends.output, [*ends.values, *ends.grads], device)
     nodes = [node for node in graph.nodes if node in on_host and node.op == "call_function"]
     reads = [node for node in graph.nodes if node in on_host and node.op == "placeholder"]
-    wanted = [*crossing.nodes, *(node for _, node in writes)]
+    _check_questions(ends, on_host)
+    inside = numbers_inside and device.type == "cpu"
+    if inside:  # the graph takes Python's own numbers, no others
+        on_host = set(leaves.numbers.values())
+        read = [node for node in reads if node in on_host]
+        crossing = _Crossing(read, dict(zip(read, read)))
+    else:
+        crossing = _cross(graph, on_host, ends.output, [*ends.values, *ends.grads], device)
+    writes = _host_writes(ends, leaves, by_node, on_host)
+    wanted = [*crossing.nodes, *(node for _, node in writes), *(nodes if inside else ())]
     tensors = {node: path for path, node in leaves.tensors.items() if node not in on_host}
     inputs, fixed = _inputs(traced, tensors, crossing, static)
     main, n_results = _on_device(traced, ends, on_host, crossing, inputs)
@@ -96,6 +113,7 @@ def build_step(
     ):  # a CPU has memory enough, and less to spare of time
         run_passes(main, [("compute again", compute_again)], stage="step")
     info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
+    ops = sum(node.op == "call_function" for node in main.graph.nodes)
     room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
     return StepProgram(
         compiled=compile_verified(main, info, compile_graph),
@@ -113,6 +131,7 @@ def build_step(
         owned=traced.owned,
         scaled=ends.found is not None,
         device=device,
+        ops=ops,
     )
 
 
@@ -157,18 +176,20 @@ def _simplified(traced: Traced) -> _Ends:
     return _Ends(output, values, new, grads, list(zip(paths, numbers, strict=True)), questions, found)
 
 
-def _host_writes(
-    ends: _Ends, leaves: Leaves, by_node: dict[fx.Node, Path], on_host: set[fx.Node]
-) -> list[tuple[Path, fx.Node]]:
-    """The numbers that the host writes, those on a GPU last. NotWhole where the host cannot know
-    one, or a branch's question.
-    """
+def _check_questions(ends: _Ends, on_host: set[fx.Node]) -> None:
+    """NotWhole where the host cannot know a number that it writes, or that a branch asks for."""
     asked = [side for q, _ in ends.questions for side in (q.left, q.right) if isinstance(side, fx.Node)]
     NotWhole.when(
         not on_host.issuperset([*(node for _, node in ends.numbers), *asked]),
         "DM506",
         "the optimizer branches on, or keeps in Python, a number that only the step will know",
     )
+
+
+def _host_writes(
+    ends: _Ends, leaves: Leaves, by_node: dict[fx.Node, Path], on_host: set[fx.Node]
+) -> list[tuple[Path, fx.Node]]:
+    """The numbers that the host writes, those on a GPU last."""
     writes = [(by_node[place], node) for place, node in ends.new.items() if place in on_host]
 
     def on_device(write: tuple[Path, fx.Node]) -> bool:
