@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,17 @@ from ..graph.tensor_subclass import WrapperSpec, flatten, is_wrapper
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .aten_recorder import GraphRecorder
 from .calls import no_autocast
-from .desugar import Spec, WrapperBoundary, boundary_of, feed, refuse_views, take_apart, tangent_of
+from .desugar import (
+    Feed,
+    Results,
+    Spec,
+    WrapperBoundary,
+    boundary_of,
+    feed,
+    refuse_views,
+    take_apart,
+    tangent_of,
+)
 from .functional import TracedAlias, read, with_holes
 from .reach import kept_tensors, reaching, saving_parts
 from .recipe import OutputPlan, Recipe, Step
@@ -118,10 +128,7 @@ def trace_joint(
     plans, sources = plan_outputs(results, inputs)
     values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
-    versions = {i: tensor.note.memory.version for i, tensor in inputs.items()}
-    mutated = {i: n - inputs[i].note.memory.uncounted for i, n in versions.items() if n > 0}
-    if any(node.target is getattr and node.args[1:] == ("data",) for node in gm.graph.nodes):
-        mutated = {i: inputs[i]._version for i in mutated}  # writes into `.data` are not counted
+    mutated = _written_inputs(gm, inputs)
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
     wanted = [*[t for t, graded in zip(roots, differentiable, strict=True) if graded], *found.graded]
@@ -131,42 +138,37 @@ def trace_joint(
         taking_part = [i for i in mutated if id(inputs[i]) not in plain or _takes_part(inputs[i])]
         _check_gradients(requires_grad, given.written(taking_part))
     leaves = [i for i, needs in enumerate(requires_grad) if needs] if wanted else []
-    back = _Gradients([], [], [], [], [])
-    reach: dict[int, Any] = {}
-    inner: Sequence[int] = []
-    parts: tuple[int, ...] = saving_parts(wanted) if leaves else ()
     kept = _kept_on_contexts(wanted, inputs, mutated)
-    if leaves:
-        wrapped = given.has_wrapper() or bool(found.wrappers)
-        if not wrapped:
-            reached, inner = reaching(wanted, [given.values[i] for i in leaves], results)
-        back = _backward(recorder, wanted, [given.values[i] for i in leaves], given.places(leaves))
-        if wrapped:
-            everything = (1 << len(back.tangents)) - 1
-            reached, parts = [everything] * len(back.places), (everything,) if parts else ()
-        reach = dict(zip(back.places, reached, strict=True))
-    tangents, grads = back.tangents, back.nodes
+    back = _differentiated(recorder, given, found, wanted, leaves) if leaves else _Gradients()
     with recording(recorder), torch.no_grad():
         leaving = [(i, *one) for i, one in zip(leaves, back.leaving, strict=True)]
         boundary = boundary_of(given, specs, found, back.arriving, leaving)
-    recorder.graph.output((values, contents, grads))
-    joint_gm = graph_module(recorder.graph, "Joint")
+    recorder.graph.output((values, contents, back.nodes))
     return Joint(
-        joint_gm,
+        graph_module(recorder.graph, "Joint"),
         placeholders + [node for node, _ in recorder.constants],
         [tensor for _, tensor in recorder.constants],
-        tangents,
+        back.tangents,
         plans,
         differentiable,
         mutated,
         back.places,
-        reach,
-        {k: mask for k, mask in enumerate(inner) if mask},
+        dict(zip(back.places, back.reached, strict=True)),
+        {k: mask for k, mask in enumerate(back.inner) if mask},
         {k: alias.memory.version for k, (alias, _) in enumerate(sources) if alias.memory.version},
-        parts,
+        back.parts,
         kept,
         boundary,
     )
+
+
+def _written_inputs(gm: torch.fx.GraphModule, inputs: dict[int, ShapeTensor]) -> dict[int, int]:
+    """The inputs that the program writes, and how many counts of writes autograd sees of each."""
+    versions = {i: tensor.note.memory.version for i, tensor in inputs.items()}
+    written = {i: n - inputs[i].note.memory.uncounted for i, n in versions.items() if n > 0}
+    if any(node.target is getattr and node.args[1:] == ("data",) for node in gm.graph.nodes):
+        return {i: inputs[i]._version for i in written}  # writes into `.data` are not counted
+    return written
 
 
 def _kept_on_contexts(
@@ -458,14 +460,32 @@ def tangent_spec(spec: TensorSpec) -> TensorSpec:
 class _Gradients:
     """A traced backward. tangents: the nodes of the gradients that arrive. nodes: those of the gradients that
     leave, for the inputs at `places` (for tensors inside wrappers: numbers beyond all places). arriving and
-    leaving: the specs of those that are wrappers.
+    leaving: the specs of those that are wrappers. reached and inner: for each place and result, the roots
+    that lead to it (see `reaching`). parts: roots that share saved tensors (see `saving_parts`).
     """
 
-    tangents: list[torch.fx.Node]
-    nodes: list[torch.fx.Node | None]
-    places: list[int]
-    arriving: list[WrapperSpec | None]
-    leaving: list[tuple[WrapperSpec | None, int]]
+    tangents: list[torch.fx.Node] = field(default_factory=list)
+    nodes: list[torch.fx.Node | None] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    arriving: list[WrapperSpec | None] = field(default_factory=list)
+    leaving: list[tuple[WrapperSpec | None, int]] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
+    inner: list[int] = field(default_factory=list)
+    parts: tuple[int, ...] = ()
+
+
+def _differentiated(
+    recorder: GraphRecorder, given: Feed, results: Results, roots: list[Any], leaves: list[int]
+) -> _Gradients:
+    """The backward from the roots to the leaves, with the roots that lead to each of them."""
+    inputs, parts = [given.values[i] for i in leaves], saving_parts(roots)
+    if not given.has_wrapper() and not results.wrappers:
+        reached, inner = reaching(roots, inputs, results.flat)
+        back = _backward(recorder, roots, inputs, given.places(leaves))
+        return replace(back, reached=reached, inner=inner, parts=parts)
+    back = _backward(recorder, roots, inputs, given.places(leaves))
+    everything = (1 << len(back.tangents)) - 1
+    return replace(back, reached=[everything] * len(back.places), parts=(everything,) if parts else ())
 
 
 def _backward(

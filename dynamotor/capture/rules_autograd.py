@@ -15,6 +15,7 @@ import contextlib
 import functools
 import operator
 import types
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base import compat
 from ..graph.modes import preserved_modes
+from ..graph.save_policy import SavePolicy
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from ..graph.subgraphs import GRADIENT, Hook
@@ -270,68 +272,26 @@ def _checkpoint(trace: Trace, function: Value, /, *args: Value, **kwargs: Value)
         for name, default in _DEFAULTS.items()
     }
     reentrant = options["use_reentrant"] is True
-    unusual = {
-        name for name, default in _DEFAULTS.items() if name not in _HARMLESS and options[name] is not default
-    }
-    if unusual or reentrant and policy is not None or options["use_reentrant"] is None or reentrant and given:
-        raise unsupported(
-            "autograd",
-            "a checkpoint has options of its own",
-            ", ".join(sorted(unusual)) or "use_reentrant is not given",
-            "call it with use_reentrant=False alone",
-        )
-    graded = torch.is_grad_enabled()
+    _check_options(options, reentrant and (policy is not None or bool(given)))
+    if not torch.is_grad_enabled():
+        return trace.call(function, [*args], given)
+    _check_call(trace, function, args, reentrant)
+    before = versions(trace)
+    with _recomputed(trace, policy) as facts:
+        result = trace.call(function, [*args], given)
+    _check_repeatable(trace, before, facts.has_effects)
     unsupported_if(
-        reentrant
-        and graded
-        and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args),
+        facts.draws and not options["preserve_rng_state"],
         "autograd",
-        "a reentrant checkpoint has no argument that requires a gradient",
-        "its result has none then",
-        "use_reentrant=False",
+        "a checkpoint draws random numbers and does not preserve the generator's state",
+        "its recomputation draws others",
+        "preserve_rng_state=True",
     )
     unsupported_if(
-        graded and _asks_settings(function, reentrant),
+        reentrant and any(part in args or _lacks_gradient(part) for part in _parts(result)),
         "autograd",
-        "a checkpointed function asks for a setting of PyTorch",
-        "its recomputation may find another one",
-        "pass the setting as an argument",
+        "a reentrant checkpoint returns an argument, or what has no gradient: its result has one",
     )
-    unsupported_if(
-        graded and not trace.sizes.policy.checkpoints,
-        "autograd",
-        "a checkpoint is called",
-        "the program writes a tensor that a checkpointed function has read: its recomputation finds the new contents",
-        "write the tensor before the checkpoint, or give it a clone",
-    )
-    before, n_calls = versions(trace), len(trace.effects.calls)
-    pending = trace.effects.changes_objects
-    touched, trace.effects.touched, begun = trace.effects.touched, {}, trace.effects.begin()
-    outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded and (policy or True)
-    draws, trace.calls.draws = trace.calls.draws, False
-    try:
-        with trace.checkpoint_reads.inside(pending) if graded else contextlib.nullcontext():
-            result = trace.call(function, [*args], given)
-    finally:
-        trace.graph.recompute = outer
-        drew, trace.calls.draws = trace.calls.draws, trace.calls.draws or draws
-        inside, trace.effects.touched = trace.effects.touched, {**touched, **trace.effects.touched}
-        older = trace.effects.changed_older(begun)
-    if graded:
-        effects = [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:]
-        _check_repeatable(trace, before, older or bool(effects))
-        unsupported_if(
-            drew and not options["preserve_rng_state"],
-            "autograd",
-            "a checkpoint draws random numbers and does not preserve the generator's state",
-            "its recomputation draws others",
-            "preserve_rng_state=True",
-        )
-        unsupported_if(
-            reentrant and any(part in args or _lacks_gradient(part) for part in _parts(result)),
-            "autograd",
-            "a reentrant checkpoint returns an argument, or what has no gradient: its result has one",
-        )
     return result
 
 
@@ -343,6 +303,73 @@ _DEFAULTS: dict[str, Any] = {
     "preserve_rng_state": True,
 }
 _HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop", "preserve_rng_state"))
+
+
+def _check_options(options: dict[str, Any], for_another_kind: bool) -> None:
+    """Break at options that change the recomputation. for_another_kind: some are for checkpoints that are not
+    reentrant."""
+    unusual = {
+        name for name, default in _DEFAULTS.items() if name not in _HARMLESS and options[name] is not default
+    }
+    unsupported_if(
+        unusual or for_another_kind or options["use_reentrant"] is None,
+        "autograd",
+        "a checkpoint has options of its own",
+        ", ".join(sorted(unusual)) or "use_reentrant is not given",
+        "call it with use_reentrant=False alone",
+    )
+
+
+def _check_call(trace: Trace, function: Value, args: Sequence[Value], reentrant: bool) -> None:
+    """Break at functions that a recomputation could run in another way."""
+    unsupported_if(
+        reentrant and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args),
+        "autograd",
+        "a reentrant checkpoint has no argument that requires a gradient",
+        "its result has none then",
+        "use_reentrant=False",
+    )
+    unsupported_if(
+        _asks_settings(function, reentrant),
+        "autograd",
+        "a checkpointed function asks for a setting of PyTorch",
+        "its recomputation may find another one",
+        "pass the setting as an argument",
+    )
+    unsupported_if(
+        not trace.sizes.policy.checkpoints,
+        "autograd",
+        "a checkpoint is called",
+        "the program writes a tensor that a checkpointed function has read: its recomputation finds the new contents",
+        "write the tensor before the checkpoint, or give it a clone",
+    )
+
+
+@dataclass
+class _Recomputed:
+    """Facts of a function that the backward runs again."""
+
+    draws: bool = False
+    has_effects: bool = False
+
+
+@contextlib.contextmanager
+def _recomputed(trace: Trace, policy: SavePolicy | None) -> Generator[_Recomputed]:
+    """Calls of the graph that are made again in the backward; their facts are known when the region ends."""
+    effects, facts, n_calls = trace.effects, _Recomputed(), len(trace.effects.calls)
+    pending = effects.changes_objects
+    touched, effects.touched, begun = effects.touched, {}, effects.begin()
+    outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or policy or True
+    draws, trace.calls.draws = trace.calls.draws, False
+    try:
+        with trace.checkpoint_reads.inside(pending):
+            yield facts
+    finally:
+        trace.graph.recompute = outer
+        facts.draws, trace.calls.draws = trace.calls.draws, trace.calls.draws or draws
+        inside, effects.touched = effects.touched, {**touched, **effects.touched}
+        changed = any(not isinstance(value, ModeEffect) for value in inside)
+        facts.has_effects = effects.changed_older(begun) or changed or len(effects.calls) > n_calls
 
 
 def _asks_settings(function: Value, reentrant: bool) -> bool:

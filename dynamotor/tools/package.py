@@ -22,8 +22,8 @@ import platform
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from ..backends import native, static_inputs
 from ..base import cache
 from ..base.config import Settings, config
 from ..base.errors import BuildError, UsageError
-from ..base.events import collect
+from ..base.events import Event, collect
 from ..codegen import stored
 from ..graph.plain_data import NotPlain, decode, encode
 from ..graph.spec import TensorSpec, copy_as
@@ -107,7 +107,63 @@ def build_package(
     """
     ordered = _sees_order_of_names(model)
     kwargs = _by_name(kwargs or {}, ordered)
-    found: list[Any] = []
+    with torch.no_grad(), collect("not kept") as events, config.patch(**_SETTINGS):
+        built, result = _built(model, args, kwargs)
+        entry = _entry(built, events)
+        libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
+        environment = _environment()
+    present = {key: data for key, data in libraries.items() if data}
+    if len(present) < len(libraries):
+        raise refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
+    given = (tuple(args), kwargs)
+    checks = ArgumentChecks.of(given, built.guards, (*args, *kwargs.values()))
+    nodes = [value for _, value in flatten(given)]
+    arguments = {k: nodes[k] for k in checks.tensor_nodes()}
+    weights: list[torch.Tensor] = []
+    places = [_place(tensor, i in built.static, arguments, weights) for i, tensor in enumerate(built.inputs)]
+    program = {
+        "format": FORMAT,
+        "environment": environment,
+        "entry": entry,
+        "places": places,
+        "specs": [encode(TensorSpec.of(tensor)) for tensor in built.inputs],
+        "arguments": encode(checks),
+        "ordered": ordered,
+        "result": _structure(result, built.outs),
+        "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
+    }
+    results = [(k, built.outs[k]) for k in _outs_in(program["result"])]
+    steps = steps_of(entry, built.inputs, places, weights, results, checks)
+    return Package(program, present, weights, steps)
+
+
+# All that the file needs is in the disk cache, and nothing but the program.
+_SETTINGS: Settings = {
+    "program_cache": True,
+    "disk_cache": True,
+    "verify": False,
+    "check": False,
+    "sanitize": False,
+    "debug": 0,
+    "log": "",
+}
+
+
+@dataclass
+class _Built:
+    """A graph that was compiled and called. place: its program in the disk cache. static: inputs that are
+    weights."""
+
+    place: Any
+    inputs: list[torch.Tensor]
+    static: Collection[int]
+    outs: tuple[Any, ...]
+    guards: Sequence[Any] = ()
+
+
+def _built(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[_Built, Any]:
+    """The one graph of the model, and the result of its call."""
+    found: list[_Built] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         keeper = program_cache.Keeper(stored.environment, stored.describe, stored.restore)
@@ -117,41 +173,30 @@ def build_package(
 
         def call(*tensors: torch.Tensor) -> Any:
             outs = tuple(run(*tensors))
-            found[:] = [(place, given, static, outs)]
+            found[:] = [_Built(place, given, static, outs)]
             return outs
 
         return call
 
-    whole: Settings = {
-        "program_cache": True,
-        "disk_cache": True,
-        "verify": False,
-        "check": False,
-        "sanitize": False,
-        "debug": 0,
-        "log": "",
-    }
-    with torch.no_grad(), collect("not kept") as events, config.patch(**whole):
-        compiled = compile(model, backend=backend, fullgraph=True, dynamic=False)
-        result = compiled(*args, **kwargs)
-        if not found:
-            raise refused("it has no graph of tensors", "nothing of it runs on tensors")
-        place, inputs, static, outs = found[0]
-        info = dispatcher_of(compiled).entries[0].info
-        if info.data.replays:
-            raise refused(
-                "it changes Python objects", "a file holds computations alone", "return the new value"
-            )
-        payload = cache.load("program", place._name("forward")) if place is not None else None
-        if payload is None:
-            raise refused(
-                events[0].data["reason"] if events else "the disk cache refuses it", "a file holds plain data"
-            )
-        entry = json.loads(payload)
-        if {"gpu", "graphed"} & entry["program"].keys():
-            raise refused("it runs on a GPU", "a file holds programs of a CPU")
-        libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
-        environment = _environment()
+    compiled = compile(model, backend=backend, fullgraph=True, dynamic=False)
+    result = compiled(*args, **kwargs)
+    if not found:
+        raise refused("it has no graph of tensors", "nothing of it runs on tensors")
+    info = dispatcher_of(compiled).entries[0].info
+    if info.data.replays:
+        raise refused("it changes Python objects", "a file holds computations alone", "return the new value")
+    return replace(found[0], guards=info.guards), result
+
+
+def _entry(built: _Built, events: Sequence[Event]) -> dict[str, Any]:
+    """The program's entry in the disk cache, if a file can hold it."""
+    payload = cache.load("program", built.place._name("forward")) if built.place is not None else None
+    if payload is None:
+        reason = events[0].data["reason"] if events else "the disk cache refuses it"
+        raise refused(reason, "a file holds plain data")
+    entry = json.loads(payload)
+    if {"gpu", "graphed"} & entry["program"].keys():
+        raise refused("it runs on a GPU", "a file holds programs of a CPU")
     recipe: Recipe = decode(entry["recipe"])
     if recipe.mutated:
         raise refused(
@@ -159,29 +204,7 @@ def build_package(
             "the file's weights are shared by all calls",
             "clone the written tensor",
         )
-    present = {key: data for key, data in libraries.items() if data}
-    if len(present) < len(libraries):
-        raise refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
-    given = (tuple(args), kwargs)
-    checks = ArgumentChecks.of(given, info.guards, (*args, *kwargs.values()))
-    nodes = [value for _, value in flatten(given)]
-    arguments = {k: nodes[k] for k in checks.tensor_nodes()}
-    weights: list[torch.Tensor] = []
-    places = [_place(tensor, i in static, arguments, weights) for i, tensor in enumerate(inputs)]
-    program = {
-        "format": FORMAT,
-        "environment": environment,
-        "entry": entry,
-        "places": places,
-        "specs": [encode(TensorSpec.of(tensor)) for tensor in inputs],
-        "arguments": encode(checks),
-        "ordered": ordered,
-        "result": _structure(result, outs),
-        "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
-    }
-    results = [(k, outs[k]) for k in _outs_in(program["result"])]
-    steps = steps_of(entry, inputs, places, weights, results, checks)
-    return Package(program, present, weights, steps)
+    return entry
 
 
 def _place(

@@ -731,6 +731,18 @@ def torch_call(
             "memory around a tensor from outside is not known",
             "index the whole tensor",
         )
+    return _record(trace, target, args, kwargs, (*trial_args, *trial_kwargs.values()), result)
+
+
+def _record(
+    trace: Trace,
+    target: Callable[..., Any] | str,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    tried: tuple[Any, ...],
+    result: Any,
+) -> Value:
+    """Add the node of a call. tried: the arguments, and result: the result of the trial run."""
     node_args = tuple([lower(a, True) for a in args])
     node_kwargs = {name: lower(v, True) for name, v in kwargs.items()}
     val = spec_of(result)
@@ -739,12 +751,11 @@ def torch_call(
     else:
         node = trace.graph.call_function(target, node_args, node_kwargs, val)
     if type(result) is not ShapeTensor:
-        for value, tried in zip(
-            (*args, *kwargs.values()), (*trial_args, *trial_kwargs.values()), strict=True
-        ):
-            if tried is result:
+        for value, argument in zip((*args, *kwargs.values()), tried, strict=True):
+            if argument is result:
                 return value  # torch._foreach_add_(items, 1) is the list that it was given
     found = result_value(trace, node, result)
+    data = trace.sizes.data
     if data.met:
         node.meta["data_dependent"] = True
         if type(val) is Size:
