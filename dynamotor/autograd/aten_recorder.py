@@ -76,6 +76,7 @@ class GraphRecorder:
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
         self.arrived: ShapeTensor | None = None  # the gradient that the next zeros without memory stand for
         self.graded = False  # whether an input asks for a gradient
+        self.once: list[torch.fx.Node] = []  # results of calls that a second derivative does not repeat
         self._constant_nodes: dict[int, TracedAlias] = {}
         self._last_placeholder: torch.fx.Node | None = None
 

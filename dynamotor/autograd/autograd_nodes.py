@@ -123,7 +123,7 @@ def _whole_function(
         def forward(ctx: Any, *inputs: torch.Tensor) -> tuple:
             given = None if again is None else again.given(inputs)
             outs = forward(*inputs)
-            save(ctx, inputs, outs, given)
+            save(ctx, inputs, outs, given if again is None else again.completed(given, outs))
             values = tuple(outs[:n])
             if fixed:
                 ctx.mark_non_differentiable(*[values[k] for k in fixed])
@@ -167,6 +167,7 @@ def through_nodes(
     def run(*inputs: torch.Tensor) -> tuple:
         given = None if again is None else again.given(inputs)
         outs = call_without_grad(forward, inputs)
+        given = given if again is None else again.completed(given, outs)
         made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
         contexts: list[Any] = []
         shared = None if whole is None else SharedGradients()
@@ -301,7 +302,7 @@ class Backward:
         self.arriving = tuple(zip(places, [recipe.tangents[k] for k in node.tangents], strict=True))
         self.reach, self.nothing = node.reach, (None,) * len(node.gradients)
         self.numbers, self.inner, self.gradients = node.tangents, bool(recipe.inner), node.gradients
-        self.keeps_more = again is not None and bool(again.unwatched)
+        self.keeps_more = again is not None and bool(again.unwatched or recipe.results)
         self.draws = bool(recipe.draws)
         self.saves = recipe.frees or bool(saved) or bool(node.saved_outputs)
         self.separate = SeparateBackwards.of(node.tangents, recipe.parts, node.reads)

@@ -20,9 +20,9 @@ from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.modes import autocast_state
 from ..graph.module import graph_module
-from ..graph.op_facts import is_collective
+from ..graph.op_facts import is_collective, is_custom
 from ..graph.private_draws import default_generator
-from ..graph.shape_tensor import ShapeTensor
+from ..graph.shape_tensor import ShapeTensor, recording
 from ..graph.spec import Compiled, TensorSpec
 from ..graph.tensor_subclass import is_wrapper
 from .extract import inputs_of
@@ -38,12 +38,14 @@ _MOST_PROGRAMS = 8  # layouts and sizes of one graph; what comes then runs in ea
 class Given:
     """A call's inputs, kept for its second derivative: inputs (`old` contents of those that it wrote
     and whose gradients need them), versions of the tensors that autograd does not watch, and where the
-    generators stood. `packed`: the forward ran under hooks for saved tensors."""
+    generators stood. `packed`: the forward ran under hooks for saved tensors. results: of the operators that
+    are not called again, with their versions."""
 
     inputs: tuple[Any, ...]
     versions: dict[int, int]
     generators: dict[torch.device, torch.Tensor]
     packed: bool
+    results: tuple[tuple[torch.Tensor, int], ...] = ()
 
     def unpacked(self, saved: Mapping[int, torch.Tensor | None]) -> Given:
         """The same with the tensors that hooks kept: an input may have been written after it was packed."""
@@ -97,6 +99,14 @@ class Again:
         places = self.tensors if packed else self.unwatched
         return Given(inputs, {i: _version(inputs[i]) for i in places}, generators, packed)
 
+    def completed(self, given: Given | None, outs: Sequence[torch.Tensor]) -> Given | None:
+        """The same after the forward has run."""
+        places = self.recipe.results
+        if given is None or not places:
+            return given
+        kept = [outs[k].detach() for k in places]  # an output itself would be in a cycle with its node
+        return replace(given, results=tuple([(one, _version(one)) for one in kept]))
+
     def gradients(
         self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple
     ) -> list:
@@ -123,7 +133,8 @@ class Again:
         inner: tuple[int, ...],
         arrived: Sequence[tuple[int, torch.Tensor]],
     ) -> list:
-        if any(_version(given.inputs[i]) != version for i, version in given.versions.items()):
+        watched = [*[(given.inputs[i], version) for i, version in given.versions.items()], *given.results]
+        if any(_version(one) != version for one, version in watched):
             raise RuntimeError(
                 "one of the inputs of a compiled graph was modified by an inplace operation before the "
                 "gradient of its gradient was asked for"
@@ -131,7 +142,8 @@ class Again:
         places = tuple([i for i, one in enumerate(given.inputs) if isinstance(one, torch.Tensor)])
         sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
         first = FirstDerivative(self, places, sizes, inputs, inner, tuple(k for k, _ in arrived))
-        operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in arrived)]
+        operands = [*(given.inputs[i] for i in places), *(one for one, _ in given.results)]
+        operands += [tangent for _, tangent in arrived]
         if any(is_batched(tangent) or is_wrapper(tangent) for _, tangent in arrived):
             first.create_graph = torch.is_grad_enabled()
             with _drawing_from(given.generators):
@@ -193,6 +205,7 @@ class FirstDerivative:
 
     def __call__(self, *operands: torch.Tensor) -> tuple:
         again, n = self.again, len(self.places)
+        first_tangent = n + len(again.recipe.results)
         BackendError.when(
             not again.repeats and not isinstance(operands[0], ShapeTensor),
             "DM408",
@@ -208,13 +221,13 @@ class FirstDerivative:
                 if not flows.get(i, True):  # handed in without its history: the graph takes gradients of it
                     inputs[i] = _leaf(inputs[i])
             with self._modes():
-                results = torch.fx.Interpreter(again.gm, garbage_collect_values=False).run(
+                results = _Repeat(again.gm, operands[n:first_tangent]).run(
                     *[inputs[i] for i in range(len(inputs))], enable_io_processing=False
                 )
             roots = [self._value(results, k) for k in self.values]
             return compat.execution_engine.get().run_backward(
                 tuple(roots),
-                tuple(operands[n:]),
+                tuple(operands[first_tangent:]),
                 True,
                 self.create_graph,
                 (*[inputs[i] for i in self.wanted], *[self._value(results, k) for k in self.inner]),
@@ -238,6 +251,29 @@ class FirstDerivative:
             if plan.kind == "value" and plan.index == value and not plan.detach:
                 return result._base if plan.steps and result._base is not None else result
         raise BackendError("DM408", "the gradient of a gradient of an output that was detached was asked for")
+
+
+class _Repeat(torch.fx.Interpreter):
+    """Runs a torch graph again. Operators whose Python may do something else now (`once`) are not called: copies of
+    their earlier results stand below autograd, which differentiates them as before.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, results: Sequence[torch.Tensor]) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.results = iter(results)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if "once" not in n.meta:
+            return super().run_node(n)
+        with recording(self):
+            return super().run_node(n)
+
+    def record(self, func: compat.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of an op that the call makes."""
+        if not is_custom(func):
+            return func(*args, **kwargs)
+        found = [next(self.results).clone() for _ in func._schema.returns]
+        return found[0] if len(found) == 1 else tuple(found)
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,7 @@ class Joint:
     parts: tuple[int, ...] = ()  # tangents (bits) in groups: see `saving_parts`
     on_contexts: frozenset[int] = frozenset()  # inputs on contexts of custom functions
     boundary: WrapperBoundary | None = None  # of a program with tensors of wrapper subclasses
+    results: tuple[int, ...] = ()  # the values that are results of calls that are not repeated
 
     @property
     def symbols(self) -> dict[int, Symbol]:
@@ -95,6 +96,7 @@ class Joint:
             self.inner,
             self.versions,
             parts=self.parts,
+            results=self.results,
         )
 
 
@@ -127,7 +129,9 @@ def trace_joint(
     check_inputs(inputs, aliases, given.graded, memory_groups)
     plans, sources = plan_outputs(results, inputs)
     values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
-    roots = [tensor for _, tensor in sources]
+    once = [] if given.has_wrapper() or found.wrappers else recorder.once
+    values += dict.fromkeys(node for node in once if node not in values)
+    roots = [tensor for _, tensor in sources] + [None] * (len(values) - len(sources))
     mutated = _written_inputs(gm, inputs)
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
@@ -159,6 +163,7 @@ def trace_joint(
         back.parts,
         kept,
         boundary,
+        tuple(map(values.index, once)),
     )
 
 
@@ -225,6 +230,8 @@ def run_torch_graph(
             error.__dict__["torch_node"] = node  # around which the graph may be cut
             raise
         _note_order(given, env[node])
+        if recorder.graded and "once" in node.meta:
+            recorder.once += [read(result.note, recorder.emit) for result in tree_leaves(env[node])]
         recorder.made.append((compat.sequence_number(), node))
         if node.target in _SIGNS and env[node].requires_grad:
             env[node].register_hook(recorder.arrives)

@@ -50,6 +50,7 @@ class Recipe:
     written inputs whose `old` contents gradients need, the devices of whose generators it `draws`, and
     whether the graph can run but `once`. parts: the tangents (bits) of which eager takes those of a group in
     one backward only, since it frees the tensors that were saved for them; other tangents may come again.
+    results: the values that are results of operators which a second derivative does not call again.
     """
 
     n_inputs: int
@@ -68,6 +69,7 @@ class Recipe:
     draws: tuple[torch.device, ...] = ()
     once: bool = False
     parts: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
 
     @property
     def frees(self) -> bool:

@@ -258,7 +258,10 @@ class _Counting(TorchFunctionMode):
     ) -> Any:
         if getattr(func, "__name__", "") not in _READS:
             self.native[self.why] += 1
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:  # an error that the program keeps holds this frame, which must hold none of its tensors
+            del args, kwargs
 
     def unseen(self, dispatcher: Callable[..., Any], *args: Any) -> Any:
         """Call it without this mode."""

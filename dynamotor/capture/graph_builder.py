@@ -35,6 +35,9 @@ class GraphBuilder:
         self.live: tuple[str, str] | None = (
             None  # why PyTorch makes the calls that follow each time (an error's code)
         )
+        self.once = (
+            False  # second derivatives take the results of the calls that follow, and do not repeat them
+        )
         self.gathers = False  # numbers in tensors index other tensors without being read (`flex_attention`)
         self.snapshots: list[fx.Node] = []  # copies of numbers that may be handed on
         self.modules: tuple[tuple[str, type], ...] = ()  # whose `forward` runs, outermost first: path, class
@@ -94,6 +97,8 @@ class GraphBuilder:
             node.meta["recompute"] = self.recompute
         if self.live:
             node.meta["live"] = self.live
+        if self.once and not self.recompute:
+            node.meta["once"] = True
         return node
 
     def _forget_idle_modes(self) -> None:

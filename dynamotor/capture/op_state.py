@@ -27,7 +27,7 @@ import torch
 
 from ..base import compat
 from ..base.compat import OpOverload, OpOverloadPacket
-from ..graph.op_facts import is_custom
+from ..graph.op_facts import facts, is_custom
 from .breaks import unsupported_if
 from .code_names import cells_of, led_to, names_of
 from .source import trusted_module
@@ -204,14 +204,33 @@ def late_python(target: Any) -> str:
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
     if definition is not None:
-        why = reads_late(*formulas_of(target)) if torch.is_grad_enabled() else ""
-        return f"the gradient of {target} {why}" if why else ""
+        if not torch.is_grad_enabled():
+            return ""
+        if why := reads_late(*formulas_of(target)):
+            return f"the gradient of {target} {why}"
+        plain = not facts(target).writes and {str(one.type) for one in target._schema.returns} == {"Tensor"}
+        again = "" if plain else differs_when_repeated(target)
+        return f"{target} gives more than tensors and may not be called again" if again else ""
     for key in _python_kernels(target):
         if key.startswith("CompositeImplicit"):
             return f"{target} is a composite op written in Python, which may read objects"
         if key.startswith("Autograd") and torch.is_grad_enabled():
             return f"the gradient of {target} is written in Python, which may read objects"
     return ""
+
+
+def differs_when_repeated(target: Any) -> bool:
+    """Whether a second call of an operator with the same arguments may give something else, or be noticed: its Python
+    reads objects, draws random numbers or writes messages."""
+    target = op_of_others(target)
+    if target is None:
+        return False
+    definition = compat.custom_op_definitions.get(target._schema.name)
+    if definition is None:
+        return access_of(target) is not Access.NONE
+    scan = _Scan()
+    access = max(scan.function(fn, ()) for fn in _implementations(definition))
+    return access is not Access.NONE or scan.has_effect or bool(scan.asked)
 
 
 def _python_kernels(target: OpOverload) -> list[str]:
@@ -249,10 +268,13 @@ def access_of(target: OpOverload) -> Access:
     name = target._schema.name
     definition = compat.custom_op_definitions.get(name)
     if definition is not None:
-        fns = [definition._init_fn, *definition._backend_fns.values()]
-        return max(_Scan().function(fn, ()) for fn in fns)
+        return max(_Scan().function(fn, ()) for fn in _implementations(definition))
     found = any(not k.startswith(("Autograd", *_SHADOW_KEYS)) for k in _python_kernels(target))
     return Access.READS if found else Access.NONE
+
+
+def _implementations(definition: Any) -> list[Any]:
+    return [definition._init_fn, *definition._backend_fns.values()]
 
 
 class _Scan:
@@ -262,6 +284,7 @@ class _Scan:
         self.seen: set[tuple[int, bool]] = set()
         self.held: list[Any] = []  # values of names
         self.asked = ""  # a state of PyTorch or the system that was asked for
+        self.has_effect = False  # outside of Python's objects: a message, a random number
 
     def function(self, fn: Callable[..., Any], given: tuple[Any, ...]) -> Access:
         """`given`: outside objects that its arguments may be."""
@@ -288,6 +311,8 @@ class _Scan:
         called = [f for v in found for f in _functions(v, attributes)]
         called += [f for v in given for f in _functions(v, attributes)]
         shows = any(_shows(fn, names) for names in loaded)
+        draws = any(map(_draws, found)) or not _RANDOM.isdisjoint(imported)
+        self.has_effect |= shows or draws
         unknown = any(_is_namespace_call(fn, names) for names in loaded) or any(map(_may_change, imported))
         access = Access.READS if objects or shows or unknown else Access.READS_NAMES if held else Access.NONE
         return max([access, *(self.function(f, tuple(objects)) for f in called)])
@@ -302,6 +327,7 @@ _SYSTEM = frozenset(
 )
 
 
+_RANDOM = frozenset(("random", "secrets", "numpy.random", "numpy.random.mtrand", "numpy.random._generator"))
 _NAMESPACES = frozenset(("globals", "locals", "vars", "eval", "exec", "__import__"))  # builtins
 
 
@@ -320,6 +346,16 @@ def _asks(names: tuple[str, ...], value: Any) -> bool:
     if module in _SYSTEM or isinstance(owner, random.Random) or "backends" in names:
         return True
     return (module or "").startswith("torch") and _ASKING.fullmatch(names[-1]) is not None
+
+
+def _draws(value: Any) -> bool:
+    """Whether a name leads to a generator of random numbers or to a function of one, but for PyTorch's own: a second
+    derivative sets these to where the forward drew."""
+    owner = getattr(value, "__self__", value)
+    if isinstance(owner, torch.Generator | random.Random):
+        return True
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return module in _RANDOM or type(owner).__module__ in _RANDOM
 
 
 def _shows(fn: types.FunctionType, names: tuple[str, ...]) -> bool:

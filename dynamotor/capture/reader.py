@@ -6,6 +6,7 @@ that read.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,9 @@ from .guards import Absent, Answer, ConstEquals, Distinct, IdIs, SameObject, Typ
 from .source import Attr, Const, DictItem, Source
 from .values.base import IdentityKey, Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
+from .values.containers import DictValue, SequenceValue, SetValue
+from .values.function import CellValue, FunctionValue
+from .values.instances import UserObject
 from .values.number import FloatValue
 from .values.size import SizeValue
 
@@ -24,6 +28,19 @@ LITERALS = frozenset(
 )
 
 _FACTS = frozenset((IdIs, TypeIs, ConstEquals))
+
+
+# Values whose slots hold other values, until the trace ends. Numbers are not among them: guards compute with theirs.
+_HOLDERS = (SequenceValue, DictValue, SetValue, CellValue, FunctionValue, UserObject)
+
+
+@functools.cache
+def _slots_of(cls: type[Value]) -> tuple[Any, ...]:
+    """The descriptors of the slots in which values of this class hold others."""
+    if not issubclass(cls, _HOLDERS):
+        return ()
+    names = ((base, name) for base in cls.__mro__[:-1] for name in vars(base).get("__slots__", ()))
+    return tuple(vars(base)[name] for base, name in names if name not in ("source", "__weakref__"))
 
 
 class Reader:
@@ -134,6 +151,14 @@ class Reader:
         for other in among:
             if other is not value and other.source is not None and other.python_type() is value.python_type():
                 self.guard_distinct(value.source, other.source)
+
+    def forget(self) -> None:
+        """Release the values of outside objects. Objects that refer to each other (a module's functions and its globals,
+        a layer and its owner) have values that do so too, and Python's collector would be the first to free them.
+        """
+        for value in self.values.values():
+            for slot in _slots_of(type(value)):
+                slot.__set__(value, None)
 
     def adopt(self, obj: Any, value: Value) -> None:
         """Remember that `value` stands for `obj`."""

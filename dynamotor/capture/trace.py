@@ -127,6 +127,7 @@ class Trace(ObjectProtocol):
         wait for Python's collector.
         """
         OfTrace.let_go()
+        self.reader.forget()
         self.stack.forget()  # it stays: sizes ask where they are asked, and their graph is still to be compiled
         vars(self).clear()
 

@@ -175,7 +175,18 @@ def _reads_it_twice(x: torch.Tensor) -> torch.Tensor:
     return x + MODEL.rows[0]
 
 
-@pytest.mark.parametrize("function", [_reads_a_global, _reads_it_twice])
+def _two() -> int:
+    return 2 + 0 * len(LOG)
+
+
+def _calls_a_function_of_its_module(x: torch.Tensor) -> torch.Tensor:
+    """The values of the function and of the globals that lead to it refer to each other."""
+    x = x * MODEL.w * _two()
+    print(end="")
+    return x + MODEL.rows[0]
+
+
+@pytest.mark.parametrize("function", [_reads_a_global, _reads_it_twice, _calls_a_function_of_its_module])
 def test_a_global_that_is_replaced_is_let_go_at_once(
     function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

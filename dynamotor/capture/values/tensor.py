@@ -637,9 +637,9 @@ def _constant(obj: Any, nodes: bool) -> Any:
 
 
 @contextlib.contextmanager
-def live_calls(trace: Trace, why: str) -> Generator[None, None, None]:
+def live_calls(trace: Trace, why: str, *, once: bool = False) -> Generator[None, None, None]:
     """Calls of the graph that PyTorch makes each time, forward and backward, and no backend records: their Python may
-    read something else then (`why`, in words; empty: no such call).
+    read something else then (`why`, in words; empty: no such call). once: a second derivative must not repeat them.
     """
     unsupported_if(
         why and (trace.sizes.in_body or trace.graph.recompute),
@@ -648,11 +648,11 @@ def live_calls(trace: Trace, why: str) -> Generator[None, None, None]:
         why,
         "pass the value that it reads as an argument",
     )
-    trace.graph.live = ("DM250", why) if why else None
+    trace.graph.live, trace.graph.once = ("DM250", why) if why else None, once
     try:
         yield
     finally:
-        trace.graph.live = None
+        trace.graph.live, trace.graph.once = None, False
 
 
 def tensor_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]) -> TensorValue:

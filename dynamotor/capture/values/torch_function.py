@@ -24,7 +24,7 @@ from ...graph.sym_int import Condition
 from ..breaks import unsupported, unsupported_if
 from ..guards import Ambient
 from ..op_formulas import guard_formulas
-from ..op_state import check_op, formulas_of, late_python
+from ..op_state import check_op, differs_when_repeated, formulas_of, late_python
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
@@ -115,7 +115,7 @@ def graph_function(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwar
     check_op(trace, fn)
     guard_formulas(trace, fn)
     trace.late_code.note(*formulas_of(fn))
-    with live_calls(trace, late_python(fn)):
+    with live_calls(trace, late_python(fn), once=differs_when_repeated(fn)):
         return torch_call(trace, fn, *_sized(trace, getattr(fn, "__name__", ""), [*args], kwargs))
 
 
