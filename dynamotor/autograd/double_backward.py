@@ -254,8 +254,8 @@ class FirstDerivative:
 
 
 class _Repeat(torch.fx.Interpreter):
-    """Runs a torch graph again. Operators whose Python may do something else now (`once`) are not called: copies of
-    their earlier results stand below autograd, which differentiates them as before.
+    """Runs a torch graph again. Operators whose Python may do something else now (`once`) are not called:
+    copies of their earlier results stand below autograd, which differentiates them as before.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, results: Sequence[torch.Tensor]) -> None:

@@ -157,7 +157,7 @@ class Reader:
         a layer and its owner) have values that do so too, and Python's collector would be the first to free them.
         """
         for value in self.values.values():
-            for slot in _slots_of(type(value)):
+            for slot in _slots_of(type(value)):  # type: ignore[arg-type]
                 slot.__set__(value, None)
 
     def adopt(self, obj: Any, value: Value) -> None:
