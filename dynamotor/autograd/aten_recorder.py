@@ -73,6 +73,7 @@ class GraphRecorder:
         self.made: list[
             tuple[int, torch.fx.Node]
         ] = []  # autograd's count of its nodes after each call of the torch graph
+        self.applied: list[tuple[TracedAlias, torch.fx.Node]] = []  # views that custom functions gave
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
         self.arrived: ShapeTensor | None = None  # the gradient that the next zeros without memory stand for
         self.graded = False  # whether an input asks for a gradient

@@ -16,6 +16,7 @@ import torch
 
 from ..base import compat
 from ..base.compat import tree_leaves
+from ..graph.custom_function import Apply
 from ..graph.module import graph_module
 from ..graph.result_strides import is_dense
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
@@ -126,6 +127,7 @@ def trace_joint(
         given.check()
     torch.clear_autocast_cache()
     results = found.flat
+    _refuse_views_of_functions(results, recorder.applied)
     check_inputs(inputs, aliases, given.graded, memory_groups)
     plans, sources = plan_outputs(results, inputs)
     values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
@@ -232,10 +234,41 @@ def run_torch_graph(
         _note_order(given, env[node])
         if recorder.graded and "once" in node.meta:
             recorder.once += [read(result.note, recorder.emit) for result in tree_leaves(env[node])]
+        if isinstance(node.target, Apply):
+            recorder.applied += [(t.note, node) for t in _views_of(args, env[node])]
         recorder.made.append((compat.sequence_number(), node))
         if node.target in _SIGNS and env[node].requires_grad:
             env[node].register_hook(recorder.arrives)
     raise UnsupportedOp("DM242", "a torch graph without output")
+
+
+def _views_of(args: Sequence[Any], result: Any) -> list[ShapeTensor]:
+    """The views of its arguments that a custom function returns. An argument that it returns as written is none."""
+    memories = {a.note.memory for a in args if type(a) is ShapeTensor}
+    tensors = [t for t in tree_leaves(result) if type(t) is ShapeTensor and t.requires_grad]
+    return [t for t in tensors if t.note.memory in memories and all(t is not arg for arg in args)]
+
+
+def _refuse_views_of_functions(
+    results: Sequence[Any], applied: Sequence[tuple[TracedAlias, torch.fx.Node]]
+) -> None:
+    """Leave a custom function to PyTorch whose view of an argument is a result, or is viewed by one: PyTorch refuses
+    writes into it, and a view that is replayed would lack the function in its history. The graph is cut around its
+    node."""
+    nodes = {id(alias): node for alias, node in applied}
+    graded = [t for t in results if nodes and type(t) is ShapeTensor and t.requires_grad]
+    for tensor in graded:
+        alias: TracedAlias | None = tensor.note
+        while alias is not None:
+            if id(alias) in nodes:
+                error = UnsupportedOp(
+                    "DM297",
+                    "a result is the view of an argument that a custom autograd function returns",
+                    cure="return a clone from the function's forward",
+                )
+                error.__dict__["torch_node"] = nodes[id(alias)]
+                raise error
+            alias = alias.parent
 
 
 def _note_order(given: Sequence[tuple[Any, int]], result: Any) -> None:

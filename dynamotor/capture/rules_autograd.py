@@ -24,6 +24,7 @@ import torch.utils.checkpoint as checkpointing
 from torch.utils.hooks import RemovableHandle
 
 from ..base import compat
+from ..graph.custom_function import Apply, own_apply
 from ..graph.modes import preserved_modes
 from ..graph.save_policy import SavePolicy
 from ..graph.shape_tensor import ShapeTensor
@@ -48,25 +49,9 @@ from .values.tensor import TensorValue, function_name, live_calls, torch_call, v
 from .values.user_object import UserObject
 
 _own_setup = vars(compat.SingleLevelFunction).get("setup_context")
-# A C class method since PyTorch 2.14, a Python one before.
-_own_apply = vars(torch.autograd.Function)["apply"]
 
 
-@dataclass(frozen=True)
-class Apply:
-    """The target of a node that calls a custom function. FX writes a method by the name of its module alone, and
-    `torch.autograd.function.apply` is none: a graph that ran as it is raised there, and its calls ran eager."""
-
-    cls: type[torch.autograd.Function]
-    __name__ = "apply"
-
-    def __call__(self, *args: Any) -> Any:
-        return _own_apply.__get__(None, self.cls)(
-            *args
-        )  # the class may have another `apply` that calls this one
-
-
-@builtin_rule(getattr(_own_apply, "__func__", _own_apply))
+@builtin_rule(getattr(own_apply, "__func__", own_apply))
 def _apply(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
     if not isinstance(cls, ClassValue) or kwargs:
         raise _refused(cls, "its arguments are not tensors and constants")
@@ -177,8 +162,6 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value], graded: bool, reh
     if any(not _may_be_written(trace, value, outputs, rehearsal) for value in dirty):
         raise _refused(cls, "it marks an argument as written that others may see")
     rehearsal.versions = [(value, version) for value, version in rehearsal.versions if value not in dirty]
-    if {*map(_owner, tensors)} & {_owner(a) for a in args if isinstance(a, TensorValue) and a not in dirty}:
-        raise _refused(cls, "it returns an argument or a view of one")  # eager refuses writes into these
     if not graded or not any(need.value for need in needs):
         return ""
     if len(tensors) > 1 and ctx.getattr(trace, "as_none").as_constant():

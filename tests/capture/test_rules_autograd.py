@@ -116,6 +116,31 @@ class ReadsATensor(torch.autograd.Function):
         return grad * weight
 
 
+class Reverse(torch.autograd.Function):
+    """Returns a view of its argument."""
+
+    @staticmethod
+    def forward(ctx, x, factor=1.0):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.factor * grad, None
+
+
+class Trebles(torch.autograd.Function):
+    """Returns its argument, of which PyTorch makes a view."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
 def square(x):
     return Square.apply(x.sin(), 3.0).cos()
 
@@ -127,6 +152,11 @@ def straight(x):
 def two_outputs(x):
     product, larger = TwoOutputs.apply(x.cos(), x * 2)
     return torch.where(larger, product, x)
+
+
+def reverses(x):
+    y = x.sin()
+    return Reverse.apply(y, 0.5).cos() + Trebles.apply(y) * y + Trebles.apply(x)
 
 
 def noisy(x):
@@ -160,6 +190,7 @@ def reads_a_tensor(x):
         (square, True),
         (straight, True),
         (two_outputs, True),
+        (reverses, True),
         (refuses, True),
         (noisy, False),
         (noisy_backward, True),
@@ -379,3 +410,22 @@ def test_autograd_functions_that_ask_for_none() -> None:
 def test_a_write_into_a_view_that_an_autograd_function_made() -> None:
     with pytest.raises(RuntimeError, match="created inside a custom Function"):
         dynamotor.compile(lambda x: ViewOfItsInput.apply(x * 2).mul_(2))(torch.ones(4, requires_grad=True))
+
+
+def test_a_returned_argument_that_leaves_the_graph_is_eagers_view() -> None:
+    def program(x: torch.Tensor) -> Any:
+        y = x.sin()
+        z = Reverse.apply(y, 0.5)
+        return y, z, z[0].cos()
+
+    breaks, results = counters["breaks"].total(), []
+    for run in (program, dynamotor.compile(program)):
+        x = torch.ones(2, 2, requires_grad=True)
+        y, z, w = run(x)
+        (y.sum() + 2 * z.square().sum() + w.sum()).backward()
+        results.append((y.detach().clone(), z.detach().clone(), w.detach().clone(), x.grad))
+        assert z._base is y and z.data_ptr() == y.data_ptr()
+        with pytest.raises(RuntimeError, match="created inside a custom Function"):
+            z.mul_(2)
+    torch.testing.assert_close(results[1], results[0])
+    assert counters["breaks"].total() == breaks
