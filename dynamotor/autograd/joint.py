@@ -243,7 +243,9 @@ def run_torch_graph(
 
 
 def _views_of(args: Sequence[Any], result: Any) -> list[ShapeTensor]:
-    """The views of its arguments that a custom function returns. An argument that it returns as written is none."""
+    """The views of its arguments that a custom function returns. An argument that it returns as written is
+    none.
+    """
     memories = {a.note.memory for a in args if type(a) is ShapeTensor}
     tensors = [t for t in tree_leaves(result) if type(t) is ShapeTensor and t.requires_grad]
     return [t for t in tensors if t.note.memory in memories and all(t is not arg for arg in args)]
@@ -252,9 +254,10 @@ def _views_of(args: Sequence[Any], result: Any) -> list[ShapeTensor]:
 def _refuse_views_of_functions(
     results: Sequence[Any], applied: Sequence[tuple[TracedAlias, torch.fx.Node]]
 ) -> None:
-    """Leave a custom function to PyTorch whose view of an argument is a result, or is viewed by one: PyTorch refuses
-    writes into it, and a view that is replayed would lack the function in its history. The graph is cut around its
-    node."""
+    """Leave a custom function to PyTorch whose view of an argument is a result, or is viewed by one: PyTorch
+    refuses writes into it, and a view that is replayed would lack the function in its history. The graph is
+    cut around its node.
+    """
     nodes = {id(alias): node for alias, node in applied}
     graded = [t for t in results if nodes and type(t) is ShapeTensor and t.requires_grad]
     for tensor in graded:

@@ -16,8 +16,10 @@ own_apply = vars(torch.autograd.Function)["apply"]
 
 @dataclass(frozen=True)
 class Apply:
-    """The target of a node that calls a custom function. FX writes a method by the name of its module alone, and
-    `torch.autograd.function.apply` is none: a graph that ran as it is raised there, and its calls ran eager."""
+    """The target of a node that calls a custom function. FX writes a method by the name of its module alone,
+    and `torch.autograd.function.apply` is none: a graph that ran as it is raised there, and its calls ran
+    eager.
+    """
 
     cls: type[torch.autograd.Function]
     __name__ = "apply"
