@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import _C
 from ._module import compile_module
-from .backends import Backend, resolve, takes_states, takes_symbols
+from .backends import resolve, takes_states, takes_symbols
 from .base import failures
 from .base.config import CompileOptions, Mode, Options, config
 from .base.errors import BackendError, BuildError, DynamotorError, InternalError, UsageError
@@ -31,6 +31,7 @@ from .capture.marks import disable, instances_are_called, plain_function
 from .capture.optimizer_frames import OptimizerFrames
 from .capture.source import trusted_module
 from .distributed.data_parallel import data_parallel
+from .graph.spec import Backend
 from .runtime import device_memory, memory
 from .runtime.cpp_build import find_compiler
 from .torch_compile_adapter import own_options

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from .autograd.program_cache import program_key
-from .backends import Backend, Compiled, eager, native, resolve, static_inputs
+from .backends import eager, native, resolve, static_inputs
 from .base import cache
 from .base.config import config
 from .base.events import counters, emit, silence, timed
@@ -32,7 +32,7 @@ from .codegen.checked import checkable, difference
 from .graph.control_flow import ControlFlow
 from .graph.module import copy_of
 from .graph.plain_data import NotPlain
-from .graph.spec import duplicate
+from .graph.spec import Backend, Compiled, duplicate
 
 LEAST, MOST = 5, 40  # rounds
 NOISE = 1e-5  # of the largest value: tolerated in a gradient that is zero but for rounding

@@ -138,7 +138,7 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
     """Captured and differentiated ahead of time, the aten graphs run op by op."""
 
     def run_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
-        def run(*inputs: torch.Tensor) -> tuple:
+        def run(*inputs: torch.Tensor) -> tuple[Any, ...]:
             # Results are new to the caller: PyTorch must not take them for views, or it refuses to
             # write in place.
             with compat.BelowViews():

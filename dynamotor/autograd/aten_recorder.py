@@ -119,7 +119,9 @@ class GraphRecorder:
         return alias
 
     # -- nodes -----------------------------------------------------------------------------------------------
-    def emit(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], val: Any = None) -> torch.fx.Node:
+    def emit(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any = None
+    ) -> torch.fx.Node:
         """A node for a functional op on nodes; `val` is inferred when not given."""
         if self.sizes is not None:
             args, kwargs = self.sizes.nodes(args), {k: self.sizes.nodes(v) for k, v in kwargs.items()}
@@ -129,7 +131,9 @@ class GraphRecorder:
             )
         return self.add(func, args, kwargs, val)
 
-    def add(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any) -> torch.fx.Node:
+    def add(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], val: Any
+    ) -> torch.fx.Node:
         """A node for a call of a function, which gives `val`."""
         node = self.graph.create_node("call_function", func, args, kwargs)
         node.meta["val"] = val
@@ -204,7 +208,7 @@ class GraphRecorder:
         return tuple(outs)
 
     # -- recording -------------------------------------------------------------------------------------------
-    def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record one op and give its result."""
         try:
             if self.stage == "forward" and isinstance(self.recompute, SavePolicy):
@@ -216,7 +220,7 @@ class GraphRecorder:
             raise
 
     def _record_by_policy(
-        self, policy: SavePolicy, func: OpOverload, args: tuple, kwargs: dict[str, Any]
+        self, policy: SavePolicy, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Record one op of a selective checkpoint: its nodes are marked where the result is to be saved."""
         last = next(iter(reversed(self.graph.nodes)), None)
@@ -251,7 +255,7 @@ class GraphRecorder:
             cure="draw them in the forward and save them",
         )
 
-    def _record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.sizes is not None:
             args, kwargs = from_torch(args), {k: from_torch(v) for k, v in kwargs.items()}
         about = facts(func)
@@ -268,7 +272,7 @@ class GraphRecorder:
             return self._record_write(func, args, kwargs)
         return self._record_view(func, args, kwargs) if about.is_view else self.plain(func, args, kwargs)
 
-    def plain(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def plain(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record the op as it is, whatever the rules say."""
         node = self.emit(
             func,
@@ -291,7 +295,7 @@ class GraphRecorder:
         """`record` with the op's own calling convention: what decompositions are written with."""
         return self.record(func, args, kwargs)
 
-    def _record_view(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _record_view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, rest = args[0], args[1:]
         parent = self.alias_of(source)
         parent.memory.viewed = True
@@ -330,7 +334,7 @@ class GraphRecorder:
         node: torch.fx.Node | None,
         get: Any,
         func: OpOverload,
-        args: tuple,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> ShapeTensor:
         made = ShapeTensor.make(spec, memory=memory)
@@ -339,7 +343,9 @@ class GraphRecorder:
         )
         return made
 
-    def _record_new_metadata(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
+    def _record_new_metadata(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ShapeTensor:
         """`t_` and its like: the tensor becomes a view of its former self."""
         UnsupportedOp.when(
             func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor),
@@ -366,7 +372,7 @@ class GraphRecorder:
             cure="use the out-of-place op",
         )
 
-    def _record_custom_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _record_custom_write(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A user's op that writes, as one that gives what would be written."""
         given = inplace.all_arguments(func, args, kwargs)
         counts = written_counts(func, given)
@@ -386,7 +392,7 @@ class GraphRecorder:
             self.assign(target, value)
         return inplace.with_written(func, new, given)
 
-    def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _record_write(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func._schema.name.startswith(
             "aten::_foreach_"
         ):  # PyTorch's slow kernel writes one tensor after the other
@@ -405,7 +411,7 @@ class GraphRecorder:
         self.assign(args[0], result)
         return args[0]
 
-    def _written_whole(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
+    def _written_whole(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Write the result of `func` into its `out`, where that has the result's own size and type."""
         out, form = kwargs["out"], inplace.without_out(func)
         if form is None or facts(form).random or not isinstance(out, ShapeTensor):
@@ -418,7 +424,7 @@ class GraphRecorder:
         self.assign(out, result)
         return True
 
-    def refuse_overlap(self, func: OpOverload, args: tuple) -> None:
+    def refuse_overlap(self, func: OpOverload, args: tuple[Any, ...]) -> None:
         """Leave writes that eager refuses to eager. Of symbolic sizes it asks, which makes guards."""
         if isinstance(args[0], ShapeTensor):
             target, *others = [self.alias_of(a) for a in args if isinstance(a, ShapeTensor)]
@@ -449,7 +455,7 @@ class GraphRecorder:
         self._check_views(alias.memory, written=True)
 
 
-def _with_defaults(form: OpOverload, args: tuple) -> tuple:
+def _with_defaults(form: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments that the in-place op defaults and its functional form requires (bernoulli's p)."""
     return (*args, 0.5) if form is aten.bernoulli.p and len(args) == 1 else args
 

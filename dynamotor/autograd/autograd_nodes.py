@@ -31,7 +31,7 @@ from .separate_backwards import Reads, SeparateBackwards
 from .shared_gradients import Gradients, LeaderNode, SharedGradients, SiblingNode
 
 Finish = Callable[
-    [Sequence, Sequence, Sequence], tuple
+    [Sequence[Any], Sequence[Any], Sequence[Any]], tuple[Any, ...]
 ]  # (inputs, values, the nodes' contexts) → the user's outputs
 _is_grad_enabled = torch.is_grad_enabled
 
@@ -81,7 +81,7 @@ def through_one_node(
     first = recipe.differentiable.index(True)
     link = linker(recipe, again)
 
-    def run(*inputs: torch.Tensor) -> tuple:
+    def run(*inputs: torch.Tensor) -> tuple[Any, ...]:
         given = list(inputs)
         for i in without_gradient:  # no gradient ever comes: its hooks are not to be called
             given[i] = given[i].detach()
@@ -120,7 +120,7 @@ def _whole_function(
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *inputs: torch.Tensor) -> tuple:
+        def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[Any, ...]:
             given = None if again is None else again.given(inputs)
             outs = forward(*inputs)
             save(ctx, inputs, outs, given if again is None else again.completed(given, outs))
@@ -130,7 +130,7 @@ def _whole_function(
             return values
 
         @staticmethod
-        def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
+        def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
             grads: list[torch.Tensor | None] = [None] * n_inputs
             for position, grad in zip(positions, backward(ctx, tangents), strict=True):
                 grads[position] = grad
@@ -164,7 +164,7 @@ def through_nodes(
     alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
     link = linker(recipe, again)
 
-    def run(*inputs: torch.Tensor) -> tuple:
+    def run(*inputs: torch.Tensor) -> tuple[Any, ...]:
         given = None if again is None else again.given(inputs)
         outs = call_without_grad(forward, inputs)
         given = given if again is None else again.completed(given, outs)
@@ -222,12 +222,12 @@ def _part_function(
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, computed: tuple, *inputs: torch.Tensor) -> tuple:
+        def forward(ctx: Any, computed: tuple[Any, ...], *inputs: torch.Tensor) -> tuple[Any, ...]:
             save(ctx, *computed)
             return tuple([computed[1][k].detach() for k in values])
 
         @staticmethod
-        def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
+        def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
             grads = backward(ctx, tangents)
             pass_over_hooks(ctx, [i for i, grad in enumerate(grads) if grad is None])
             return None, *grads
@@ -251,17 +251,19 @@ class _Several(torch.autograd.Function):
         return same[0].detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
         return (grad,) * ctx.n
 
 
-def saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Sequence, Given | None], None]:
+def saver(
+    node: AutogradNode, recipe: Recipe
+) -> Callable[[Any, Sequence[Any], Sequence[Any], Given | None], None]:
     """Notes on a node's context what its backward needs of the inputs and the forward's results."""
     n_inputs, sizes = recipe.n_inputs, tuple(recipe.symbols)
     saved_inputs = tuple(i for i in node.saved_inputs if i < n_inputs and i not in sizes)
     saved_outputs, unsaved = node.saved_outputs, node.unsaved
 
-    def save(ctx: Any, inputs: Sequence, outs: Sequence, given: Given | None) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], outs: Sequence[Any], given: Given | None) -> None:
         saved = [
             *[inputs[i].data if i in unsaved else inputs[i] for i in saved_inputs],
             *[outs[i] for i in saved_outputs],
@@ -308,7 +310,7 @@ class Backward:
         self.separate = SeparateBackwards.of(node.tangents, recipe.parts, node.reads)
         self.compiled_for = _compiled_when_called(node.compile_backward, once=len(self.arriving) == 1)
 
-    def __call__(self, ctx: Any, tangents: Sequence) -> Sequence:
+    def __call__(self, ctx: Any, tangents: Sequence[Any]) -> Sequence[Any]:
         for tangent in tangents:
             if tangent is not None and tangent._is_zerotensor():
                 return self._beside_zeros(ctx, tangents)
@@ -337,7 +339,7 @@ class Backward:
         with torch.no_grad():
             return _only_once(tuple(self._run(saved, tangents, sizes)))
 
-    def opened(self, ctx: Any, tangents: Sequence) -> list:
+    def opened(self, ctx: Any, tangents: Sequence[Any]) -> list[Any]:
         """The saved tensors, of which the graph lets go unless it is to be kept; and of inputs that are kept
         for a second derivative alone.
         """
@@ -348,7 +350,7 @@ class Backward:
                 ctx.given = None
         return saved
 
-    def _saved(self, ctx: Any, tangents: Sequence) -> list:
+    def _saved(self, ctx: Any, tangents: Sequence[Any]) -> list[Any]:
         """The saved tensors, in the layouts in which they were saved."""
         separate, arrive = self.separate, frozenset[int]()
         if separate is not None:
@@ -368,11 +370,11 @@ class Backward:
             separate.leave(ctx, saved, arrive)
         return saved
 
-    def _again(self, again: Again, given: Given, tangents: Sequence) -> Sequence:
+    def _again(self, again: Again, given: Given, tangents: Sequence[Any]) -> Sequence[Any]:
         found = tuple([tangents[k] for k, _ in self.arriving])
         return again.gradients(given, self.gradients, self.values, found)
 
-    def _run_many(self, saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
+    def _run_many(self, saved: list[Any], tangents: Sequence[Any], sizes: Sequence[int]) -> Sequence[Any]:
         """Many gradients at once, which PyTorch's ops take and generated kernels do not."""
         try:
             return self._run(saved, tangents, sizes)
@@ -386,7 +388,7 @@ class Backward:
                 cure="set dynamotor.config.fallback_random, ask for one at a time, or use dynamotor.disable",
             ) from error
 
-    def _run(self, saved: list, tangents: Sequence, sizes: Sequence[int]) -> Sequence:
+    def _run(self, saved: list[Any], tangents: Sequence[Any], sizes: Sequence[int]) -> Sequence[Any]:
         arriving = self.arriving
         absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None])
         if len(absent) == len(arriving):
@@ -414,7 +416,7 @@ class Backward:
             return grads
         return [None if absent >= roots else grad for roots, grad in zip(self.reach, grads, strict=True)]
 
-    def _beside_zeros(self, ctx: Any, tangents: Sequence) -> Sequence:
+    def _beside_zeros(self, ctx: Any, tangents: Sequence[Any]) -> Sequence[Any]:
         """Zeros without memory stay zero whatever they are multiplied by: nothing arrives."""
         others = [None if tangent is None or tangent._is_zerotensor() else tangent for tangent in tangents]
         zero = {n for n, (k, _) in enumerate(self.arriving) if tangents[k] is not others[k]}
@@ -519,11 +521,11 @@ class _SecondDerivative(torch.autograd.Function):
     """Stands where `create_graph=True` would go on, and says so instead of giving zeros."""
 
     @staticmethod
-    def forward(ctx: Any, *grads: torch.Tensor) -> tuple:
+    def forward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         return tuple([grad.view_as(grad) for grad in grads])
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple:
+    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[Any, ...]:
         raise BackendError(
             "DM408",
             "the gradient of a compiled function's gradient was asked for",
@@ -532,7 +534,7 @@ class _SecondDerivative(torch.autograd.Function):
         )
 
 
-def _only_once(grads: tuple) -> tuple:
+def _only_once(grads: tuple[Any, ...]) -> tuple[Any, ...]:
     present = [grad.detach().requires_grad_() for grad in grads if grad is not None]
     with torch.enable_grad():
         marked = iter(_SecondDerivative.apply(*present) if present else ())

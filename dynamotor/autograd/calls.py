@@ -19,7 +19,7 @@ _set_grad_enabled = compat.set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 
 
-def call_without_grad(compiled: Compiled, inputs: tuple) -> tuple:
+def call_without_grad(compiled: Compiled, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Call it with gradients off."""
     before = _is_grad_enabled()
     _set_grad_enabled(False)
@@ -71,7 +71,7 @@ def without_autocast(compiled: Compiled) -> Compiled:
     return lambda *inputs: call_without_autocast(compiled, inputs)
 
 
-def call_without_autocast(compiled: Compiled, inputs: tuple) -> Any:
+def call_without_autocast(compiled: Compiled, inputs: tuple[Any, ...]) -> Any:
     """Call it with autocast off."""
     if not _autocast_regions():
         return compiled(*inputs)

@@ -108,8 +108,8 @@ class Again:
         return replace(given, results=tuple([(one, _version(one)) for one in kept]))
 
     def gradients(
-        self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple
-    ) -> list:
+        self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple[Any, ...]
+    ) -> list[Any]:
         """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a history
         where gradients are recorded.
         """
@@ -132,7 +132,7 @@ class Again:
         inputs: tuple[int, ...],
         inner: tuple[int, ...],
         arrived: Sequence[tuple[int, torch.Tensor]],
-    ) -> list:
+    ) -> list[Any]:
         watched = [*[(given.inputs[i], version) for i, version in given.versions.items()], *given.results]
         if any(_version(one) != version for one, version in watched):
             raise RuntimeError(
@@ -203,7 +203,7 @@ class FirstDerivative:
         )
         return graph_module(graph, "FirstDerivative")
 
-    def __call__(self, *operands: torch.Tensor) -> tuple:
+    def __call__(self, *operands: torch.Tensor) -> tuple[Any, ...]:
         again, n = self.again, len(self.places)
         first_tangent = n + len(again.recipe.results)
         BackendError.when(
@@ -268,7 +268,7 @@ class _Repeat(torch.fx.Interpreter):
         with recording(self):
             return super().run_node(n)
 
-    def record(self, func: compat.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def record(self, func: compat.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op that the call makes."""
         if not is_custom(func):
             return func(*args, **kwargs)

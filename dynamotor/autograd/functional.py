@@ -93,7 +93,7 @@ class TracedAlias:
         *,
         parent: TracedAlias | None = None,
         func: OpOverload | None = None,
-        args: tuple = (),
+        args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         get: Callable[[], torch.fx.Node] | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class TracedAlias:
         self.born = memory.version
         self.parent, self.func, self.args, self.kwargs = parent, func, args, kwargs or {}
         self.grad_mode = torch.is_grad_enabled()
-        self.one_of: tuple[int, OpOverload, tuple, dict[str, Any]] | None = (
+        self.one_of: tuple[int, OpOverload, tuple[Any, ...], dict[str, Any]] | None = (
             None  # which result, of which call on the parent
         )
         if parent is None:
@@ -324,8 +324,12 @@ def _as_strided(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.f
 
 
 def slices_of(
-    func: OpOverload, parent: TensorSpec, args: tuple, kwargs: dict[str, Any], parts: tuple[TensorSpec, ...]
-) -> list[tuple[OpOverload, tuple]]:
+    func: OpOverload,
+    parent: TensorSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    parts: tuple[TensorSpec, ...],
+) -> list[tuple[OpOverload, tuple[Any, ...]]]:
     """The single-output view op that gives each output of a multi-output view (split, unbind)."""
     named = dict(zip([a.name for a in func._schema.arguments][1:], args, strict=False)) | kwargs
     dim = named.get("dim", 0) % max(len(parent.shape), 1)

@@ -22,7 +22,9 @@ from .calls import unseen
 from .double_backward import Again, Given, is_batched
 from .recipe import Recipe
 
-Link = Callable[[list, Sequence], None]  # gives values, in place, a node that leads to their sources
+Link = Callable[
+    [list[Any], Sequence[Any]], None
+]  # gives values, in place, a node that leads to their sources
 _will_run = compat.engine_will_run
 _task = compat.current_task
 _LEAF = torch.empty(0, requires_grad=True)  # what leads to it runs where a backward is given no inputs
@@ -42,7 +44,9 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
     sources = _sources(recipe)
     order = sorted(sources, key=lambda k: len(sources[k][1]))
 
-    def asking(context: Any, arrived: tuple[int, torch.Tensor], asked: dict[int, tuple]) -> dict[int, Any]:
+    def asking(
+        context: Any, arrived: tuple[int, torch.Tensor], asked: dict[int, tuple[Any, ...]]
+    ) -> dict[int, Any]:
         """What goes to the values whose gradients may be asked for. A node that runs sees whether the engine
         keeps its own; hooks cannot wait for that.
         """
@@ -54,7 +58,7 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
             k: _between(again, context.given, k, [arrived]) for k in asked if k not in running
         }
 
-    def through(ctx: Any, tangent: torch.Tensor | None) -> tuple:
+    def through(ctx: Any, tangent: torch.Tensor | None) -> tuple[Any, ...]:
         context, (number, behind) = ctx.contexts[0], sources[ctx.value]
         (own, _), (leaf, _), *edges = ctx.next_functions
         owed = getattr(context, "owed", {}).pop((_task(), ctx.value), ())
@@ -73,16 +77,18 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
 
     class Dependent(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, contexts: Sequence, value: int, tensor: torch.Tensor, *_: torch.Tensor) -> Any:
+        def forward(
+            ctx: Any, contexts: Sequence[Any], value: int, tensor: torch.Tensor, *_: torch.Tensor
+        ) -> Any:
             ctx.contexts, ctx.value = contexts, value
             ctx.set_materialize_grads(False)
             return tensor.detach()
 
         @staticmethod
-        def backward(ctx: Any, tangent: torch.Tensor | None) -> tuple:
+        def backward(ctx: Any, tangent: torch.Tensor | None) -> tuple[Any, ...]:
             return backward_of(ctx, tangent)
 
-    def link(values: list, contexts: Sequence) -> None:
+    def link(values: list[Any], contexts: Sequence[Any]) -> None:
         for k in order:
             values[k] = Dependent.apply(contexts, k, values[k], _LEAF, *[values[i] for i in sources[k][1]])
 

@@ -76,7 +76,7 @@ class Joint:
         return {i: only for i, val in vals.items() if type(val) is Size for only in val.symbols}
 
     @property
-    def output(self) -> tuple[list, list, list]:
+    def output(self) -> tuple[list[Any], list[Any], list[Any]]:
         """(values, new contents of the mutated inputs, gradients): the nodes, as they are now."""
         return next(iter(reversed(self.gm.graph.nodes))).args[0]
 
@@ -201,7 +201,7 @@ _SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that do not dep
 
 def run_torch_graph(
     gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]
-) -> tuple:
+) -> tuple[Any, ...]:
     """Interpret the torch graph; each node's user line is noted on the aten nodes that it makes."""
     env: dict[torch.fx.Node, Any] = {}
     lookup = env.__getitem__
@@ -362,7 +362,9 @@ def _chain(alias: TracedAlias, root: TracedAlias) -> tuple[Step, ...] | None:
     return tuple(reversed(steps)) if at is root else None
 
 
-def plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tuple[list[OutputPlan], list]:
+def plan_outputs(
+    results: Sequence[Any], inputs: dict[int, ShapeTensor]
+) -> tuple[list[OutputPlan], list[Any]]:
     """Plans for the user's outputs, and the (alias, tensor) of each value that the graph must return for
     them.
     """

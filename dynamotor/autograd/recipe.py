@@ -15,7 +15,7 @@ from ..graph.sizes import Symbol
 from ..graph.spec import TensorSpec
 
 Step = tuple[
-    Callable[..., Any], tuple, dict[str, Any], bool
+    Callable[..., Any], tuple[Any, ...], dict[str, Any], bool
 ]  # op or getitem, arguments after the tensor, keywords, grad mode
 
 

@@ -36,7 +36,7 @@ def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     if not recipe.mutated and not quiet and rebuild is None:
         return compiled
 
-    def run(*inputs: torch.Tensor) -> tuple:
+    def run(*inputs: torch.Tensor) -> tuple[Any, ...]:
         values = call_without_grad(compiled, inputs)
         return values if rebuild is None else rebuild(inputs, values)
 
@@ -65,20 +65,22 @@ def _graded(compiled: Compiled) -> Compiled:
     a break).
     """
 
-    def run(*inputs: torch.Tensor) -> tuple:
+    def run(*inputs: torch.Tensor) -> tuple[Any, ...]:
         with torch.enable_grad():
             return compiled(*inputs)
 
     return run
 
 
-def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, recipe: Recipe) -> Finish | None:
+def _finisher(
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None, recipe: Recipe
+) -> Finish | None:
     """Makes the user's outputs, and notes for `between.refuse_hooks` those that others are computed from."""
     inner = tuple(recipe.inner.items())
     if rebuild is None and not inner:
         return None
 
-    def finish(inputs: Sequence, values: Sequence, contexts: Sequence) -> tuple:
+    def finish(inputs: Sequence[Any], values: Sequence[Any], contexts: Sequence[Any]) -> tuple[Any, ...]:
         outputs = tuple(values) if rebuild is None else rebuild(inputs, values)
         if inner:
             watched = [(weakref.ref(outputs[k]), hooks_of(outputs[k]), mask) for k, mask in inner]
@@ -102,7 +104,7 @@ def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Co
     return lambda *inputs: compiled(*inputs, *bound)
 
 
-def rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
+def rebuilder(recipe: Recipe) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
     """(inputs, values) → the user's outputs; None when they are the values as they stand."""
     plans, symbols = recipe.plans, recipe.symbols
     if (
@@ -117,13 +119,15 @@ def rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
         for plan in plans
     ]
 
-    def rebuild(inputs: Sequence, values: Sequence) -> tuple:
+    def rebuild(inputs: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([make(inputs, values) for make in makers])
 
     return rebuild
 
 
-def _maker_at(plan: OutputPlan, symbols: dict[int, Symbol], inputs: Sequence, values: Sequence) -> Any:
+def _maker_at(
+    plan: OutputPlan, symbols: dict[int, Symbol], inputs: Sequence[Any], values: Sequence[Any]
+) -> Any:
     """A maker whose views have sizes that differ between calls."""
     of = {symbol: inputs[i] for i, symbol in symbols.items()}
     steps = tuple(
@@ -135,7 +139,7 @@ def _maker_at(plan: OutputPlan, symbols: dict[int, Symbol], inputs: Sequence, va
     return _maker(replace(plan, steps=steps, constant=evaluate(plan.constant, of)))(inputs, values)
 
 
-def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
+def _maker(plan: OutputPlan) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
     index, steps, detach = plan.index, plan.steps, plan.detach
     if plan.kind == "constant":
         return lambda inputs, values: plan.constant
@@ -148,7 +152,7 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
 
     graded = all(step[3] for step in steps)
 
-    def make(inputs: Sequence, values: Sequence) -> Any:
+    def make(inputs: Sequence[Any], values: Sequence[Any]) -> Any:
         tensor = inputs[index] if plan.kind == "input" else values[index]
         if detach == "first":
             tensor = tensor.detach()
@@ -167,14 +171,14 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
 
 
 def _before_the_write(
-    index: int, make: Callable[[Sequence, Sequence], Any]
-) -> Callable[[Sequence, Sequence], Any]:
+    index: int, make: Callable[[Sequence[Any], Sequence[Any]], Any]
+) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
     """A view that is made as if its base, which the graph has written, had yet to be: where gradients begin
     on the base later, PyTorch then knows that the view is older than the write.
     """
     set_versions = compat.set_version_counter
 
-    def run(inputs: Sequence, values: Sequence) -> Any:
+    def run(inputs: Sequence[Any], values: Sequence[Any]) -> Any:
         base = inputs[index]
         if base.is_inference():
             return make(inputs, values)

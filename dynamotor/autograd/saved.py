@@ -42,7 +42,9 @@ class _Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
-def as_they_lay(tensors: Sequence[torch.Tensor], layouts: bytes | tuple, packed: Any) -> list[torch.Tensor]:
+def as_they_lay(
+    tensors: Sequence[torch.Tensor], layouts: bytes | tuple[Any, ...], packed: Any
+) -> list[torch.Tensor]:
     """The tensors, each in its sizes and strides of `layouts`; copied where hooks gave one that is
     otherwise. `packed`: a context's `_raw_saved_tensors`.
 
@@ -53,7 +55,7 @@ def as_they_lay(tensors: Sequence[torch.Tensor], layouts: bytes | tuple, packed:
     return [_again(*one) for one in parts]
 
 
-def _parts(layouts: bytes | tuple) -> Iterator[_Layout]:
+def _parts(layouts: bytes | tuple[Any, ...]) -> Iterator[_Layout]:
     if isinstance(layouts, tuple):
         yield from [_Layout(*one) for one in layouts]
         return

@@ -18,7 +18,7 @@ from ..base import compat
 from ..graph.tensor_subclass import is_wrapper
 from .double_backward import is_batched
 
-Gradients = Callable[[Any, Sequence], Sequence]  # (a node's context, its tangents) → its gradients
+Gradients = Callable[[Any, Sequence[Any]], Sequence[Any]]  # (a node's context, its tangents) → its gradients
 _will_run, _task = compat.engine_will_run, compat.current_task
 
 
@@ -28,7 +28,7 @@ class SharedGradients:
     and the backward in which it last ran.
     """
 
-    left: dict[int, tuple[int, Sequence, Sequence]] = field(default_factory=dict)
+    left: dict[int, tuple[int, Sequence[Any], Sequence[Any]]] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)
 
 
@@ -42,9 +42,9 @@ class SiblingNode:
     tangents: tuple[int, ...]
     places: tuple[int, ...]
     own: Gradients
-    open: Callable[[Any, Sequence], object]
+    open: Callable[[Any, Sequence[Any]], object]
 
-    def __call__(self, ctx: Any, tangents: Sequence) -> Sequence:
+    def __call__(self, ctx: Any, tangents: Sequence[Any]) -> Sequence[Any]:
         task, shared = _task(), ctx.shared
         shared.ran[self.number] = task
         of, given, gradients = shared.left.pop(self.number, (None, (), ()))
@@ -67,7 +67,7 @@ class LeaderNode:
     places: tuple[int, ...]
     siblings: tuple[SiblingNode, ...]
 
-    def __call__(self, ctx: Any, tangents: Sequence) -> Sequence:
+    def __call__(self, ctx: Any, tangents: Sequence[Any]) -> Sequence[Any]:
         task = _task()
         asked = [one for one in self.siblings if any(tangents[k] is not None for k in one.tangents)]
         if (

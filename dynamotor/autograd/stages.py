@@ -178,7 +178,7 @@ class StagedCall:
         symbols = dict.fromkeys(self.symbols[s] for node in args for s in _symbols(node.meta.get("val")))
         return list(dict.fromkeys([*(node for node in symbols if node not in inside), *args]))
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple:
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         values: list[Any] = [*inputs, *[None] * (self.count - len(inputs))]
         for stage in self.stages:
             arguments = [values[i] for i in stage.takes]

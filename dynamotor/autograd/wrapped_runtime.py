@@ -30,8 +30,8 @@ class _Finish:
         self.made = [spec for spec, _ in made]
 
     def __call__(
-        self, inputs: Sequence[Any], flat: Sequence[Any], values: Sequence[Any], graded: Sequence
-    ) -> tuple:
+        self, inputs: Sequence[Any], flat: Sequence[Any], values: Sequence[Any], graded: Sequence[Any]
+    ) -> tuple[Any, ...]:
         leaves = self.leaves(flat, values)
         inner, of = iter(leaves[self.n_leaves :]), self.boundary.values(inputs)
         wrappers = [*graded, *[at(spec, of).wrap(inner) for spec in self.made]]
@@ -44,7 +44,9 @@ class _Finish:
         )
 
 
-def _leaf_maker(recipe: Recipe, places: Sequence[int]) -> Callable[[Sequence, Sequence], Sequence]:
+def _leaf_maker(
+    recipe: Recipe, places: Sequence[int]
+) -> Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]:
     """(flat inputs, values) -> the flat outputs at these places."""
     rebuild = rebuilder(replace(recipe, plans=tuple([recipe.plans[k] for k in places])))
     return (lambda inputs, values: values) if rebuild is None else rebuild
@@ -54,7 +56,7 @@ def inference_callable(compiled: Compiled, recipe: Recipe, boundary: WrapperBoun
     """Wrap a compiled graph of inner tensors that takes no part in autograd."""
     compiled, finish = prepared(compiled, recipe), _Finish(boundary, recipe)
 
-    def run(*inputs: Any) -> tuple:
+    def run(*inputs: Any) -> tuple[Any, ...]:
         flat = boundary.flat(inputs)
         with torch.no_grad():
             values = compiled(*flat)
@@ -70,14 +72,14 @@ def training_callable(
     forward, finish = prepared(forward, recipe), _Finish(boundary, recipe)
     apply = _function(forward, node, recipe, boundary).apply
 
-    def run(*inputs: Any) -> tuple:
+    def run(*inputs: Any) -> tuple[Any, ...]:
         found = apply(*inputs)
         return finish(inputs, boundary.flat(inputs), found[boundary.n_graded :], found[: boundary.n_graded])
 
     if torch.is_grad_enabled():
         return run
 
-    def graded(*inputs: Any) -> tuple:
+    def graded(*inputs: Any) -> tuple[Any, ...]:
         with torch.enable_grad():
             return run(*inputs)
 
@@ -99,7 +101,7 @@ def _function(
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> tuple:
+        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
             flat = boundary.flat(inputs)
             outs = forward(*flat)
             save(ctx, flat, outs, None)
@@ -111,7 +113,7 @@ def _function(
             return (*wrappers, *values)
 
         @staticmethod
-        def backward(ctx: Any, *tangents: Any) -> tuple:
+        def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
             arrived = [*[tangents[n_graded + k] for k in wanted], *tangents[:n_graded]]
             found = backward(ctx, boundary.flat_tangents(arrived, ctx.of))
             grads = boundary.wrap_gradients(found, ctx.of)

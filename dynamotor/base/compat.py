@@ -15,7 +15,10 @@ from .probe import ADAPTER, DDP, FSDP, GPU, RULE, attribute, late, name, tell
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload, OpOverloadPacket as OpOverloadPacket
-    from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    class LazyGraphModule(_LazyGraphModule, torch.fx.GraphModule): ...
+
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._pytree import TreeSpec as TreeSpec
 else:
@@ -200,7 +203,7 @@ PythonReferenceAnalysis = late("torch.utils._sympy.reference.PythonReferenceAnal
 
 def fx_is_tracing() -> bool:
     """Whether torch.fx traces: a flag of the thread since PyTorch 2.14, of the process before."""
-    return _fx_flag() if callable(_fx_flag) else _fx_module._is_fx_tracing_flag
+    return bool(_fx_flag() if callable(_fx_flag) else _fx_module._is_fx_tracing_flag)
 
 
 tell()

@@ -74,7 +74,7 @@ def _rank() -> int | None:
     """The rank of this process where several train together."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
+        return int(distributed.get_rank())
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdigit() else None
 

@@ -230,7 +230,7 @@ def _is_state(row: Guard) -> bool:
     return all(s.key not in _SETTINGS for s in row.sources if isinstance(s.key, str))
 
 
-class _Weak(weakref.ref):
+class _Weak(weakref.ref[Any]):
     """A reference of this module's; programs have references of their own."""
 
 

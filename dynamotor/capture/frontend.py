@@ -834,7 +834,7 @@ def note_break(reason: BreakReason) -> None:
     log("breaks", lambda: str(reason))
 
 
-def _nothing(*tensors: Any) -> tuple:
+def _nothing(*tensors: Any) -> tuple[Any, ...]:
     return ()
 
 

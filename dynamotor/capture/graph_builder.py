@@ -77,14 +77,16 @@ class GraphBuilder:
         return self._unique(f"{name}_{count}") if count else name
 
     def call_function(
-        self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any = None
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], val: Any = None
     ) -> fx.Node:
         """A call of a public torch or operator function; tensor arguments are nodes. Set `meta["val"]` here
         or afterwards.
         """
         return self._finish(self.graph.create_node("call_function", target, args, kwargs), val)
 
-    def call_method(self, name: str, args: tuple, kwargs: dict[str, Any], val: Any = None) -> fx.Node:
+    def call_method(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any = None
+    ) -> fx.Node:
         """A call of a tensor method; `args[0]` is the tensor's node."""
         return self._finish(self.graph.create_node("call_method", name, args, kwargs), val)
 

@@ -22,6 +22,7 @@ from .source import Source, trusted_module
 from .stance import RUN, set_stance
 from .values.base import (
     CallRule,
+    Trace,
     Value,
     binders,
     builtin_rule,
@@ -163,7 +164,7 @@ def is_compiling() -> bool:
 builtin_rule(is_compiling)(lambda trace: Constant(True))
 
 
-def _call_constant(fn: Callable[..., Any], trace: Any, /, *args: Value, **kwargs: Value) -> Value:
+def _call_constant(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     given = [now(trace, a) for a in args], {name: now(trace, v) for name, v in kwargs.items()}
     tensors = {id(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
     result = fn(*given[0], **given[1])
@@ -234,7 +235,7 @@ def _find_disabled(fn: Any) -> CallRule | None:
 
 
 @binders.register(_C.Dispatcher)
-def _bind_compiled(trace: Any, raw: Any, name: str, instance: Value, cls: type) -> Value:
+def _bind_compiled(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
     return BoundMethod(trace.make(raw.original), instance)
 
 
@@ -243,22 +244,22 @@ class CompiledValue(Builtin):
 
     __slots__ = ()
 
-    def _place(self, trace: Any, name: str) -> Value | None:
+    def _place(self, trace: Trace, name: str) -> Value | None:
         is_own = name.startswith("__") or name in vars(self.value) or hasattr(_C.Dispatcher, name)
         return None if is_own else trace.make(self.value.original)
 
-    def getattr(self, trace: Any, name: str) -> Value:
+    def getattr(self, trace: Trace, name: str) -> Value:
         place = self._place(trace, name)
         return super().getattr(trace, name) if place is None else place.getattr(trace, name)
 
-    def setattr(self, trace: Any, name: str, value: Value) -> None:
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
         place = self._place(trace, name)
         if place is None:
             super().setattr(trace, name, value)
         else:
             place.setattr(trace, name, value)
 
-    def delattr(self, trace: Any, name: str) -> None:
+    def delattr(self, trace: Trace, name: str) -> None:
         place = self._place(trace, name)
         if place is None:
             super().delattr(trace, name)
@@ -267,6 +268,6 @@ class CompiledValue(Builtin):
 
 
 @wrap_rule(_C.Dispatcher)
-def _wrap_compiled(trace: Any, source: Source, obj: Any) -> Value:
+def _wrap_compiled(trace: Trace, source: Source, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return CompiledValue(obj, source)

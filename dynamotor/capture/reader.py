@@ -19,9 +19,9 @@ from .values.base import IdentityKey, Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
 from .values.containers import DictValue, SequenceValue, SetValue
 from .values.function import CellValue, FunctionValue
-from .values.instances import UserObject
 from .values.number import FloatValue
 from .values.size import SizeValue
+from .values.user_object import UserObject
 
 LITERALS = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented))
@@ -35,7 +35,7 @@ _HOLDERS = (SequenceValue, DictValue, SetValue, CellValue, FunctionValue, UserOb
 
 
 @functools.cache
-def _slots_of(cls: type[Value]) -> tuple[Any, ...]:
+def _slots_of(cls: type) -> tuple[Any, ...]:
     """The descriptors of the slots in which values of this class hold others."""
     if not issubclass(cls, _HOLDERS):
         return ()
@@ -157,7 +157,8 @@ class Reader:
         a layer and its owner) have values that do so too, and Python's collector would be the first to free them.
         """
         for value in self.values.values():
-            for slot in _slots_of(type(value)):  # type: ignore[arg-type]
+            kind: type = type(value)
+            for slot in _slots_of(kind):
                 slot.__set__(value, None)
 
     def adopt(self, obj: Any, value: Value) -> None:

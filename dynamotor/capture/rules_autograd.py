@@ -34,6 +34,7 @@ from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .op_state import check_functions, reaches, reads_late
 from .polyfills import autograd_function as polyfills
+from .protocol import trusted_class
 from .selective_checkpoints import selective_policy
 from .source import trusted_module
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
@@ -41,7 +42,7 @@ from .values.constant import Constant, is_none
 from .values.containers import DictValue, SequenceValue, SetValue, TupleValue
 from .values.context import ModeEffect
 from .values.function import FunctionValue
-from .values.klass import Builtin, ClassValue, EnumConstant, PythonModule, trusted_class
+from .values.klass import Builtin, ClassValue, EnumConstant, PythonModule
 from .values.number import FloatValue
 from .values.number_inputs import number_tensor
 from .values.size import SizeValue

@@ -240,7 +240,7 @@ class _Later(torch.autograd.Function):
         return make()
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple:
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         return None, None
 
 

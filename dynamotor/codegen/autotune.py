@@ -101,4 +101,4 @@ def _once(call: Callable[..., Any], inputs: Sequence[torch.Tensor], other: torch
     call(*inputs)
     end.record()
     end.synchronize()
-    return start.elapsed_time(end)
+    return float(start.elapsed_time(end))

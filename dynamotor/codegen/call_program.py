@@ -675,7 +675,7 @@ class CallProgram:
         self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], CallInstance]] = (
             weakref.WeakKeyDictionary()
         )
-        self._replacement: Callable[..., Any] | None = None
+        self._replacement: Callable[..., tuple[Any, ...]] | None = None
         self._arena = self._memory()
         self._arena.register(self)
         emit("late", build=self.build_all)
@@ -818,7 +818,9 @@ class CallProgram:
             if pointers != instance.pointers:
                 self._rebind(instance, inputs)
                 instance.pointers = pointers
-            call = instance.call if not _profiler_is_on() else self._labelled(instance.scope)
+            call: Callable[..., tuple[Any, ...]] = (
+                instance.call if not _profiler_is_on() else self._labelled(instance.scope)
+            )
             with _below_autograd():
                 if self.listing.takes:
                     return call(inputs if type(inputs) is list else list(inputs))
@@ -835,7 +837,8 @@ def _code_of(source: str, filename: str) -> types.CodeType:
     key = cache.digest(sys.version, source) if len(source) > LONG else ""
     known = cache.load("python", key) if key else None
     if known is not None:
-        return marshal.loads(known).replace(co_filename=filename)
+        stored: types.CodeType = marshal.loads(known)
+        return stored.replace(co_filename=filename)
     scope: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), {"torch": torch}, scope)
     code: types.CodeType = scope["call"].__code__

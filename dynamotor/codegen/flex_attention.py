@@ -60,7 +60,10 @@ class FusedAttention(ControlFlow):
     def _run(self, *tensors: torch.Tensor) -> Tensors:
         case, kernels = self.kernels(*map(TensorSpec.of, tensors))
         n = len(case.free)
-        return _Attention.apply(kernels, case, tensors[3 : 3 + n], tensors[3 + n :], *tensors[:3])
+        found: Sequence[torch.Tensor] = _Attention.apply(
+            kernels, case, tensors[3 : 3 + n], tensors[3 + n :], *tensors[:3]
+        )
+        return found
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if any(type(tensor) is ShapeTensor for tensor in tensors):

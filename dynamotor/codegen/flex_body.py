@@ -294,7 +294,7 @@ def _range(node: fx.Node, known: dict[fx.Node, Range]) -> Range | None:
 def _name(node: fx.Node) -> str:
     """An op's name without its overload."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
-    return packet.__name__
+    return str(packet.__name__)
 
 
 def _met(args: Sequence[Any]) -> torch.dtype:

@@ -26,6 +26,7 @@ from ..base import compat, development
 from ..base.config import config
 from ..base.errors import BuildError, UsageError
 from ..base.events import counters, fall_back
+from ..graph.kernel_checks import tf32
 from ..graph.sizes import Size, hint
 from ..graph.spec import GraphInfo, TensorSpec, copy_as
 from ..lower.lowering import Decline, decline_if
@@ -148,10 +149,10 @@ def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]
             why="no wheel holds it, and this process has not registered it",
             cure="use target='cpp'; or, in a clone of the repository, `import bench.verification` first",
         )
-    kernel = make(HELPERS + f.source, f.name, int(f.grid), ints)
-    if f.fallback is None:
-        return kernel
-    return development.functions["by_alignment"](kernel, interpreted(f.fallback, ints))
+    kernel: Callable[..., None] = make(HELPERS + f.source, f.name, int(f.grid), ints)
+    if f.fallback is not None:
+        kernel = development.functions["by_alignment"](kernel, interpreted(f.fallback, ints))
+    return kernel
 
 
 def _placed(program: Program, device: torch.device) -> Program:
@@ -448,7 +449,7 @@ class GpuProgram(CallProgram):
         return _InTurn(found, parts, self.device.type == "cuda")
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
-        if self.rounds and not triton_gemm_choice.tf32():  # it was when this was compiled
+        if self.rounds and not tf32():  # it was when this was compiled
             return self._without_templates()(*inputs)
         try:
             run = super()._run
@@ -459,7 +460,8 @@ class GpuProgram(CallProgram):
             with torch.cuda.device(self.device):
                 return run(inputs)
         except _NoVariant as why:  # the call has not begun
-            self._replacement = self._on_build_error(why.error)
-            return self._replacement(*inputs)
+            replacement: Callable[..., tuple[Any, ...]] = self._on_build_error(why.error)
+            self._replacement = replacement
+            return replacement(*inputs)
         except torch.OutOfMemoryError as error:
             raise device_memory.OutOfDeviceMemory(self.name, self.device, str(error)) from error

@@ -7,7 +7,7 @@ is computed before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -300,7 +300,7 @@ class TileBody:
 
     def compute(self, e: Expr, scope: TileScope) -> Name:
         """Emit e into its scope."""
-        special = getattr(self, f"_{e.op}", None)
+        special: Callable[..., Name] | None = getattr(self, f"_{e.op}", None)
         if special is not None:
             return special(e, scope)
         test = word_test(e)

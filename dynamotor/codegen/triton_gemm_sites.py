@@ -224,7 +224,8 @@ def _with_sources(program: Program, flow: _Flow, site: Site, source_of: _SourceO
 
 def _made_from(program: Program, made: int, site: Site, key: str, source_of: _SourceOf) -> Operand | None:
     """The elementwise input of a step that makes an operand, as that operand."""
-    step, operand = program.steps[made], getattr(site.product, key)
+    step = program.steps[made]
+    operand: Operand = getattr(site.product, key)
     if not _is_map(step) or not isinstance(step, TritonStep) or len(step.writes) != 1:
         return None
     statements = list(step.kernel.statements())

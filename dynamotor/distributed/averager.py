@@ -233,11 +233,13 @@ class Averager:
         watch_gpu()
 
     # Inside the compiled backward ---------------------------------------------------------------------------
-    def around(self, compiled: Callable[..., Any], names: Sequence[str | None]) -> Callable[..., tuple]:
+    def around(
+        self, compiled: Callable[..., Any], names: Sequence[str | None]
+    ) -> Callable[..., tuple[Any, ...]]:
         """The rewritten backward, fit to be called by autograd. `names`: whose gradient each result is."""
         call = getattr(compiled, "boxed", None) or (lambda given: compiled(*given))
 
-        def boxed(given: list[torch.Tensor]) -> tuple:
+        def boxed(given: list[torch.Tensor]) -> tuple[Any, ...]:
             step = self.step = self._new_step() if self._may_start() else _Local()
             try:
                 outs = call(given)
@@ -245,7 +247,7 @@ class Averager:
                 self.step = None
             return outs if isinstance(step, _Local) else self._gradients(step, names, outs)
 
-        def backward(*inputs: torch.Tensor) -> tuple:
+        def backward(*inputs: torch.Tensor) -> tuple[Any, ...]:
             return boxed(list(inputs))
 
         backward.__dict__["boxed"] = boxed  # saved values are freed as it goes here too

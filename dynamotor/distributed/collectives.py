@@ -24,7 +24,7 @@ from ..base import compat
 from ..base.probe import COMPILE, lost
 from ..capture.breaks import unsupported_if
 from ..capture.guards import IdIs
-from ..capture.values.base import MISSING, CallRule, Value, builtin_rule, call_finder, calls_python
+from ..capture.values.base import MISSING, CallRule, Trace, Value, builtin_rule, call_finder, calls_python
 from ..capture.values.constant import Constant
 from ..graph.op_facts import is_collective
 from ..lower.lowering import LoopBuilder, lowerings
@@ -51,20 +51,22 @@ def _size(group: Any, tag: str) -> int:
     return compat.group_size_by_name(_name(group, tag))
 
 
-def all_reduce(self, reduceOp, group, tag=""):
+def all_reduce(self: torch.Tensor, reduceOp: str, group: object, tag: str = "") -> torch.Tensor:
     return _wait(_start_all_reduce(self, reduceOp.lower(), _name(group, tag)))
 
 
-def broadcast(self, src, group, tag=""):
+def broadcast(self: torch.Tensor, src: int, group: object, tag: str = "") -> torch.Tensor:
     return _wait(_start_broadcast(self, src, _name(group, tag)))
 
 
-def all_gather(self, gather_dim, group, tag=""):
+def all_gather(self: torch.Tensor, gather_dim: int, group: object, tag: str = "") -> torch.Tensor:
     gathered = _wait(_start_all_gather(self.contiguous(), _size(group, tag), _name(group, tag)))
     return gathered if gather_dim == 0 else _cat(gathered.chunk(_size(group, tag), 0), gather_dim)
 
 
-def reduce_scatter(self, reduceOp, scatter_dim, group, tag=""):
+def reduce_scatter(
+    self: torch.Tensor, reduceOp: str, scatter_dim: int, group: object, tag: str = ""
+) -> torch.Tensor:
     if scatter_dim != 0:
         self = _cat(self.chunk(_size(group, tag), scatter_dim))
     return _wait(
@@ -72,7 +74,13 @@ def reduce_scatter(self, reduceOp, scatter_dim, group, tag=""):
     )
 
 
-def all_to_all(self, output_split_sizes, input_split_sizes, group, tag=""):
+def all_to_all(
+    self: torch.Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: object,
+    tag: str = "",
+) -> torch.Tensor:
     ranks = _size(group, tag)
     even = [self.shape[0] // ranks] * ranks
     return _wait(
@@ -111,7 +119,7 @@ def _find_collective(fn: Callable[..., Any]) -> CallRule | None:
     return calls_python(polyfill)
 
 
-def _answered(fn: Callable[..., Any], trace: Any, /, *args: Value, **kwargs: Value) -> Value:
+def _answered(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     values = []
     for value in (*args, *kwargs.values()):
         real = value.real()

@@ -167,7 +167,7 @@ class DdpVariants:
 
     def _in_graph(
         self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         gm = copy_of(self.gm)
         rewriter = gm.meta["on_backward"] = BackwardRewriter(averager, inputs, parameters)
         call = self.backend(gm, list(inputs))

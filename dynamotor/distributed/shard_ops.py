@@ -132,14 +132,16 @@ class _Unshard(torch.autograd.Function):
         return None, None if type(empty) is torch.Tensor else empty, None  # a trace must lead to the anchor
 
 
-def without_gradients(compiled: Callable[..., Any], anchors: frozenset[int]) -> Callable[..., tuple]:
+def without_gradients(
+    compiled: Callable[..., Any], anchors: frozenset[int]
+) -> Callable[..., tuple[Any, ...]]:
     """The backward without its gradients at these places, which hold nothing: the shards have theirs."""
     call = getattr(compiled, "boxed", None) or (lambda given: compiled(*given))
 
-    def boxed(given: list[torch.Tensor]) -> tuple:
+    def boxed(given: list[torch.Tensor]) -> tuple[Any, ...]:
         return tuple([None if i in anchors else grad for i, grad in enumerate(call(given))])
 
-    def backward(*inputs: torch.Tensor) -> tuple:
+    def backward(*inputs: torch.Tensor) -> tuple[Any, ...]:
         return boxed(list(inputs))
 
     backward.__dict__["boxed"] = boxed  # saved values are freed as it goes here too

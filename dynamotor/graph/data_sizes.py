@@ -34,7 +34,9 @@ class DataSizes:
         self.met, self.made = False, list[Size]()
         return self
 
-    def infer(self, func: OpOverload, args: tuple, specs: tuple, kwargs: dict[str, Any]) -> Any:
+    def infer(
+        self, func: OpOverload, args: tuple[Any, ...], specs: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The specs (or the number) of a data-dependent op's result; raises Unknown where no rule says."""
 
         def count(

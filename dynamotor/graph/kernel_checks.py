@@ -30,7 +30,7 @@ from .sizes import LARGEST, Dim, Size, hint, is_unbacked, leaves_in, mapped, num
 from .spec import TensorSpec, aten
 from .sym_int import from_torch
 
-Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
+Check = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], None]
 
 _NUMBERS = ("value", "fill_value", "s")  # names of an argument that is a number
 _INDICES = frozenset(
@@ -95,7 +95,7 @@ def kernel_settings() -> tuple[Any, ...]:
     )
 
 
-def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def check(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise what eager would raise for these tensors (`ShapeTensor`s or real ones), or UnsupportedOp where
     only running tells.
     """
@@ -105,7 +105,9 @@ def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         one(func, args, kwargs)
 
 
-def _bounded(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _bounded(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call with plain numbers in the place of those that differ between calls (sizes stay). Each is
     guarded to stay within the range of the tensors' dtypes, or is a constant where it does not: what a kernel
     answers about one it answers about all.
@@ -150,17 +152,17 @@ def _checks(func: OpOverload) -> tuple[Check, ...]:
     return (*found, ask_kernel) if ask_kernel else tuple(found)
 
 
-def _refuse_assertion(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _refuse_assertion(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     raise UnsupportedOp("DM213", f"{func} returns nothing: it raises or not as the data are")
 
 
 # Kernels that are asked -------------------------------------------------------------------------------------
-def ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_nothing(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A draw like a tensor: without elements it looks at its numbers and leaves the generator alone."""
     ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype, device="cpu"))
 
 
-def ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_element(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A map: one element says what all would."""
 
     def element(tensor: torch.Tensor) -> Any:
@@ -173,7 +175,7 @@ def ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     ask(func, args, kwargs, element, make)
 
 
-def ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Anything else, unless its tensors are of one floating-point dtype, but for masks and indices of 64
     bits.
     """
@@ -213,7 +215,7 @@ def argument_names(func: OpOverload) -> tuple[str, ...]:
     return tuple([a.name for a in func._schema.arguments])
 
 
-def ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def ask_fill(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Whether the number fits into the dtype."""
     named = dict(zip(argument_names(func), args)) | kwargs
     number = next(
@@ -239,7 +241,7 @@ def ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 def ask(
     func: OpOverload,
-    args: tuple,
+    args: tuple[Any, ...],
     kwargs: dict[str, Any],
     kind_of: Callable[[torch.Tensor], Any],
     make: Callable[[Any], torch.Tensor],
@@ -302,7 +304,7 @@ def spec_at_hints(tensor: torch.Tensor) -> TensorSpec:
 
 
 # Memory -----------------------------------------------------------------------------------------------------
-def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _check_memory(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a write into memory that the tensor sees twice, or that another argument sees from another
     place: eager raises, or the order in which its kernel goes decides."""
     for where in facts(func).writes:

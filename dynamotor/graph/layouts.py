@@ -20,7 +20,7 @@ from .shapes import infer_by_meta_kernel, run_small
 from .sizes import Dim, Dims, leaves_in
 from .spec import CPU, TensorSpec, contiguous_stride
 
-StrideOf = Callable[[tuple, TensorSpec], Dims]  # (arguments, result) -> the result's strides
+StrideOf = Callable[[tuple[Any, ...], TensorSpec], Dims]  # (arguments, result) -> the result's strides
 
 
 def dense(shape: Sequence[Dim], like: TensorSpec, dtype: torch.dtype | None = None) -> TensorSpec:
@@ -81,7 +81,7 @@ def like_argument(position: int) -> StrideOf:
     return lambda args, out: preserved_stride(args[position])
 
 
-def in_row_major(args: tuple, out: TensorSpec) -> Dims:
+def in_row_major(args: tuple[Any, ...], out: TensorSpec) -> Dims:
     """Row-major strides."""
     return contiguous_stride(out.shape)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from .shapes import DataDependent
+from .sizes import DataDependent
 
 _NAME = "TESTING_ONLY_GenericWrapper"
 _view = torch.ops.aten._unsafe_view

@@ -36,7 +36,7 @@ class PolicyRun:
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
 
-    def saves(self, op: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> bool:
+    def saves(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         """Whether the op's result is saved rather than computed again; True and False are older answers."""
         output = {"op_output": result} if _TAKES_OUTPUT else {}
         context = SelectiveCheckpointContext(is_recompute=False, **output)

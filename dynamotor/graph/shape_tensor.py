@@ -19,8 +19,8 @@ from . import kernel_checks, ops, products  # noqa: F401  (`ops` and `products` 
 from .data_sizes import DataSizes
 from .op_definition import Unknown, definition
 from .op_facts import HIDDEN_WRITES, VIEW_FORMS, facts, written_names
-from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
-from .sizes import leaves_in
+from .shapes import UnsupportedOp, check_supported, infer_spec
+from .sizes import DataDependent, leaves_in
 from .spec import TensorSpec, aten
 from .sym_int import SYMBOLIC, from_torch, to_torch
 from .tensor_subclass import WrapperSpec, dispatch, is_wrapper_class
@@ -31,7 +31,7 @@ __all__ = ["DataDependent", "Recorder", "ShapeTensor", "UnsupportedOp", "infer",
 class Recorder(Protocol):
     """Sees every op that reaches the dispatch level while `recording` is on."""
 
-    def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op's result, with ShapeTensors in the place of tensors."""
 
 
@@ -84,7 +84,7 @@ class ShapeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # the stub is of a function, PyTorch calls a class method
-        cls, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
+        cls, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[Any, Any] | None = None
     ) -> Any:
         if any(map(is_wrapper_class, types)):
             return dispatch(func, types, args, kwargs or {})
@@ -109,7 +109,7 @@ def spec_of(value: Any) -> Any:
 _OF_LISTS = ("aten::_foreach_", "aten::_fused_")  # PyTorch counts their writes where it runs their kernels
 
 
-def _count_writes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _count_writes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Count the writes of an op that PyTorch does not count."""
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     leaves = [t for name in written_names(func) for t in leaves_in(given.get(name))]
@@ -120,7 +120,7 @@ def _count_writes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
-def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op on ShapeTensors (real tensors may be mixed in): in-place ops return their argument, views
     share storage.
 
@@ -183,7 +183,9 @@ def materialise(result: Any, memory: Memory | None = None) -> Any:
     return to_torch(result)
 
 
-def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _returned_arguments(
+    returns: tuple[Any, ...], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     results = result if isinstance(result, tuple) else (result,)
     values = []
     for where, spec in zip(returns, results, strict=True):
@@ -202,7 +204,7 @@ def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[s
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _read_scalar(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _read_scalar(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A value asked of a real tensor is known; of a ShapeTensor it is not."""
     if isinstance(args[0], ShapeTensor):
         check_supported(func, args)
@@ -212,7 +214,7 @@ def _read_scalar(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 _sdp_choices: dict[Any, int] = {}
 
 
-def _choose_attention(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> int:
+def _choose_attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Which attention kernel PyTorch would take: asked with real, untouched memory of the same metadata."""
 
     def real(value: Any) -> Any:
@@ -276,7 +278,7 @@ class _Mode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[Any, Any] | None = None
     ) -> Any:
         if any(map(is_wrapper_class, types)):  # its own ops on its inner tensors come here again
             with self, self._below_autograd():
@@ -310,7 +312,7 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
         self.reads_settings = self.reads_tf32 = self.draws = self.asserts = False
         self.data_sizes = data_sizes
 
-    def _checked(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _checked(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kernel_checks.check(func, args, kwargs)
         if func in kernel_checks.CHOOSING:
             self.reads_settings = True

@@ -45,7 +45,7 @@ class UnsupportedOp(DynamotorError):
     """
 
 
-def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def infer_spec(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Spec, tuple of specs, number or None that `func` returns; tensors in the arguments are `TensorSpec`s.
 
     Raises DataDependent, UnsupportedOp, or the op's own error for arguments that do not fit.
@@ -103,7 +103,7 @@ def _ambient() -> tuple[Any, ...]:
     return torch.get_default_dtype(), device, _onednn_is_on(), torch.get_num_threads()
 
 
-def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     op = definition(func)
     symbolic = (op.shape or op.requires) is not None and has_symbols((args, kwargs))
     try:
@@ -183,7 +183,7 @@ def _on_xla(value: Any) -> bool:
     return type(device) is torch.device and device.type == "xla"
 
 
-def _infer_as_on_cpu(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _infer_as_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """XLA tensors report the shapes, strides and types that CPU tensors would."""
     result = _infer(func, *mapped(functools.partial(_moved, CPU), (args, kwargs)))
     return mapped(functools.partial(_moved, device_of_result(args, kwargs)), result)
@@ -195,7 +195,7 @@ def _moved(device: torch.device, value: Any) -> Any:
     return device if type(value) is torch.device else value
 
 
-def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def infer_by_meta_kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The meta kernel's results, pointwise ones laid out as the CPU kernels do it."""
     check_supported(func, args)
     result = _run_meta_kernel(func, args, kwargs)
@@ -218,7 +218,7 @@ _MADE_LIKE_THEIR_OPERAND = {
 }  # fmt: skip
 
 
-def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> TensorSpec:
+def _infer_pointwise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorSpec:
     """Shape and strides as TensorIterator finds them; the op itself, run on no elements, tells the dtype. In
     place: the first argument's, when the others fit into it.
 
@@ -241,7 +241,7 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
     return TensorSpec(shape, stride, out.dtype, device_of_result(args, kwargs))
 
 
-def run_small(func: OpOverload, size: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+def run_small(func: OpOverload, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op's results for real tensors of these types on the CPU with so many elements a dimension (those
     without dimensions keep their one element: they promote otherwise).
     """
@@ -279,7 +279,7 @@ def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: A
     return node
 
 
-def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> list[TensorSpec]:
+def iterated_operands(func: OpOverload, args: tuple[Any, ...], result: torch.dtype) -> list[TensorSpec]:
     """What TensorIterator iterates over: the tensors, and the numbers that PyTorch wraps as 0-d tensors.
 
     An operand of another type than the one computed in is copied first, which fills the holes of its layout.
@@ -311,7 +311,7 @@ def _key(value: Any) -> Any:
     return value
 
 
-def check_supported(func: OpOverload, args: tuple) -> None:
+def check_supported(func: OpOverload, args: tuple[Any, ...]) -> None:
     """Raise DataDependent or UnsupportedOp for an op that no shape rule can answer."""
     about = facts(func)
     if about.data_dependent and not _shape_is_known(func, args):
@@ -328,14 +328,14 @@ def check_supported(func: OpOverload, args: tuple) -> None:
         )
 
 
-def _shape_is_known(func: OpOverload, args: tuple) -> bool:
+def _shape_is_known(func: OpOverload, args: tuple[Any, ...]) -> bool:
     """Ops tagged as data dependent that are only so for boolean masks."""
     if func in (aten.index.Tensor, aten._unsafe_index.Tensor):
         return not any(isinstance(i, TensorSpec) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return False
 
 
-def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _run_meta_kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = device_of_result(args, kwargs)
     try:
         with torch.no_grad():
@@ -391,7 +391,7 @@ def _from_meta(out: Any, device: torch.device) -> Any:
     return tuple([_from_meta(o, device) for o in out]) if isinstance(out, (tuple, list)) else from_torch(out)
 
 
-def device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:
+def device_of_result(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """The device asked for, else the first tensor's with dimensions, else the first tensor's, else the
     default.
     """

@@ -13,7 +13,17 @@ from typing import Any, Literal
 
 import torch
 
-from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, hint, is_contiguous, is_symbolic, numbers
+from .sizes import (
+    Dim,
+    Dims,
+    Size,
+    Symbol,
+    contiguous_stride as contiguous_stride,
+    hint,
+    is_contiguous,
+    is_symbolic,
+    numbers,
+)
 
 aten = torch.ops.aten
 Compiled = Callable[..., Any]  # a backend's result for a graph

@@ -215,7 +215,9 @@ def _base_last(a: type, b: type) -> int:
     return issubclass(b, a) - issubclass(a, b)
 
 
-def dispatch(func: Callable[..., Any], kinds: Iterable[type], args: tuple, kwargs: Mapping[str, Any]) -> Any:
+def dispatch(
+    func: Callable[..., Any], kinds: Iterable[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """Run an op in the `__torch_dispatch__` of its arguments' classes, subclasses first, as PyTorch does;
     NotImplemented for a class that PyTorch dispatches in C++.
     """

@@ -154,4 +154,4 @@ def may_alias(target: Any) -> bool:
         return not isinstance(target, Materialized | OwnStorage)
     if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):
         return True
-    return compat.has_kernel(target.name(), "CompositeImplicitAutograd")
+    return bool(compat.has_kernel(target.name(), "CompositeImplicitAutograd"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -47,7 +47,20 @@ from .value import LoopValue, expand, is_dense
 from .writing_calls import aten_in_place, write_in_place
 
 lowerings: Registry[Any, Callable[..., Any]] = Registry("lowering")
-lowering = lowerings.register
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def lowering(*targets: Any) -> Callable[[Rule], Rule]:
+    """Decorator: the function is the lowering of each op."""
+
+    def add(rule: Rule) -> Rule:
+        for target in targets:
+            lowerings.add(target, rule)
+        return rule
+
+    return add
+
+
 Scalar = int | float | bool
 NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 

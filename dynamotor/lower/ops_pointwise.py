@@ -75,7 +75,7 @@ def promoted(*args: LoopValue | Scalar) -> torch.dtype:
             torch.empty((1,) * min(len(x.shape), 1), dtype=x.dtype, device="meta")
             if isinstance(x, LoopValue)
             else x.hint
-            if type(x) is Size
+            if isinstance(x, Size)
             else x
         )
 

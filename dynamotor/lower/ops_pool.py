@@ -156,7 +156,8 @@ def _max_pool_backward(
         high, across = _windows(ctx, x, grad.shape, kernel, stride, padding, dilation)
     except Decline:
         args = (grad, x, kernel, stride, padding, dilation, ceil_mode, positions)
-        return ctx.extern(aten.max_pool2d_with_indices_backward.default, args)
+        spread: LoopValue = ctx.extern(aten.max_pool2d_with_indices_backward.default, args)
+        return spread
 
     def share(place: Place, index: Place, test: Expr | None) -> Expr:
         here = index_value(index[-2] * across.size + index[-1], I64)

@@ -207,9 +207,9 @@ def _embedding_dense_backward(
 ) -> LoopValue:
     """On a CPU aten's kernel, which shares the rows of the table among threads."""
     if not ctx.on_gpu or by_frequency or indices.dtype not in INTEGERS or not rows:
-        return ctx.extern(
-            aten.embedding_dense_backward.default, (grad, indices, rows, padding, by_frequency), agnostic=True
-        )
+        args = grad, indices, rows, padding, by_frequency
+        summed: LoopValue = ctx.extern(aten.embedding_dense_backward.default, args, agnostic=True)
+        return summed
     ctx.keep(indices)
     ctx.keep_if_heavy(grad)
     rank = len(indices.shape)

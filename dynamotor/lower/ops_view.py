@@ -217,7 +217,10 @@ def _as_strided(
     ref = ctx.realize(x, spec.stride)
     extent = TensorSpec(tuple(size), tuple(stride), x.dtype).extent
     if ref.stride != spec.stride or start < 0 or start + extent > spec.extent:
-        return ctx.extern(OwnStorage(aten.as_strided_copy.default), (x, size, stride, start), fallback=True)
+        copied: LoopValue = ctx.extern(
+            OwnStorage(aten.as_strided_copy.default), (x, size, stride, start), fallback=True
+        )
+        return copied
     return LoopValue(
         size, x.dtype, ref=BufRef(ref.name, tuple(size), tuple(stride), ref.offset + start, ref.dtype)
     )
@@ -247,9 +250,10 @@ def _as_strided_scatter(
         or not TensorSpec(shape, tuple(stride), x.dtype).is_contiguous
         or not numel(shape)
     ):
-        return ctx.extern(
+        scattered: LoopValue = ctx.extern(
             OwnStorage(aten.as_strided_scatter.default), (x, source, size, stride, start), fallback=True
         )
+        return scattered
     flat = views.reshape(source, (numel(shape),))
 
     def body(index: tuple[Index, ...]) -> Expr:

@@ -39,7 +39,8 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 def output_node(graph: fx.Graph) -> fx.Node:
     """The graph's output node."""
-    return next(node for node in reversed(graph.nodes) if node.op == "output")
+    output: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
+    return output
 
 
 def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:

@@ -106,7 +106,7 @@ class CudaRecorder:
 
     def stream(self) -> int:
         """See CallRecorder."""
-        return compat.current_raw_stream(self.device.index)
+        return int(compat.current_raw_stream(self.device.index))
 
     def is_ours(self, tensor: torch.Tensor) -> bool:
         """See CallRecorder."""

@@ -52,7 +52,7 @@ class DeviceArena(Arena):
 
     def stream(self) -> int:
         """The current stream of the device, as a number."""
-        return compat.current_raw_stream(self.device.index)
+        return int(compat.current_raw_stream(self.device.index))
 
     def acquire(self, nbytes: int) -> Block:
         """A block of at least `nbytes` that belongs to the caller until `release`."""

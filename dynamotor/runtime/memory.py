@@ -20,7 +20,7 @@ import time
 import weakref
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,9 @@ _PROBES = 8
 _KINDS = 16  # sizes of results for which storages are kept, where they differ between calls
 GUARD = ALIGNMENT  # bytes behind each planned buffer that must stay unwritten, in check mode
 
-reinterpret = compat.reinterpret_tensor  # not in the stub
+reinterpret: Callable[..., torch.Tensor] = compat.reinterpret_tensor  # not in the stub
 _use_count = compat.storage_use_count
-new_tensor = compat.empty_strided_cpu  # not in the stub
+new_tensor: Callable[..., torch.Tensor] = compat.empty_strided_cpu  # not in the stub
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:

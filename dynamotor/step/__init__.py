@@ -44,7 +44,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
-from ..backends import Backend, resolve
+from ..backends import resolve
 from ..base import extensions
 from ..base.compat import tree_map_only
 from ..base.config import CompileOptions, Mode, Options, config
@@ -57,7 +57,7 @@ from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
 from ..distributed.prefetch import has_shards
 from ..distributed.wrapper import has_module_hooks, why_not_whole
-from ..graph.spec import GraphInfo
+from ..graph.spec import Backend, GraphInfo
 from .graph_step import CompileGraph, GraphStep, Update, fall_in_pieces, refuse_pieces
 from .optimizer_step import OptimizerStep, optimizer_of
 
@@ -162,7 +162,7 @@ _OWN = "native", "auto", "eager", "aot_eager"  # backends whose graphs of a step
 def graph_compiler(backend: str | Backend, settings: dict[str, Any]) -> CompileGraph:
     """What compiles the graph of a step under these settings."""
 
-    def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple]:
+    def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple[Any, ...]]:
         with config.patch(**settings):
             if backend in _OWN:
                 native = backend in ("native", "auto")
@@ -174,11 +174,11 @@ def graph_compiler(backend: str | Backend, settings: dict[str, Any]) -> CompileG
 
 def _by_backend(
     backend: Backend, graph: torch.fx.GraphModule, settings: dict[str, Any]
-) -> Callable[..., tuple]:
+) -> Callable[..., tuple[Any, ...]]:
     """The graph compiled by a backend, which takes tensors: those of the first call."""
     compiled: list[Callable[..., Any]] = []
 
-    def run(*tensors: torch.Tensor) -> tuple:
+    def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
         if not compiled:
             with config.patch(**settings):
                 compiled.append(backend(graph, list(tensors)))

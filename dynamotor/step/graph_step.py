@@ -46,7 +46,7 @@ def allow_step_hook(hook: Callable[..., Any]) -> None:
     _ALLOWED_HOOKS.add(hook)
 
 
-CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple]]
+CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple[Any, ...]]]
 optim = sys.modules["torch.optim.optimizer"]  # torch.optim hides it behind a name of its own
 PROGRAMS = 16  # of one captured graph: other settings, other answers of the optimizer's branches
 CHANGES = 1  # of a look-up outside of the optimizer, that programs are made for

@@ -33,7 +33,7 @@ class NumberRecorder(Protocol):
 
     raised: Exception | None
 
-    def emit(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
+    def emit(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         """A node for an op on nodes."""
 
     def hint(self, node: Operand) -> float | None:
@@ -277,7 +277,7 @@ class TensorsOfNumbers(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) is torch.SymFloat:
             return torch.full((), args[0], **(kwargs or {}))  # type: ignore[call-overload]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -44,9 +45,9 @@ class StepProgram:
     overflowed. `ops`: calls in the graph.
     """
 
-    compiled: Callable[..., tuple]
+    compiled: Callable[..., tuple[Any, ...]]
     n_values: int
-    rebuild: Callable[[Sequence, Sequence], tuple] | None
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None
     parameters: tuple[int, ...]
     tensors: tuple[Path, ...]
     constants: tuple[torch.Tensor, ...]

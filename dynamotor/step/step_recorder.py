@@ -75,7 +75,7 @@ class StepRecorder(GraphRecorder):
         return tensor
 
     # -- ops -------------------------------------------------------------------------------------------------
-    def _record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.updates:
             return super()._record(func, args, kwargs)
         try:
@@ -84,7 +84,7 @@ class StepRecorder(GraphRecorder):
             self.raised = error
             raise
 
-    def _update(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _update(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and args[0].dtype in _FLOATS:
@@ -108,7 +108,7 @@ class StepRecorder(GraphRecorder):
             node = self.emit(aten._to_copy.default, (node,), {"dtype": torch.float64})
         return traced(node, self)
 
-    def _each(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _each(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op of one tensor for each of the lists' elements."""
         base = func._schema.name.split("::_foreach_")[1]
         UnsupportedOp.when("non_finite_check" in base, "DM236", f"{func} has no form for one tensor")

@@ -20,7 +20,8 @@ from torch import fx
 from ..autograd.aot import groups_of
 from ..autograd.calls import no_autocast
 from ..autograd.functional import read
-from ..autograd.joint import OutputPlan, check_inputs, plan_outputs, run_torch_graph
+from ..autograd.joint import check_inputs, plan_outputs, run_torch_graph
+from ..autograd.recipe import OutputPlan
 from ..base import compat
 from ..base.errors import RaisedWhen
 from ..distributed.insert_reductions import BackwardRewriter
@@ -232,7 +233,9 @@ class Shadows:
             "the optimizer keeps one tensor, or its memory, at two places",
         )
 
-    def _differences(self, path: Path, old: Any, new: Any, tensors: dict, numbers: dict) -> None:
+    def _differences(
+        self, path: Path, old: Any, new: Any, tensors: dict[Any, Any], numbers: dict[Any, Any]
+    ) -> None:
         if new is old:
             return
         if type(new) is ShapeTensor and type(old) is ShapeTensor:

@@ -143,7 +143,8 @@ def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
     found.eager += captured.eager
     found.choices += [event.data for event in captured.events if event.kind == "auto"]
     found.sizes.append(captured.sizes.report())
-    return captured.fallbacks
+    fallbacks: Counter[str] = captured.fallbacks
+    return fallbacks
 
 
 def _note(found: Explanation, event: Event) -> None:

@@ -302,7 +302,7 @@ def _check_strides(program: Any, examples: Sequence[torch.Tensor | None]) -> Non
     nodes, first = _inputs_of(program)
 
     def call(target: Any, args: tuple[Any, ...], val: Any) -> fx.Node:
-        node = program.graph.call_function(target, args)
+        node: fx.Node = program.graph.call_function(target, args)
         node.meta["val"] = val
         return node
 

@@ -194,7 +194,7 @@ def _entry(built: _Built, events: Sequence[Event]) -> dict[str, Any]:
     if payload is None:
         reason = events[0].data["reason"] if events else "the disk cache refuses it"
         raise refused(reason, "a file holds plain data")
-    entry = json.loads(payload)
+    entry: dict[str, Any] = json.loads(payload)
     if {"gpu", "graphed"} & entry["program"].keys():
         raise refused("it runs on a GPU", "a file holds programs of a CPU")
     recipe: Recipe = decode(entry["recipe"])

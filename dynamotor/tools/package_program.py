@@ -221,7 +221,7 @@ def _word(value: str) -> str:
 
 def _bits(number: float) -> int:
     """A double as the whole number that has its bits."""
-    return struct.unpack("<q", struct.pack("<d", number))[0]
+    return int.from_bytes(struct.pack("<d", number), "little", signed=True)
 
 
 def _argument(kind: Any, count: int | None, value: Any, op: str) -> list[Any]:

@@ -87,7 +87,7 @@ def _outside(record: Record, compiled: Any, args: tuple[Any, ...], kwargs: dict[
     with share.watched() as counts:
         seconds = _seconds(lambda: compiled(*args, **kwargs), "cpu")
     record.shares = {share.number: (share.name, counts)}
-    return min(1.0, counts.seconds / seconds)
+    return min(1.0, float(counts.seconds) / seconds)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -216,7 +216,8 @@ def _share(step: Any, peaks: dict[str, float] | None) -> float:
     """Of the machine's peak, in percent: of its memory or of its arithmetic, whichever a step uses better."""
     if not peaks or not step.seconds:
         return 0.0
-    return 100 * max(step.nbytes / step.seconds / peaks["bytes"], step.flops / step.seconds / peaks["flops"])
+    used = step.nbytes / step.seconds / peaks["bytes"], step.flops / step.seconds / peaks["flops"]
+    return 100 * float(max(used))
 
 
 def _totals(record: Record) -> list[tuple[str, float, int]]:

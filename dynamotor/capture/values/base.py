@@ -25,8 +25,8 @@ from ..source import Source
 from .operators import UNARY, special_name
 
 if TYPE_CHECKING:  # every rule names these in its annotations, and they import the values
-    from ..result_emitter import ResultEmitter
-    from ..trace import Trace
+    from ..result_emitter import ResultEmitter as ResultEmitter
+    from ..trace import Trace as Trace
 else:
     ResultEmitter = Trace = Any
 

@@ -820,7 +820,7 @@ class SetValue(Table):
             emitter.statement(f"set.{method}({name}{'' if item is None else ', ' + emitter.emit(item)})")
 
 
-_SET_METHODS: dict[str, Callable[[set, set], set]] = {
+_SET_METHODS: dict[str, Callable[[set[Any], set[Any]], set[Any]]] = {
     "update": operator.or_,
     "intersection_update": operator.and_,
     "difference_update": operator.sub,
@@ -917,12 +917,12 @@ makers[frozenset] = lambda trace, obj: SetValue(
 makers[dict] = makers[types.MappingProxyType] = _fresh_dict
 
 
-def _wrap_list(trace: Trace, source: Source, obj: list) -> Value:
+def _wrap_list(trace: Trace, source: Source, obj: list[Any]) -> Value:
     trace.reader.guard(Length(source, len(obj)))
     return ListValue(None, source, obj, trace)
 
 
-def _wrap_tuple(trace: Trace, source: Source, obj: tuple) -> Value:
+def _wrap_tuple(trace: Trace, source: Source, obj: tuple[Any, ...]) -> Value:
     if type(source) is not Const:
         trace.reader.guard(Length(source, len(obj)))
     return TupleValue(None, source, obj, trace)

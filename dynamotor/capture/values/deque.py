@@ -14,10 +14,9 @@ from ...base.registry import MaybeNone
 from ..breaks import unsupported, unsupported_if
 from ..guards import Length
 from ..source import Called, SeqItem, Source
-from .base import MISSING, ResultEmitter, Trace, Value, builtin_rule, wrap_typed
+from .base import MISSING, Iterator, ResultEmitter, Trace, Value, builtin_rule, makers, wrap_typed
 from .constant import Constant
-from .containers import ListValue, contents_of, makers
-from .iterators import Iterator
+from .containers import ListValue, contents_of
 from .walks import SequenceIterator
 
 

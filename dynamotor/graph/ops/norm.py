@@ -180,7 +180,7 @@ def _group_norm_backward_layout(
     n: int,
     c: int,
     *args: Any,
-) -> tuple:
+) -> tuple[Any, ...]:
     """The gradient of a half-precision input is one too, also where the weight is float32."""
     area, groups, mask = args
     if _fits_group_norm(x, weight, None, n, c, area, groups, 0.0) and equal(grad.shape, x.shape):
@@ -235,7 +235,7 @@ _TRAINING_IS_SAID = {
 }  # fmt: skip
 
 
-def _evaluates(func: OpOverload, args: tuple) -> bool:
+def _evaluates(func: OpOverload, args: tuple[Any, ...]) -> bool:
     """Whether a batch norm uses its running statistics. args: those behind the input."""
     if func in _TRAINING_IS_SAID:
         return not args[4]
@@ -252,7 +252,7 @@ _RUNNING: dict[OpOverload, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def _fits_batch_norm(func: OpOverload, x: TensorSpec, args: tuple) -> bool:
+def _fits_batch_norm(func: OpOverload, x: TensorSpec, args: tuple[Any, ...]) -> bool:
     """Whether a batch norm has parameters of one type, one number a channel, and both statistics or none."""
     if func not in _RUNNING or not x.dtype.is_floating_point or len(x.shape) < 2 or 0 in x.shape:
         return False
@@ -381,7 +381,9 @@ define(
 # Layouts of all forward normalisations ----------------------------------------------------------------------
 
 
-def _normalised(func: OpOverload, x: TensorSpec, args: tuple, kwargs: dict[str, Any]) -> Sequence[TensorSpec]:
+def _normalised(
+    func: OpOverload, x: TensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Sequence[TensorSpec]:
     """Row-major results; those of a GPU's statistics have their type."""
     if (
         func is aten.native_layer_norm.default
@@ -401,7 +403,9 @@ def _normalised(func: OpOverload, x: TensorSpec, args: tuple, kwargs: dict[str, 
     ]
 
 
-def _normalisation(suggests: bool, func: OpOverload, x: TensorSpec, /, *args: Any, **kwargs: Any) -> tuple:
+def _normalisation(
+    suggests: bool, func: OpOverload, x: TensorSpec, /, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
     """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's
     are never halves.
 

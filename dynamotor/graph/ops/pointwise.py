@@ -72,7 +72,7 @@ define(
 )
 
 
-def _reversed_stride(args: tuple, out: TensorSpec) -> Dims:
+def _reversed_stride(args: tuple[Any, ...], out: TensorSpec) -> Dims:
     """TensorIterator's strides where the kernel takes the second operand first."""
     return iterated_stride(iterated_operands(aten.sub.Tensor, (args[1], args[0]), out.dtype), out.shape)
 

@@ -84,7 +84,7 @@ question(
 
 
 @question("randint")
-def _ask_bounds(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _ask_bounds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """`randint` leaves the check of its bounds to `random_`."""
     named = dict(zip(argument_names(func), args)) | kwargs
     whole = torch.empty(0, dtype=named.get("dtype") or torch.int64, device="cpu")

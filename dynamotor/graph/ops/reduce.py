@@ -124,7 +124,7 @@ def _vector_norm_layout(
 
 
 @check("max", "min", "median", "nanmedian", "mode")
-def _ask_of_none(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _ask_of_none(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The extreme of no elements is an error; shapes do not show it."""
     spec = spec_at_hints(args[0])
     if any(type(n) is int and n == 0 for n in spec.shape):

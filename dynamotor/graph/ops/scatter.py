@@ -102,7 +102,7 @@ define(aten.masked_scatter.default, requires=lambda x, mask, source: broadcast([
     *(name + end for name in ("index_add", "index_copy", "index_reduce") for end in ("", "_")),
     *(name + end for name in ("scatter_add", "scatter_reduce") for end in ("", "_")),
 )
-def _refuse_positions_in_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _refuse_positions_in_nothing(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Every position is out of range in a dimension of size 0, where no kernel of ours looks at any."""
     named = dict(zip(argument_names(func), args)) | kwargs
     x, index = named["self"], named["index"]
@@ -116,7 +116,7 @@ def _refuse_positions_in_nothing(func: OpOverload, args: tuple, kwargs: dict[str
 
 
 @check("scatter", "scatter_", "index_fill", "index_fill_")
-def _check_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _check_fill(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The number fits into the dtype, and the dimension has positions."""
     ask_fill(func, args, kwargs)
     _refuse_positions_in_nothing(func, args, kwargs)
@@ -181,7 +181,7 @@ def _index_put_padding(call: Call) -> Padded:
 
 
 @check("index_put", "index_put_", "_unsafe_index_put")
-def _check_values(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _check_values(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Values have the shape of the elements at the positions, or are broadcast to it."""
     x, positions, values = (*args, kwargs.get("values"))[:3]
     specs = [spec_at_hints(t) if isinstance(t, torch.Tensor) else t for t in (x, *positions, values)]
@@ -194,7 +194,7 @@ def _check_values(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
 
 
 @question("index_put", "index_put_", "_unsafe_index_put")
-def _ask_dtypes_of_put(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+def _ask_dtypes_of_put(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The shape of the values is checked above, or only the data say whether it fits."""
     values = args[2] if len(args) > 2 else kwargs["values"]
     others = {name: value for name, value in kwargs.items() if name != "values"}
