@@ -587,9 +587,11 @@ def _as_strided(
     )
     whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
     whole.note = alias.memory.base
-    return recorder._record_view(
+    view = recorder._record_view(
         func, (whole, size, stride, source.spec.offset if offset is None else offset), {}
     )
+    view.note.asked = alias
+    return view
 
 
 @record_rule(aten.as_strided_copy.default)

@@ -67,7 +67,8 @@ class TracedAlias:
     `grad_mode` is the mode in which the view was made: it is replayed in the same. `get` makes the node on
     the first read, for outputs of multi-output ops that may never be read. `born`: after how many writes it
     was made. `one_of` is the call that such a
-    one is replayed by: autograd refuses writes into views that come several at once.
+    one is replayed by: autograd refuses writes into views that come several at once. `asked`: the view whose
+    `as_strided` was called, if the parent is not that: gradients of elements outside of it are lost.
     """
 
     __slots__ = (
@@ -83,6 +84,7 @@ class TracedAlias:
         "kwargs",
         "grad_mode",
         "one_of",
+        "asked",
     )
 
     def __init__(
@@ -104,6 +106,7 @@ class TracedAlias:
         self.one_of: tuple[int, OpOverload, tuple[Any, ...], dict[str, Any]] | None = (
             None  # which result, of which call on the parent
         )
+        self.asked: TracedAlias | None = None
         if parent is None:
             memory.base = self
 

@@ -358,7 +358,8 @@ def _chain(alias: TracedAlias, root: TracedAlias) -> tuple[Step, ...] | None:
                 (operator.getitem, (index,), {}, at.grad_mode),
                 (func, args, kwargs, at.grad_mode),
             ]  # the last comes first
-        at = at.parent
+        # behind a write, autograd makes the view's history again: of the whole memory
+        at = at.asked if at.asked is not None and at.born == at.memory.version else at.parent
     return tuple(reversed(steps)) if at is root else None
 
 

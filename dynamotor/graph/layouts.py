@@ -33,12 +33,10 @@ def dense_as(position: int) -> Callable[..., TensorSpec]:
     return lambda *args, **kwargs: dense(args[position].shape, args[position])
 
 
-def _row_major(of_contiguous: bool, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+def _row_major(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     tensors = [leaf for leaf in leaves_in(args) if type(leaf) is TensorSpec]
     first = tensors[0]
     if any(0 in t.shape or t.device != first.device for t in tensors):
-        return PASS
-    if of_contiguous and not first.is_contiguous:
         return PASS
     out = run_small(op, 2, args, kwargs)
     requirement = definition(op).requires
@@ -53,10 +51,8 @@ def _row_major(of_contiguous: bool, op: OpOverload, /, *args: Any, **kwargs: Any
 
 
 # Row-major results with the op's `shape`, and the dtypes that the op gives for tensors of two elements per
-# dimension (of one element a variance warns). `row_major_of_contiguous`: only where the first tensor is
-# contiguous; the meta kernel answers for others.
-row_major = TakesOp(lambda op, /, *args, **kwargs: _row_major(False, op, *args, **kwargs))
-row_major_of_contiguous = TakesOp(lambda op, /, *args, **kwargs: _row_major(True, op, *args, **kwargs))
+# dimension (of one element a variance warns).
+row_major = TakesOp(_row_major)
 
 
 def with_stride(stride_of: StrideOf) -> TakesOp:
@@ -79,6 +75,16 @@ def as_argument(position: int) -> StrideOf:
 def like_argument(position: int) -> StrideOf:
     """Strides of `torch.empty_like(argument)`."""
     return lambda args, out: preserved_stride(args[position])
+
+
+def _like_first(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+    first = args[0]
+    fast = first.stride == contiguous_stride(first.shape)
+    return (row_major if fast else with_stride(like_argument(0))).rule(op, *args, **kwargs)
+
+
+# `torch.empty_like` of the first argument; without the meta kernel where that is row-major.
+like_first = TakesOp(_like_first)
 
 
 def in_row_major(args: tuple[Any, ...], out: TensorSpec) -> Dims:

@@ -103,3 +103,32 @@ def test_zeros_like_one_row_of_an_expanded_tensor_lie_as_it_does() -> None:
     x = torch.ones(4).expand(3, 4)
     found = dynamotor.compile(function, backend="aot_eager")(x)
     assert [t.stride() for t in found] == [t.stride() for t in function(x)] == [(0, 1)] * 2
+
+
+def _outside(x):
+    """Elements of the memory that the view whose `as_strided` is called has not: their gradients are lost."""
+    return (x * 2).chunk(2, -1)[-1].as_strided((4, 2), (1, 1))
+
+
+def _of_a_row(x):
+    memory = x * 2
+    return memory[1].as_strided((2, 3), (7, 1), 0)[1].as_strided((2, 2), (3, 1)), memory
+
+
+def _written(x):
+    memory = x * 2
+    view = memory[1].as_strided((2, 3), (7, 1), 0)
+    view.mul_(3)
+    return view, memory
+
+
+@pytest.mark.parametrize("fn", [_outside, _of_a_row, _written])
+def test_gradients_of_views_beyond_the_view_they_are_made_of(fn):
+    grads = []
+    for call in (fn, dynamotor.compile(fn, backend="aot_eager", fullgraph=True)):
+        x = torch.arange(21.0).view(3, 7).requires_grad_()
+        outs = call(x)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        weights = [torch.arange(out.numel()).view(out.shape).float() for out in outs]
+        grads.append([*torch.autograd.grad(outs, x, weights), *outs])
+    torch.testing.assert_close(grads[1], grads[0])

@@ -52,3 +52,51 @@ def test_a_loss_of_each_pixel_is_row_major():
     x, y = torch.randn(2, 3, 5, 4), torch.zeros(2, 4, 5, dtype=torch.int64).mT
     got = dynamotor.compile(lambda x, y: F.cross_entropy(x, y, reduction="none"))(x, y)
     assert got.stride() == F.cross_entropy(x, y, reduction="none").stride()
+
+
+LAYOUTS = [
+    ((2, 1, 2, 1), (8, 3, 4, 2)),
+    ((2, 1, 2, 2), (8, 1, 4, 2)),
+    ((2, 1, 2, 2), (4, 9, 2, 2)),
+    ((2, 2, 1, 1), (2, 1, 2, 2)),
+    ((2, 2), (1, 2)),
+    ((1, 2), (1, 1)),
+]
+
+
+@pytest.mark.regression
+def test_strides_of_ops_that_write_at_positions_or_copy():
+    """Strides of size-1 dimensions, too: `stack` lays its result out by them."""
+    aten, at, wrong = torch.ops.aten, torch.zeros(1, dtype=torch.int64), []
+    for shape, stride in LAYOUTS:
+        x = torch.zeros(40).as_strided(shape, stride)
+        part, mask, where = x[..., :1], x > 0, torch.zeros(shape, dtype=torch.int64)[..., :1]
+        for op, args in [
+            (aten.index_add.default, (-1, at, part)),
+            (aten.index_copy.default, (-1, at, part)),
+            (aten.index_reduce.default, (-1, at, part, "prod")),
+            (aten.index_fill.int_Scalar, (-1, at, 1.0)),
+            (aten.index_fill.int_Tensor, (-1, at, torch.ones(()))),
+            (aten.index_put.default, ([at], x[:1])),
+            (aten.scatter.src, (-1, where, part)),
+            (aten.scatter.value, (-1, where, 1.0)),
+            (aten.scatter_add.default, (-1, where, part)),
+            (aten.scatter_reduce.two, (-1, where, part, "sum")),
+            (aten.slice_scatter.default, (part, -1, 0, 1)),
+            (aten.select_scatter.default, (x.select(-1, 0), -1, 0)),
+            (aten.masked_fill.Scalar, (mask, 1.0)),
+            (aten.masked_scatter.default, (mask, x.flatten())),
+            (aten.put.default, (where, part)),
+            (aten.fill.Scalar, (1.0,)),
+            (aten.clone.default, ()),
+            (aten.flip.default, ([0],)),
+            (aten.roll.default, ([1], [0])),
+            (aten.tril.default, ()),
+            (aten.cumsum.default, (-1,)),
+            (aten.renorm.default, (2.0, 0, 1.0)),
+        ]:
+            specs = _specs(x, *[[*_specs(at)] if type(a) is list and a[0] is at else a for a in args])
+            found = infer_spec(op, specs, {})
+            if tuple(found.stride) != op(x, *args).stride():
+                wrong.append((str(op), shape, stride, found.stride))
+    assert not wrong

@@ -28,6 +28,7 @@ from ..layouts import (
     dense,
     in_row_major,
     is_dim,
+    like_argument,
     row_major,
     with_stride,
 )
@@ -86,6 +87,7 @@ def _log_sigmoid_layout(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     return dense(x.shape, x), dense((0,) if x.device.type == "cuda" else x.shape, x)
 
 
+define(aten.fill.Scalar, aten.fill.Tensor, layout=with_stride(like_argument(0)))
 # Eager fills a row-major copy.
 define(
     aten.masked_fill.Scalar,

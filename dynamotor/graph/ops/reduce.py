@@ -30,8 +30,10 @@ from ..kernel_checks import (
 from ..layouts import (
     dense,
     dense_as,
+    in_row_major,
     is_dim,
     row_major,
+    with_stride,
 )
 from ..nodes import overload
 from ..op_definition import (
@@ -402,7 +404,7 @@ def _cdist_backward_shape(grad: TensorSpec, a: TensorSpec, b: TensorSpec, p: Any
     return (*broadcast([a.shape[:-2], b.shape[:-2]]), *a.shape[-2:])
 
 
-define(aten.renorm.default, shape=shape_of_argument(0), contiguous=row_major)
+define(aten.renorm.default, shape=shape_of_argument(0), layout=with_stride(in_row_major))
 define(aten.segment_reduce.default, requires=require_numbers)  # PyTorch's shape function does not check sizes
 
 

@@ -24,9 +24,10 @@ from ..kernel_checks import (
     spec_at_hints,
 )
 from ..layouts import (
+    in_row_major,
     like_argument,
+    like_first,
     row_major,
-    row_major_of_contiguous,
     with_stride,
 )
 from ..op_definition import (
@@ -124,8 +125,12 @@ def _check_fill(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 # index_add, index_copy, index_fill --------------------------------------------------------------------------
 define(
-    aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, shape=shape_of_argument(0)
+    aten.index_add.default,
+    aten.index_copy.default,
+    shape=shape_of_argument(0),
+    layout=with_stride(in_row_major),
 )
+define(aten.index_fill.int_Scalar, shape=shape_of_argument(0))
 define(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, layout=with_stride(like_argument(0)))
 
 
@@ -144,7 +149,7 @@ define(
     aten.index_put.default,
     aten._unsafe_index_put.default,
     shape=shape_of_argument(0),
-    layout=row_major_of_contiguous,
+    layout=like_first,
 )
 
 
