@@ -246,9 +246,10 @@ def _views_of(args: Sequence[Any], result: Any) -> list[ShapeTensor]:
     """The views of its arguments that a custom function returns. An argument that it returns as written is
     none.
     """
-    memories = {a.note.memory for a in args if type(a) is ShapeTensor}
+    given = [a for a in tree_leaves(args) if type(a) is ShapeTensor]
+    memories = {a.note.memory for a in given}
     tensors = [t for t in tree_leaves(result) if type(t) is ShapeTensor and t.requires_grad]
-    return [t for t in tensors if t.note.memory in memories and all(t is not arg for arg in args)]
+    return [t for t in tensors if t.note.memory in memories and all(t is not a for a in given)]
 
 
 def _refuse_views_of_functions(

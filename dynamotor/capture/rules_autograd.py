@@ -39,7 +39,7 @@ from .selective_checkpoints import selective_policy
 from .source import trusted_module
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
 from .values.constant import Constant, is_none
-from .values.containers import DictValue, SequenceValue, SetValue, TupleValue
+from .values.containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue
 from .values.context import ModeEffect
 from .values.function import FunctionValue
 from .values.klass import Builtin, ClassValue, EnumConstant, PythonModule
@@ -60,10 +60,11 @@ def _apply(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
         return torch_call(trace, Apply(cls.value), [*args], {})
     forward = [trace.type_attr(cls.value, name) for name in ("forward", "setup_context")]
     check_functions(trace, f"{cls.describe()}.apply", *forward)
-    if not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
+    tensors: list[TensorValue] = []
+    if not all(_is_plain(a, tensors) for a in args):
         return _without_gradient(trace, cls, [*args])
-    for arg in args:
-        _ = arg.node if isinstance(arg, TensorValue) else None  # makes its placeholder
+    for tensor in tensors:
+        _ = tensor.node  # makes its placeholder
     ModeEffect.of(trace)  # so that a rehearsal's `no_grad` is no effect that is new
     given = _with_tensors_of_numbers(trace, cls, [*args])
     why, _ = _rehearsed(trace, cls, given)
@@ -73,6 +74,16 @@ def _apply(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
         found = torch_call(trace, Apply(cls.value), given, {})
     _name_written(trace, given, found)
     return found
+
+
+def _is_plain(value: Value, tensors: list[TensorValue]) -> bool:
+    """Whether an argument is a tensor, a constant, or a list or tuple of such; its tensors are appended to `tensors`."""
+    if isinstance(value, TensorValue):
+        tensors.append(value)
+        return True
+    if type(value) in (ListValue, TupleValue) and isinstance(value, SequenceValue):
+        return all(_is_plain(item, tensors) for item in value.items)
+    return value.is_constant()
 
 
 def _name_written(trace: Trace, args: list[Value], found: Value) -> None:
