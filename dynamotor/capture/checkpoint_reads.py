@@ -30,7 +30,7 @@ from .breaks import unsupported_if
 from .dispatch import compile_program
 from .guards import Guard, IdIs, TensorIs, TensorMatch, Together, const_equal, first_failure, is_constant
 from .late_code import facts
-from .source import Arg, Attr, Called, Const, Source
+from .source import Arg, Attr, Called, Const, Joined, Source
 from .values.base import MISSING, Epoch, Trace, Value
 from .values.constant import Constant
 from .values.function import CellValue
@@ -249,7 +249,8 @@ class _State:
         objects = [row.source for row in rows if isinstance(row, IdIs | TensorIs)]
         self.rows = [row for row in rows if not isinstance(row, IdIs | TensorIs | TensorMatch)]
         self.sources = list(dict.fromkeys((*sources, *objects)))
-        roots = list(dict.fromkeys([s.root for s in (*(r.source for r in self.rows), *self.sources)]))
+        sources = [*(row.source for row in self.rows), *self.sources]
+        roots = list(dict.fromkeys([root for source in sources for root in source.roots]))
         places: dict[Source, Source] = {root: Arg(i, str(root)) for i, root in enumerate(roots)}
         self.rows = [replace(row, source=_moved(row.source, places)) for row in self.rows]
         self.sources = [_moved(source, places) for source in self.sources]
@@ -306,7 +307,7 @@ class _Contents:
 
     def __init__(self, sources: Sequence[Source], places: Sequence[int], again: SecondCall) -> None:
         self.places, self.again = places, again
-        roots = list(dict.fromkeys(source.root for source in sources))
+        roots = list(dict.fromkeys(root for source in sources for root in source.roots))
         arguments: dict[Source, Source] = {root: Arg(i, str(root)) for i, root in enumerate(roots)}
         self.names = [str(source) for source in sources]
         self.program = compile_program([], [_moved(source, arguments) for source in sources])
@@ -343,6 +344,8 @@ def _counter_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
 
 def _moved(source: Source, places: Mapping[Source, Source]) -> Source:
     """The source with another root."""
+    if type(source) is Joined:
+        return Joined(tuple([_moved(part, places) for part in source.key]))
     if source.base is None:
         return places[source]
     new = type(source).__new__(type(source))

@@ -15,8 +15,9 @@ from typing import Any
 from dynamotor import _C
 
 from .guards import Ambient, AnyGuard, Guard, IdIs, TypeIs, first_failure
-from .source import Arg, Const, InstanceDict, Missing, Source
+from .source import Arg, Called, Const, InstanceDict, Joined, Missing, Source
 
+ALL_ARGS = Arg(-1, "all arguments")  # the tuple of them
 _NONE: Mapping[int, Any] = {}
 _RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart", "sizes"})
 
@@ -45,6 +46,8 @@ class _Nodes:
 
     def _add(self, source: Source) -> int:
         base = source.base
+        if type(source) is Joined:
+            return self._append(Called(ALL_ARGS, self._joined(source)), self.number(ALL_ARGS), False)
         if type(source) is Arg and source.index in self.bound:
             return self.number(Const(self.bound[source.index], str(source)))
         if base is None:
@@ -55,6 +58,18 @@ class _Nodes:
         if type(source) is InstanceDict and self.steps[parent][0] == Const.step_kind:
             self.with_dict[parent] = self.steps[parent][2]
         return self._append(source, parent, self.held[parent])
+
+    def _joined(self, source: Joined) -> Callable[[tuple[Any, ...]], Any]:
+        """The tuple of a joined source's values, from the arguments of a call."""
+        if not self.bound:
+            return source.fetch
+        last, bound = max(self.bound), self.bound
+
+        def fetch(args: tuple[Any, ...]) -> Any:
+            missing = range(len(args), last + 1)
+            return source.fetch((*args, *[bound.get(i) for i in missing]))
+
+        return fetch
 
     def _append(self, source: Source, parent: int, held: bool) -> int:
         self.steps.append((source.step_kind, parent, source.key))

@@ -107,6 +107,7 @@ register_all(
         ((deque.extendleft,), lambda trace, self, other: self.extend(trace, other, left=True)),
         ((deque.copy,), lambda trace, self: DequeValue(self.items, maxlen=self.maxlen)),
         ((list.extend, deque.extend), lambda trace, self, other: self.extend(trace, other)),
+        ((list.append,), lambda trace, self, item: self.add(trace, [item])),
         ((list.copy,), lambda trace, self: ListValue(self.items)),
         *(
             ([getattr(kind, part) for kind in (dict, OrderedDict, types.MappingProxyType)], _view(part))
@@ -190,10 +191,10 @@ def _moving(name: str, kind: type) -> None:
 
 
 _AT_A_PLACE = frozenset(("insert", "pop", "rotate"))
-for _name in ("append", "insert", "pop", "clear", "reverse"):
+for _name in ("insert", "pop", "clear", "reverse"):
     _moving(_name, list)
     _moving(_name, deque)
-for _name in ("appendleft", "popleft", "rotate"):
+for _name in ("append", "appendleft", "popleft", "rotate"):
     _moving(_name, deque)
 
 

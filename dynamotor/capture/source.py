@@ -112,6 +112,12 @@ class Source:
             source = source.base
         return source
 
+    @property
+    def roots(self) -> tuple[Source, ...]:
+        """The same, for a source that may have several."""
+        root = self.root
+        return (root,) if root is self else root.roots
+
     def leads_through(self, sources: Container[Source | None]) -> bool:
         """Whether one of these is on the way, or this one."""
         return self in sources or self.base is not None and self.base.leads_through(sources)
@@ -198,6 +204,29 @@ class Called(Source):
 
     def read(self, parent: Any) -> Any:
         return self.key(parent)
+
+
+class Joined(Source):
+    """Several sources as one: the tuple of their values."""
+
+    __slots__ = ()
+    step_kind = "getattr"  # a function of all arguments
+
+    def __init__(self, parts: tuple[Source, ...]) -> None:
+        super().__init__(None, parts)
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.key))})"
+
+    def fetch(self, args: tuple[Any, ...]) -> Any:
+        return tuple([part.fetch(args) for part in self.key])
+
+    @property
+    def roots(self) -> tuple[Source, ...]:
+        return tuple([root for part in self.key for root in part.roots])
+
+    def leads_through(self, sources: Container[Source | None]) -> bool:
+        return self in sources or any(part.leads_through(sources) for part in self.key)
 
 
 SEQUENCE_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))

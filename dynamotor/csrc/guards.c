@@ -22,12 +22,26 @@ static void release_slots(PyObject **slots, int n) {
     for (int i = 0; i < n; i++) Py_XDECREF(slots[i]);
 }
 
+enum { ALL_ARGS = -1 }; /* the number of an `arg` node that is the tuple of all arguments; no checks look at it */
+
+static PyObject *tuple_of(PyObject *const *args, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    if (tuple == NULL) PyErr_Clear();
+    return tuple;
+}
+
 static bool run_per_call(const GuardProgram *program, PyObject *const *args, Py_ssize_t nargs, PyObject **slots) {
     for (int i = 0; i < program->n_nodes; i++) {
         const Node *node = &program->nodes[i];
         if (node->life != PER_CALL) break; /* these nodes come first */
         if (node->step != STEP_ARG) {
             slots[node->slot] = node_evaluate(program, node, slots[program->nodes[node->parent].slot]);
+            if (slots[node->slot] == NULL) return false;
+            continue;
+        }
+        if (node->number == ALL_ARGS) {
+            slots[node->slot] = tuple_of(args, nargs);
             if (slots[node->slot] == NULL) return false;
             continue;
         }

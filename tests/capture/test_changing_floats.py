@@ -260,3 +260,67 @@ def test_a_number_of_numpys_is_an_input_too(fn, kind, numbers):
         torch.testing.assert_close(got[0], want[0], equal_nan=True)
         np.testing.assert_equal(got[1:-1], want[1:-1])
     assert counters["frames"]["captured"] <= 2 + (2**60 in numbers)
+
+
+class Counted:
+    """A step that counts its calls."""
+
+    def __init__(self) -> None:
+        self.step, self.decay = 0, 0.9
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return x * min(1.0, self.step / 100) / (1 - self.decay**self.step)
+
+
+SEVERAL: dict[str, Callable[..., Any]] = {
+    "sums": lambda x, a, b, n: x * (a + b) - (b - a) ** 2,
+    "math": lambda x, a, b, n: x * math.sqrt(a * b) + math.exp(-a / b),
+    "with integers": lambda x, a, b, n: (x * (a * n), x + n / 3 * a, x - a**n),
+    "integers alone": lambda x, a, b, n: x / (1 - 0.9**n) + math.sqrt(n),
+    "with sizes": lambda x, a, b, n: x[:n] * (a / x[:n].shape[0]),
+    "answers": lambda x, a, b, n: x * a if a * 5 > b else x * b,
+    "whole parts": lambda x, a, b, n: x[: int(a * b + 2)],
+    "returned": lambda x, a, b, n: (x + 1, a * b, f"{a / b:.2f} of {n * a:.1f}"),
+}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_numbers_together_take_one_program(name: str) -> None:
+    x = torch.linspace(1, 2, 12).reshape(6, 2)
+    calls = [(x, 0.5 + k / 100, 1.5 + k / 50, 2 + k % 4) for k in range(6)]
+    assert captures(SEVERAL[name], calls) == 2
+
+
+@pytest.mark.regression
+def test_errors_and_odd_values_of_several_numbers_are_eagers() -> None:
+    def fn(x: torch.Tensor, a: float, b: float, n: int) -> Any:
+        return x * (a / b) if n else x + a ** (b * n)
+
+    numbers = [
+        (1.0, 2.0, 1),
+        (2.0, 4.0, 2),
+        (1.5, 0.0, 3),
+        (math.nan, -0.0, 3),
+        (-8.0, 0.5, 0),
+        (math.inf, 3.0, 4),
+    ]
+    compiled, x = dynamotor.compile(fn, backend="eager"), torch.ones(2)
+    for args in numbers:
+        try:
+            expected: Any = fn(x, *args)
+        except ZeroDivisionError as error:
+            with pytest.raises(ZeroDivisionError, match=str(error)):
+                compiled(x, *args)
+        else:
+            torch.testing.assert_close(compiled(x, *args), expected, equal_nan=True)
+
+
+@pytest.mark.regression
+def test_a_counter_of_calls_takes_one_program() -> None:
+    eager, fast = Counted(), Counted()
+    compiled = dynamotor.compile(fast.__call__, backend="eager")
+    for _ in range(6):
+        torch.testing.assert_close(compiled(torch.ones(2)), eager(torch.ones(2)))
+    assert counters["frames"]["captured"] <= 3

@@ -83,3 +83,43 @@ def test_guards_are_printed_without_addresses(capsys: pytest.CaptureFixture[str]
         compiled(torch.ones(1, 2))
     text = capsys.readouterr().err
     assert "a Parameter of" in text and "weakref" not in text and "0x" not in text
+
+
+class Logs:
+    def __init__(self) -> None:
+        self.losses: list[Any] = []
+        self.lengths: list[int] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.losses.append(x.sum())
+        self.lengths += [len(self.losses)]
+        self.losses.extend((self.lengths[-1], 0.5))
+        return x + len(self.lengths) if self.losses else x
+
+
+@pytest.mark.regression
+def test_lists_that_only_grow_take_one_program() -> None:
+    dynamotor.reset()
+    eager, fast = Logs(), Logs()
+    compiled = dynamotor.compile(fast.__call__, backend="eager")
+    for k in range(6):
+        torch.testing.assert_close(compiled(torch.ones(2) * k), eager(torch.ones(2) * k))
+    torch.testing.assert_close((fast.losses, fast.lengths), (eager.losses, eager.lengths))
+    assert dynamotor.counters["frames"]["captured"] <= 3
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("same", [False, True])
+def test_a_grown_list_is_read_behind_its_growth(same: bool) -> None:
+    def fn(x: torch.Tensor, a: list[Any], b: list[Any]) -> Any:
+        a.append(x)
+        n = len(b)
+        b.append(n)
+        return x + n, a[-1], list(b), a == b
+
+    compiled, given, expected = dynamotor.compile(fn, backend="eager"), ([], []), ([], [])  # type: ignore[var-annotated]
+    for k in range(4):
+        args = [(pair[0], pair[0] if same else pair[1]) for pair in (given, expected)]
+        x = torch.full((), float(k))
+        torch.testing.assert_close(compiled(x, *args[0]), fn(x, *args[1]))
+        torch.testing.assert_close(given, expected)

@@ -193,6 +193,10 @@ class Number(Constant):
     def python_type(self) -> type:
         return self.kind
 
+    def from_outside(self) -> Any:
+        """The same as a `FloatValue`, computed at each call from numbers from outside; None where it is not."""
+        return None
+
 
 # Defaults of rules' parameters.
 NONE, TRUE, FALSE, ZERO, EMPTY = map(Constant, (None, True, False, 0, ""))

@@ -28,7 +28,7 @@ from ..guards import (
     is_constant,
     ordered_keys,
 )
-from ..source import Const, DictItem, SeqItem, Source
+from ..source import Called, Const, DictItem, SeqItem, Source
 from .base import (
     MISSING,
     Epoch,
@@ -181,10 +181,60 @@ class TupleValue(SequenceValue):
 
 
 class ListValue(SequenceValue):
-    """A list."""
+    """A list. tail: what was added to an outside list whose items are unread: its length may change from call to
+    call."""
 
-    __slots__ = ()
+    __slots__ = ("tail",)
     kind = list
+
+    def __init__(
+        self,
+        items: Iterable[Value] | None,
+        source: Source | None = None,
+        obj: Any = MISSING,
+        trace: Trace | MaybeNone = None,
+    ) -> None:
+        super().__init__(items, source, obj, trace)
+        self.tail: list[Value] = []
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether no item of an outside list was looked at."""
+        return self._items is None and self.kind is list
+
+    @property
+    def items(self) -> list[Value]:
+        if self.is_unread:
+            self.trace.reader.guard(Length(self.source, len(self.obj)))
+            super().items.extend(self.tail)
+        return super().items
+
+    @property
+    def takes_over(self) -> bool:  # type: ignore[override]
+        return super().takes_over or any(item.takes_over for item in self.tail)
+
+    def truth(self, trace: Trace) -> bool:
+        if self.is_unread and not self.tail:
+            return trace.reader.ask(self.source, self.obj, "whether it has items", _has_items)
+        return self.is_unread or bool(self.items)
+
+    def length(self, trace: Trace) -> Value:
+        if not self.is_unread:
+            return super().length(trace)
+        length = trace.wrap(Called(self.source, list.__len__), list.__len__(self.obj))
+        return trace.binary(operator.add, length, Constant(len(self.tail)))
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        at = key.value if type(key) is Constant and type(key.value) is int and self.is_unread else 0
+        return self.tail[at] if -len(self.tail) <= at < 0 else super().getitem(trace, key)
+
+    def add(self, trace: Trace, values: list[Value]) -> None:
+        """Add items at the end."""
+        if self.is_unread:
+            self.tail += values
+            trace.effects.touch(self)
+        else:
+            self.mutate(trace).extend(values)
 
     def mutate(self, trace: Trace) -> list[Value]:
         """The items, to be changed in place; an outside list is recorded as an effect."""
@@ -208,10 +258,10 @@ class ListValue(SequenceValue):
     def extend(self, trace: Trace, other: Value) -> None:
         """`list.extend`: a generator sees its earlier items, and items before an exception stay."""
         if other.python_type() in (list, tuple):
-            self.mutate(trace).extend(other.unpack(trace))
+            self.add(trace, other.unpack(trace))
         else:
             for item in list(self.items) if contents_of(other) is self else other.each(trace):
-                self.mutate(trace).append(item)
+                self.add(trace, [item])
 
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
@@ -241,9 +291,15 @@ class ListValue(SequenceValue):
 
     def replay(self, emitter: ResultEmitter) -> None:
         """Give the outside list its final contents."""
-        emitter.statement(
-            f"list.__setitem__({emitter.emit(self)}, slice(None), [{', '.join([emitter.emit(item) for item in self.items])}])"
-        )
+        items = self.tail if self.is_unread else self.items
+        texts = f"[{', '.join([emitter.emit(item) for item in items])}]"
+        name = emitter.emit(self)
+        change = f"extend({name}" if self.is_unread else f"__setitem__({name}, slice(None)"
+        emitter.statement(f"list.{change}, {texts})")
+
+
+def _has_items(held: list[Any]) -> bool:
+    return list.__len__(held) > 0
 
 
 class DictValue(Table):
@@ -918,7 +974,6 @@ makers[dict] = makers[types.MappingProxyType] = _fresh_dict
 
 
 def _wrap_list(trace: Trace, source: Source, obj: list[Any]) -> Value:
-    trace.reader.guard(Length(source, len(obj)))
     return ListValue(None, source, obj, trace)
 
 

@@ -9,21 +9,23 @@ numbers is computed again at each call, by Python, before the program runs; a co
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..guards import BYTES, ConstEquals
-from ..source import Called, Source
+from ..source import Called, Joined, Source
 from .base import Trace, Value
 from .constant import Constant, Number
 from .operators import COMPARE, INPLACE
 
-Step = Callable[[float], Any]
+Step = Callable[[Any], Any]  # of a number from outside, or of a tuple of several
 KINDS = (float, np.float64, np.int64)
 _ARITHMETIC = frozenset(
     (
@@ -41,26 +43,41 @@ _UNARY = (operator.neg, operator.pos, abs)
 FUNCTIONS = (float, abs, math.sqrt, math.exp, math.log, math.log2, math.sin, math.cos, math.tan, math.tanh)
 
 
-class FloatValue(Number):
-    """A float from outside (`root`), or what `step` makes of it. text: for people."""
+@dataclass(frozen=True)
+class Outside:
+    """A number from outside that floats are computed from. fix: lets the program be for this number alone."""
 
-    __slots__ = ("trace", "root", "now", "step", "text", "kind")
+    source: Source
+    now: float | int
+    fix: Callable[[], Any]
+
+
+class FloatValue(Number):
+    """A float from outside (`root`), or the result of `step` for it; of several numbers from outside (`made_of`),
+    `root` and `now` are their sources and values together. text: for people."""
+
+    __slots__ = ("trace", "root", "now", "step", "text", "kind", "made_of")
 
     def __init__(
-        self, trace: Trace, root: Source, now: float, step: Step | None = None, text: str = ""
+        self,
+        trace: Trace,
+        root: Source,
+        now: Any,
+        step: Step | None = None,
+        text: str = "",
+        made_of: tuple[Outside, ...] = (),
     ) -> None:
         self.trace, self.root, self.now, self.step, self.text = trace, root, now, step, text or str(root)
         self.kind = type(now if step is None else step(now))
         self.source = root if step is None else _computed(trace, root, step, self.text, self.kind)
+        self.made_of = made_of or (Outside(root, now, functools.partial(_fix, trace, root, now)),)
 
     @property
     def value(self) -> float:
         """The number as it is at this call: the program is for this one alone."""
-        if type(self.now) is float:
-            self.trace.reader.guard(ConstEquals(self.root, self.now))
-        else:
-            self.trace.reader.ask(self.root, self.now, *BYTES)
-        return self.now if self.step is None else self.step(self.now)
+        for outside in self.made_of:
+            outside.fix()
+        return self.at_this_call
 
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
@@ -68,15 +85,29 @@ class FloatValue(Number):
         if not other.is_constant():
             odd = isinstance(getattr(other, "base", None), Constant)  # of a subclass of int, float or str
             return super().binary(trace, op, other, reflected) if odd else None
-        as_asked, op = op, INPLACE.get(op, op)  # an error names the former
-        step = self._with(op, other, reflected)
+        found = self.computed(op, other, reflected)
+        return super().binary(trace, op, other, reflected) if found is None else found
+
+    def computed(self, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        """The result for a known number, computed at each call or (a comparison) guarded; None where Python refuses
+        it, or gives no float."""
+        op = INPLACE.get(op, op)  # an error names the former
+        mine: FloatValue = self
+        if isinstance(other, Number):
+            other = other.from_outside() or other
+        if type(other) is FloatValue and other.root != mine.root:
+            mine, other = _joined(mine, other)
+        step = mine._with(op, other, reflected)
         if step is None:
-            return super().binary(trace, as_asked, other, reflected)
-        names = (_text(other), self.text) if reflected else (self.text, _text(other))
+            return None
+        names = (_text(other), mine.text) if reflected else (mine.text, _text(other))
         text = f"{op.__name__}({', '.join(names)})"
         if op in COMPARE:
-            return Constant(trace.reader.ask(self.root, self.now, text, step))
-        return self.after(step, text) or super().binary(trace, as_asked, other, reflected)
+            return Constant(mine.trace.reader.ask(mine.root, mine.now, text, step))
+        return mine.after(step, text)
+
+    def from_outside(self) -> FloatValue:
+        return self
 
     def _with(self, op: Callable[..., Any], other: Value, reflected: bool) -> Step | None:
         if op not in _ARITHMETIC and op not in COMPARE:
@@ -96,7 +127,9 @@ class FloatValue(Number):
             found = step(self.now)
         except (ArithmeticError, ValueError):
             return None
-        return FloatValue(self.trace, self.root, self.now, step, text) if type(found) in KINDS else None
+        if type(found) not in KINDS:
+            return None
+        return FloatValue(self.trace, self.root, self.now, step, text, self.made_of)
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
         return (self.apply(op) if op in _UNARY else None) or super().unary(trace, op)
@@ -150,10 +183,42 @@ class FloatValue(Number):
         return f"the float {self.text}"
 
 
+def _fix(trace: Trace, root: Source, now: Any) -> None:
+    """Guard a number from outside to be this one."""
+    if type(now) is float:
+        trace.reader.guard(ConstEquals(root, now))
+    else:
+        trace.reader.ask(root, now, *BYTES)
+
+
+def together(trace: Trace, outside: tuple[Outside, ...], step: Step | None, text: str) -> FloatValue:
+    """The result of a function of several numbers from outside: of their tuple, or of the only one."""
+    if len(outside) == 1:
+        (one,) = outside
+        return FloatValue(trace, one.source, one.now, step, text, outside)
+    now = tuple([one.now for one in outside])
+    return FloatValue(trace, Joined(tuple([one.source for one in outside])), now, step, text, outside)
+
+
+def _joined(*values: FloatValue) -> list[FloatValue]:
+    """The same values as functions of all numbers from outside that one of them is computed from."""
+    joint = tuple({one.source: one for value in values for one in value.made_of}.values())
+    places = {one.source: i for i, one in enumerate(joint)}
+
+    def as_one(value: FloatValue) -> FloatValue:
+        step = value.step or _itself
+        at = [places[one.source] for one in value.made_of]
+        if isinstance(value.root, Joined):
+            return together(value.trace, joint, lambda v: step(tuple([v[i] for i in at])), value.text)
+        return together(value.trace, joint, lambda v: step(v[at[0]]), value.text)
+
+    return [as_one(value) for value in values]
+
+
 _EXACT = 1 << 53  # integers up to here are floats
 
 
-def _itself(value: float) -> float:
+def _itself(value: Any) -> Any:
     return value
 
 

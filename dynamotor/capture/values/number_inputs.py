@@ -64,7 +64,7 @@ def with_inputs(
         return target, args
     example = x.example
     whole = not (example.is_floating_point() or example.is_complex())
-    if example.is_complex() or whole and (name in _INPLACE_NAMES or name.endswith("_")):
+    if example.is_complex() or whole and (number.kind is int or name in _INPLACE_NAMES or name.endswith("_")):
         return target, args
     if not (whole or example.dim() or example.dtype in (torch.float32, torch.float64)):
         return target, args
@@ -84,7 +84,7 @@ def number_tensor(trace: Trace, number: FloatValue) -> TensorValue:
     if key not in trace.numbers.floats:
         spec = TensorSpec.of(tensor)
         trace.numbers.floats[key] = TensorValue(trace, None, ShapeTensor.make(spec), source, tensor)
-        trace.sizes.floats[number.root] = number.now
+        trace.sizes.floats |= {one.source: one.now for one in number.made_of}
     return trace.numbers.floats[key]
 
 

@@ -24,7 +24,7 @@ from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_
 from .base import ResultEmitter, Trace, Value, find_rule, run_rule, size_rules
 from .constant import Constant, Number
 from .containers import SequenceValue, TupleValue
-from .number import FUNCTIONS, FloatValue
+from .number import FUNCTIONS, FloatValue, Outside, together
 from .operators import COMPARE, INPLACE
 
 _EXACT = frozenset(
@@ -66,7 +66,8 @@ class SizeValue(Number):
             if quotient is not None:
                 return quotient
         if number is None or op not in _EXACT:
-            return super().binary(trace, as_asked, other, reflected)
+            found = _computed(self, op, other, reflected)
+            return super().binary(trace, as_asked, other, reflected) if found is None else found
         a, b = (number, self.expr) if reflected else (self.expr, number)
         if (
             op in (operator.floordiv, operator.mod, divmod)
@@ -103,18 +104,41 @@ class SizeValue(Number):
         used = sizes.used(self.expr)
         return sizes.node(self.trace.graph, used) if node else to_torch(used)
 
+    def from_outside(self) -> FloatValue | None:
+        return _from_outside(self.trace, self.expr, lambda n: n, str(self.expr))
+
     def describe(self) -> str:
         return f"the size {self.expr}"
 
 
-class QuotientValue(Number):
-    """A float that is a size over a positive integer: its roundings are sizes, all else is a number."""
+def _from_outside(trace: Trace, expr: Size, step: Callable[[int], Any], text: str) -> FloatValue | None:
+    """The result of a function of a size as a `FloatValue`; None where the size is no expression of sizes from
+    outside."""
+    sources, symbols = trace.sizes.sources, sorted(expr.symbols, key=lambda symbol: symbol.order)
+    if not symbols or not sources.keys() >= set(symbols):
+        return None
+    outside = tuple(
+        [Outside(sources[s], s.hint, functools.partial(int, Size({(s,): 1}, expr.env))) for s in symbols]
+    )
+    if len(symbols) == 1:
+        return together(trace, outside, lambda n: step(expr.value({symbols[0]: n})), f"size {text}")
+    return together(trace, outside, lambda v: step(expr.value(dict(zip(symbols, v)))), f"size {text}")
 
-    __slots__ = ("over", "by")
+
+def _computed(mine: Number, op: Callable[..., Any], other: Value, reflected: bool) -> Value | None:
+    """The result of an operator that gives a float of a size, computed at each call."""
+    found = mine.from_outside()
+    return None if found is None else found.computed(op, other, reflected)
+
+
+class QuotientValue(Number):
+    """A float that is a size over a positive integer: its roundings are sizes."""
+
+    __slots__ = ("trace", "over", "by")
     kind = float
 
-    def __init__(self, over: Size, by: int) -> None:
-        self.source, self.over, self.by = None, over, by
+    def __init__(self, trace: Trace, over: Size, by: int) -> None:
+        self.source, self.trace, self.over, self.by = None, trace, over, by
 
     @property
     def value(self) -> float:
@@ -123,7 +147,14 @@ class QuotientValue(Number):
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
-        return super().binary(trace, op, other, reflected) if other.is_constant() else None
+        if not other.is_constant():
+            return None
+        found = _computed(self, op, other, reflected)
+        return super().binary(trace, op, other, reflected) if found is None else found
+
+    def from_outside(self) -> FloatValue | None:
+        by = self.by
+        return _from_outside(self.trace, self.over, lambda n: n / by, f"{self.over} / {by}")
 
     def rounded(self, trace: Trace, fn: Callable[..., Any]) -> Value | None:
         """`fn(self)`, where that is a size for all values."""
@@ -154,7 +185,7 @@ def _quotient(
     else:
         return None
     exact = not is_unbacked(expr) and expr <= _EXACT_FLOATS and expr >= -_EXACT_FLOATS
-    return QuotientValue(expr, by) if exact else None
+    return QuotientValue(trace, expr, by) if exact else None
 
 
 class ConditionValue(Number):
@@ -338,18 +369,24 @@ def _rounding(fn: Callable[..., Any], trace: Trace, /, *args: Value) -> Value | 
     value = args[0] if len(args) == 1 else None
     if type(value) is QuotientValue:
         return value.rounded(trace, fn)
+    if type(value) is FloatValue:
+        return Constant(value.ask(fn.__name__, fn))
     return value if type(value) is SizeValue else None
 
 
 for _fn in (int, math.floor, math.ceil, math.trunc):
     size_rule(_fn)(functools.partial(_rounding, _fn))
+
+
+def _function(fn: Callable[[float], float], trace: Trace, /, *args: Value) -> Value | None:
+    """A function of one float."""
+    number = args[0].from_outside() if len(args) == 1 and isinstance(args[0], Number) else None
+    return None if number is None else number.apply(fn)
+
+
 for _of_float in FUNCTIONS:
     if _of_float is not abs:
-        size_rule(_of_float)(
-            lambda trace, *args, fn=_of_float: (
-                args[0].apply(fn) if len(args) == 1 and type(args[0]) is FloatValue else None
-            )
-        )
+        size_rule(_of_float)(functools.partial(_function, _of_float))
 
 
 def _numbers(trace: Trace, args: Sequence[Value]) -> list[Any] | None:

@@ -34,13 +34,13 @@ from ..guards import Absent, KernelSettings, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict, Source, input_name, is_static
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, under_modes, wrap_rule
-from .constant import PURE_TYPES, Constant
+from .constant import PURE_TYPES, Constant, Number
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .data_writes import note_recorded, refuse_if_recorded, write_by_data, written_part
 from .number import FloatValue
 from .operators import UNARY, special_name
 from .return_types import ReturnTypeValue
-from .size import SizeValue, size_result
+from .size import QuotientValue, SizeValue, size_result
 from .slices import SliceValue, without_symbols
 
 
@@ -671,6 +671,14 @@ def _by_mode(
     return found
 
 
+def _as_float(trace: Trace, value: Value, is_operand: bool) -> Value:
+    """A number as a `FloatValue`; an int only if it is an operand and 0 or 1 now: sizes of other calls are others."""
+    if isinstance(value, SizeValue):
+        small = value.expr.symbols <= trace.sizes.integers and any(s.hint < 2 for s in value.expr.symbols)
+        return (value.from_outside() if is_operand and small else None) or value
+    return value.from_outside() or value if isinstance(value, QuotientValue) else value
+
+
 def torch_call(
     trace: Trace,
     target: Callable[..., Any] | str,
@@ -686,10 +694,14 @@ def torch_call(
     if trace.calls.modes:
         called = None if isinstance(target, str) else target
         return _by_mode(trace, function_name(target), called, args, kwargs)
-    if any(type(value) is FloatValue for value in (*args, *kwargs.values())):
-        found = call_with_numbers(trace, target, args, kwargs)
-        if found is not None:
-            return found
+    if any(isinstance(value, Number) for value in (*args, *kwargs.values())):
+        operands = len(args) == 2 and not kwargs
+        numbers = [_as_float(trace, value, operands) for value in args]
+        named = {name: _as_float(trace, value, operands) for name, value in kwargs.items()}
+        if any(type(value) is FloatValue for value in (*numbers, *named.values())):
+            found = call_with_numbers(trace, target, numbers, named)
+            if found is not None:
+                return found
     trial_args = [lower(a, False) for a in args]
     trial_kwargs = {name: lower(v, False) for name, v in kwargs.items()}
     if run is None:
