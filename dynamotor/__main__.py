@@ -10,12 +10,13 @@ from pathlib import Path
 
 from . import __version__
 from .base.errors import DynamotorError, UsageError
-from .tools import cache_command, doctor, minify, package, run
+from .tools import cache_command, doctor, minify, package, ranks, run
 
 COMMANDS = (
     ("cache", cache_command, "show, prune and verify the disk cache"),
     ("package", package, "list the contents of a package of `dynamotor.export`"),
     ("doctor", doctor, "what this machine has and whether a small compile works"),
+    ("ranks", ranks, "the event streams of a program's ranks side by side, and as one file for Perfetto"),
     ("minify", minify, "from a program that fails to a small script that fails in the same way"),
     (
         "run",

@@ -58,7 +58,7 @@ LIMITS = {
     ".": (1, 17),
     "autograd": (3, 12),
     "base": (2, 8),
-    "capture": (16, 11.2),
+    "capture": (14, 11.2),
     "codegen": (1, 3.2),
     "distributed": (3, 10),
     "graph": (5, 18.7),

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -71,6 +72,37 @@ class GraphText:
         return GraphText(name, stage, program_text(gm), tuple(nodes))
 
 
+@dataclass(frozen=True)
+class PassText:
+    """A pass that changed a graph: its seconds, and the lines around its changes, each behind "+", "-", " "
+    or "@".
+    """
+
+    name: str
+    seconds: float
+    lines: tuple[str, ...]
+
+    @property
+    def added(self) -> int:
+        """New lines."""
+        return sum(line.startswith("+") for line in self.lines)
+
+    @property
+    def removed(self) -> int:
+        """Lines that are gone."""
+        return sum(line.startswith("-") for line in self.lines)
+
+
+@dataclass
+class PassesRecord:
+    """The passes over one graph, in order; unchanged: the names of those that changed nothing."""
+
+    stage: str
+    after: str  # the graph's text, by which the next pass over it is known
+    steps: list[PassText] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+
+
 @dataclass
 class CaptureRecord:
     """One trace: its graph (None: nothing was captured), guards with the lines that made them, why it
@@ -131,6 +163,7 @@ class Record:
     def __init__(self) -> None:
         self.captures: list[CaptureRecord] = []
         self.graphs: list[GraphText] = []
+        self.passes: list[PassesRecord] = []
         self.programs: list[ProgramRecord] = []
         self.recompiles: list[dict[str, Any]] = []
         self.fallbacks: list[dict[str, Any]] = []
@@ -185,6 +218,21 @@ class Record:
         self.graphs.append(GraphText.of(event.data["name"], event.data.get("stage", "joint"), gm))
         self._lines.update((n.name, n.meta["where"]) for n in gm.graph.nodes if n.meta.get("where"))
         self._refusals.clear()
+
+    def _pass(self, event: Event) -> None:
+        name, stage, before, after = (event.data[key] for key in ("name", "stage", "before", "after"))
+        last = self.passes[-1] if self.passes else None
+        if last is None or last.stage != stage or last.after != before:
+            last = PassesRecord(stage, before)
+            self.passes.append(last)
+        last.after = after
+        if after == before:
+            last.unchanged.append(name)
+            return
+        changes = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
+        last.steps.append(
+            PassText(name, event.data["seconds"], tuple(changes)[2:])
+        )  # behind the names of files
 
     def _refuse(self, event: Event) -> None:
         self._refusals[event.data["node"], event.data["into"], event.data["reason"]] += 1
@@ -262,6 +310,7 @@ _HANDLERS: dict[str, Any] = {
     "capture": Record._capture,
     "joint": Record._graph,
     "aten_graph": Record._graph,
+    "pass": Record._pass,
     "refuse": Record._refuse,
     "code": Record._code,
     "recompile": lambda self, event: self.recompiles.append(event.data),

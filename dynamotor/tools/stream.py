@@ -130,10 +130,11 @@ class Stream:
             )  # the format's closing bracket is optional, so that a program may end at any time
 
     def __call__(self, event: Event) -> None:
-        row = self.chrome_row(event) if self.chrome else self.row(event)
-        if row is not None:
+        row = self.row(event)
+        line = chrome_row(row) if self.chrome else row
+        if line is not None:
             with self.lock:
-                self.file.write(json.dumps(row, default=_short) + (",\n" if self.chrome else "\n"))
+                self.file.write(json.dumps(line, default=_short) + (",\n" if self.chrome else "\n"))
 
     def row(self, event: Event) -> dict[str, Any]:
         """Kind, seconds since the stream began, process, thread, and the event's own small data."""
@@ -147,26 +148,23 @@ class Stream:
             **small,
         }
 
-    def chrome_row(self, event: Event) -> dict[str, Any] | None:
-        """A span for a phase, an instant for anything else."""
-        if event.kind == "begin":
-            return None
-        row = self.row(event)
-        kind, at, seconds = (
-            row.pop("kind"),
-            row.pop("time"),
-            row.get("seconds", 0.0) if event.kind == "phase" else 0.0,
-        )
-        span = {"ph": "X", "dur": seconds * 1e6} if kind == "phase" else {"ph": "i", "s": "t"}
-        return {
-            "name": row.get("name", kind) if kind == "phase" else kind,
-            "cat": kind,
-            "ts": (at - seconds) * 1e6,
-            "pid": row.pop("pid"),
-            "tid": row.pop("thread"),
-            "args": row,
-            **span,
-        }
+
+def chrome_row(row: dict[str, Any]) -> dict[str, Any] | None:
+    """A row in the Chrome format: a span for a phase, an instant for others; None where a phase begins."""
+    kind, at = row.pop("kind"), row.pop("time")
+    if kind == "begin":
+        return None
+    seconds = row.get("seconds", 0.0) if kind == "phase" else 0.0
+    span = {"ph": "X", "dur": seconds * 1e6} if kind == "phase" else {"ph": "i", "s": "t"}
+    return {
+        "name": row.get("name", kind) if kind == "phase" else kind,
+        "cat": kind,
+        "ts": (at - seconds) * 1e6,
+        "pid": row.pop("pid"),
+        "tid": row.pop("thread"),
+        "args": row,
+        **span,
+    }
 
 
 def _short(value: Any) -> str:

@@ -21,7 +21,7 @@ LIMITS = {
     "lower": 5_900,
     "runtime": 1_500,
     "step": 2_350,
-    "tools": 2_200,
+    "tools": 2_250,
 }
 XLA = 10_600  # dynamotor-xla
 

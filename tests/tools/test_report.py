@@ -62,6 +62,9 @@ def test_it_shows_source_breaks_guards_recompiles_and_refusals(record: Record, p
     assert "complete only after the nest" in text
     assert all(step.name in text for program in record.programs for step in program.steps)
     assert "= x.shape[0]" in text or "x.shape[0]" in text  # sizes
+    steps = [step for passes in record.passes for step in passes.steps]
+    assert steps and all(step.added or step.removed for step in steps)
+    assert all(step.name in text for step in steps)
 
 
 def test_it_needs_no_network(page: Path) -> None:
@@ -239,19 +242,20 @@ def test_sections_open_search_filters_and_the_console_is_silent(browser: Any, pa
 
 
 @needs_browser
-def test_a_narrow_window_needs_no_sideways_scrolling(browser: Any, page: Path) -> None:
+@pytest.mark.parametrize("width", [400, 900])
+def test_a_narrow_window_needs_no_sideways_scrolling(browser: Any, page: Path, width: int) -> None:
     size = browser.get_window_size()
     try:
         browser.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
-            {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True},
+            {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True},
         )
         _opened(browser, page)
         browser.execute_script("for (const d of document.querySelectorAll('details')) d.open = true;")
         wide = "return [document.documentElement.scrollWidth, window.innerWidth]"
         scrolled, window = browser.execute_script(wide)
-        assert scrolled <= window == 400
-        _picture(browser, "report-narrow.png")
+        assert scrolled <= window == width
+        _picture(browser, f"report-{width}.png")
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         browser.set_window_size(size["width"], size["height"])
@@ -282,6 +286,19 @@ def test_keys_reach_search_sections_and_pictures(browser: Any, page: Path) -> No
     picture.send_keys(Keys.ARROW_RIGHT, "+")
     x, y, width = browser.execute_script(box, picture)
     assert x > before[0] and width < before[2]
+    steps = next(
+        s
+        for s in browser.find_elements("css selector", ".steps")
+        if s.find_elements("css selector", "section + section")
+    )
+    shown = (
+        "return [...arguments[0].querySelectorAll('section')].findIndex(s => !s.classList.contains('hidden'))"
+    )
+    places = []
+    for key in (Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.END):
+        steps.send_keys(key)
+        places.append(browser.execute_script(shown, steps))
+    assert places[:4] == [0, 1, 0, 0] and places[4] >= 1
     assert not browser.get_log("browser")
 
 

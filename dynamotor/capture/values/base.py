@@ -72,7 +72,6 @@ class Value:
     source: Source | MaybeNone
     kind: type  # the class of the object, unless `python_type` is written
     obj: Any = MISSING  # the outside object itself, where there is one
-    takes_over = False  # calls of PyTorch go to its class (rules_overrides.py), or to that of an item
     held = False  # a number that data decides: it is handed on, unread
     late = False  # a text that is written behind the graph
     symbolic = False  # a size that is an expression, or a sequence that holds one (values/size.py)
@@ -83,6 +82,11 @@ class Value:
     def python_type(self) -> type:
         """The class of the object that this value stands for."""
         return self.kind
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether calls of PyTorch go to its class (rules_overrides.py), or to that of an item."""
+        return False
 
     def is_constant(self) -> bool:
         """Whether `as_constant` works: the whole object (with everything in it) is known and immutable for

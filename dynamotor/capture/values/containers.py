@@ -78,7 +78,7 @@ class SequenceValue(Indexed):
         return self._items
 
     @property
-    def takes_over(self) -> bool:  # type: ignore[override]
+    def takes_over(self) -> bool:
         items = self._items or ()
         return any(item.takes_over for item in items if not isinstance(item, SequenceValue))
 
@@ -210,7 +210,7 @@ class ListValue(SequenceValue):
         return super().items
 
     @property
-    def takes_over(self) -> bool:  # type: ignore[override]
+    def takes_over(self) -> bool:
         return super().takes_over or any(item.takes_over for item in self.tail)
 
     def truth(self, trace: Trace) -> bool:

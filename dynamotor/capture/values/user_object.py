@@ -50,7 +50,7 @@ class UserObject(Value):
         return self.cls
 
     @property
-    def takes_over(self) -> bool:  # type: ignore[override]
+    def takes_over(self) -> bool:
         return hasattr(self.cls, "__torch_function__")
 
     def hash_key(self, trace: Trace) -> Hashable:
