@@ -550,7 +550,7 @@ def dopri5(way: Way) -> Tensors:
 @case(
     "torchdiffeq: dopri5, the whole solver compiled",
     exact=False,
-    reason="as rk4; steps are accepted by the data; `view_as` is autograd's own, of a custom function that returns its argument",
+    reason="as rk4; data accepts steps; a custom function breaks that writes its argument through `.data`: `view_as` is autograd's call for it",
 )
 def dopri5_whole(way: Way) -> Tensors:
     return solve(way, "dopri5", whole=True)

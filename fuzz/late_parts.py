@@ -213,6 +213,12 @@ PLACES: dict[str, tuple[str, str]] = {
         "    @staticmethod\n    def backward(ctx, g):\n        return g * ctx.by\n",
         "x = Part{n}.apply(x)",
     ),
+    "returned argument": (
+        "class Part{n}(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x, held):\n        ctx.by = {read}\n        return x.view_as(x)\n"
+        "    @staticmethod\n    def backward(ctx, g):\n        {effect}\n        return g * ctx.by, None\n",
+        "x = Part{n}.apply(x, [x * 2]) + Part{n}.apply(x * 2, ())",
+    ),
     "context": (
         "class Part{n}(torch.autograd.Function):\n"
         "    @staticmethod\n    def forward(x, held):\n        return x * 1\n"
