@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import os
 import re
 import runpy
 import subprocess
@@ -35,17 +36,15 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-# Pages whose Python runs as it stands; in others it needs a GPU, several processes or a program of the
-# reader's.
+# Pages whose Python runs as it stands, the programs of several ranks with one; others show parts of programs.
 RUN = [
     "README.md",
     "docs/index.md",
     "docs/how-it-works.md",
     "docs/from-torch-compile.md",
     "docs/backends.md",
-    "docs/guide/training.md",
-    "docs/guide/custom-ops.md",
-    "docs/guide/troubleshooting.md",
+    "docs/packages.md",
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/guide").glob("*.md"))),
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/debug").glob("*.md"))),
 ]
 SNIPPETS = [
@@ -61,6 +60,20 @@ def test_a_snippet_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "snippet.py").write_text(snippet)  # a file: texts about lines are tested
+    for needed in re.findall(r"^(?:import|from) (lightning|transformers)\b", snippet, re.MULTILINE):
+        pytest.importorskip(needed)
+        torchvision_stub.prepare()
+    if "Trainer" in snippet and "transformers" in snippet:
+        pytest.importorskip("accelerate")
+    port = str(25_000 + os.getpid() % 5_000)
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }.items():
+        if "torch.distributed" in snippet:
+            monkeypatch.setenv(name, value)
     with config.patch(check=False), contextlib.suppress(SystemExit):
         runpy.run_path(str(tmp_path / "snippet.py"), run_name="__main__")
     dynamotor.reset()
@@ -185,15 +198,6 @@ def test_the_charts_are_those_of_the_committed_figures() -> None:
 def test_the_changelog_begins_with_the_version_and_its_date() -> None:
     newest = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest and re.fullmatch(rf"{re.escape(dynamotor.__version__)} \(\d{{4}}-\d\d-\d\d\)", newest[1])
-
-
-def test_generate_in_the_guide_gives_eagers_tokens() -> None:
-    pytest.importorskip("transformers")
-    torchvision_stub.prepare()
-    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guide/huggingface.md").read_text(), re.DOTALL)[
-        1
-    ]
-    exec(compile(snippet, "generate", "exec"), {})  # it compares the tokens
 
 
 def test_the_api_page_has_every_public_name() -> None:
