@@ -27,7 +27,7 @@ from .cut import cut_points
 from .guards import Ambient, AnyGuard
 from .input_overlaps import guard_overlaps
 from .result_emitter import ResultEmitter
-from .source import Const, Source
+from .source import Const, Made, Source
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
 from .values import nn_module, tensor
@@ -65,6 +65,11 @@ class Captured:
     lines: dict[AnyGuard, UserLine | None] = field(
         default_factory=dict
     )  # the line that made each guard, for who listens
+
+    @property
+    def made(self) -> int:
+        """Tensors that eager PyTorch makes for the graph at each call."""
+        return sum(type(source) is Made for source in self.inputs)
 
     @property
     def ops(self) -> int:

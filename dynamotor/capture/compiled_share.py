@@ -36,6 +36,7 @@ WATCHED_CALLS = 8  # after these nothing is counted any more
 WATCHED_GRAPHS = 512  # nor after so many calls of graphs: a call may be a loop that runs for hours
 TOLD_CALLS = 3  # so many calls are enough to tell
 ENOUGH = 0.8  # with less of its torch calls in graphs, a callable gets a warning
+_NEW = "a parameter that the function makes is allocated before the graph"
 # Reads of a tensor by Python, which compute nothing: graph breaks consist of them.
 _NAMES = """
     __array__ __bool__ __complex__ __contains__ __deepcopy__ __dir__ __float__ __format__ __get__ __hash__ __index__
@@ -104,7 +105,10 @@ class Share:
         found = Counts(self.elsewhere, self.native.copy(), self.seconds)
         for entry in self.entries():
             data = entry.info.data
-            calls = (entry.hits + data.missed) * data.ops
+            runs = entry.hits + data.missed
+            calls = runs * data.ops
+            if data.made:
+                found.eager[_NEW] += runs * data.made
             if data.left_to_eager:
                 found.eager[data.left_to_eager[0]] += calls
             else:

@@ -15,7 +15,7 @@ from ..base import compat
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.spec import TensorSpec
 from .breaks import unsupported_if
-from .source import Called, Const
+from .source import Made
 from .values.base import Trace, Value, builtin_rule
 from .values.constant import FALSE, Constant
 from .values.tensor import TensorValue, torch_call
@@ -31,7 +31,7 @@ def _make_subclass(trace: Trace, cls: Value, data: Value, require_grad: Value = 
     )
     assert isinstance(data, TensorValue)
     leaf = _leaf(data.spec, require_grad.as_constant())
-    source = Called(Const(leaf, "a new parameter"), _made)
+    source = Made(leaf, "a new parameter")
     spec = data.spec
     node = trace.graph.input(source, leaf(), spec, static=False, name="new_parameter")
     example = ShapeTensor.make(spec, requires_grad=require_grad.as_constant())
@@ -65,7 +65,3 @@ def _can_be_made(trace: Trace, cls: Value, data: Value, wanted: Value) -> bool:
 def _leaf(spec: TensorSpec, wanted: bool) -> Callable[[], nn.Parameter]:
     """Makes an empty parameter of the spec."""
     return lambda: nn.Parameter(spec.empty(), wanted)
-
-
-def _made(leaf: Callable[[], nn.Parameter]) -> nn.Parameter:
-    return leaf()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -204,6 +204,19 @@ class Called(Source):
 
     def read(self, parent: Any) -> Any:
         return self.key(parent)
+
+
+class Made(Called):
+    """A new object at each call: the result of a function that the entry holds (the base)."""
+
+    __slots__ = ()
+
+    def __init__(self, make: Callable[[], Any], label: str) -> None:
+        super().__init__(Const(make, label), _call)
+
+
+def _call(make: Callable[[], Any]) -> Any:
+    return make()
 
 
 class Joined(Source):

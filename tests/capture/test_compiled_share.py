@@ -1,5 +1,6 @@
 """The share of torch calls that ran compiled is stated, what eager ran is listed, and a low share gives one warning."""
 
+import copy
 import warnings
 
 import pytest
@@ -189,3 +190,16 @@ def test_a_check_inside_a_distribution_leaves_only_the_branch_to_eager():
     torch.testing.assert_close(compiled(x * 2, s + 1), density(x * 2, s + 1))
     with pytest.raises(ValueError, match="PositiveDefinite"):
         compiled(x, -s)
+
+
+@pytest.mark.regression
+def test_parameters_that_are_made_before_a_graph_count_as_eager() -> None:
+    model = torch.nn.Linear(3, 3)
+
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return copy.deepcopy(model)(x)
+
+    compiled = dynamotor.compile(copied, backend="eager")
+    compiled(torch.ones(3))
+    counts = dynamotor.explain(compiled)(torch.ones(3)).counts
+    assert counts.eager == {"a parameter that the function makes is allocated before the graph": 2}
