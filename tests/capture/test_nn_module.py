@@ -91,3 +91,43 @@ def test_parameters_and_buffers_whose_class_does_not_say_so(made):
             tables = (module._parameters, module._buffers, module._non_persistent_buffers_set)
             said.append((str(tables), "it" in module.__dict__))
         assert said[0] == said[1]
+
+
+def _load(target: nn.Module, source: nn.Module, x: torch.Tensor) -> object:
+    state = source.state_dict()
+    state.pop("0.bias")
+    keys = target.load_state_dict(state, strict=False)
+    return target(x), " ".join([*keys.missing_keys, *state, *state._metadata])
+
+
+def _average(target: nn.Module, source: nn.Module, x: torch.Tensor) -> object:
+    state = source.state_dict()
+    for name, value in target.state_dict().items():
+        if value.is_floating_point():
+            value.mul_(0.9).add_(state[name], alpha=0.1)
+    return target(x), ""
+
+
+def _load_wrong(target: nn.Module, source: nn.Module, x: torch.Tensor) -> object:
+    try:
+        target.load_state_dict({**source.state_dict(), "0.weight": x, "other": x})
+    except RuntimeError as error:
+        return str(error)
+    return target(x), ""
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("fn", [_load, _average, _load_wrong])
+def test_states_of_modules_are_read_and_loaded_in_the_graph(fn):
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        target, source = (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval() for _ in range(2))
+        run = dynamotor.compile(fn, backend="eager", fullgraph=True) if compiled else fn
+        found = [run(target, source, torch.full((2, 3), k + 1.0)) for k in range(2)]
+        versions = [p._version for p in (*target.parameters(), *source.parameters())]
+        results.append((found, target.state_dict(), versions))
+    texts = [[one if type(one) is str else one[-1] for one in found] for found, *_ in results]
+    assert texts[0] == texts[1]
+    results = [([one[0] if type(one) is tuple else 0 for one in found], *rest) for found, *rest in results]
+    torch.testing.assert_close(results[1], results[0])

@@ -268,7 +268,8 @@ _slice_rule(torch.nn.Sequential)
 
 # Methods that change a module's class or parameters run natively -------------------------------------------
 def _refuse(name: str, trace: Trace, module: Value, /, *args: Value, **kwargs: Value) -> Value:
-    if isinstance(module, NNModuleValue) and module.obj is not MISSING:
+    copies = name == "load_state_dict" and _is_false(args[2] if len(args) > 2 else kwargs.get("assign"))
+    if isinstance(module, NNModuleValue) and module.obj is not MISSING and not copies:
         wanted = _conversion(name, args, kwargs)
         if wanted is not None and _is_converted(trace, module, *wanted):
             return module
@@ -278,6 +279,10 @@ def _refuse(name: str, trace: Trace, module: Value, /, *args: Value, **kwargs: V
             cure="call it outside the compiled function",
         )
     return inline_function(trace, getattr(Module, name), [module, *args], kwargs)
+
+
+def _is_false(value: Value | None) -> bool:
+    return value is None or type(value) is Constant and value.value is False
 
 
 _DTYPES = {
@@ -354,7 +359,6 @@ _REFUSED = (
     "to_empty",
     "_apply",
     "load_state_dict",
-    "state_dict",
     "register_forward_hook",
     "register_forward_pre_hook",
     "register_full_backward_hook",
