@@ -497,6 +497,8 @@ def test_kept_programs_hold_no_model():
 
 
 def test_closures_made_anew_while_a_break_runs():
+    dynamotor.reset()
+
     @dynamotor.disable
     def opened(x):
         return [x, x + 1]
