@@ -63,6 +63,8 @@ CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
 OnBackward = Callable[[torch.fx.GraphModule], Callable[[Compiled], Compiled]]
 # Calls in a row that are not worth a graph of their own: in training it costs as much as they do.
 FEW = 3
+# PyTorch's words for a write into a leaf, or into a view of one.
+_WRITES_LEAF = "leaf Variable that requires grad is being used in an in-place operation"
 _names = itertools.count()
 
 
@@ -171,7 +173,7 @@ def _aot_compile(
         regions = None
         if cuts and not config.strict and (at or written):
             regions = _regions(gm, example_inputs, [at] if at else None)
-        _note_fallback(name, error, at, "graph" if regions is None else "op")
+        _note_fallback(name, _of_input(error), at, "graph" if regions is None else "op")
         return gm.forward if regions is None else _in_parts(gm, regions, compile_graph, cuts - 1, keeper)
     with timed("simplify joint graph"):
         if joint.gradient_of:
@@ -320,6 +322,19 @@ def _compile_stage(
         keeper=keeper,
         part=True,
     )
+
+
+def _of_input(error: Exception) -> Exception:
+    """The error, or where autograd refuses a write into a leaf of the trace, one that speaks of the input:
+    the user's tensor need not be a leaf, and eager then takes the write.
+    """
+    if not isinstance(error, UnsupportedOp) and _WRITES_LEAF in str(error):
+        return UnsupportedOp(
+            "DM231",
+            "an input that takes part in the gradient is changed in place",
+            cure="use the out-of-place op",
+        )
+    return error
 
 
 def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> None:
