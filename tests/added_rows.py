@@ -60,6 +60,23 @@ def op_in_triton() -> None:
     assert isinstance(step, LoopStep) and "sigmoid" in step.function.source
 
 
+def op_of_the_loop_ir() -> None:
+    lowered = dynamotor.lower(lambda x: torch.ops.dummy.twice(x) - 1, X)
+    torch.testing.assert_close(lowered.result, 2 * X - 1)
+    assert "dummy_twice" in str(lowered) and not counters["extern"], counters["extern"]
+
+
+def decomposition() -> None:
+    lowered = dynamotor.lower(lambda x: torch.ops.dummy.halve.default(x), X)
+    torch.testing.assert_close(lowered.result, X / 2)
+    assert "aten.mul" in str(lowered) and not counters["extern"], counters["extern"]
+
+
+def torch_function() -> None:
+    compiled = dynamotor.compile(lambda x: torch.ops.dummy.halve(x, times=2), fullgraph=True)
+    torch.testing.assert_close(compiled(X), X / 4)
+
+
 def guard() -> None:
     row = guards.IsMultiple(Arg(0, "n"), 3)  # type: ignore[attr-defined]
     program = compile_program([row], inputs=[Arg(0, "n")])
@@ -120,6 +137,9 @@ ROWS = (
     op_on_cpus,
     op_of_any_size,
     op_in_triton,
+    op_of_the_loop_ir,
+    decomposition,
+    torch_function,
     guard,
     opcode,
     backend,

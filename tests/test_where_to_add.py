@@ -29,6 +29,33 @@ def _gate(ctx: LoopBuilder, x: LoopValue, y: LoopValue) -> LoopValue:
 """,
 }
 ADDED = OP | {
+    "dynamotor/lower/ops_pointwise.py": OP["dynamotor/lower/ops_pointwise.py"]
+    + """
+
+@lowering(torch.ops.dummy.twice.default)
+def _twice(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    return ctx.pointwise(lambda a: op("dummy_twice", a), x)
+""",
+    "dynamotor/codegen/cpp_ops.py": """
+TEXT["dummy_twice"] = "{0}+{0}"
+""",
+    "dynamotor/codegen/triton_ops.py": """
+TEXT["dummy_twice"] = "{0} + {0}"
+""",
+    "dynamotor/autograd/decompositions.py": """
+
+@decomposition(torch.ops.dummy.halve.default)
+def _halve(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor) -> Any:
+    return recorder.call(aten.mul.Tensor, x, 0.5)
+""",
+    "dynamotor/capture/values/torch_function.py": """
+
+@builtin_rule(torch.ops.dummy.halve)
+def _halve(trace: Trace, x: Value, times: Value = Constant(1)) -> Value:
+    for _ in range(times.as_constant()):
+        x = torch_call(trace, torch.ops.dummy.halve.default, [x], {})
+    return x
+""",
     "dynamotor/capture/guards.py": '''
 
 @dataclass(frozen=True)
@@ -99,7 +126,7 @@ def test_added_rows_work_and_keep_the_rules_of_the_architecture(tmp_path: Path) 
     rows = str(ROOT / "tests" / "added_rows.py")
     done = run_forked(f"{IN_COPY}import runpy; runpy.run_path({rows!r}, run_name='__main__')", *paths)
     passed = re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE)
-    assert len(passed) == 10 and not done.returncode, done.stdout + done.stderr
+    assert len(passed) == 13 and not done.returncode, done.stdout + done.stderr
 
 
 def test_an_op_for_cpus_gpus_and_xla_is_at_most_four_files() -> None:
