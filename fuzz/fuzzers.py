@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import re
@@ -47,6 +46,7 @@ from .trial import UNBATCHED, Trial, Verdict, examine, tally
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
+Chunks = Callable[[int, int, list[str]], Iterator[Job]]
 MOST_REDUCED = 3  # findings of one chunk that are cut down; the others are only counted
 
 
@@ -342,14 +342,6 @@ def _problems_of_smaller(program: Any) -> list[str]:
         return []
 
 
-def programs_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
-    """Chunks without end."""
-    for start in itertools.count(0, PROGRAMS):
-        if start >= count:
-            return
-        yield {"fuzzer": "programs", "seed": seed, "start": start, "count": min(PROGRAMS, count - start)}
-
-
 def run_objects(job: Job) -> Answer:
     """Statements over objects that are made inside of the function, and over those of outside."""
     answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
@@ -371,12 +363,6 @@ def run_objects(job: Job) -> Answer:
             )
     dynamotor.reset()
     return answer
-
-
-def objects_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
-    """Chunks without end."""
-    for start in range(0, count, 200):
-        yield {"fuzzer": "objects", "seed": seed, "start": start, "count": min(200, count - start)}
 
 
 def run_late(job: Job) -> Answer:
@@ -404,12 +390,6 @@ def run_late(job: Job) -> Answer:
     return answer
 
 
-def late_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
-    """Chunks without end."""
-    for start in range(0, count, 40):
-        yield {"fuzzer": "late", "seed": seed, "start": start, "count": min(40, count - start)}
-
-
 def run_subclasses(job: Job) -> Answer:
     """Programs over tensors of wrapper subclasses."""
     answer: Answer = {"tally": Counter(), "refused": Counter(), "findings": []}
@@ -434,12 +414,6 @@ def run_subclasses(job: Job) -> Answer:
     return answer
 
 
-def subclasses_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
-    """Chunks without end."""
-    for start in itertools.takewhile(lambda n: n < count, itertools.count(0, 100)):
-        yield {"fuzzer": "subclasses", "seed": seed, "start": start, "count": min(100, count - start)}
-
-
 def run_threads(job: Job) -> Answer:
     """Functions that are called from several threads, children or processes."""
     answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
@@ -460,12 +434,6 @@ def run_threads(job: Job) -> Answer:
                 }
             )
     return answer
-
-
-def threads_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
-    """Chunks without end."""
-    for start in range(0, count, 4):
-        yield {"fuzzer": "threads", "seed": seed, "start": start, "count": 4}
 
 
 def run_steps(job: Job) -> Answer:
@@ -493,12 +461,6 @@ def run_steps(job: Job) -> Answer:
             )
         dynamotor.reset()
     return answer
-
-
-def steps_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
-    """Chunks without end."""
-    for start in range(0, count, 20):
-        yield {"fuzzer": "steps", "seed": seed, "start": start, "count": min(20, count - start)}
 
 
 # Fuzzers of one program a seed: its faults, and how many a chunk has.
@@ -535,14 +497,16 @@ def run_seeded(job: Job) -> Answer:
     return answer
 
 
-def seeded_chunks(name: str, seed: int, count: int, names: list[str]) -> Iterator[Job]:
-    """Chunks without end."""
-    size = SEEDED[name][1]
-    for start in itertools.takewhile(lambda n: n < count, itertools.count(0, size)):
-        yield {"fuzzer": name, "seed": seed, "start": start, "count": min(size, count - start)}
+def in_chunks(size: int, name: str) -> Chunks:
+    """Chunks of so many programs of a fuzzer."""
+
+    def chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+        for start in range(0, count, size):
+            yield {"fuzzer": name, "seed": seed, "start": start, "count": min(size, count - start)}
+
+    return chunks
 
 
-Chunks = Callable[[int, int, list[str]], Iterator[Job]]
 # Fuzzers of tensor programs: the n-th program of a seed.
 GENERATORS = {
     "fusion": fusion.generated,
@@ -555,16 +519,16 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "writes at sizes": (run_sizes, writes_chunks),
     "operators": (run_operators, operators_chunks),
     "modules": (run_modules, modules_chunks),
-    "programs": (run_programs, programs_chunks),
+    "programs": (run_programs, in_chunks(PROGRAMS, "programs")),
     "shapes": (run_shapes, shapes_chunks),
     "sizes": (run_sizes, sizes_chunks),
     "kept": (run_sizes, kept_chunks),
-    "threads": (run_threads, threads_chunks),
-    "objects": (run_objects, objects_chunks),
-    "steps": (run_steps, steps_chunks),
-    "late": (run_late, late_chunks),
-    "subclasses": (run_subclasses, subclasses_chunks),
-    **{name: (run_seeded, functools.partial(seeded_chunks, name)) for name in SEEDED},
+    "threads": (run_threads, in_chunks(4, "threads")),
+    "objects": (run_objects, in_chunks(200, "objects")),
+    "steps": (run_steps, in_chunks(20, "steps")),
+    "late": (run_late, in_chunks(40, "late")),
+    "subclasses": (run_subclasses, in_chunks(100, "subclasses")),
+    **{name: (run_seeded, in_chunks(size, name)) for name, (_, size) in SEEDED.items()},
 }
 
 
