@@ -24,7 +24,8 @@ from ..graph.spec import Compiled, TensorSpec
 from ..graph.tensor_subclass import is_wrapper
 from .calls import call_without_autocast, call_without_grad, unseen
 from .double_backward import Again, Given, is_batched
-from .inner_outputs import is_users, linker, refuse_hooks
+from .inner_outputs import linker, refuse_hooks
+from .node_hooks import is_users, refusing_hooks
 from .recipe import Recipe
 from .saved import as_they_lay, laid, lie_as_noted, note_write, tensor_layouts
 from .separate_backwards import Reads, SeparateBackwards
@@ -118,6 +119,7 @@ def _whole_function(
     save = saver(node, recipe)
     backward = unseen(Backward(node, recipe, wanted, wanted, [edges[i] for i in positions], again))
 
+    @refusing_hooks
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -220,6 +222,7 @@ def _part_function(
     """A function that leads to some inputs, from these values, which have been computed."""
     save, backward = saver(node, recipe), unseen(gradients)
 
+    @refusing_hooks
     class CompiledPart(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, computed: tuple[Any, ...], *inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -241,6 +244,7 @@ def _own_node(value: torch.Tensor) -> torch.Tensor:
     return _Several.apply(value) if value.is_complex() else torch.ops.aten.lift.default(value)
 
 
+@refusing_hooks
 class _Several(torch.autograd.Function):
     """One value that several nodes made: its gradient goes to all of them."""
 

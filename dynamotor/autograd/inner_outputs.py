@@ -20,6 +20,7 @@ from ..base import compat
 from ..base.errors import BackendError
 from .calls import unseen
 from .double_backward import Again, Given, is_batched
+from .node_hooks import is_users, noting_prehooks, refusing_hooks
 from .recipe import Recipe
 
 Link = Callable[
@@ -41,7 +42,8 @@ class _Owed:
 
 def linker(recipe: Recipe, again: Again | None) -> Link:
     """What leads from each value to those that it is computed from and that are handed out as they are."""
-    sources = _sources(recipe)
+    inside = _inner_values(recipe)
+    sources = _sources(recipe, inside)
     order = sorted(sources, key=lambda k: len(sources[k][1]))
 
     def asking(
@@ -75,12 +77,14 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
 
     backward_of = unseen(through)
 
+    @noting_prehooks
+    @refusing_hooks
     class Dependent(torch.autograd.Function):
         @staticmethod
         def forward(
             ctx: Any, contexts: Sequence[Any], value: int, tensor: torch.Tensor, *_: torch.Tensor
         ) -> Any:
-            ctx.contexts, ctx.value = contexts, value
+            ctx.contexts, ctx.value, ctx.leads_inside = contexts, value, inside.get(value, 0)
             ctx.set_materialize_grads(False)
             return tensor.detach()
 
@@ -95,16 +99,22 @@ def linker(recipe: Recipe, again: Again | None) -> Link:
     return link
 
 
-def _sources(recipe: Recipe) -> dict[int, tuple[int, tuple[int, ...]]]:
+def _inner_values(recipe: Recipe) -> dict[int, int]:
+    """Values that are handed out as they are and from which others are computed: these others' tangents
+    (bits)."""
+    masks: dict[int, int] = {}
+    for output, mask in recipe.inner.items():
+        plan = recipe.plans[output]
+        if plan.kind == "value" and not plan.steps and not plan.detach and recipe.differentiable[plan.index]:
+            masks[plan.index] = masks.get(plan.index, 0) | mask
+    return masks
+
+
+def _sources(recipe: Recipe, masks: dict[int, int]) -> dict[int, tuple[int, tuple[int, ...]]]:
     """Values that are computed from others which are handed out, and these: their tangents' numbers, what
     they are computed from.
     """
     differentiable = [k for k, wanted in enumerate(recipe.differentiable) if wanted]
-    masks: dict[int, int] = {}
-    for output, mask in recipe.inner.items():
-        plan = recipe.plans[output]
-        if plan.kind == "value" and not plan.steps and not plan.detach and plan.index in differentiable:
-            masks[plan.index] = masks.get(plan.index, 0) | mask
     found = {
         k: (number, tuple(i for i, mask in masks.items() if mask >> number & 1 and i != k))
         for number, k in enumerate(differentiable)
@@ -184,19 +194,11 @@ def refuse_hooks(ctx: Any, arrived: int) -> None:
     """An output that others are computed from sees only the gradient from outside: its hooks would be told
     too little.
     """
-    for reference, hooks, mask in getattr(ctx, "watched", ()):
-        output = reference()
-        if not mask & arrived:
-            continue
-        if _is_looked_at(output, hooks):
-            raise BackendError(
-                "DM403",
-                "a hook or retain_grad on an output that other outputs are computed from",
-                why="the gradient from those other outputs stays inside the compiled backward",
-                cure="register it inside the compiled function (a graph break), or use dynamotor.disable",
-            )
-
-
-def is_users(hook: Any) -> bool:
-    """Whether the hook is not PyTorch's own, which may count calls and expect None."""
-    return not (getattr(getattr(hook, "func", hook), "__module__", None) or "").startswith("torch.")
+    watched = ((output(), hooks) for output, hooks, mask in getattr(ctx, "watched", ()) if mask & arrived)
+    BackendError.when(
+        getattr(ctx, "looked_at", 0) & arrived or any(_is_looked_at(*one) for one in watched),
+        "DM403",
+        "a hook or retain_grad on an output that other outputs are computed from",
+        why="the gradient from those other outputs stays inside the compiled backward",
+        cure="register it inside the compiled function (a graph break), or use dynamotor.disable",
+    )

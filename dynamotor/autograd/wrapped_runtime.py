@@ -15,6 +15,7 @@ from ..graph.spec import Compiled
 from .autograd_nodes import AutogradNode, Backward, pass_over_hooks, saver
 from .calls import unseen
 from .desugar import WrapperBoundary, at
+from .node_hooks import refusing_hooks
 from .recipe import Recipe
 from .runtime import prepared, rebuilder
 
@@ -99,6 +100,7 @@ def _function(
     save, places = saver(node, recipe), range(len(recipe.tangents))
     backward = unseen(Backward(node, recipe, places, places, [0] * len(node.gradients), None))
 
+    @refusing_hooks
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:

@@ -109,6 +109,10 @@ def _rehearsed(trace: Trace, cls: ClassValue, args: list[Value]) -> tuple[str, l
         if len(trace.graph.inputs) != n_inputs:
             raise _refused(cls, "it reads a tensor that is no argument")
         new = [n for n in trace.graph.graph.nodes if n not in rehearsal.known and n.op.startswith("call")]
+        given = {a.node for a in args if isinstance(a, TensorValue)}
+        written = {v.node for v in trace.tensors.outside if v.in_graph and v.written} - given
+        if not written.isdisjoint(used for n in new for used in n.all_input_nodes):
+            raise _refused(cls, "it reads a tensor that is no argument and that the graph has written")
         return why, [(function_name(node.target), node.meta["val"]) for node in new]
     finally:
         rehearsal.forget()

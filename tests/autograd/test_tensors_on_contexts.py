@@ -77,3 +77,29 @@ def test_a_tensor_on_a_context_is_read_as_it_is_then_or_refused(function: Callab
         return
     assert expected is not None
     torch.testing.assert_close(found, expected)
+
+
+HELD = torch.zeros((), dtype=torch.float64)
+
+
+class _ReadsHeld(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.by = HELD
+        return x * HELD
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * ctx.by
+
+
+def test_a_tensor_that_is_no_argument_and_that_the_graph_wrote() -> None:
+    """The recording took its contents from before the write."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        HELD.add_(1)
+        return _ReadsHeld.apply(x * 2).sum()
+
+    compiled, x = dynamotor.compile(function, backend="aot_eager"), torch.ones(3, dtype=torch.float64)
+    for run, wanted in ((function, 6.0), (compiled, 12.0), (compiled, 18.0)):
+        assert run(x.requires_grad_()).item() == wanted
