@@ -1,7 +1,8 @@
 """Hooks that a program registers on the nodes which stand for a compiled graph (`output.grad_fn`).
 
-A hook before a node sees the gradients of the outputs, as in eager. A hook behind it (`register_hook`) would see
-the gradients of the graph's inputs where eager shows those of the last operation's operands: it is refused.
+A hook before a node sees the gradients of the outputs, as in eager. A hook behind it (`register_hook`) would
+see the gradients of the graph's inputs, where eager shows those of the last operation's operands: it is
+refused.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def refusing_hooks(function: type[torch.autograd.Function]) -> type[torch.autogr
 
 
 def noting_prehooks(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """A class decorator for nodes of outputs from which others of their graph are computed: a hook before such a
-    node is noted on the graph's nodes (`looked_at`), which would have to tell it the rest of the gradient.
+    """A class decorator for nodes of outputs from which others of their graph are computed: a hook before one
+    is noted on the graph's nodes (`looked_at`), which would have to tell it the rest of the gradient.
     """
     cls = _class_of_nodes(function)
     before = cls.register_prehook
@@ -57,5 +58,5 @@ def _refuse(node: Any, hook: Callable[..., Any]) -> Any:
         "DM283",
         "grad_fn.register_hook on an output of a compiled graph",
         why="the node stands for the whole graph: its gradients are those of the graph's inputs",
-        cure="register a hook on a tensor, call register_hook inside the compiled function, or use dynamotor.disable",
+        cure="hook a tensor, call register_hook inside the compiled function, or use dynamotor.disable",
     )
