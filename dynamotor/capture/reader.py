@@ -19,6 +19,7 @@ from .values.base import IdentityKey, Trace, Value, wrap_base, wrap_exact
 from .values.constant import Constant
 from .values.containers import DictValue, SequenceValue, SetValue
 from .values.function import CellValue, FunctionValue
+from .values.lazy_text import outside_text
 from .values.number import FloatValue
 from .values.size import SizeValue
 from .values.user_object import UserObject
@@ -77,6 +78,9 @@ class Reader:
             if cls is float and self.trace.sizes.takes_float(source):
                 self.guard(TypeIs(source, float))
                 return FloatValue(self.trace, source, obj)
+            if cls is str and source in self.trace.sizes.policy.varying:
+                self.guard(TypeIs(source, str))
+                return outside_text(self.trace, source, obj)
             self.guard(ConstEquals(source, obj))
             return Constant(obj, source)
         known = self.values.get(id(obj))

@@ -20,7 +20,7 @@ from .breaks import unsupported, unsupported_if
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Trace, Value
 from .values.constant import Constant
-from .values.lazy_text import LateText
+from .values.lazy_text import LateText, OutsideText
 from .values.number import FloatValue
 from .values.size import ConditionValue, QuotientValue, SizeValue
 from .values.torch_function import HeldNumber
@@ -55,6 +55,8 @@ class ResultEmitter:
             return value.reconstruct(self)
         if isinstance(value, FloatValue):
             return self.fetched_name(value.guarded())
+        if isinstance(value, OutsideText):
+            return self.fetched_name(value.source)
         if isinstance(value, Constant) and type(value) not in (HeldNumber, LateText):
             return self.constant(value.value)
         known = self.names.get(id(value))

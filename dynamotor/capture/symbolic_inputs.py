@@ -125,7 +125,7 @@ class SizePolicy:
             }
         for row in guards:
             kind = type(row)
-            number = kind is ConstEquals and type(row.value) in (int, float)
+            number = kind is ConstEquals and type(row.value) in (int, float, str)
             if number or kind is TensorMatch or kind is Answer and row.asked == BYTES[0]:
                 try:
                     value = row.source.fetch(args)

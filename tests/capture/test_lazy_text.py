@@ -90,3 +90,19 @@ def test_a_text_kept_by_an_object():
         x = torch.ones(n + 2)
         assert torch.equal(compiled(x, n + 3), eager(x, n + 3))
     assert (ours.lines, ours.last) == (eager.lines, eager.last)
+
+
+@pytest.mark.regression
+def test_a_text_that_is_passed_on_takes_one_program() -> None:
+    def fn(x: torch.Tensor, name: str) -> tuple[torch.Tensor, str, str]:
+        return x + 1, f"{name}/loss", name
+
+    def looks(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * len(name) if name.startswith("b") else x + 1
+
+    dynamotor.reset()
+    passes, reads = (dynamotor.compile(f, backend="eager") for f in (fn, looks))
+    for name in ("a", "bc", "", "b%s{}"):
+        assert passes(torch.ones(2), name)[1:] == (f"{name}/loss", name)
+        assert torch.equal(reads(torch.ones(2), name), looks(torch.ones(2), name))
+    assert len(passes.entries) == 2

@@ -14,6 +14,8 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..guards import ConstEquals
+from ..source import Source
 from .base import ResultEmitter, Trace, Value
 from .constant import Constant
 from .containers import TupleValue
@@ -64,6 +66,30 @@ class LateText(Constant):
 
     def describe(self) -> str:
         return "a text of numbers that differ between calls"
+
+
+class OutsideText(Constant):
+    """A text from outside that differs between calls. Its `value` lets the program be for this text alone."""
+
+    __slots__ = ("trace", "obj")
+    kind = str
+    is_plain = True
+
+    def __init__(self, trace: Trace, source: Source, obj: str) -> None:
+        self.source, self.trace, self.obj = source, trace, obj
+
+    def python_type(self) -> type:
+        return str
+
+    @property
+    def value(self) -> str:
+        self.trace.reader.guard(ConstEquals(self.source, self.obj))
+        return self.obj
+
+
+def outside_text(trace: Trace, source: Source, obj: str) -> LateText:
+    """A text that may be passed on and shown without a guard."""
+    return LateText([(str, (OutsideText(trace, source, obj),))])
 
 
 def joined(values: Sequence[Value]) -> Constant:
