@@ -90,6 +90,9 @@ class OptimizerStep:
         self.running = True  # the trace calls `optimizer.step()`, which may be this object
         try:
             hooked = self.hooked if has_step_hooks(self.optimizer) else None
+            if hooked is not None and _calls_hooks_again(self.original):
+                self.note("DM503", "a step inside of its step calls the optimizer's hooks again")
+                return self.natively("step hooks", functools.partial(self.original, *args, **kwargs))
             return self._step(*args, **kwargs) if hooked is None else hooked(self.optimizer, *args, **kwargs)
         finally:
             self.running = False
@@ -241,6 +244,13 @@ def _apart(
         return step(*args, **kwargs)
 
     return update, torch.optim.Optimizer.profile_hook_step(run)
+
+
+def _calls_hooks_again(original: Any) -> bool:
+    """Whether a class that an optimizer's own overrides has hooks around its `step`, too: PyTorch puts them there
+    when it makes the first optimizer of that class, and `super().step()` then calls hooks once more."""
+    steps = [vars(cls).get("step") for cls in type(original.__self__).__mro__]
+    return any(step is not original.__func__ and is_around_step(step) for step in steps)
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:

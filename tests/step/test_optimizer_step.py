@@ -274,3 +274,30 @@ def test_a_step_left_to_eager_is_an_error_under_fullgraph() -> None:
     torch.testing.assert_close(list(net.parameters()), before)
     with pytest.raises(dynamotor.CaptureError, match="DM520"):
         step(lambda: net(torch.ones(1, 6)).sum())
+
+
+class Decaying(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            p.mul_(0.9)
+
+
+def test_hooks_of_a_step_that_calls_another_one() -> None:
+    """PyTorch puts hooks around the step of each class of which there is an optimizer."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    found = []
+    for compiled in (False, True):
+        weight, calls = torch.ones(3, requires_grad=True), list[str]()
+        optimizer = Decaying([weight], lr=0.1)
+        step = dynamotor.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for hooked in (False, True):
+            if hooked:
+                optimizer.register_step_pre_hook(lambda *_, calls=calls: calls.append("before"))
+            weight.grad = torch.full((3,), 0.5)
+            step()
+            calls.append("after")
+        found.append((calls, weight.detach()))
+    assert found[0][0] == found[1][0] == ["after", "before", "before", "after"]
+    torch.testing.assert_close(found[1][1], found[0][1])
