@@ -150,15 +150,19 @@ def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
 
 
 _OWN_UNIONS = (defaultdict, OrderedDict)
+_C_CONTENTS = (list, tuple, dict, set, frozenset, deque)
 
 
 def _operator_methods(name: str, op: Any, reflected: bool = False) -> None:
     # What `|` makes of a defaultdict or an OrderedDict is one again: that is theirs to make.
     @method(*[d for d in _of(name) if name not in ("__or__", "__ror__") or d.__objclass__ not in _OWN_UNIONS])
     def _operate(trace: Trace, self: Any, other: Value) -> Value:
-        result = self.binary(trace, op, other, reflected)
+        result, inner = self.binary(trace, op, other, reflected), contents_of(other)
+        unread = inner is None and issubclass(
+            other.python_type(), _C_CONTENTS
+        )  # C looks into an object from outside
         unsupported_if(
-            result is None and reflected and contents_of(other) is not None,
+            result is None and (unread or reflected and inner is not None),
             "unsupported-call",
             f"{name} of {self.describe()} and {other.describe()}",
         )

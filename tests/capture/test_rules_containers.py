@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,3 +61,37 @@ def test_a_set_that_grows_while_it_is_walked() -> None:
 
     with pytest.raises(RuntimeError, match="Set changed size during iteration"):
         dynamotor.compile(function)(torch.ones(2))
+
+
+class Words(set):
+    pass
+
+
+class Frozen(frozenset):
+    pass
+
+
+def unbound(x: torch.Tensor, other: Any) -> Any:
+    return (
+        x + 1,
+        set.__eq__({1, 2}, other),
+        frozenset.__le__(frozenset((1,)), other),
+        set.__rsub__({1}, other),
+    )
+
+
+def slice_of_a_deque(x: torch.Tensor, other: Any) -> Any:
+    items, letters = deque(other), map(str, other)
+    try:
+        items[:0] = letters  # refused before an item is taken
+    except TypeError as error:
+        return x + 1, str(error), list(letters)
+    return x, "", []
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("program", [unbound, slice_of_a_deque])
+@pytest.mark.parametrize("other", [Words([1, 5]), Frozen([1]), {1, 2}], ids=["words", "frozen", "set"])
+def test_operands_and_indices_are_those_of_c(program: Callable[..., Any], other: Any) -> None:
+    x = torch.ones(1)
+    assert dynamotor.compile(program, backend="eager")(x, other)[1:] == program(x, other)[1:]

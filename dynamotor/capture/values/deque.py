@@ -46,6 +46,11 @@ class DequeValue(ListValue):
             self._items = deque(items, self.maxlen)
         return self._items
 
+    def index_of(self, trace: Trace, key: Value) -> Any:
+        index = super().index_of(trace, key)
+        trace.raise_if(isinstance(index, slice), TypeError, "sequence index must be integer, not 'slice'")
+        return index
+
     def getattr(self, trace: Trace, name: str) -> Value:
         return Constant(self.maxlen) if name == "maxlen" else super().getattr(trace, name)
 
