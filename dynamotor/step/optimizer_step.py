@@ -247,8 +247,9 @@ def _apart(
 
 
 def _calls_hooks_again(original: Any) -> bool:
-    """Whether a class that an optimizer's own overrides has hooks around its `step`, too: PyTorch puts them there
-    when it makes the first optimizer of that class, and `super().step()` then calls hooks once more."""
+    """Whether a base of an optimizer's class has hooks around its `step`, too: PyTorch puts them there when
+    it makes the first optimizer of that class, and `super().step()` then calls hooks once more.
+    """
     steps = [vars(cls).get("step") for cls in type(original.__self__).__mro__]
     return any(step is not original.__func__ and is_around_step(step) for step in steps)
 
