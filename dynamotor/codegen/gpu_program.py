@@ -131,6 +131,12 @@ class GpuWriter(Writer):
         return super().write()
 
 
+def to_device(device: torch.device, number: torch.Tensor) -> torch.Tensor:
+    """A number of the CPU on a GPU, without waiting for it: the driver has copied pageable memory when the call
+    returns, but reads pinned memory later, when the program may have written there."""
+    return number.to(device, non_blocking=not number.is_pinned())
+
+
 def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
     """The builds of a function."""
     source = HELPERS + f.source
@@ -345,7 +351,7 @@ class GpuProgram(CallProgram):
     def _built(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "new": compat.empty_strided_cuda if self.device.type == "cuda" else memory.new_tensor,
-            "on_device": functools.partial(torch.Tensor.to, device=self.device),
+            "on_device": functools.partial(to_device, self.device),
         }
         if self.device.type == "cuda":
             found["current_stream"] = functools.partial(compat.current_raw_stream, self.device.index)

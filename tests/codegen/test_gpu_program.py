@@ -3,6 +3,7 @@ about devices.
 """
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from bench.triton_interpret import available
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
 from dynamotor.codegen import device_of
+from dynamotor.codegen.gpu_program import to_device
 from dynamotor.graph.spec import TensorSpec
 from dynamotor.runtime import memory
 
@@ -151,3 +153,19 @@ def test_out_of_memory_is_coded_and_still_pytorchs(monkeypatch):
     call = dynamotor.compile(lambda x: x * 2)
     with pytest.raises(torch.OutOfMemoryError, match=r"DM306(.|\n)*80 GiB(.|\n)*smaller batch"):
         call(torch.ones(4))
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("pinned", [False, True])
+def test_numbers_of_the_cpu_go_to_the_gpu_without_a_wait(pinned: bool) -> None:
+    asked: list[tuple[Any, bool]] = []
+
+    class Number:
+        def is_pinned(self) -> bool:
+            return pinned
+
+        def to(self, device: torch.device, non_blocking: bool) -> None:
+            asked.append((device, non_blocking))
+
+    to_device(torch.device("cuda", 0), Number())  # type: ignore[arg-type]
+    assert asked == [(torch.device("cuda", 0), not pinned)]  # pinned memory may be written before it is read
