@@ -132,8 +132,9 @@ class GpuWriter(Writer):
 
 
 def to_device(device: torch.device, number: torch.Tensor) -> torch.Tensor:
-    """A number of the CPU on a GPU, without waiting for it: the driver has copied pageable memory when the call
-    returns, but reads pinned memory later, when the program may have written there."""
+    """A number of the CPU on a GPU, without waiting for it: the driver has copied pageable memory when the
+    call returns, but reads pinned memory later, when the program may have written there.
+    """
     return number.to(device, non_blocking=not number.is_pinned())
 
 

@@ -21,6 +21,7 @@ from .._C import tensor_layouts
 from ..base.config import CompileOptions
 from ..capture.optimizer_frames import is_around_step
 from ..graph.module import graph_module
+from ..graph.tensor_subclass import is_wrapper
 from .graph_step import (
     CompileGraph,
     GraphStep,
@@ -134,8 +135,8 @@ class OptimizerStep:
         if step is None:
             if not key:
                 return self.eagerly("no parameter has a gradient")
-            if any(t.device.type not in ("cpu", "cuda") or t.is_sparse for t in (*learning, *grads)):
-                return self._refused("a parameter or gradient is sparse, or on a device without programs")
+            if not all(map(_takes, (*learning, *grads))):
+                return self._refused("a parameter or gradient is sparse, a wrapper, or on another device")
             if len(self.steps) == LAYOUTS:
                 return self._refused(f"parameters and gradients had more than {LAYOUTS} layouts")
             step = self.steps[key] = _Alone(self, len(learning))
@@ -277,6 +278,11 @@ def make_state(optimizer: torch.optim.Optimizer) -> bool:
 
 def _plainly(reason: str, step: Callable[[], Any]) -> Any:
     return step()
+
+
+def _takes(tensor: torch.Tensor) -> bool:
+    """Whether programs take such a tensor."""
+    return tensor.device.type in ("cpu", "cuda") and not tensor.is_sparse and not is_wrapper(tensor)
 
 
 def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
