@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..base import compat
+from ..base.errors import BackendError
 from ..graph.tensor_subclass import is_wrapper
 from .double_backward import is_batched
 
@@ -24,11 +25,11 @@ _will_run, _task = compat.engine_will_run, compat.current_task
 
 @dataclass
 class SharedGradients:
-    """Of the nodes of one call, by sibling: the backward, tangents and gradients that the leader left for it,
-    and the backward in which it last ran.
+    """Of the nodes of one call, by sibling: the backward, tangents (with their versions) and gradients that the
+    leader left for it, and the backward in which it last ran.
     """
 
-    left: dict[int, tuple[int, Sequence[Any], Sequence[Any]]] = field(default_factory=dict)
+    left: dict[int, tuple[int, Sequence[Any], Sequence[Any], Sequence[Any]]] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)
 
 
@@ -47,9 +48,16 @@ class SiblingNode:
     def __call__(self, ctx: Any, tangents: Sequence[Any]) -> Sequence[Any]:
         task, shared = _task(), ctx.shared
         shared.ran[self.number] = task
-        of, given, gradients = shared.left.pop(self.number, (None, (), ()))
+        of, given, versions, gradients = shared.left.pop(self.number, (None, (), (), ()))
         if of != task or not all(map(_is, given, tangents)):
             return self.own(ctx, tangents)
+        BackendError.when(
+            versions != [*map(_version, given)],
+            "DM284",
+            "a gradient that a compiled graph's backward takes was written in place while the backward ran",
+            why="a part of the backward had read it: eager PyTorch may read all of it before, or after",
+            cure="give a new tensor from the hook instead of writing into one",
+        )
         self.open(ctx, tangents)
         return gradients
 
@@ -80,12 +88,16 @@ class LeaderNode:
         found = self.whole(ctx, tangents)
         for one in asked:
             given, gradients = [tangents[k] for k in one.tangents], [found[k] for k in one.places]
-            ctx.shared.left[one.number] = task, given, gradients
+            ctx.shared.left[one.number] = task, given, [*map(_version, given)], gradients
         return [found[k] for k in self.places]
 
 
 def _is(one: object, other: object) -> bool:
     return one is other
+
+
+def _version(tangent: torch.Tensor | None) -> int:
+    return 0 if tangent is None or tangent.is_inference() else tangent._version
 
 
 def _is_special(tangent: torch.Tensor | None) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynamotor
+from dynamotor.base.errors import BackendError
 
 
 class Layer(torch.nn.Module):
@@ -230,3 +231,14 @@ def test_a_call_is_freed_with_its_results() -> None:
         assert one() is None and saved() is None
     finally:
         gc.enable()
+
+
+def test_a_gradient_that_a_hook_writes_meanwhile() -> None:
+    """The hook of a parameter runs between the node that computes for all and the others."""
+    layer = Layer()
+    _, outs = call(dynamotor.compile(Layer.forward, backend="aot_eager"), layer)
+    given = [torch.ones_like(out) for out in outs]
+    for p in layer.parameters():
+        p.register_hook(lambda g: (given[1].mul_(2), None)[1])
+    with pytest.raises(BackendError, match="DM284"):
+        torch.autograd.backward(outs, given)
