@@ -25,7 +25,7 @@ _will_run, _task = compat.engine_will_run, compat.current_task
 
 @dataclass
 class SharedGradients:
-    """Of the nodes of one call, by sibling: the backward, tangents (with their versions) and gradients that the
+    """Of the nodes of one call, by sibling: the backward, tangents (with versions) and gradients that the
     leader left for it, and the backward in which it last ran.
     """
 
