@@ -284,6 +284,16 @@ def test_no_file_is_over_a_thousand_lines() -> None:
     assert not too_long
 
 
+def test_functions_fit_on_a_screen() -> None:
+    long = {
+        f"{inside(path)}:{node.lineno}": node.name
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 75
+    }
+    assert not long
+
+
 # Rooms with long lines yet.
 LONG_LINES = {"capture"}
 
