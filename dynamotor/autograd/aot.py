@@ -165,7 +165,7 @@ def _aot_compile(
         with timed("trace joint graph"), preserved_modes():
             if torch.is_grad_enabled() or any(n.target is compat.set_grad_enabled for n in gm.graph.nodes):
                 _refuse_inference_tensors(example_inputs, graded)
-            specs, groups = specs_of(gm, example_inputs), groups_of(flatten_all(example_inputs))
+            specs, groups = specs_of(gm, example_inputs), _groups_of_used(gm, example_inputs)
             joint = trace_joint(with_chunked_losses(gm, graded), specs, graded, groups)
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = _same_in(gm, getattr(error, "torch_node", None))
@@ -281,6 +281,19 @@ def groups_of(inputs: Sequence[Any]) -> list[int]:
         cure="clone() it first",
     )
     return memory_groups(inputs)
+
+
+def _groups_of_used(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """The memory groups of a graph's flat inputs. An input that nothing uses is alone: a wrapper's inner tensors are
+    inputs beside it, for their guards."""
+    groups = groups_of(flatten_all(inputs))
+    at = 0
+    for node, example in zip(gm.graph.find_nodes(op="placeholder"), inputs):
+        end = at + len(flatten_all([example]))
+        if not node.users:
+            groups[at:end] = [-1 - k for k in range(at, end)]
+        at = end
+    return groups
 
 
 def _regions(

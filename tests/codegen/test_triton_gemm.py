@@ -40,7 +40,8 @@ def templates(monkeypatch):
             return put(program, [(site, tiling) for site in sites])
 
         monkeypatch.setattr(gpu_program.triton_gemm_choice, "choose", choose)
-        monkeypatch.setattr(triton_gemm_choice, "tf32", lambda: True)
+        for module in (triton_gemm_choice, gpu_program):
+            monkeypatch.setattr(module, "tf32", lambda: True)
         return labels
 
     return use
@@ -261,7 +262,7 @@ def test_tf32_templates_are_left_when_tf32_is_no_longer_allowed(templates, monke
     with config.patch(target="triton", strict=True):
         call = dynamotor.compile(lambda x: torch.relu(x @ x))
         call(x)
-        monkeypatch.setattr(triton_gemm_choice, "tf32", lambda: False)
+        monkeypatch.setattr(gpu_program, "tf32", lambda: False)
         with collect("code") as events:
             torch.testing.assert_close(call(x), torch.relu(x @ x))
     assert len(events) == 1 and "mm(" in events[0].data["python"]
