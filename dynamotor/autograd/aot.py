@@ -284,8 +284,9 @@ def groups_of(inputs: Sequence[Any]) -> list[int]:
 
 
 def _groups_of_used(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """The memory groups of a graph's flat inputs. An input that nothing uses is alone: a wrapper's inner tensors are
-    inputs beside it, for their guards."""
+    """The memory groups of a graph's flat inputs. An input that nothing uses is alone: a wrapper's inner
+    tensors are inputs beside it, for their guards.
+    """
     groups = groups_of(flatten_all(inputs))
     at = 0
     for node, example in zip(gm.graph.find_nodes(op="placeholder"), inputs):

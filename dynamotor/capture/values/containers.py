@@ -205,7 +205,8 @@ class ListValue(SequenceValue):
     @property
     def items(self) -> list[Value]:
         if self.is_unread:
-            self.trace.reader.guard(Length(self.source, len(self.obj)))
+            length = list.__len__(self.obj)  # a subclass may have its own
+            self.trace.reader.guard(Length(self.source, length))
             super().items.extend(self.tail)
         return super().items
 
