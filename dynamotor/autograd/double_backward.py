@@ -97,7 +97,7 @@ class Again:
             inputs = tuple(kept)
         packed = compat.top_saved_hooks(True) is not None
         places = self.tensors if packed else self.unwatched
-        return Given(inputs, {i: _version(inputs[i]) for i in places}, generators, packed)
+        return Given(inputs, {i: version_of(inputs[i]) for i in places}, generators, packed)
 
     def completed(self, given: Given | None, outs: Sequence[torch.Tensor]) -> Given | None:
         """The same after the forward has run."""
@@ -105,7 +105,7 @@ class Again:
         if given is None or not places:
             return given
         kept = [outs[k].detach() for k in places]  # an output itself would be in a cycle with its node
-        return replace(given, results=tuple([(one, _version(one)) for one in kept]))
+        return replace(given, results=tuple([(one, version_of(one)) for one in kept]))
 
     def gradients(
         self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple[Any, ...]
@@ -134,7 +134,7 @@ class Again:
         arrived: Sequence[tuple[int, torch.Tensor]],
     ) -> list[Any]:
         watched = [*[(given.inputs[i], version) for i, version in given.versions.items()], *given.results]
-        if any(_version(one) != version for one, version in watched):
+        if any(version_of(one) != version for one, version in watched):
             raise RuntimeError(
                 "one of the inputs of a compiled graph was modified by an inplace operation before the "
                 "gradient of its gradient was asked for"
@@ -316,8 +316,9 @@ def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), TensorSpec)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def version_of(tensor: torch.Tensor | None) -> int:
+    """How often the tensor was written; 0 for None and for inference tensors, which do not count writes."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 @contextlib.contextmanager

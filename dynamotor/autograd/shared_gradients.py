@@ -17,7 +17,7 @@ import torch
 from ..base import compat
 from ..base.errors import BackendError
 from ..graph.tensor_subclass import is_wrapper
-from .double_backward import is_batched
+from .double_backward import is_batched, version_of
 
 Gradients = Callable[[Any, Sequence[Any]], Sequence[Any]]  # (a node's context, its tangents) → its gradients
 _will_run, _task = compat.engine_will_run, compat.current_task
@@ -52,7 +52,7 @@ class SiblingNode:
         if of != task or not all(map(_is, given, tangents)):
             return self.own(ctx, tangents)
         BackendError.when(
-            versions != [*map(_version, given)],
+            versions != [*map(version_of, given)],
             "DM284",
             "a gradient that a compiled graph's backward takes was written in place while the backward ran",
             why="a part of the backward had read it: eager PyTorch may read all of it before, or after",
@@ -88,16 +88,12 @@ class LeaderNode:
         found = self.whole(ctx, tangents)
         for one in asked:
             given, gradients = [tangents[k] for k in one.tangents], [found[k] for k in one.places]
-            ctx.shared.left[one.number] = task, given, [*map(_version, given)], gradients
+            ctx.shared.left[one.number] = task, given, [*map(version_of, given)], gradients
         return [found[k] for k in self.places]
 
 
 def _is(one: object, other: object) -> bool:
     return one is other
-
-
-def _version(tangent: torch.Tensor | None) -> int:
-    return 0 if tangent is None or tangent.is_inference() else tangent._version
 
 
 def _is_special(tangent: torch.Tensor | None) -> bool:

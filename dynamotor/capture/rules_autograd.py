@@ -289,7 +289,7 @@ def _checkpoint(trace: Trace, function: Value, /, *args: Value, **kwargs: Value)
     unsupported_if(
         reentrant and any(part in args or _lacks_gradient(part) for part in _parts(result)),
         "autograd",
-        "a reentrant checkpoint returns an argument, or what has no gradient: its result has one",
+        "a reentrant checkpoint returns an argument or a tensor without a gradient: eager gives both a gradient",
     )
     return result
 

@@ -181,7 +181,7 @@ class TupleValue(SequenceValue):
 
 
 class ListValue(SequenceValue):
-    """A list. tail: what was added to an outside list whose items are unread: its length may change from call to
+    """A list. tail: the values added to an outside list whose items are unread: its length may change from call to
     call."""
 
     __slots__ = ("tail",)
