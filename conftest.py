@@ -4,8 +4,10 @@ in files.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -20,11 +22,12 @@ os.environ.setdefault("DYNAMOTOR_VERIFY", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # XLA's programs are written as LLVM's code at once, in one unit, and without optimisations: a fifth of the
 # time. By way of MLIR, optimised and in many units, as users have them, they are in `make test-all`.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1",
-)
+_quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    _jaxlib = importlib.metadata.version("jaxlib").split(".")
+    if (int(_jaxlib[0]), int(_jaxlib[1])) < (0, 11):  # 0.11.1 and later ones end a process that names it
+        _quick.append("--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(_quick))
 # Hundreds of processes import the package and these tests: their bytecode is kept, whatever the environment says.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -24,6 +24,9 @@ from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, tensor_call, torch_call
 
+# Before PyTorch 2.13, `scan` stacks its results along the first dimension, whatever `dim` is.
+_STACKS_ALONG_DIM = torch.__version__ >= "2.13"
+
 
 def _tensors(value: Value, name: str) -> tuple[Any, list[TensorValue]]:
     """Template and tensors of an operand, which holds nothing else."""
@@ -191,11 +194,6 @@ def _scan(
     carry, carried = _tensors(init, "scan")
     through, leaves = _tensors(xs, "scan")
     at = at % leaves[0].example.dim() if leaves[0].example.dim() else 0
-    unsupported_if(
-        at and torch.__version__ < "2.13",
-        "unsupported-call",
-        "where scan stacks its results differs between PyTorch's versions",
-    )
     if at:
         leaves = [_moved(trace, leaf, at, 0) for leaf in leaves]
     if back:
@@ -216,7 +214,7 @@ def _scan(
     made = [checked(TensorValue, value) for value in results[n:]]
     if back:
         made = [_flipped(trace, value) for value in made]
-    if at:
+    if at and _STACKS_ALONG_DIM:
         made = [_moved(trace, value, 0, at) if at < value.example.dim() else value for value in made]
     return value_of(trace, tuple(body.result), [*results[:n], *made])
 

@@ -181,7 +181,9 @@ def test_a_native_call_that_is_a_long_loop_is_watched_for_a_while():
 @pytest.mark.slow  # PyTorch imports its own compiler for the shapes of some ops
 def test_a_check_inside_a_distribution_leaves_only_the_branch_to_eager():
     def density(x, s):
-        return torch.distributions.MultivariateNormal(x, torch.eye(4) * s[..., None]).log_prob(x + 1)
+        covariance = torch.eye(4) * s[..., None]
+        # `torch.compile` turns the checks of distributions off for the rest of the process.
+        return torch.distributions.MultivariateNormal(x, covariance, validate_args=True).log_prob(x + 1)
 
     x, s = torch.randn(3, 4), torch.rand(3, 4) + 1
     compiled = dynamotor.compile(density, backend="eager")

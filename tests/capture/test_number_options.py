@@ -108,6 +108,8 @@ def _outcome(program, k):
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_two_programs_give_eagers_results(name, backend):
+    if name == "quantile" and torch.__version__ < "2.13":
+        pytest.skip("this PyTorch reads the values of q, which breaks the graph")
     dynamotor.reset()
     before = counters["frames"]["captured"]
     compiled = dynamotor.compile(PROGRAMS[name], backend=backend)

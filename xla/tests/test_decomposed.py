@@ -131,6 +131,7 @@ CASES = {
     "spherical_bessel_j0": lambda x: (
         torch.special.spherical_bessel_j0(x.detach() * 3) + torch.special.spherical_bessel_j0(x.detach() / 9)
     ),
+    "narrow_copy": lambda x: torch.narrow_copy(x.detach(), 1, 2, 3),
     "entr": lambda x: torch.special.entr(x),
     "rrelu": lambda x: F.rrelu(x, 0.2, 0.3, training=False),
     "igamma": lambda x: torch.igamma(x.detach().abs(), x.abs()) + torch.igammac(x.detach().abs(), x.abs()),
@@ -156,6 +157,8 @@ WITHOUT_GRADIENT = ("chunk_cat", "heaviside", "spherical_bessel_j0")
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_the_cpus(name):
+    if name == "half logsigmoid" and torch.__version__ < "2.12":
+        pytest.skip("this PyTorch's kernel rounds an intermediate result, and its decomposition does not")
     found = {}
     metrics.clear()
     for device in ("cpu", "xla"):

@@ -6,10 +6,15 @@ import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec  # noqa: E402
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec  # noqa: E402
 
 import dynamotor.xla  # noqa: E402, F401
 from dynamotor.xla.experimental import custom_kernel  # noqa: E402
+
+
+def abstract_mesh(sizes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMesh:
+    """A mesh whose axes have the type that those of `Mesh` have by default, in each version of jax."""
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 @pytest.mark.parametrize("divided", ["", "said", "by default"])
@@ -17,7 +22,7 @@ from dynamotor.xla.experimental import custom_kernel  # noqa: E402
 def test_the_kernel_is_lowered_for_tpus(monkeypatch: pytest.MonkeyPatch, divided: str, graded: bool) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     spec = PartitionSpec("fsdp", None, None, None)
-    sharding = NamedSharding(AbstractMesh((4,), ("fsdp",)), spec) if divided else None
+    sharding = NamedSharding(abstract_mesh((4,), ("fsdp",)), spec) if divided else None
     q = jax.ShapeDtypeStruct((8, 2, 256, 128), jnp.float32, sharding=sharding)
     ids = jax.ShapeDtypeStruct((8, 256), jnp.int64)
 
@@ -43,7 +48,7 @@ def test_the_kernel_is_lowered_for_tpus(monkeypatch: pytest.MonkeyPatch, divided
 def test_by_default_each_axis_divides_the_batch_or_the_heads(
     batch: int, heads: int, expected: tuple[object, ...]
 ) -> None:
-    mesh = AbstractMesh((2, 2), ("data", "model"))
+    mesh = abstract_mesh((2, 2), ("data", "model"))
     found = []
 
     def look(q: jax.Array) -> jax.Array:

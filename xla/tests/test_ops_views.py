@@ -39,7 +39,6 @@ VIEWS = [
     "unfold",
     "unsqueeze",
     "view",
-    "narrow_copy",
     "movedim",
     "tensor_split",
 ]
