@@ -1,7 +1,6 @@
 """backend="auto" measures each graph, takes the quickest right one, and keeps the decision."""
 
 import copy
-import time
 
 import pytest
 import torch
@@ -14,7 +13,14 @@ from dynamotor.base.events import collect
 
 @pytest.fixture(autouse=True)
 def _few(tmp_path):
-    with config.patch(auto_seconds=0.0, cache_dir=str(tmp_path), disk_cache=True, check=False, verify=False):
+    with config.patch(
+        auto_seconds=0.0,
+        auto_backends="eager,native",
+        cache_dir=str(tmp_path),
+        disk_cache=True,
+        check=False,
+        verify=False,
+    ):
         yield
 
 
@@ -25,19 +31,27 @@ def candidates(monkeypatch, **rows):
     return {"backend": "auto", "options": {"auto_backends": ",".join(["eager", *rows])}}
 
 
-def slowly(gm, inputs):
-    def call(*given):
-        time.sleep(0.01)
-        return gm.forward(*given)
+@pytest.fixture
+def slowly(monkeypatch):
+    """A backend whose calls take time by autobackend's clock, which stands still otherwise."""
+    seconds = [0.0]
+    monkeypatch.setattr(autobackend, "_now", lambda: seconds[0])
 
-    return call
+    def backend(gm, inputs):
+        def call(*given):
+            seconds[0] += 1.0
+            return gm.forward(*given)
+
+        return call
+
+    return backend
 
 
 def chosen(events):
     return [event.data["chosen"] for event in events]
 
 
-def test_the_quickest_is_taken_and_the_next_process_knows(monkeypatch):
+def test_the_quickest_is_taken_and_the_next_process_knows(monkeypatch, slowly):
     how = candidates(monkeypatch, slow=slowly)
     monkeypatch.setitem(autobackend.ROWS, "eager", autobackend.Row(slowly, ours=True))
     monkeypatch.setitem(autobackend.ROWS, "slow", autobackend.Row(lambda gm, inputs: gm.forward))
@@ -58,7 +72,7 @@ def test_the_quickest_is_taken_and_the_next_process_knows(monkeypatch):
         lambda gm, inputs: 1 / 0,
     ],
 )
-def test_what_is_not_eagers_result_is_out(monkeypatch, wrong):
+def test_what_is_not_eagers_result_is_out(monkeypatch, slowly, wrong):
     how = candidates(monkeypatch, wrong=wrong)
     monkeypatch.setitem(autobackend.ROWS, "eager", autobackend.Row(slowly, ours=True))
     x = torch.randn(8, requires_grad=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-import time
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -67,16 +67,21 @@ def test_no_warning_within_noise(measured: Any, compiled: float, eager: float) -
     assert not measured(lambda x: x.sin() * 2, torch.ones(3), compiled=compiled, eager=eager)
 
 
-def test_the_shortest_times_count() -> None:
+def test_the_shortest_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = types.SimpleNamespace(seconds=0.0, perf_counter=lambda: clock.seconds)
+    monkeypatch.setattr(eager_times, "time", clock)
     times, turns = EagerTimes(), iter(range(100))
+
+    def slow() -> None:
+        clock.seconds += 0.002
 
     def sometimes_slow() -> None:
         if next(turns) % 3:
-            time.sleep(0.002)
+            slow()
 
     times._measure(lambda: None, sometimes_slow, (), 60.0)
     assert not times.are_slower
-    times._measure(lambda: None, lambda: time.sleep(0.002), (), 60.0)
+    times._measure(lambda: None, slow, (), 60.0)
     assert times.are_slower
 
 

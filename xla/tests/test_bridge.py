@@ -9,6 +9,7 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 
 import dynamotor  # noqa: E402
 from dynamotor import xla  # noqa: E402, F401
+from dynamotor.base.config import config  # noqa: E402
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.base.events import collect  # noqa: E402
 from dynamotor.xla import metrics, placement, rng  # noqa: E402
@@ -205,3 +206,11 @@ def test_a_compiled_dropout_has_the_gradient_of_its_mask():
     y.sum().backward()
     kept = (y.detach() != 0).float() * 2
     torch.testing.assert_close(x.grad.cpu(), (kept @ model[0].weight.detach()).cpu())
+
+
+def test_auto_measures_xla_for_tensors_of_the_cpu(tmp_path):
+    given, how = torch.randn(4, requires_grad=True), {"auto_backends": "eager,xla"}
+    with config.patch(auto_seconds=0.0, cache_dir=str(tmp_path), check=False), collect("auto") as events:
+        out = dynamotor.compile(lambda x: (x.sin() + 1).relu(), backend="auto", options=how)(given)
+    assert_same(out, (given.sin() + 1).relu())
+    assert [(time.name, time.out) for time in events[0].data["times"]] == [("eager", ""), ("xla", "")]
