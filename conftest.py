@@ -9,6 +9,7 @@ import functools
 import gc
 import importlib.metadata
 import os
+import shutil
 import sys
 import tempfile
 import zlib
@@ -16,8 +17,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-_cache = tempfile.mkdtemp(prefix="dynamotor-test-cache-")
-os.environ.setdefault("DYNAMOTOR_CACHE_DIR", _cache)
+# The workers and children of this process use its cache.
+_own_cache = "" if "DYNAMOTOR_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="dynamotor-test-cache-")
+os.environ.setdefault("DYNAMOTOR_CACHE_DIR", _own_cache)
 os.environ.setdefault("DYNAMOTOR_VERIFY", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # XLA's programs are written as LLVM's code at once, in one unit, and without optimisations: a fifth of the
@@ -47,6 +49,11 @@ for _device in (torch.cuda, torch.xpu, torch.mtia):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the texts under tests/**/golden")
+
+
+def pytest_unconfigure() -> None:
+    if _own_cache:
+        shutil.rmtree(_own_cache, ignore_errors=True)
 
 
 @pytest.fixture

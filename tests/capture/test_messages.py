@@ -15,6 +15,13 @@ logger = logging.getLogger("test_messages")
 logger.propagate = False
 
 
+@pytest.fixture(autouse=True)
+def _own_warnings_only():
+    """No warning depends on the speed of this machine."""
+    with dynamotor.config.patch(warn_slower=False):
+        yield
+
+
 class Records(logging.Handler):
     def __init__(self):
         super().__init__()
