@@ -12,6 +12,8 @@ import platform
 import re
 from pathlib import Path
 
+import torch
+
 from .cpp_kernel import isa, machine_width
 
 # SLEEF's name of a function's error bound, in units of the last place.
@@ -26,6 +28,8 @@ TWO_OPERANDS = {"pow": "_u10", "atan2": "_u10", "hypot": "_u05", "fmod": ""}
 _TEXT = Path(__file__).with_name("prelude.h").read_text()
 _SECTIONS = dict(re.findall(r"^// == ([\w ]+):.*\n((?:(?!// == ).*\n)*)", _TEXT, re.MULTILINE))
 _CALLED = {title: title.split() for title in _SECTIONS if title.endswith("_")}
+if torch.__version__ < "2.14":  # whose vectors of floats are SLEEF's: infinite where these are not
+    del _CALLED["sinh_ cosh_"]
 _OWN = {name for names in _CALLED.values() for name in names}
 _NAME = re.compile(r"\b(\w+_(?:library)?)\(")
 

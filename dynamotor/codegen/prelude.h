@@ -394,6 +394,13 @@ template<class T> INL T asinh_(T x){ const T y=abs_(x),z=y*y,b=y+z/(1+sqrt_(z+1)
 template<class T> INL T acosh_(T x){ const T t=x-1,b=t+sqrt_(t*(t+2)); const auto far=gt(x,bc<T>(square<T>::most));
  return sel(lt(t,bc<T>(0)),bc<T>(__builtin_nanf("")),log1p_(sel(far,x,b))+sel(far,bc<T>(0.693147180559945309),bc<T>(0))); }
 
+// == sinh_ cosh_: of floats near the largest, by e**(|x|-log(2)), since e**|x| is too large; the rest is the library's
+template<class T> INL T half_exp_(T y){ const T e=exp_(y-0.693359375f); return e+e*2.12216955e-4f; }
+template<class T> INL T sinh_(T x){ const T r=sinh_library(x); if constexpr(tr<T>::wide) return r;
+ else { const T y=abs_(x); return sel(gt(y,bc<T>(88.f)),copysign_(half_exp_(y),x),r); } }
+template<class T> INL T cosh_(T x){ const T r=cosh_library(x); if constexpr(tr<T>::wide) return r;
+ else { const T y=abs_(x); return sel(gt(y,bc<T>(88.f)),half_exp_(y),r); } }
+
 // == sigmoid_: by exp_
 template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
 

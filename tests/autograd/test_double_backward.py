@@ -102,6 +102,8 @@ def trained(function, x):
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_of_gradients_are_eagers(name):
+    if name == "batch norm" and torch.__version__ >= "2.14":
+        pytest.skip("this PyTorch refuses a third derivative of batch_norm")
     results = []
     for backend in ("", "aot_eager"):
         torch.manual_seed(1)

@@ -129,7 +129,7 @@ class DictIterator(Iterator):
 
     def _stale(self) -> str:
         """What CPython says of a dict that has become another since the loop began."""
-        if self.target.kind is OrderedDict and self.target.table:
+        if self.target.kind is OrderedDict and (self.target.table or cursors.CLEARED_IS_MUTATED):
             same = self.removals == self.target.removals and len(self.target.table) == len(self.pairs)
             return "" if same else "OrderedDict mutated during iteration"
         name = "OrderedDict" if self.target.kind is OrderedDict else "dictionary"
