@@ -108,6 +108,8 @@ SAMPLED = {
         [f"tests/{room}" for room in ("autograd", "capture", "codegen", "lower", "models", "step")], (1, 14)
     ),
     "xla/tests": (1, 14),
+    "tests/distributed": (1, 7),  # two processes each
+    "tests/fuzz": (1, 4),
 }
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.
