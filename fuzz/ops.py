@@ -54,7 +54,7 @@ torch.remainder({0}, {1}.abs() + 1) | torch.fmod({0}, {1}.abs() + 1) | torch.flo
 {0}.masked_fill({1} > 0, 0.5) | {0}.add({1}, alpha=2) | {0}.sub({1}, alpha=3) | torch.lerp({0}, {1}, 0.25)
 {0}.abs() ** {1} | torch.fmax({0}, {1}) | torch.fmin({0}, {1}) | torch.copysign({0}, {1})
 torch.logaddexp({0}, {1}) | torch.addcmul({0}, {1}, {1}) | torch.addcdiv({0}, {1}, {1}.abs() + 1)
-{0}.logical_xor({1}) | torch.clamp({0}, max={1}) | torch.clamp({0}, min={1})
+{0}.logical_xor({1}) | torch.clamp({0}, max={1}) | torch.clamp({0}, min={1}) | {0}.clamp_min({1})
 {0}.div({1}.abs() + 1, rounding_mode="floor") | {0}.type_as({1}) | torch.dist({0}, {1}) | F.mse_loss({0}, {1})
 F.smooth_l1_loss({0}, {1}) | F.l1_loss({0}, {1}, reduction="none") | F.huber_loss({0}, {1})
 {0}.expand_as({1}) | torch.heaviside({0}, {1}) | {0} << ({1} & 3) | {0} >> ({1} & 3)

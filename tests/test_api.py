@@ -242,6 +242,8 @@ def test_explain_names_graphs_breaks_and_fallbacks():
     assert found.graph_count == 2 and found.graph_break_count == 1 and found.op_count >= 3
     assert "test_api.py" in str(found) and "print" in str(found)
     assert any("det" in op for op in found.fallbacks), found.fallbacks
+    found.fallbacks["build.DM301"] = 1
+    assert "lowering: build" not in str(found) and "left to PyTorch ×1: DM301" in str(found)
 
 
 def test_disabled_functions_run_as_they_are():

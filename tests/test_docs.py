@@ -94,7 +94,9 @@ def test_the_walk_through_finds_its_wrong_kernel(
     (tmp_path / "train.py").write_text(program)
     assert __main__.main(["minify", str(tmp_path / "train.py")]) == 0
     said = re.search(r"`(DM922: .*?) are left in train.min.py`", text)
-    assert said and said.group(1) in capsys.readouterr().out
+    checked = re.search(r"`(the value of .*? is not eager's)`", text)
+    printed = capsys.readouterr().out
+    assert said and said.group(1) in printed and checked and checked.group(1) in printed
     assert result in (tmp_path / "train.min.py").read_text()
 
 

@@ -68,9 +68,6 @@ class IsMultiple(Guard):
 
     def check_value(self, value: Any) -> bool:
         return type(value) is int and value % self.of == 0
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.check_value
 ''',
     "dynamotor/capture/ops_stack.py": """
 

@@ -1,7 +1,9 @@
-"""Guards: what must still hold for a compiled graph to be valid, one class a row.
+"""Guards: conditions under which a compiled graph is valid. Each kind is a class; an instance, called a row,
+is one condition of one graph.
 
-Each row checks itself in Python (`check`), says why it failed (`reason`), and encodes itself for the C
-program (`csrc/guards.c`), which decides at every call. `capture.dispatch` turns rows into that program.
+A row checks itself in Python (`check`: reasons and tests), says why it failed (`reason`), and encodes itself
+for the C program of its entry (`csrc/guards.c`), which decides at every call: by the C function that the class
+names in `code`, or by `check_value` if that is "predicate".
 
 >>> guard = ConstEquals(Arg(0, "n"), 3)
 >>> guard.check((3,)), guard.check((3.0,))
@@ -43,10 +45,10 @@ def const_equal(now: Any, then: Any) -> bool:
     """
     if type(now) is not type(then):
         return False
-    return now is then or _exact(now) == _exact(then)
+    return now is then or _comparison_key(now) == _comparison_key(then)
 
 
-def _exact(value: Any) -> Any:
+def _comparison_key(value: Any) -> Any:
     """A hashable key that is equal where `const_equal` holds. Runs no user code."""
     kind = type(value)
     if kind in _SAME_BY_VALUE:
@@ -54,11 +56,11 @@ def _exact(value: Any) -> Any:
     if kind in (float, complex):
         return kind, struct.pack("dd", value.real, value.imag)
     if kind in (set, frozenset):
-        return kind, frozenset(map(_exact, value))
+        return kind, frozenset(map(_comparison_key, value))
     if kind in _SEQUENCES or (isinstance(value, tuple) and hasattr(kind, "_fields")):
-        return kind, tuple(map(_exact, (list if kind is list else tuple).__iter__(value)))
+        return kind, tuple(map(_comparison_key, (list if kind is list else tuple).__iter__(value)))
     if kind is slice:
-        return kind, tuple(map(_exact, (value.start, value.stop, value.step)))
+        return kind, tuple(map(_comparison_key, (value.start, value.stop, value.step)))
     return kind, id(value)
 
 
@@ -98,11 +100,16 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """Base of the rows. `source` leads to the checked value; a missing source fails the guard."""
+    """Base of the rows. `source` leads to the checked value; a missing source fails the guard.
+
+    A subclass sets `code`, `text` (or `explain`) and `check_value`. Its further fields are facts: the expected
+    answers, which rows are compared by.
+    """
 
     source: Source
     code: ClassVar[str] = ""
-    text: ClassVar[str] = "{source} is {now}, guarded as {0}"  # why it does not hold; facts by their names
+    # The reason of a failure. {source}: the subject; {now}: its value; {0}: the row; {name of a field}: that fact.
+    text: ClassVar[str] = "{source} is {now}, guarded as {0}"
 
     def check(self, args: tuple[Any, ...]) -> bool:
         """Whether the guard holds for a call with these flat arguments."""
@@ -152,8 +159,13 @@ class Guard:
         return (self.source,)
 
     def encode(self, node: Callable[[Source], int]) -> Any:
-        """The C program's operand beside the node of `source`: the first fact, if nothing else is said."""
-        return getattr(self, self.__match_args__[1])  # type: ignore[misc]  # a row has more than its source
+        """The C function's operand beside the value of `source`: the first fact, or `check_value` for "predicate".
+
+        `node(source)` gives the number of a source in the program, for rows that read several.
+        """
+        if self.code == "predicate":
+            return self.check_value
+        return getattr(self, self.__match_args__[1])  # type: ignore[misc]  # the field behind `source`
 
 
 @dataclass(frozen=True)
@@ -171,18 +183,18 @@ class TypeIs(Guard):
 
 
 @dataclass(frozen=True, eq=False)
-class _Exact(Guard):
-    """Base of the rows that are equal where `then` is: their facts may be unequal to themselves, or run code
-    to compare.
+class _EqualByFacts(Guard):
+    """Base of the rows that are equal where their `then` is equal, since `==` of their facts may run user code
+    or be False for one object (NaN).
     """
 
     @property
     def then(self) -> Any:
-        """The facts, as something that is compared."""
+        """A hashable key for the facts."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Exact) or type(other) is not type(self):
+        if not isinstance(other, _EqualByFacts) or type(other) is not type(self):
             return False
         return self.source == other.source and self.then == other.then
 
@@ -191,7 +203,7 @@ class _Exact(Guard):
 
 
 @dataclass(frozen=True, eq=False)
-class IdIs(_Exact):
+class IdIs(_EqualByFacts):
     """`value is obj`."""
 
     obj: Any
@@ -207,14 +219,14 @@ class IdIs(_Exact):
 
 
 @dataclass(frozen=True, eq=False)
-class TensorIs(_Exact):
+class TensorIs(_EqualByFacts):
     """`value` is the tensor at this address. The guard neither keeps it alive nor holds it weakly:
     `torch.utils.swap_tensors` refuses tensors with weak references. A tensor that takes over the address of a
     freed one is like the same tensor with other contents, which other rows and each program check.
     """
 
     address: int
-    memory: weakref.ref[Any]  # its end is that of the tensor, but for tensors that share memory
+    memory: weakref.ref[Any]  # dead once the tensor is freed, unless another tensor shares its memory
     shown: str  # the tensor in messages
     code = "tensor_is"
     text = "{source} is {now}, not the tensor that is bound"
@@ -243,7 +255,7 @@ class TensorIs(_Exact):
 
 
 @dataclass(frozen=True, eq=False)
-class ConstEquals(_Exact):
+class ConstEquals(_EqualByFacts):
     """`const_equal(value, then)`; see `is_constant` for the values that it suits."""
 
     value: Any
@@ -252,16 +264,17 @@ class ConstEquals(_Exact):
 
     @property
     def then(self) -> Any:
-        return _exact(self.value)
+        return _comparison_key(self.value)
 
     def check_value(self, value: Any) -> bool:
         return const_equal(value, self.value)
 
 
 @dataclass(frozen=True, eq=False)
-class Answer(_Exact):
-    """`ask(value)` answers as it did; `asked` names the question. Slow (a Python call each time): for what no
-    other row holds. An exception is an answer too: its class."""
+class Answer(_EqualByFacts):
+    """`ask(value)` gives `answer` again; `asked` names the question in messages. Slow (a Python call for each
+    call of the graph): only for facts that have no row of their own. If `ask` raises, `answer` is the class of the
+    exception."""
 
     ask: Callable[[Any], Any]
     answer: Any
@@ -270,7 +283,7 @@ class Answer(_Exact):
 
     @property
     def then(self) -> Any:
-        return self.asked, _exact(self.answer)
+        return self.asked, _comparison_key(self.answer)
 
     def check_value(self, value: Any) -> bool:
         return const_equal(answer_of(self.ask, value), self.answer)
@@ -403,7 +416,7 @@ def _key_equal(now: Any, then: Any) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class DictKeys(_Exact):
+class DictKeys(_EqualByFacts):
     """A dict (or subclass) has exactly these keys, in this order."""
 
     keys: tuple[Any, ...]
@@ -411,7 +424,7 @@ class DictKeys(_Exact):
 
     @property
     def then(self) -> Any:
-        return _exact(self.keys)
+        return _comparison_key(self.keys)
 
     def check_value(self, value: Any) -> bool:
         if not isinstance(value, dict) or dict.__len__(value) != len(self.keys):
@@ -428,8 +441,8 @@ _ABSENT = {DictItem: "missing_key", TypeAttr: "missing_type_attr", Attr: "missin
 
 @dataclass(frozen=True)
 class Absent(Guard):
-    """The last step to the source leads nowhere: a dict has no such key, a class or object no such attribute, a cell
-    is empty. That of an attribute is asked with `hasattr`, at every call."""
+    """Nothing is found at the source: a dict has no such key, a class or object no such attribute, or a cell is
+    empty. An attribute is looked up by `hasattr` at every call."""
 
     text = "{source} is {now}, and was not there"
 
@@ -453,7 +466,7 @@ class Absent(Guard):
 
 @dataclass(frozen=True)
 class Replaceable(Guard):
-    """A dict has no such key, or anything there whose end runs no code: a write makes or replaces it."""
+    """A dict has no such key, or a value there without a finalizer, so that a write runs no code of the user's."""
 
     key: Any
     code = "replaceable"
@@ -485,7 +498,7 @@ class KernelSettings(Guard):
     """
 
     settings: tuple[Any, ...]
-    bits: int  # the same as the C program reads them, or -1
+    bits: int  # the settings as the C program reads them, or -1
     code = "kernel_settings"
 
     @staticmethod
@@ -579,7 +592,7 @@ class NoOverlap(Together):
 @dataclass(frozen=True)
 class Apart(Together):
     """`NoOverlap` of `source` and the first of `others`, `n_written` tensors that are written, with all
-    tensors: one row, because the memory of most hardly ever moves."""
+    tensors. One row for all pairs: most addresses stay the same between calls, and C then skips the comparison."""
 
     n_written: int
     code = "apart"

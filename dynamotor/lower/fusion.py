@@ -1,9 +1,10 @@
 """Fusion: nodes join groups that become one kernel each. Every rule returns None (fits) or a Refuse with its
 reason.
 
-A group is a nest of loop variables and its members' expressions over them. A node joins when its own
-variables can be expressed by the nest's (space.match) so that whatever it reads of the group is read at the
-element just computed.
+A node is a loop that stores a buffer. A map that is cheap or has one reader stores nothing (`realize.py`):
+it is part of each reader's expression, and no rule sees it. A group is a nest of loop variables and its
+members' expressions over them. A node joins a group if its own variables can be expressed by those of the
+nest (`space.match`), such that it reads results of the group only at the element just computed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Refuse:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A node in a group: its expression and where it stores, over the group's variables.
+    """A node in a group, with its expression `expr` and the index `store` at which it stores, both over the
+    group's variables. `env` maps the node's own variables to these.
 
     level: how often it is computed. reduced: the variables that it reduces, or scans along.
     """
@@ -155,9 +157,9 @@ class Group:
     def place(self, node: LoopNode, env: Env) -> Member | Refuse:
         """The member that the node would be under this mapping."""
         count = len(node.shape)
-        kept = frozenset(v for o in node.own[:count] for v in env[o].vars())
+        kept = frozenset(v for own in node.own[:count] for v in env[own].vars())
         gone = node.own[count:] if node.scan is None else (node.own[node.along],)
-        reduced = frozenset(v for o in gone for v in env[o].vars())
+        reduced = frozenset(v for own in gone for v in env[own].vars())
         expr = node.evaluate().subst(env)
         member = Member(node, env, expr, node.place.subst(env), FULL, reduced)
         used = kept | reduced
@@ -452,9 +454,8 @@ def no_overwrite(group: Group, m: Member) -> Refuse | None:
 
 @rule
 def same_half(group: Group, m: Member) -> Refuse | None:
-    """A kernel of the forward that also does work of the backward would make values that the backward
-    computes again
-    where it is made first.
+    """Nodes of a whole step's forward and backward do not share a kernel: it would compute in the forward the
+    values that the backward is meant to rematerialise.
     """
     return None if group.members[0].node.half == m.node.half else Refuse("the other half of the step")
 
@@ -516,7 +517,7 @@ def shares_enough(group: Group, node: LoopNode) -> bool:
 
 def _sums_alike(group: Group, node: LoopNode) -> bool:
     """Whether both are large sums of the same shape over products with one row (a gate and its operand):
-    one kernel reads the row once, and what follows finds both sums there.
+    one kernel reads the row once, and their readers find both sums there.
     """
     return (
         node.reduce == "sum"
@@ -532,7 +533,7 @@ class Fuser:
     def __init__(
         self, schedule: Sequence[LoopNode | ExternNode], overwritten: Collection[str], rules: Sequence[Rule]
     ) -> None:
-        self.overwritten, self.rules = set(overwritten), rules  # inputs; what may refuse
+        self.overwritten, self.rules = set(overwritten), rules  # names of inputs; the rules that may refuse
         self.items: list[Group | ExternNode | None] = []  # None: a group that became part of another
         self.owner: dict[str, int] = {}  # buffer -> item that made it last
         self.before: list[int] = []  # for each item a bit set of the items that must run before it
@@ -731,6 +732,6 @@ def fuse(
     rules: Sequence[Rule] = RULES,
 ) -> list[Group | ExternNode]:
     """Group the loop nodes; gives groups and extern calls in an order in which they can run. `overwritten`:
-    inputs that are.
+    inputs that the schedule writes.
     """
     return Fuser(schedule, overwritten, rules).run()

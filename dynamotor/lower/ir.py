@@ -453,8 +453,7 @@ class LoopNode:
     atomics). `after`: names of nodes that must run before although this one does not read them (writes into
     inputs). part: the buffer holds values already; those at stride and offset are replaced.
 
-    half: "backward" in the backward of a graph that has both, where values are computed again so
-    that they need not be kept.
+    half: "backward" for nodes of the backward in a whole step that rematerialises values.
     """
 
     buffer: str

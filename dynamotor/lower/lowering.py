@@ -1,4 +1,4 @@
-"""LoopBuilder: what rules build values with, and the call of one rule an op.
+"""LoopBuilder, by which lowerings build values, and the call of the lowering of each op.
 
 A rule is `@lowering(aten.relu.default) def _(ctx, x): return ctx.pointwise(lambda e: ..., x)`. It gets
 `LoopValue`s for tensors and plain Python for the rest, returns one, a tuple of them or a number, and raises
@@ -83,7 +83,7 @@ def converted_first(x: LoopValue, common: torch.dtype) -> bool:
 
 
 def decline_if(bad: Any, why: str) -> None:
-    """Leave it to aten where that is so."""
+    """Leave the op to aten if `bad`, for the reason `why`."""
     Decline.when(bad, why)
 
 
@@ -102,9 +102,9 @@ class LoopBuilder(Realizer):
         """fn of the inputs' elements, broadcast to `shape`; operands come in `compute`, the result is cast to
         `dtype`.
 
-        Defaults: shape and dtype of the aten result, compute type of that dtype. common: what aten converts
-        operands to first (default `dtype`): integers wrap there, as a number that is too large for a tensor
-        of uint8 does.
+        Defaults: shape and dtype of the aten result, compute type of that dtype. common: the dtype to which
+        aten converts operands first (default `dtype`). Integers wrap in it, also a number that is too large
+        for a tensor of uint8.
         """
         shape = tuple(self.spec.shape if shape is None else shape)
         dtype = dtype or self.spec.dtype

@@ -1,8 +1,10 @@
-"""Lowerings of elementwise ops: rows of (aten op, expression), and rules for those that take options.
+"""Lowerings of elementwise ops.
 
->>> lowerings.add(aten.exp.default, partial(_unary, partial(op, "exp"), True))    # of floats alone
-
+A new op takes the first form that fits: a row of the table of `_unary`, `_jump`, `_binary` or `_backward`; a
+row of the table at the end of the file, if its expression fits on a few lines; a function with `@lowering`.
 docs/architecture.md goes through the steps for one op.
+
+>>> lowerings.add(aten.exp.default, partial(_unary, partial(op, "exp"), True))    # True: floats only
 """
 
 from __future__ import annotations
@@ -570,6 +572,17 @@ _backward(
 )
 
 
+@lowering(aten.softplus_backward.default)
+def _softplus_backward(
+    ctx: LoopBuilder, g: LoopValue, x: LoopValue, beta: Scalar, threshold: Scalar
+) -> LoopValue:
+    def fn(g: Expr, x: Expr) -> Expr:
+        scaled = mul(x, like(beta, x))
+        return select(compare("gt", scaled, like(threshold, x)), g, mul(g, sigmoid(scaled)))
+
+    return ctx.pointwise(fn, g, x)
+
+
 register_all(
     lowering,
     (
@@ -590,6 +603,8 @@ register_all(
         ((aten.masked_fill.Tensor,), lambda ctx, x, mask, value: _where(ctx, mask, value, x)),
         ((aten.clamp_min.default,), lambda ctx, x, min: _clamp(ctx, x, min)),
         ((aten.clamp_max.default,), lambda ctx, x, max: _clamp(ctx, x, None, max)),
+        ((aten.clamp_min.Tensor,), lambda ctx, x, min: _clamp_tensor(ctx, x, min)),
+        ((aten.clamp_max.Tensor,), lambda ctx, x, max: _clamp_tensor(ctx, x, None, max)),
         ((aten.hardtanh.default,), lambda ctx, x, min_val=-1, max_val=1: _clamp(ctx, x, min_val, max_val)),
         (
             (aten.hardtanh_backward.default,),

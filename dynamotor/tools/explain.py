@@ -6,6 +6,7 @@ kernels.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +15,12 @@ from typing import Any
 import torch
 
 from ..api import compile as compile_, dispatcher_of, plain
+from ..base.errors import link
 from ..base.events import Event, collect, counters, phase_seconds
 from ..capture.compiled_share import Counts
 from ..capture.frontend import eager_texts, served_entries
+
+_CODE = re.compile(r"\.(DM\d{3})$")  # counters of whole graphs or backwards: `build.DM301`
 
 
 @dataclass
@@ -80,11 +84,14 @@ class Explanation:
         for i, choice in enumerate(self.choices):
             lines += [f"backends of graph {i + 1}, the quickest is {choice['chosen']}:"]
             lines += [f"  {one}" for one in choice["times"]]
-        if self.fallbacks:
-            lines.append(
-                "aten kernels used for lack of a lowering: "
-                + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common())
-            )
+        ops = [f"{op} ×{n}" for op, n in self.fallbacks.most_common() if not _CODE.search(op)]
+        if ops:
+            lines.append("aten kernels used for lack of a lowering: " + ", ".join(ops))
+        lines += [
+            f"left to PyTorch ×{n}: {code[1]} (reason: the log channel `fallbacks`; cure: {link(code[1])})"
+            for name, n in self.fallbacks.most_common()
+            if (code := _CODE.search(name)) and not any(code[1] in text for text in self.eager)
+        ]
         if self.seconds:
             lines.append("seconds: " + ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items()))
         return "\n".join(lines)

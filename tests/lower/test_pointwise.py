@@ -333,3 +333,21 @@ def test_shifts_of_unknown_numbers_are_left_to_aten():
     x = torch.randint(-100, 100, (40,))
     check(lambda a: torch.bitwise_right_shift(a, a & 7) + 1, x, fallbacks=None)
     check(lambda a: (a >> 64) + 1, x, fallbacks=["aten.__rshift__.Scalar"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_softplus_and_bounds_by_tensors_are_computed_in_the_loop(dtype):
+    x, g = SPECIAL.to(dtype), torch.randn(len(SPECIAL)).to(dtype)
+    aten = torch.ops.aten
+    check(
+        lambda g, x: [
+            aten.softplus_backward(g, x, 2, 5),
+            aten.softplus_backward(g[0], x, 1, 20),
+            aten.clamp_min(x, g),
+            aten.clamp_max(x, g[0]),
+        ],
+        g,
+        x,
+        kernels=1,
+        tolerance=1e-6 if dtype is torch.float32 else 1.6e-2,
+    )
