@@ -35,9 +35,6 @@ tree_unflatten = name("torch.utils._pytree.tree_unflatten")
 tree_leaves = name("torch.utils._pytree.tree_leaves")
 tree_map = name("torch.utils._pytree.tree_map")
 tree_map_only = name("torch.utils._pytree.tree_map_only")
-tree_structure = name("torch.utils._pytree.tree_structure")
-treespec_dumps = name("torch.utils._pytree.treespec_dumps")
-treespec_loads = name("torch.utils._pytree.treespec_loads")
 
 # Modes of the thread ----------------------------------------------------------------------------------------
 set_grad_enabled = name("torch._C._set_grad_enabled")
@@ -162,8 +159,6 @@ set_attention_order = name("torch._C._set_sdp_priority_order", off=RULE)
 onednn_enabled = name("torch._C._get_mkldnn_enabled", instead=lambda: torch.backends.mkldnn.enabled)
 cudnn_enabled = name("torch._C._get_cudnn_enabled", instead=lambda: torch.backends.cudnn.enabled)
 cublas_tf32 = name("torch._C._get_cublas_allow_tf32", instead=lambda: torch.backends.cuda.matmul.allow_tf32)
-cudnn_tf32 = name("torch._C._get_cudnn_allow_tf32", instead=lambda: torch.backends.cudnn.allow_tf32)
-matmul_precision = name("torch._C._get_float32_matmul_precision", instead=torch.get_float32_matmul_precision)
 select_conv_backend = name("torch._C._select_conv_backend")
 conv_memory_format = name("torch._C._conv_determine_backend_memory_format")
 
