@@ -32,6 +32,23 @@ class _LikeAnyDevice(str):
     __hash__ = str.__hash__
 
 
+class _UntilAsked(_LikeAnyDevice):
+    """The same for a mesh, which has its name back once PyTorch has asked: the device is looked up by it."""
+
+    mesh: DeviceMesh
+
+    def __new__(cls, mesh: DeviceMesh) -> _UntilAsked:
+        name = super().__new__(cls, "xla")
+        name.mesh = mesh
+        return name
+
+    def __eq__(self, other: object) -> bool:
+        self.mesh._device_type = "xla"
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
 def has_groups(mesh: DeviceMesh) -> bool:
     """Whether a mesh of this device is one of processes."""
     return hasattr(mesh, "_rank")
@@ -41,7 +58,7 @@ def as_any_device(
     function: Callable[..., Any], given: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any
 ) -> Any:
     """Call `distribute_tensor` or `distribute_module` of PyTorch, which hand a mesh of "xla" to torch_xla."""
-    mesh._device_type = _LikeAnyDevice("xla")
+    mesh._device_type = _UntilAsked(mesh)
     try:
         return function(given, mesh, *args, **kwargs)
     finally:
