@@ -100,15 +100,13 @@ class StateReads:
         before, self.active = self.active, True
         self.begun = self.begun if before else Epoch.now
         self.pending = self.pending or pending
-        known, last = len(self.trace.reader.guards), next(iter(reversed(self.trace.graph.graph.nodes)), None)
+        last = next(iter(reversed(self.trace.graph.graph.nodes)), None)
         try:
             yield
         finally:
             self.active = before
             made = itertools.takewhile(lambda node: node is not last, reversed(self.trace.graph.graph.nodes))
             self.used.update(*(node.all_input_nodes for node in made))
-            new = list(self.trace.reader.guards)[known:]
-            self.guards.update((row, None) for row in new if isinstance(row, Guard) and _is_state(row))
             for value in self._used_tensors():
                 self.versions.setdefault(value, version(value.example))
 
@@ -120,9 +118,10 @@ class StateReads:
         """Whether the graph writes a tensor after a function has read it: the next call finds the new contents."""
         return self.again.tensors and any(version(v.example) != then for v, then in self.versions.items())
 
-    def meet(self, row: Guard) -> None:
-        """A fact that the trace knew before the function asked for it."""
-        self.guards.setdefault(row)
+    def meet(self, row: Any) -> None:
+        """Keep a fact that the function asks for, whether the trace knew it before or not."""
+        if self.active and isinstance(row, Guard) and _is_state(row):
+            self.guards.setdefault(row)
 
     def note(self, frame: Any, instr: Any, owner: Any) -> None:
         """An instruction of a checkpointed function has run; `owner`: the object whose value it took."""

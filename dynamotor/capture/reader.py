@@ -62,6 +62,7 @@ class Reader:
         """
         if type(row) in _FACTS and type(row.source) is Const:
             return
+        self._meet(row)
         if not self.heard:
             self.guards.setdefault(row)
         elif row not in self.guards:
@@ -128,9 +129,12 @@ class Reader:
     def miss_again(self, source: Source, key: Any) -> None:
         """A key that an outside dict lacks, which is known already, is looked up again: a function that PyTorch
         calls a second time depends on it, too."""
-        for reads in (self.trace.checkpoint_reads, self.trace.function_reads):
-            if reads.active:
-                reads.meet(Absent(DictItem(source, key)))
+        self._meet(Absent(DictItem(source, key)))
+
+    def _meet(self, row: Any) -> None:
+        """A function that PyTorch calls a second time depends on the facts that it asks for."""
+        self.trace.checkpoint_reads.meet(row)
+        self.trace.function_reads.meet(row)
 
     def guard_distinct(self, first: Source, second: Source) -> None:
         """Two different objects must not be one at the next call."""

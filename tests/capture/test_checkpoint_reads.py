@@ -4,6 +4,7 @@ other change is none of its business.
 
 from __future__ import annotations
 
+import functools
 import gc
 import operator
 import weakref
@@ -296,6 +297,11 @@ def test_a_container_that_the_program_changed_before_the_checkpoint(backend: str
     torch.testing.assert_close(found[1], found[0])
 
 
+@functools.lru_cache
+def cached_factor() -> float:
+    return HOLDER.factor
+
+
 WEAKLY, GET, BOUND = weakref.ref(HOLDER), TABLE.get, HOLDER.get
 AROUND: dict[str, tuple[Any, Any, str]] = {
     "met through a weak reference": (
@@ -328,6 +334,11 @@ AROUND: dict[str, tuple[Any, Any, str]] = {
         lambda x: x * MODULE.factor,
         "MODULE.factor = 7.0",
     ),
+    "asked for by the same question": (
+        lambda x: x * cached_factor(),
+        lambda x: x * cached_factor(),
+        "HOLDER.factor = 7.0; cached_factor.cache_clear()",
+    ),
     "given as an argument": (
         lambda x: x * sum(ITEMS),
         lambda x, items: x * sum(items),
@@ -342,6 +353,7 @@ def test_state_that_the_program_had_read_before_the_checkpoint(kind: str, space:
     before, block, change = AROUND[kind]
     more = [ITEMS] if kind == "given as an argument" else []
     HOLDER.items = [2.0]  # type: ignore[attr-defined]
+    cached_factor.cache_clear()
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(block, before(x), *more, use_reentrant=False).exp().sum()
