@@ -1,5 +1,5 @@
-"""The only way in: `Reader.wrap(source, obj)` makes the value of an outside object and installs the guards of
-that read.
+"""`Reader.wrap(source, obj)` makes the value of an object from outside and installs the guards of that read. All
+such objects enter a trace by a `Reader`.
 
 >>> value = reader.wrap(DictItem(InstanceDict(Arg(0, "self")), "eps"), 1e-5)   # guard: self.eps == 1e-05
 """
@@ -28,7 +28,8 @@ LITERALS = frozenset(
     (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented))
 )
 
-_FACTS = frozenset((IdIs, TypeIs, ConstEquals))
+# Rows that always hold for a `Const`, a source that the entry itself keeps.
+_TRUE_OF_CONST = frozenset((IdIs, TypeIs, ConstEquals))
 
 
 # Values whose slots hold other values, until the trace ends. Numbers are not among them: guards compute with theirs.
@@ -49,18 +50,15 @@ class Reader:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.guards: dict[
-            Any, UserLine | None
-        ] = {}  # with the line that made each, when captures have listeners
+        # Each row, with the user's line that read it if something listens to captures.
+        self.guards: dict[Any, UserLine | None] = {}
         self.heard = listening("capture")
         self.values: dict[int, Value] = {}
         self._kept: list[Any] = []
 
     def guard(self, row: Any) -> None:
-        """Install a guard row (once). Rows about the identity or type of a held root say nothing and are
-        dropped.
-        """
-        if type(row) in _FACTS and type(row.source) is Const:
+        """Install a guard row (once). Rows that always hold are dropped."""
+        if type(row) in _TRUE_OF_CONST and type(row.source) is Const:
             return
         self._meet(row)
         if not self.heard:

@@ -46,7 +46,8 @@ _NAMESPACES = (
     torch.masked,
 )
 
-# Answered at trace time, by what keeps the answer true. Names that this PyTorch lacks are skipped.
+# Answered at trace time, grouped by the reason for which the answer stays true. Names that this PyTorch lacks are
+# skipped.
 _QUERY_NAMES = {
     # It is the same for as long as the process lives.
     "constant": """
@@ -54,14 +55,14 @@ _QUERY_NAMES = {
         is_vulkan_available jit.is_scripting compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting
         _C._log_api_usage_once
     """,
-    # It follows from the arguments: their types, and what `TensorMatch` holds.
+    # It follows from the arguments: their types, and the facts in their `TensorMatch` rows.
     "arguments": """
         is_tensor is_storage finfo iinfo device Size promote_types can_cast broadcast_shapes is_floating_point is_complex
         is_signed is_inference numel typename overrides.is_tensor_like overrides.is_tensor_method_or_property
         overrides.has_torch_function overrides.has_torch_function_unary overrides.has_torch_function_variadic
         _C._has_torch_function _C._has_torch_function_unary _C._has_torch_function_variadic
     """,
-    # The `Ambient` row compares it at each call (traces by others run eager, see `foreign_modes`).
+    # The `Ambient` row compares it at each call. A call inside another tracer runs eager (`foreign_modes`).
     "ambient": """
         is_grad_enabled is_inference_mode_enabled is_autocast_cache_enabled get_default_dtype get_default_device
         are_deterministic_algorithms_enabled is_autocast_cpu_enabled
@@ -99,9 +100,8 @@ def _by_name(names_by_row: dict[str, str]) -> dict[str, str]:
 
 QUERIES = {fn: how for how, names in _QUERY_NAMES.items() for fn in _resolve(names)}
 
-# Plain attributes of tensors, by what keeps the answer of a tensor from outside true: the `TensorMatch` row,
-# or ("asked") a guard of their own. Others are no constants: they have rules in values/tensor.py, or break
-# the graph.
+# Attributes of tensors that are constants, grouped by the guard of a tensor from outside: its `TensorMatch` row, or
+# ("asked") a row of their own. Other attributes have rules in values/tensor.py, or break the graph.
 METADATA = _by_name(
     {
         "match": """
@@ -112,9 +112,10 @@ METADATA = _by_name(
     }
 )
 METADATA = {name: row for name, row in METADATA.items() if hasattr(torch.Tensor, name)}
-# Functions and methods of tensors that answer with something else, by what keeps the answer true. Others
-# break the graph. "arguments": see above. "offset": the tensors from outside whose memory it is about start
-# where they started. "outside": a lazy tensor from outside is refused, and tensors of the trace have no such bits.
+# Functions and methods of tensors whose results are no tensors, grouped by the reason for which the answer stays
+# true. Others break the graph. "arguments": see above. "offset": a guard compares the storage offset of the tensor
+# from outside. "outside": a conjugate or negative view from outside is refused, and tensors of the trace have no
+# such bits.
 ANSWERS = _by_name(
     {
         "arguments": """
@@ -233,7 +234,7 @@ _WITH_RULES = frozenset(
 )
 _FOLLOWED = frozenset(("BlockMask.__init__", "and_masks", "or_masks", "noop_mask"))
 _BOOKKEEPING = (
-    "torch._dynamo.mutation_guard"  # what every module's `__init__` goes through once torch.compile was used
+    "torch._dynamo.mutation_guard"  # it wraps every module's `__init__` once torch.compile was used
 )
 
 # Tensor methods that need data, change autograd's or the storage's state, or hand out memory.

@@ -61,7 +61,7 @@ from ..graph.module import copy_of
 from ..graph.op_facts import meets_ranks
 from ..graph.size_nodes import is_size
 from ..graph.spec import GraphInfo, TensorSpec
-from ..lower.ir import lowering
+from ..lower.ir import lowering_lock
 from ..lower.lower_graph import lower_graph
 from ..lower.lowering import Decline
 from ..lower.outputs import COPY_
@@ -99,7 +99,7 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
         of_sizes = size_parts.split(gm, info)
         if of_sizes is not None:
             return of_sizes.around(compile_aten)
-    with lowering:
+    with lowering_lock:
         return _checked(gm, info, device, cuda_graphs)
 
 

@@ -39,9 +39,8 @@ Values = dict[fx.Node, Any]
 States = dict[torch.device, torch.Tensor]  # of generators
 _below_autograd = compat.BelowAutograd
 _CURE = "report the program; backend='aot_eager' runs it without the native compiler"
-# The tolerated distance of a result from eager's, relative to its largest element, before eager is asked
-# how far
-# rounding moves it.
+# The tolerated distance of a result from eager's, relative to its largest element. Beyond it, `rounding.py`
+# estimates how far rounding alone may move the result.
 TOLERANCE = {
     torch.float64: 1e-9,
     torch.complex128: 1e-9,
@@ -62,8 +61,7 @@ def _batch_norm_elements(
     return (y if bias is None else y + bias.reshape(shape)).to(x.dtype)
 
 
-# Values saved for a backward may have another order than eager's, where a view is a copy and oneDNN may
-# overwrite memory.
+# Saved values may have other strides than eager's: a view then needs a copy, and oneDNN may overwrite memory.
 _RELAXED = {
     torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten._unsafe_view.default: torch.reshape,
@@ -268,7 +266,7 @@ class Checked:
         )
         now = torch.get_rng_state()
         try:
-            torch.set_rng_state(states[CPU])  # the result is wrong: what other threads draw hardly matters
+            torch.set_rng_state(states[CPU])  # an error follows: draws of other threads do not matter
             self.call(*self._private(given[: len(inputs)]))
         finally:
             _reference.reset(token)
@@ -296,7 +294,7 @@ def _plainly(node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., Any] = _plainly) -> Values:
-    """Every node's value, op by op. `compute`: what runs one op."""
+    """Every node's value, op by op. `compute` runs one op."""
     values: Values = {}
     given: Iterator[Any] = iter(inputs)
     copies: list[tuple[fx.Node, torch.Tensor, torch.Tensor]] = []
@@ -346,8 +344,8 @@ def _arbitrary(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def difference(got: Any, want: Any, moved: Sequence[Any] = ()) -> str | None:
-    """In words, how far a value is from eager's; None when it is not. `moved`: what rounding makes of eager's
-    (`rounding.py`).
+    """A text that says how far a value is from eager's, or None if it is equal. `moved`: eager's values under
+    other roundings (`rounding.py`).
     """
     if not isinstance(got, torch.Tensor) or not isinstance(want, torch.Tensor):
         return (

@@ -23,7 +23,7 @@ from ..graph.sizes import FUNCTIONS, Dim, ShapeEnv, Size, Symbol, evaluate, sett
 from ..graph.spec import TensorSpec
 from ..lower.index_expr import Div, Index, Mod
 from ..lower.instance import Instance
-from ..lower.ir import Kernel, forget_expressions, lowering
+from ..lower.ir import Kernel, forget_expressions, lowering_lock
 from .scopes import title
 from .triton import draft_of
 from .triton_kernel import LaunchPiece, TritonFunction
@@ -84,7 +84,7 @@ class Family:
             chosen = variant.choose(*sizes)
             if chosen is not None:
                 return variant, chosen
-        with lowering:
+        with lowering_lock:
             forget_expressions()
             variant = _variant(self.kernel, dict(zip(self.names, sizes, strict=True)))
         counters["kernels"]["variants for sizes"] += 1

@@ -138,11 +138,11 @@ def loaded_exprs(index: Index) -> Iterator[Expr]:
 
 
 _interned: dict[tuple[Any, ...], Expr] = {}
-# Held by who makes expressions: they are interned, and memos are filled, for one graph at a time. Backwards
-# are compiled on whatever thread runs them first.
-lowering = threading.RLock()
+# Held while expressions are made: they are interned, and memos are filled, for one graph at a time, and a
+# backward is compiled on the thread that runs it first.
+lowering_lock = threading.RLock()
 # The thread that held it is not in the child.
-os.register_at_fork(after_in_child=lowering._at_fork_reinit)  # type: ignore[attr-defined]  # private
+os.register_at_fork(after_in_child=lowering_lock._at_fork_reinit)  # type: ignore[attr-defined]  # private
 
 
 def forget_expressions() -> None:
@@ -200,13 +200,14 @@ def cast(x: Expr, dtype: torch.dtype) -> Expr:
     return make("cast", (x,), dtype)
 
 
-_OPERANDS_THAT_ROUND = {"neg": 0, "abs": 0, "max": 0, "min": 0, "select": 1, "masked": 1}  # from which one on
+# Operations that give one of their operands or its negative, and the index of the first such operand.
+_OPERANDS_THAT_ROUND = {"neg": 0, "abs": 0, "max": 0, "min": 0, "select": 1, "masked": 1}
 
 
 def fits(x: Expr, memory: torch.dtype) -> bool:
-    """Whether a half is given back as memory held it: moved, chosen, or with another sign. Ask only once
-    loads of a kernel's own values are replaced by the values, which are not rounded. Expressions of more than
-    a few operations are taken to round.
+    """Whether rounding x to the half dtype `memory` changes nothing: it only moves, chooses or negates loads
+    of that dtype. Ask only after loads of the kernel's own results are replaced by these results, which are
+    not rounded yet. A larger expression counts as one that rounding changes.
     """
     todo, budget = [x], 32
     while todo and budget:
@@ -225,7 +226,7 @@ def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
     if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
         return x
-    if memory is torch.uint8 and x.op == "cast" and x.args[0].dtype is F64:  # aten goes by 64 bits here
+    if memory is torch.uint8 and x.op == "cast" and x.args[0].dtype is F64:  # aten converts by way of int64
         x = cast(cast(x.args[0], I64), x.dtype)
     if x.op == "const" and memory is not BOOL:
         return const(torch.tensor(x.args[0], dtype=x.dtype).to(memory).item(), x.dtype)
@@ -309,7 +310,7 @@ def select(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def masked(condition: Expr, body: Expr, other: Expr) -> Expr:
-    """As `select`, but each of the two touches memory only where it is the one wanted."""
+    """As `select`, but reads the memory of each of the two only where that one is chosen."""
     if condition.op == "const":
         return body if condition.args[0] else other
     return make("masked", (condition, body, other), body.dtype)
@@ -609,8 +610,8 @@ def roots(*statements: Statement) -> Iterator[Expr]:
 def changed(
     s: Statement, expr: Callable[[Expr], Expr], index: Callable[[Index], Index] | None = None
 ) -> Statement:
-    """A statement with another expression and, if that is asked for, other places: its buffer, what a
-    reduction or scan notes as the position.
+    """A statement with another expression and, if `index` is given, other indices: the one of a store, the
+    position that a reduction or scan records.
     """
     fields: dict[str, Any] = {"expr": expr(s.expr)}
     if index is not None:

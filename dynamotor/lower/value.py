@@ -1,8 +1,8 @@
 """Values while a graph is lowered: a shape, a dtype and a rule that gives the element at an index.
 
-A value is computed on demand inside whoever reads it until something (an extern call, many readers, an
-output) makes it real; from then on its element is a load. Views of values are values whose rule maps the
-index.
+A value is computed inside the expression of each reader, until something (an extern call, many readers, an
+output) makes it real, that is, gives it a buffer (`realize.py`); from then on its element is a load. A view
+is a value whose rule maps the index.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def _itself(x: Any) -> Any:
 
 
 class LoopValue:
-    """A tensor of the program. Exactly one of `ref` (memory), `body` (computed) and `base` (view) says what
-    it is.
-    """
+    """A tensor of the program, defined by exactly one of `ref` (memory), `body` (computed), `base` (view)."""
 
     __slots__ = (
         "shape",
@@ -51,7 +49,7 @@ class LoopValue:
         self, shape: Sequence[Dim], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None
     ) -> None:
         self.shape, self.dtype, self.body, self._ref = tuple(shape), dtype, body, ref
-        self.recipe = body  # its expression, also once it is memory: for rules that need not read it
+        self.recipe = body  # `body`, also once the value is real: some rules compute an element anew
         self.base: LoopValue | None = None
         self.index_map: IndexMap = _itself  # of a view
         self.ref_map: RefMap = _itself
@@ -112,7 +110,7 @@ class LoopValue:
 
 
 def _stepped(ref: BufRef, shape: Dims, index_map: IndexMap) -> BufRef:
-    """The memory of a view: what one step along each of its dimensions moves in its base."""
+    """The memory of a view, with the step in its base for each of its dimensions."""
     steps = [Var(f"step{d}", _UNKNOWN) for d in range(len(shape))]
     place = flatten(index_map(tuple(map(Index.of, steps))), ref.stride, ref.offset)
     stride = [place.terms.get(v, 0) for v in steps]

@@ -249,7 +249,7 @@ def size_value(trace: Trace, number: Any) -> Value:
 
 
 def size_result(trace: Trace, result: Any) -> Value | None:
-    """The value of what PyTorch answered, if there is a size that is an expression in it."""
+    """The value of a result of PyTorch that holds a symbolic size; None for other results."""
     kind = type(result)
     if kind in (torch.SymInt, torch.SymBool, torch.SymFloat):
         return size_value(trace, from_torch(result))
@@ -437,7 +437,7 @@ def _check_is_size(trace: Trace, size: Value, *message: Value) -> Value | None:
 
 
 def demand(trace: Trace, condition: Condition) -> Value:
-    """A node that raises where it does not hold; what follows relies on it."""
+    """Add a node that raises where the condition does not hold; the rest of the trace relies on it."""
     if not condition.sure(True):
         node = trace.sizes.node(trace.graph, trace.sizes.used(condition.expr))
         trace.graph.call_function(holds, (condition.kind, node, condition.negated), {})
