@@ -44,8 +44,8 @@ _optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _STEPS = "_dynamotor_steps"
 
 
-# What compiles some callables in its own way (`step/`): (callable, backend, settings) -> what stands for
-# it, or None.
+# Rules of `step/` for callables that compile in another way, such as an optimizer's step:
+# (callable, backend, settings) -> the compiled form, or None.
 SPECIAL: list[Callable[[Any, Any, CompileOptions], Any]] = []
 
 
@@ -131,9 +131,8 @@ def compile(
     shapes_spec, dynamic_shapes: refused; mark dimensions with `mark_dynamic`.
 
     Compilation happens at the first call, or in `compiled.warm_up(*args, **kwargs)`: it builds everything
-    that a call
-    with these arguments and its backward need, in the present grad mode, and runs nothing. It returns what
-    has to be built later and why, such as code behind a graph break.
+    that a call with these arguments and its backward need, in the present grad mode, and runs nothing. It
+    returns the parts that have to be built later, such as code behind a graph break, and why.
 
     Raises UsageError for a bad argument.
     """
@@ -145,11 +144,11 @@ def compile(
     if recompile_limit is not None:
         options = {"cache_size_limit": recompile_limit, **options}
     settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(options))
-    again = functools.partial(
+    compile_alike = functools.partial(
         compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
     )
     if model is None:
-        return functools.partial(again, disable=disable)
+        return functools.partial(compile_alike, disable=disable)
     model = model.original if type(model) is _C.Dispatcher else model  # compiled anew, with these arguments
     UsageError.when(
         not callable(model),
@@ -160,14 +159,14 @@ def compile(
     if disable:
         return model
     if isinstance(model, type) and instances_are_called(model):  # a decorator of a class
-        return _class(model, again)
+        return _class(model, compile_alike)
     for rule in SPECIAL:
         if (stands_in := rule(model, backend, settings)) is not None:
             return stands_in
-    return _compiled(model, backend, settings, again)
+    return _compiled(model, backend, settings, compile_alike)
 
 
-def _class(model: type, again: Callable[..., Any]) -> type:
+def _class(model: type, compile_alike: Callable[..., Any]) -> type:
     """The class, with calls of its instances compiled."""
     UsageError.when(
         trusted_module(model.__module__),
@@ -175,12 +174,15 @@ def _class(model: type, again: Callable[..., Any]) -> type:
         f"compile({model.__qualname__}) would change the calls of all its instances in this process",
         cure="compile an instance, or a subclass of your own",
     )
-    type.__setattr__(model, "__call__", again(plain_function(model.__call__)))
+    type.__setattr__(model, "__call__", compile_alike(plain_function(model.__call__)))
     return model
 
 
 def _compiled(
-    model: Callable[..., Any], backend: str | Backend, settings: CompileOptions, again: Callable[..., Any]
+    model: Callable[..., Any],
+    backend: str | Backend,
+    settings: CompileOptions,
+    compile_alike: Callable[..., Any],
 ) -> Any:
     """The compiled function or module."""
     symbolic: Callable[[str, bool], bool] = functools.partial(takes_symbols, backend, settings)
@@ -198,12 +200,12 @@ def _compiled(
         return dispatcher
 
     if isinstance(model, torch.nn.Module):
-        return _module(model, make, backend, again)
+        return _module(model, make, backend, compile_alike)
     dispatcher = make(model, backend)
     functools.update_wrapper(dispatcher, model, updated=())
     own = {
         "warm_up": dispatcher.miss.__self__.warm_up_own,
-        "compiled_again": again,
+        "compiled_again": compile_alike,
         "__prepare_scriptable__": lambda: model,  # torch.jit.script compiles the function itself
     }
     vars(dispatcher).update(own)  # attributes that are set are the function's
@@ -228,7 +230,7 @@ def _module(
     model: torch.nn.Module,
     make: Callable[[Callable[..., Any], str | Backend | None], Any],
     backend: str | Backend,
-    again: Callable[..., Any],
+    compile_alike: Callable[..., Any],
 ) -> Any:
     """A module whose calls are compiled, or, for DDP's wrapper, those of the wrapped module. `make`: a
     dispatcher.
@@ -237,7 +239,7 @@ def _module(
     inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
     dispatcher = make(types.MethodType(type(inside).__call__, inside), backend if inside is plain else None)
     dispatcher.__wrapped__ = dispatcher.original  # for inspect
-    return compile_module(plain, dispatcher, again)
+    return compile_module(plain, dispatcher, compile_alike)
 
 
 def _check_arguments(options: Any, recompile_limit: Any, shapes: dict[str, Any]) -> None:

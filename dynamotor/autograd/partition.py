@@ -79,13 +79,13 @@ def is_recomputable(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Halves:
-    """A graph with a forward and a backward: its nodes in order, those of the backward, the results for the
-    user of
-    the forward (values and written inputs), and the results of the backward (None: all of it is wanted).
+class JointNodes:
+    """A graph with a forward and a backward: its nodes in order, those of the backward, the results of the
+    forward for the user (values and written inputs), and the results of the backward (None: all of its nodes
+    are needed).
 
-    frugal: memory counts more than time, so that operands of products are computed again too, though that
-    writes them twice.
+    frugal: save memory at the cost of time. Operands of products are computed again too, and so written
+    twice.
     """
 
     nodes: list[Node]
@@ -97,28 +97,28 @@ class Halves:
 
 
 def partition(joint: Joint) -> Partition:
-    """Choose the saved values."""
+    """Choose the values of a joint graph that the forward saves."""
     nodes = list(joint.gm.graph.nodes)
     backward = dependents(nodes, joint.tangents)
     grads = [node for node in joint.output[2] if node is not None]
     values, written = list(joint.output[0]), list(joint.output[1])
-    cut, eager_bytes = choose_saved(Halves(nodes, backward, values, written, grads))
+    cut, eager_bytes = choose_saved(JointNodes(nodes, backward, values, written, grads))
     saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
     return Partition(saved, _bytes(saved), eager_bytes)
 
 
-def choose_saved(halves: Halves) -> tuple[set[Node], int]:
-    """The values that the backward reads of the forward, and the bytes that eager's autograd would save. What
-    is to be rounded where it is computed twice is marked.
+def choose_saved(joint: JointNodes) -> tuple[set[Node], int]:
+    """The values that the forward saves, and the bytes that eager's autograd would save. Mark the halves that
+    have to be rounded, because forward and backward both compute them.
     """
-    nodes, backward = halves.nodes, halves.backward
-    grads = [] if halves.grads is None else halves.grads
-    wanted = needed_for(list(backward) if halves.grads is None else grads)
+    nodes, backward = joint.nodes, joint.backward
+    grads = [] if joint.grads is None else joint.grads
+    wanted = needed_for(list(backward) if joint.grads is None else grads)
     read = {arg for node in backward if node in wanted for arg in node.all_input_nodes}
     eager = {memory_root(node) for node in read.union(grads) - backward}
     eager = {node for node in eager if not is_size(node)}
     eager_bytes = _bytes(eager)
-    cut = _minimum_cut(halves, wanted, set(grads), eager)
+    cut = _minimum_cut(joint, wanted, set(grads), eager)
     if cut is None or _bytes(cut) > eager_bytes:
         cut = eager
     _round_twice(nodes, cut, {node for node in backward if node in wanted} | set(grads))
@@ -126,9 +126,9 @@ def choose_saved(halves: Halves) -> tuple[set[Node], int]:
 
 
 def _round_twice(nodes: list[Node], saved: set[Node], backward: set[Node]) -> None:
-    """Note the halves that the backward computes again beside saved values made of them (the mean of a
-    norm, the norm itself): they are rounded both times. The gradient of a norm is a difference of what comes
-    from both.
+    """Mark halves that the backward computes again although it also reads saved values computed from them
+    (the mean of a norm, and the norm itself). Both times they are rounded: a gradient that subtracts one from
+    the other needs the same value in both.
     """
     again, behind = set[Node](), set[Node]()  # behind: something saved is made of them
     for node in reversed(nodes):
@@ -171,14 +171,16 @@ def _bytes(nodes: Any) -> int:
     return int(sum(_size(node) for node in nodes if node.op != "placeholder"))
 
 
-def _minimum_cut(halves: Halves, wanted: set[Node], grads: set[Node], eager: set[Node]) -> set[Node] | None:
+def _minimum_cut(
+    joint: JointNodes, wanted: set[Node], grads: set[Node], eager: set[Node]
+) -> set[Node] | None:
     """Each candidate is an edge in → out with its bytes as capacity; the cut edges are the saved values.
 
-    None when no cut separates the halves, which cannot be but need not be fatal.
+    None when no cut separates forward and backward: that cannot happen, but need not be fatal.
     """
-    nodes, backward = halves.nodes, halves.backward
-    forward = needed_for([*halves.values, *halves.written])
-    free = {node for node in halves.values if node in eager}
+    nodes, backward = joint.nodes, joint.backward
+    forward = needed_for([*joint.values, *joint.written])
+    free = {node for node in joint.values if node in eager}
     candidates = [node for node in nodes if node in wanted and node not in backward and node.op != "output"]
     index = {node: 2 * i for i, node in enumerate(candidates)}
     source, sink = 2 * len(candidates), 2 * len(candidates) + 1
@@ -187,7 +189,7 @@ def _minimum_cut(halves: Halves, wanted: set[Node], grads: set[Node], eager: set
     for node in candidates:
         a = index[node]
         net.edge(a, a + 1, 0.5 if node in free else _cost(node, distance[node]))
-        if node.op == "placeholder" or _must_stay(node, forward, halves, wanted):
+        if node.op == "placeholder" or _must_stay(node, forward, joint, wanted):
             net.edge(source, a, _NEVER)
         for user in node.users:
             if user in index:
@@ -228,19 +230,19 @@ def _cost(node: Node, distance: int) -> float:
     return (16.0 + _size(node)) * 1.1 ** min(distance, 50) * (1.0 if written_anyway else 2.0)
 
 
-def _must_stay(node: Node, forward: set[Node], halves: Halves, wanted: set[Node]) -> bool:
-    """Whether the op runs in the forward only: it is dear, or the backward would have to write its result out
-    anyway.
+def _must_stay(node: Node, forward: set[Node], joint: JointNodes, wanted: set[Node]) -> bool:
+    """Whether the op runs in the forward only: it is expensive, or the backward would have to write its
+    result to memory anyway.
     """
     if _is_checkpointed(node):
         return False
-    if _asks_halves(node) or "saved" in node.meta and not is_view(node):
+    if _compares_halves(node) or "saved" in node.meta and not is_view(node):
         return True
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
-    if node not in forward or is_view(node) or not _feeds_opaque_op(node, halves.backward, wanted):
+    if node not in forward or is_view(node) or not _feeds_opaque_op(node, joint.backward, wanted):
         return False
-    return not halves.frugal or not _is_operand_alone(node, halves.backward)
+    return not joint.frugal or not _is_operand_alone(node, joint.backward)
 
 
 def _is_operand_alone(node: Node, backward: set[Node]) -> bool:
@@ -265,14 +267,14 @@ def _is_checkpointed(node: Node) -> bool:
     """
     if node.target is operator.getitem and is_collective(operand(node, 0).target):
         return "recompute" in operand(node, 0).meta  # the parts of a repeated gather
-    if "recompute" not in node.meta or _asks_halves(node):
+    if "recompute" not in node.meta or _compares_halves(node):
         return False
     if node.target is operator.getitem or is_size(node):
         return True
     return not facts(overload(node)).random or is_attention(node) and not has_effect(node)
 
 
-def _asks_halves(node: Node) -> bool:
+def _compares_halves(node: Node) -> bool:
     """Whether a half is looked for among others (a maximum, where it was found): calculated again it may be
     rounded otherwise.
     """

@@ -411,10 +411,6 @@ def ordered_keys(value: dict[Any, Any]) -> Iterable[Any]:
     return OrderedDict.__iter__(value) if isinstance(value, OrderedDict) else dict.__iter__(value)
 
 
-def _key_equal(now: Any, then: Any) -> bool:
-    return now is then or const_equal(now, then)
-
-
 @dataclass(frozen=True, eq=False)
 class DictKeys(_EqualByFacts):
     """A dict (or subclass) has exactly these keys, in this order."""
@@ -429,7 +425,7 @@ class DictKeys(_EqualByFacts):
     def check_value(self, value: Any) -> bool:
         if not isinstance(value, dict) or dict.__len__(value) != len(self.keys):
             return False
-        return all(map(_key_equal, ordered_keys(value), self.keys))
+        return all(map(const_equal, ordered_keys(value), self.keys))
 
     def explain(self, value: Any) -> str:
         return f"{self.subject} has keys {_short([*ordered_keys(value)])}, had {_short(list(self.keys))}"
@@ -627,9 +623,8 @@ class Ambient:
     autocast: tuple[tuple[str, torch.dtype | None], ...]  # (device type, dtype or None when off)
     autocast_cache: bool
     default_dtype: torch.dtype
-    function_modes: tuple[
-        torch.device | int, ...
-    ]  # the device of a `with torch.device(...)`, the identity of any other mode
+    # The device of a `with torch.device(...)`, the identity of any other mode.
+    function_modes: tuple[torch.device | int, ...]
     function_enabled: int
     dispatch_modes: int
     deterministic: bool

@@ -37,7 +37,7 @@ from .space import Env, Split, match
 
 MAX_PARAMS = 24
 MAX_MEMBERS = 40
-MAX_CHAIN = 400  # operations one behind the other
+MAX_CHAIN = 400  # operations of which each needs the result of the one before
 SUMS_TOGETHER = 1 << 23  # elements from which on sums of one row share a kernel; smaller ones share a launch
 MAX_ACROSS = 16384  # elements of a per-thread partial result
 
@@ -87,7 +87,8 @@ class Group:
         self.members: list[Member] = []
         self.by_buffer: dict[str, Member] = {}
         self.template: Template | None = None  # None while there is no reduction
-        self.loop: frozenset[Var] = frozenset()  # rows, scan: the inner variables; cols: the middle ones
+        # rows: the variables reduced within a row; scan: those scanned along; cols: those summed over.
+        self.loop: frozenset[Var] = frozenset()
         self._names = 0
         self._accesses: dict[str, list[Index]] | None = None
 
@@ -366,9 +367,8 @@ def sums_run_along_memory(group: Group, m: Member) -> Refuse | None:
 
 @rule
 def beside_the_nest(group: Group, m: Member) -> Refuse | None:
-    """Statements after the nest must wait for one of its sums: anything else runs in parallel on
-    its own.
-    """
+    """Refuse a statement after the nest that needs none of its sums: a kernel of its own runs it in
+    parallel."""
     if m.level in (FULL, ROW) or any(group.result_level(p) in (FINAL, ONCE) for p in group.producers(m)):
         return None
     return Refuse("waits for nothing that the nest sums up")
@@ -433,7 +433,7 @@ def size_limits(group: Group, m: Member) -> Refuse | None:
 
 
 def _depth(members: Iterable[Member]) -> int:
-    """The longest way from the loads to a value, through the nodes of a kernel."""
+    """Operations on the longest way from a load to a value, through the nodes of a kernel."""
     depths: dict[str, int] = {}
     for m in members:
         before = max((depths.get(name, 0) for name in m.node.reads), default=0)

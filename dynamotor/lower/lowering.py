@@ -66,14 +66,13 @@ NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
 class Decline(RaisedWhen):
-    """Raised where a call, a kernel or a function has no form of ours, and is left to aten; the text says
-    why.
-    """
+    """Raised to leave a call, a kernel or a function to aten; the text says why."""
 
 
 def converted_first(x: LoopValue, common: torch.dtype) -> bool:
-    """Whether aten converts these whole numbers to a type that does not hold them all before it computes:
-    narrow ones wrap, halves round (single ones are operands as they are).
+    """Whether aten converts integers of this tensor to `common` before it computes, and that changes some of
+    them: in a narrow integer type they wrap, in a half they are rounded (a tensor without dimensions is not
+    converted to a half).
     """
     if x.dtype in (common, torch.bool) or x.dtype.is_floating_point:
         return False
@@ -287,13 +286,8 @@ class LoopBuilder(Realizer):
             return rule(self, *args, **kwargs)
         except Decline as why:
             return self.fallback(node, args, kwargs, str(why))
-        except (
-            TypeError,
-            KeyError,
-            IndexError,
-            AttributeError,
-            ValueError,
-        ) as error:  # a rule that does not know this call
+        except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+            # The rule does not know arguments of this call.
             if config.verify:
                 raise
             return self.fallback(node, args, kwargs, f"the rule failed: {error!r}")

@@ -583,6 +583,35 @@ def _softplus_backward(
     return ctx.pointwise(fn, g, x)
 
 
+def _exp_of_minus_abs(x: Expr) -> Expr:
+    return op("exp", op("neg", op("abs", x)))
+
+
+@lowering(aten.log_sigmoid_forward.default)
+def _log_sigmoid(ctx: LoopBuilder, x: LoopValue) -> tuple[LoopValue, LoopValue]:
+    """The result and exp(-|x|), which the gradient takes on a CPU; on a GPU eager gives an empty tensor for
+    it."""
+    decline_if(ctx.spec[0].device.type != "cpu", "a result of another size on this device")
+
+    def fn(e: Expr) -> Expr:
+        negative = op("min", e, like(0, e))
+        return sub(negative, op("log1p", _exp_of_minus_abs(e)))
+
+    out, decayed = (ctx.pointwise(f, x, shape=x.shape, dtype=x.dtype) for f in (fn, _exp_of_minus_abs))
+    return out, decayed
+
+
+@lowering(aten.log_sigmoid_backward.default)
+def _log_sigmoid_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, decayed: LoopValue) -> LoopValue:
+    decline_if(ctx.spec.device.type != "cpu", "an operand of another size on this device")
+
+    def fn(g: Expr, x: Expr, z: Expr) -> Expr:
+        other = div(z, add(like(1, z), z))  # sigmoid(-|x|)
+        return mul(g, select(compare("lt", x, like(0, x)), sub(like(1, x), other), other))
+
+    return ctx.pointwise(fn, g, x, decayed)
+
+
 register_all(
     lowering,
     (

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..autograd.extract import is_view
-from ..autograd.partition import Halves, choose_saved, dependents
+from ..autograd.partition import JointNodes, choose_saved, dependents
 from ..graph.nodes import take_place
 from ..graph.size_nodes import is_size
 
@@ -31,7 +31,7 @@ def compute_again(gm: fx.GraphModule) -> None:
     writes = [
         node for node in nodes if not node.users and node.op == "call_function" and node not in backward
     ]
-    saved, _ = choose_saved(Halves(nodes, backward, values, writes, None, frugal=True))
+    saved, _ = choose_saved(JointNodes(nodes, backward, values, writes, None, frugal=True))
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         if node in backward:

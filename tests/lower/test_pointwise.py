@@ -314,6 +314,14 @@ def test_nan_to_num_gives_what_the_dtype_holds(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_log_sigmoid_and_its_gradient_are_loops(dtype):
+    x = torch.cat([SPECIAL, torch.tensor([90.0, -90.0, 1e-4, -1e-4])]).to(dtype)
+    forward, backward = torch.ops.aten.log_sigmoid_forward, torch.ops.aten.log_sigmoid_backward
+    check(lambda x: [*forward(x), forward(x * 2)[0] + 1], x, kernels=1)
+    check(lambda g, x, z: backward(g, x, z), torch.ones_like(x), x, forward(x)[1], kernels=1)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=lambda d: str(d)[6:]
 )
