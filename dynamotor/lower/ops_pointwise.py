@@ -185,6 +185,7 @@ def _binary(
     """A two-operand op whose result type is its compute type."""
     decline_if(floats_only and not ctx.spec.dtype.is_floating_point, "integer operands")
     decline_if(ctx.spec.dtype is BOOL, "bool arithmetic")
+    x, y = as_eager_reads(ctx, x), y if fn is div else as_eager_reads(ctx, y)
     return jumping(ctx, fn, x, y) if jumps else ctx.pointwise(fn, x, y)
 
 
@@ -201,6 +202,18 @@ for _target, _of_two, _floats_only, _jumps in (
     (aten.fmod.Scalar, functools.partial(op, "fmod"), True, True),
 ):
     lowerings.add(_target, functools.partial(_binary, _of_two, _floats_only, _jumps))
+
+
+def as_eager_reads(ctx: LoopBuilder, x: Any, dtype: torch.dtype | None = None) -> Any:
+    """aten on a CPU rounds a 0-d tensor of more digits, or of the other half type, to the halves beside it.
+    The second operand of a product or a quotient is the exception: it is a number of float32. dtype: the
+    operands' common type.
+    """
+    dtype = dtype or ctx.spec.dtype
+    wide = isinstance(x, LoopValue) and not x.shape and x.dtype.is_floating_point and x.dtype is not dtype
+    if not wide or dtype not in HALVES or ctx.spec.device.type != "cpu":
+        return x
+    return ctx.pointwise(lambda a: round_to(a, dtype), x, shape=(), dtype=dtype)
 
 
 def as_eager_adds(ctx: LoopBuilder, x: LoopValue | Scalar) -> Callable[[Expr], Expr]:
@@ -229,7 +242,7 @@ def _combined(
 def _mul(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
     if ctx.spec.dtype is BOOL:
         return ctx.pointwise(lambda a, b: op("and", a, b), x, y)
-    return ctx.pointwise(mul, x, y)
+    return ctx.pointwise(mul, as_eager_reads(ctx, x), y)
 
 
 @lowering(aten.add.Tensor, aten.add.Scalar)
@@ -249,21 +262,29 @@ def _div_mode(
     ctx: LoopBuilder, x: LoopValue, y: LoopValue | Scalar, rounding_mode: str | None = None
 ) -> LoopValue:
     if rounding_mode is None:
-        return ctx.pointwise(div, x, y)
+        return ctx.pointwise(div, as_eager_reads(ctx, x), y)
     if not ctx.spec.dtype.is_floating_point:
         return _int_div(ctx, x, y, f"{rounding_mode}div")
-    floor, trunc = functools.partial(op, "floordiv"), lambda a, b: op("trunc", div(a, b))
-    return _whole_quotient(ctx, floor if rounding_mode == "floor" else trunc, x, y)
+    return _whole_quotient(ctx, rounding_mode, x, y)
 
 
 lowerings.add(aten.floor_divide.default, functools.partial(_div_mode, rounding_mode="floor"))
 
 
-def _whole_quotient(
-    ctx: LoopBuilder, fn: Callable[..., Expr], x: LoopValue, y: LoopValue | Scalar
-) -> LoopValue:
-    """Eager divides halves by a number, or a 0-d tensor of more digits, as it is: tensors are rounded."""
-    dtype, rounded = ctx.spec.dtype, isinstance(y, LoopValue) and (bool(y.shape) or y.dtype in HALVES)
+def _whole_quotient(ctx: LoopBuilder, mode: str, x: LoopValue, y: LoopValue | Scalar) -> LoopValue:
+    """Eager divides halves by a number, or a 0-d tensor of another type, as it is. Tensors are rounded, and
+    on a CPU the quotient by more than one element is too before it is truncated.
+    """
+    dtype = ctx.spec.dtype
+    rounded = isinstance(y, LoopValue) and (bool(y.shape) or y.dtype is dtype)
+    several = isinstance(y, LoopValue) and any(n != 1 for n in y.shape)
+    trips = several and ctx.spec.device.type == "cpu" and dtype in HALVES
+
+    def fn(a: Expr, b: Expr) -> Expr:
+        if mode == "floor":
+            return op("floordiv", a, b)
+        return op("trunc", round_to(div(a, b), dtype) if trips else div(a, b))
+
     return jumping(ctx, fn, x, y) if rounded else ctx.pointwise(lambda a, b: fn(round_to(a, dtype), b), x, y)
 
 
@@ -313,7 +334,7 @@ def _pow(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> Loop
     decline_if(not ctx.spec.dtype.is_floating_point, "integer power")
     dtype = ctx.spec.dtype  # a rounded exponent decides whether a negative base has a power, and its sign
     base = (lambda a: a) if isinstance(x, LoopValue) else (lambda a: round_to(a, dtype))
-    return ctx.pointwise(lambda a, b: op("pow", base(a), round_to(b, dtype)), x, y)
+    return ctx.pointwise(lambda a, b: op("pow", base(a), round_to(b, dtype)), as_eager_reads(ctx, x), y)
 
 
 # -- comparisons, logic, where -------------------------------------------------------------------------------
@@ -338,7 +359,12 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 def _logic_rule(name: str) -> Callable[..., LoopValue]:
-    return lambda ctx, x, y: ctx.pointwise(lambda a, b: op(name, a, b), x, y, compute=BOOL)
+    def rule(ctx: LoopBuilder, x: LoopValue, y: LoopValue) -> LoopValue:
+        dtype = promoted(x, y)  # an operand of more digits may vanish in it
+        x, y = as_eager_reads(ctx, x, dtype), as_eager_reads(ctx, y, dtype)
+        return ctx.pointwise(lambda a, b: op(name, a, b), x, y, compute=BOOL)
+
+    return rule
 
 
 def _bitwise_rule(name: str) -> Callable[..., LoopValue]:
@@ -650,13 +676,15 @@ register_all(
         (
             (aten.addcmul.default,),
             lambda ctx, x, a, b, value=1: ctx.pointwise(
-                lambda x, a, b: add(x, mul(mul(like(value, x), a), b)), x, a, b
+                lambda x, a, b: add(x, mul(mul(like(value, x), a), b)),
+                *(as_eager_reads(ctx, n) for n in (x, a, b)),
             ),
         ),
         (
             (aten.addcdiv.default,),
             lambda ctx, x, a, b, value=1: ctx.pointwise(
-                lambda x, a, b: add(x, div(mul(like(value, x), a), b)), x, a, b
+                lambda x, a, b: add(x, div(mul(like(value, x), a), b)),
+                *(as_eager_reads(ctx, n) for n in (x, a, b)),
             ),
         ),
         ((torch.ops.prims.convert_element_type.default,), lambda ctx, x, dtype: convert(ctx, x, dtype)),

@@ -49,6 +49,38 @@ def test_a_number_divides_halves_as_it_is(dtype: torch.dtype) -> None:
         assert torch.equal(dynamotor.compile(lambda x, d: x // d)(x, divisor), x // divisor)
 
 
+OTHERS = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_a_tensor_without_dimensions_is_read_as_eager_reads_it(dtype: torch.dtype) -> None:
+    """It keeps its digits as a divisor and as the second factor; everywhere else it is rounded to the common type."""
+    others = [
+        torch.tensor(n, dtype=of)
+        for n in (1.0009765625, 0.333251953125, 1.99, 3.1, 70000.3, 1e-8)
+        for of in (OTHERS[dtype], torch.float64)
+    ]
+
+    def program(x: torch.Tensor, others: list[torch.Tensor]) -> list[torch.Tensor]:
+        found = []
+        for y in others:
+            found += [x.div(y, rounding_mode="floor"), x.div(y, rounding_mode="trunc"), x // y, x * y, x / y]
+            found += [y * x, y / x, torch.atan2(x, y), torch.logical_xor(x, y), torch.addcmul(x, x, y)]
+        return found
+
+    x = torch.cat([torch.arange(-8.0, 9), *(torch.arange(1, 9) * y.double() for y in others[:8])]).to(dtype)
+    for got, want in zip(dynamotor.compile(program)(x, others), program(x, others), strict=True):
+        torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_a_quotient_of_halves_is_rounded_before_it_is_truncated(dtype: torch.dtype) -> None:
+    x, y = (torch.linspace(-90, 80, 400).to(dtype), torch.linspace(0.3, 4, 400).to(dtype))
+    quotients = lambda x, y: (x.div(y, rounding_mode="trunc"), x.div(y[:1] + 1, rounding_mode="trunc"))  # noqa: E731
+    for got, want in zip(dynamotor.compile(quotients)(x, y), quotients(x, y), strict=True):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_exponent_is_rounded_as_the_halves_that_it_raises(dtype: torch.dtype) -> None:
     x = torch.tensor([0.0, -0.0, -0.99, -1.0, -2.0, 1.0, 0.99, torch.inf, -torch.inf, torch.nan]).to(dtype)
