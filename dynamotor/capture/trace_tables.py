@@ -31,6 +31,7 @@ class NumberTable:
     """Floats that differ between calls, and numbers that are held: read only by code outside the trace."""
 
     floats: dict[str, Any] = field(default_factory=dict)  # their sources, by the sources' texts
+    types: dict[str, Any] = field(default_factory=dict)  # questions for the types of floats, by their texts
     read_at: dict[int, Any] = field(default_factory=dict)  # where held numbers were read, by ids of values
 
 

@@ -54,17 +54,20 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
     """Make convolutions channels-last and carry the layout on."""
     graph = gm.graph
     onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-    convolutions = [node for node in graph.nodes if _wants_channels_last(node)]
-    if not convolutions or (not onednn and spec_of(operand(convolutions[0], 0)).device.type == "cpu"):
-        return
-    output = output_node(graph)
-    promised = {node: node.meta["val"] for node in output.all_input_nodes}
-    # Saved values arrive channels-last in a backward that was traced with eager's strides.
+    convolutions = {node for node in graph.nodes if _wants_channels_last(node)}
+    if convolutions and not onednn and spec_of(operand(next(iter(convolutions)), 0)).device.type == "cpu":
+        convolutions = set()
+    # Saved values arrive channels-last in a backward that was traced with eager's strides, also where the
+    # gradients of the convolutions are not asked for.
     changed = {
         node: node.meta.get("traced", node.meta["val"])
         for node in graph.nodes
         if node.op == "placeholder" and is_channels_last(find_spec(node))
     }
+    if not convolutions and all(before == node.meta["val"] for node, before in changed.items()):
+        return
+    output = output_node(graph)
+    promised = {node: node.meta["val"] for node in output.all_input_nodes}
     converted: dict[fx.Node, fx.Node] = {}
     loose: set[fx.Node] = set()
     for node in list(graph.nodes):
@@ -72,7 +75,7 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
             continue
         before = node.meta.get("val")
         give_strides_back(graph, node, changed)
-        if _wants_channels_last(node):
+        if node in convolutions:
             _convert_inputs(graph, node, converted, changed)
             node.meta["val"] = _channels_last_result(node)
         elif any(n in changed for n in node.all_input_nodes):

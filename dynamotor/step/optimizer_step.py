@@ -249,10 +249,12 @@ def _apart(
 
 def _calls_hooks_again(original: Any) -> bool:
     """Whether a base of an optimizer's class has hooks around its `step`, too: PyTorch puts them there when
-    it makes the first optimizer of that class, and `super().step()` then calls hooks once more.
+    it makes the first optimizer of that class, and `super().step()` then calls hooks once more. A base whose
+    `step` is inherited has its hooks around the same function (AdamW made before Adam): none is called again.
     """
+    own = inspect.unwrap(original.__func__)
     steps = [vars(cls).get("step") for cls in type(original.__self__).__mro__]
-    return any(step is not original.__func__ and is_around_step(step) for step in steps)
+    return any(is_around_step(step) and inspect.unwrap(step) is not own for step in steps if step is not None)
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:

@@ -324,3 +324,20 @@ def test_a_counter_of_calls_takes_one_program() -> None:
     for _ in range(6):
         torch.testing.assert_close(compiled(torch.ones(2)), eager(torch.ones(2)))
     assert counters["frames"]["captured"] <= 3
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    "text", ["math.sqrt(n)", "math.log(n)", "1 / n", "math.exp(n * n)", "0.0**n", "7 % n"]
+)
+def test_a_result_that_is_not_read_raises_as_in_eager(text: str) -> None:
+    fn = eval(f"lambda x, n: ({text}, x + 1)[1]", {"math": math})
+    compiled, x = dynamotor.compile(fn, backend="eager"), torch.ones(2)
+    for n in (1.0, 2.0, 3.0, 0.0, -1.5, 40.0):
+        try:
+            fn(x, n)
+        except (ArithmeticError, ValueError) as error:
+            with pytest.raises(type(error), match=str(error)):
+                compiled(x, n)
+        else:
+            torch.testing.assert_close(compiled(x, n), x + 1)

@@ -53,6 +53,7 @@ OTHERS = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
 
 
 @pytest.mark.parametrize("dtype", OTHERS)
+@pytest.mark.slow  # many kernels
 def test_a_tensor_without_dimensions_is_read_as_eager_reads_it(dtype: torch.dtype) -> None:
     """It keeps its digits as a divisor and as the second factor; everywhere else it is rounded to the common type."""
     others = [

@@ -34,3 +34,19 @@ def test_gradients_are_right_and_memory_is_whole(memory_format: torch.memory_for
         got = torch.autograd.grad(compiled(leaf).square().sum(), [leaf, *stem.parameters()])
         for a, b in zip(got, wanted, strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+
+
+def test_a_part_of_the_backward_without_convolutions_reads_saved_values_in_eagers_layout() -> None:
+    def fn(
+        x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, other: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        y = nn.functional.conv2d(x, weight).as_strided((4,), (1,))
+        return other * 2, y, nn.functional.layer_norm(y, (4,), scale)
+
+    shapes = ((1, 2, 5, 4), (2, 2, 1, 1), (4,), (3,))
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    results = [
+        torch.autograd.grad(out := program(*inputs), inputs, [torch.ones_like(t) for t in out])
+        for program in (dynamotor.compile(fn), fn)
+    ]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.step import optimizer_step
 
 
 class Averaging(torch.optim.Optimizer):
@@ -301,3 +302,24 @@ def test_hooks_of_a_step_that_calls_another_one() -> None:
         found.append((calls, weight.detach()))
     assert found[0][0] == found[1][0] == ["after", "before", "before", "after"]
     torch.testing.assert_close(found[1][1], found[0][1])
+
+
+@pytest.mark.regression
+def test_hooks_around_an_inherited_step_are_called_once() -> None:
+    class Base(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            pass
+
+    class Inherits(Base):
+        pass
+
+    class Calls(Base):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+
+    parameters = [torch.ones(2)]
+    inherits, calls, _ = (
+        cls(parameters, {}) for cls in (Inherits, Calls, Base)
+    )  # PyTorch puts hooks around each
+    assert not optimizer_step._calls_hooks_again(inherits.step)
+    assert optimizer_step._calls_hooks_again(calls.step)

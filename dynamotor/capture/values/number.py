@@ -38,6 +38,10 @@ _ARITHMETIC = frozenset(
         operator.pow,
     )
 )
+# What raises for no number of these kinds; of all else, whether it raises is asked at each call.
+_NEVER_RAISE = frozenset(
+    (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, abs, float, math.tanh)
+)
 _UNARY = (operator.neg, operator.pos, abs)
 # Functions of one float that give another.
 FUNCTIONS = (float, abs, math.sqrt, math.exp, math.log, math.log2, math.sin, math.cos, math.tan, math.tanh)
@@ -104,7 +108,7 @@ class FloatValue(Number):
         text = f"{op.__name__}({', '.join(names)})"
         if op in COMPARE:
             return Constant(mine.trace.reader.ask(mine.root, mine.now, text, step))
-        return mine.after(step, text)
+        return mine.after(step, text, op not in _NEVER_RAISE)
 
     def from_outside(self) -> FloatValue:
         return self
@@ -121,15 +125,19 @@ class FloatValue(Number):
         number = other.value
         return lambda v: op(number, mine(v)) if reflected else op(mine(v), number)
 
-    def after(self, step: Step, text: str) -> FloatValue | None:
-        """The result of a function of the outside float; None where that is no float."""
+    def after(self, step: Step, text: str, may_raise: bool = True) -> FloatValue | None:
+        """The result of a function of the outside float; None where that is no float. may_raise: a guard asks, since
+        a program that does not read the result raises, too."""
         try:
             found = step(self.now)
         except (ArithmeticError, ValueError):
             return None
         if type(found) not in KINDS:
             return None
-        return FloatValue(self.trace, self.root, self.now, step, text, self.made_of)
+        result = FloatValue(self.trace, self.root, self.now, step, text, self.made_of)
+        if may_raise:
+            result.guarded()
+        return result
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
         return (self.apply(op) if op in _UNARY else None) or super().unary(trace, op)
@@ -137,7 +145,7 @@ class FloatValue(Number):
     def apply(self, fn: Callable[[float], Any]) -> FloatValue | None:
         """`fn(self)`, computed at each call."""
         mine = self.step or _itself
-        return self.after(lambda v: fn(mine(v)), f"{fn.__name__}({self.text})")
+        return self.after(lambda v: fn(mine(v)), f"{fn.__name__}({self.text})", fn not in _NEVER_RAISE)
 
     def rounded(self, digits: Value) -> FloatValue | None:
         """`round(self, digits)` for a known number of digits."""
@@ -176,7 +184,8 @@ class FloatValue(Number):
         """The source, where that is read behind the program: it must lead to a float."""
         if self.step is not None:
             step = self.step
-            self.trace.reader.ask(self.root, self.now, f"the type of {self.text}", lambda v: type(step(v)))
+            question = self.trace.numbers.types.setdefault(self.text, lambda v: type(step(v)))
+            self.trace.reader.ask(self.root, self.now, f"the type of {self.text}", question)
         return self.source
 
     def describe(self) -> str:

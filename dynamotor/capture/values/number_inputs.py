@@ -74,6 +74,8 @@ def with_inputs(
         value = torch_call(trace, "to", [value, Constant(dtype)], {})
     if not place and name in _DIVISIONS:  # PyTorch divides a number by a tensor in this way
         return operator.mul, [torch_call(trace, "reciprocal", [x], {}), value]
+    if not place and name == "mul":  # of two factors, kernels round the first
+        return target, [x, value]
     return target, [value, x] if not place else [x, value]
 
 
