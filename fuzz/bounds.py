@@ -26,6 +26,7 @@ from .compare import AROUND, Outcome
 RUNS = range(10)
 _UNIT = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _HALVES = (torch.bfloat16, torch.float16)
+_SUMS = (torch.ops.aten.sum, torch.ops.aten.mean)
 _PRODUCTS = (torch.ops.aten.prod, torch.ops.aten.cumprod)
 
 
@@ -191,6 +192,8 @@ class Jiggle(TorchDispatchMode):
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         dusty = formula is not func or "_mean" in func.__name__
         results = [_without_dust(r) for r in results] if dusty else results
+        if self.exact and func.overloadpacket in _SUMS:
+            results = [_cancelled(results[0], func(*tree_map(_magnitude, args), **kwargs))]
         narrow = any(
             r.dtype in _UNIT and r.dtype is not torch.float64 for r in results if isinstance(r, torch.Tensor)
         )
@@ -238,6 +241,19 @@ def _where_halves_lie(values: Any) -> set[int]:
         and value.layout is torch.strided
         and not value._is_zerotensor()  # it has no memory
     }
+
+
+def _magnitude(value: Any) -> Any:
+    return value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _cancelled(total: Any, magnitude: torch.Tensor) -> Any:
+    """A sum, zero where the order of its terms decides whether it is: rounding may take all that is left of them."""
+    if not total.is_floating_point() or not magnitude.is_floating_point():
+        return total
+    least = _UNIT[torch.float64 if magnitude.dtype is torch.float64 else torch.float32]
+    bound = 2 * least * magnitude.double()
+    return total.masked_fill((total.abs() <= bound) & bound.isfinite(), 0)
 
 
 def _without_dust(exact: Any) -> Any:

@@ -231,7 +231,7 @@ def _is_apart(node: Node) -> bool:
     )
 
 
-_APART = frozenset(("data_dependent", "live"))
+_APART = frozenset(("data_dependent", "live", "view_of_leaf"))
 
 
 def _note_live(name: str, nodes: Sequence[Node]) -> None:

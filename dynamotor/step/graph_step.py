@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -295,8 +294,8 @@ class GraphStep:
         tensors that the programs are bound to."""
         if self.watched is None or self._step_hooks():
             return False
-        found = itertools.chain.from_iterable(map(_GRADIENT, self.watched))
-        return _NONE.issuperset(map(id, found))
+        watched = self.watched
+        return all(_NONE.issuperset(map(id, map(get, watched))) for get in _GRADIENT)
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
         """The inputs that hold gradients which this step adds to; None where something wants to see the
@@ -483,7 +482,8 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(hook not in _ALLOWED_HOOKS for found in hooks for hook in found.values())
 
 
-_GRADIENT = operator.attrgetter("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+# One getter each: one of all three makes a tuple for each tensor, which takes as long as the look-ups.
+_GRADIENT = tuple(map(operator.attrgetter, ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")))
 _NONE = frozenset((id(None),))
 
 

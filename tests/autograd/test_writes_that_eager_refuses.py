@@ -188,3 +188,45 @@ def test_refused_at_the_programs_line(fn):
     for _ in range(2):  # the first call's entry does not serve the others' tensors
         for name in reversed(WRITTEN):
             assert raised(fast, WRITTEN[name]()) == raised(fn, WRITTEN[name]()), name
+
+
+LOG: list[int] = []
+
+
+def a_base_that_becomes_a_leaf(x, y):
+    x.requires_grad_()
+    LOG.append(1)
+    y.add_(1)
+
+
+def a_view_that_becomes_a_leaf(x, y):
+    part = (x * 2)[0]
+    part.requires_grad_()
+    LOG.append(2)
+    part.add_(1)
+
+
+def a_piece_that_becomes_a_leaf(x, y):
+    part = (x * 2).unbind(0)[1]
+    part.requires_grad_()
+    part.add_(1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize(
+    "fn", [a_base_that_becomes_a_leaf, a_view_that_becomes_a_leaf, a_piece_that_becomes_a_leaf]
+)
+def test_a_tensor_that_becomes_a_leaf_inside(fn, backend):
+    """Effects before the write are done, and the error says which of them is a leaf, which a view of one."""
+    dynamotor.reset()
+    fast = dynamotor.compile(fn, backend=backend)
+    for _ in range(2):
+        told = []
+        for one in (fn, fast):
+            LOG.clear()
+            base = torch.ones(3, 4)
+            told.append((raised(one, (base, base[0])), list(LOG), base))
+        assert str(told[0]) == str(told[1])
+    if fn is a_base_that_becomes_a_leaf:  # the same program with tensors that share nothing
+        x, y = torch.ones(3, 4), torch.ones(4)
+        assert raised(fast, (x, y)) is None and x.requires_grad and torch.equal(y, torch.full((4,), 2.0))

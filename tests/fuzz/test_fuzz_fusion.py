@@ -181,6 +181,19 @@ def test_what_hangs_on_how_a_reduction_was_rounded_is_not_called_wrong(given, te
     assert not any(fusion.problems(programs, "portable"))
 
 
+def test_a_mean_whose_terms_cancel_may_be_zero_and_one_whose_terms_do_not_may_not():
+    """Of multiples of a tenth eager's order leaves a rounding, where another order leaves nothing."""
+    x = torch.tensor([[0.4, 1.4, -1.7, 0, -0.3, 0.1, 0.1], [0.4, 1.4, -1.7, 0, -0.3, 0.1, 0.2]])
+
+    def judged(got):
+        run = functools.partial(observe, lambda x: x.mean(-1).bool(), [x], ())
+        return differences(run(), Outcome([torch.tensor(got)], [x]), functools.partial(bounds.spread, run))
+
+    assert x.mean(-1).bool().all()
+    assert judged([True, True]) == judged([False, True]) == []
+    assert judged([True, False]) and judged([False, False])
+
+
 def test_what_hangs_on_a_rounded_norm_is_not_called_wrong_and_what_does_not_is():
     x = torch.tensor([[2.0, -2, 1, 0, 0, -1, 1, 0], [0.1] * 8, [0, 1, 2, 3, 4, 5, 6, 7]])
 

@@ -10,14 +10,17 @@ alias.
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from ...base import compat
 from ...graph.shape_tensor import ShapeTensor
+from ...graph.spec import TensorSpec
 from ..breaks import unsupported, unsupported_if
 from .base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
 from .constant import TRUE
@@ -48,10 +51,20 @@ def set_requires_grad(trace: Trace, tensor: TensorValue, wanted: bool) -> Tensor
     )
     node = tensor.node
     trial(trace, "requires_grad_", torch.Tensor.requires_grad_, [example, wanted], {})
+    if real is MISSING and example._is_view():
+        _view_in_eager(node)
     changed = trace.graph.call_method("requires_grad_", (node, wanted), {}, example.spec)
     if real is MISSING:
         tensor.put(changed)
     return tensor
+
+
+def _view_in_eager(node: fx.Node) -> None:
+    """Leave the call that makes a view to PyTorch: a result of a compiled part is no view, and autograd says of writes
+    into it which of both it is."""
+    node.meta["view_of_leaf"] = True
+    if node.target is operator.getitem and type(node.all_input_nodes[0].meta.get("val")) is not TensorSpec:
+        _view_in_eager(node.all_input_nodes[0])  # one of the results of `unbind`
 
 
 @builtin_rule(torch.Tensor.detach_, torch.detach_)
