@@ -1,7 +1,7 @@
 """Types of the C extension (csrc/): guards, dispatch, kernel launch and the frame hook."""
 
 from collections.abc import Callable, Sequence
-from types import CodeType
+from types import CodeType, GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch
 ambient_reads_are_direct: bool
 built_from: str
 
+def are_none(tensors: tuple[torch.Tensor, ...], attributes: tuple[GetSetDescriptorType, ...], /) -> bool: ...
 def data_ptrs(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]: ...
 def fingerprint(tensors: Sequence[torch.Tensor], words: int = 8, /) -> int: ...
 def tensor_layouts(tensors: Sequence[torch.Tensor], /) -> bytes | tuple[Any, ...]: ...

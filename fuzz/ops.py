@@ -68,6 +68,7 @@ REDUCTIONS = """
 {0}.sum({dims}) | {0}.mean({dims}) | {0}.amax({dims}) | {0}.amin({dims}) | {0}.sum() | {0}.mean() | {0}.max()
 {0}.min() | {0}.prod() | {0}.sum({dims}, keepdim=True) | {0}.mean({dims}, keepdim=True)
 {0}.amax({dims}, keepdim=True) | {0}.amin({dims}, keepdim=True) | {0}.prod({dim}) | {0}.argmax({dim})
+({0} == {0}.amax({dim}, keepdim=True)).sum({dim}) | ({0} - {0}.amax({dims}, keepdim=True)).logical_not()
 {0}.argmin({dim}, keepdim=True) | {0}.argmax() | {0}.any({dim}) | {0}.all({dim}) | {0}.any() | {0}.all()
 {0}.var({dims}) | {0}.std({dims}, keepdim=True) | {0}.var({dims}, unbiased=False) | {0}.norm()
 {0}.norm(dim={dim}) | {0}.norm(p=1, dim={dim}) | torch.linalg.vector_norm({0}, 2, {dim}, keepdim=True)

@@ -236,7 +236,7 @@ def _must_stay(node: Node, forward: set[Node], joint: JointNodes, wanted: set[No
     """
     if _is_checkpointed(node):
         return False
-    if _compares_halves(node) or "saved" in node.meta and not is_view(node):
+    if _compares_rounded(node) or "saved" in node.meta and not is_view(node):
         return True
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
@@ -267,20 +267,24 @@ def _is_checkpointed(node: Node) -> bool:
     """
     if node.target is operator.getitem and is_collective(operand(node, 0).target):
         return "recompute" in operand(node, 0).meta  # the parts of a repeated gather
-    if "recompute" not in node.meta or _compares_halves(node):
+    if "recompute" not in node.meta or _compares_rounded(node):
         return False
     if node.target is operator.getitem or is_size(node):
         return True
     return not facts(overload(node)).random or is_attention(node) and not has_effect(node)
 
 
-def _compares_halves(node: Node) -> bool:
-    """Whether a half is looked for among others (a maximum, where it was found): calculated again it may be
-    rounded otherwise.
+def _compares_rounded(node: Node) -> bool:
+    """Whether a float is looked for among others (a maximum, where it was found): calculated again it may be
+    rounded otherwise, as halves are, and what stands beside a matrix product.
     """
-    return node.target in (aten.eq.Tensor, aten.ne.Tensor) and any(
-        arg.op != "placeholder" and _is_half(arg) for arg in node.all_input_nodes
-    )
+    return node.target in (aten.eq.Tensor, aten.ne.Tensor) and any(map(_is_rounded, node.all_input_nodes))
+
+
+def _is_rounded(node: Node) -> bool:
+    root = memory_root(node)
+    is_float = getattr(node.meta["val"], "dtype", torch.bool).is_floating_point
+    return root.op != "placeholder" and (_is_half(node) or is_float and is_recomputable(root))
 
 
 def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool:

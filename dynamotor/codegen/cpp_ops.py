@@ -134,6 +134,8 @@ def operation(
         return f"{name}{'f' if e.dtype.is_floating_point else 'i'}_({', '.join(operands)})"
     if name == "wrap_index":
         return f"at({operands[0]},{number(e.args[1])},{str(e.args[2]).lower()},outside)"
+    if name == "mul" and e.dtype.is_floating_point:
+        return f"mul_({operands[0]},{operands[1]})"
     text = TEXT.get(name)
     if text is None:
         raise no_text(name, "C++", "cpp_ops.py")

@@ -46,6 +46,16 @@ INL double sel(int m,double a,double b){return m?a:b;} INL i64 sel(int m,i64 a,i
 template<class T> INL T bc(typename tr<T>::E x){ if constexpr(tr<T>::n==1) return x; else return x-(T){}; }
 template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x;
  else return __builtin_convertvector(x,T); }
+// A product is rounded before anything is added to it, as eager rounds it. Left to itself, a compiler rounds `a*b+c`
+// once where nothing else reads `a*b` and twice elsewhere: a maximum was not found among the sums that it was the maximum
+// of, since the second loop over a row rounded them otherwise. (Contraction stays on: the functions below need it.)
+#ifdef __AVX512F__
+#define REGISTER 64
+#elif defined(__AVX__)
+#define REGISTER 32
+#else
+#define REGISTER 16
+#endif
 // A whole number has no -0: GCC (12 does) takes (float)(int)x for a truncation of x where traps do not
 // matter, unless it cannot see both. (Its own barrier takes vectors apart.)
 #if defined(__clang__)
@@ -60,6 +70,11 @@ template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x;
 #endif
 template<class T> INL T UNSEEN(T x){ if constexpr(tr<T>::n==1) asm("":"+r"(x)); else asm("":ANYWHERE(x)); return x; }
 #endif
+template<class T> INL T mul_(T a,T b){ T r=a*b;
+#if !defined(__clang__) // which adds to a product of the same expression alone
+ if constexpr(sizeof(T)<=REGISTER) asm("":ANYWHERE(r)); else asm("":"+m"(r));
+#endif
+ return r; }
 // A compiler turns a NaN that it knows into another whole number than the processor does.
 template<class T,class A> INL T whole(A x){
  if constexpr(tr<T>::n==1) if(__builtin_constant_p(x)) asm("":"+m"(x));

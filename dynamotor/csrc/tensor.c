@@ -514,7 +514,37 @@ static PyObject *py_lie_as_noted(PyObject *self, PyObject *const *args, Py_ssize
 
 static PyObject *py_tensor_reads_are_direct(PyObject *self, PyObject *unused) { return PyBool_FromLong(shim.ready); }
 
+/* Whether attributes of tensors are all None. Their getters are called without a look-up by name, of which a step does
+ * hundreds; the caller knows that no class puts something else in the place of a descriptor. */
+static PyObject *py_are_none(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 2 || !PyTuple_CheckExact(args[0]) || !PyTuple_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "are_none takes a tuple of tensors and a tuple of getset descriptors");
+        return NULL;
+    }
+    for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(args[1]); j++) {
+        PyGetSetDescrObject *attribute = (PyGetSetDescrObject *)PyTuple_GET_ITEM(args[1], j);
+        if (!Py_IS_TYPE((PyObject *)attribute, &PyGetSetDescr_Type)) {
+            PyErr_SetString(PyExc_TypeError, "an attribute is no getset descriptor");
+            return NULL;
+        }
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++) {
+            PyObject *tensor = PyTuple_GET_ITEM(args[0], i);
+            if (!PyObject_TypeCheck(tensor, attribute->d_common.d_type)) {
+                PyErr_SetString(PyExc_TypeError, "an object is of another type than the attribute");
+                return NULL;
+            }
+            PyObject *found = attribute->d_getset->get(tensor, attribute->d_getset->closure);
+            if (found == NULL) return NULL;
+            Py_DECREF(found);
+            if (found != Py_None) Py_RETURN_FALSE;
+        }
+    }
+    Py_RETURN_TRUE;
+}
+
 static PyMethodDef methods[] = {
+    {"are_none", (PyCFunction)(void (*)(void))py_are_none, METH_FASTCALL,
+     "are_none(tensors, getset descriptors) -> whether these attributes are None of all of them"},
     {"data_ptrs", py_data_ptrs, METH_O, "data_ptrs(tensors) -> tuple of their data pointers as integers"},
     {"tensor_stamps", py_tensor_stamps, METH_O,
      "tensor_stamps(tensors) -> bytes of (data pointer, version) of each: equal bytes, unchanged data"},

@@ -78,7 +78,7 @@ def triton_version() -> str:
 
 def job_key(job: TritonJob) -> str:
     """The cache key of a build."""
-    return cache.digest("triton-3", triton_version(), repr(sorted(asdict(job).items())))
+    return cache.digest("triton-4", triton_version(), repr(sorted(asdict(job).items())))
 
 
 class _Worker:

@@ -283,7 +283,7 @@ class GraphStep:
         self.inputs = [tensors[i] for i in self.fixed]
         learning = [t for t in self.inputs if t.requires_grad]
         watched = {id(t): t for t in (*learning, *self.update.parameters())}
-        self.watched = tuple(watched.values()) if all(t.is_leaf for t in learning) else None
+        self.watched = tuple(watched.values()) if all(map(_is_plain, watched.values())) else None
         inputs = {id(tensors[i]): i for i in reversed(self.fixed)}
         facts = Facts.of(self.update.optimizer, self.update.scaler, inputs, alone=self.loss_at is None)
         self.facts, self.structure = facts, (held, facts.structure)
@@ -294,8 +294,7 @@ class GraphStep:
         tensors that the programs are bound to."""
         if self.watched is None or self._step_hooks():
             return False
-        watched = self.watched
-        return all(_NONE.issuperset(map(id, map(get, watched))) for get in _GRADIENT)
+        return _C.are_none(self.watched, _GRADIENT)
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
         """The inputs that hold gradients which this step adds to; None where something wants to see the
@@ -482,9 +481,14 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(hook not in _ALLOWED_HOOKS for found in hooks for hook in found.values())
 
 
-# One getter each: one of all three makes a tuple for each tensor, which takes as long as the look-ups.
-_GRADIENT = tuple(map(operator.attrgetter, ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")))
-_NONE = frozenset((id(None),))
+_GRADIENT = tuple(
+    getattr(torch.Tensor, name) for name in ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a leaf's class has PyTorch's own attributes for its gradient."""
+    return tensor.is_leaf and all(getattr(type(tensor), get.__name__) is get for get in _GRADIENT)
 
 
 def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
