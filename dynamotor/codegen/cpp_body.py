@@ -122,6 +122,14 @@ class CppBody:
         have_width = have[1] if have else 1
         return name if have_width == width else f"bc<{ctype(e.dtype, width)}>({name})"
 
+    def term(self, e: Expr, scope: CppScope, width: int) -> str:
+        """e as a term that a loop adds up: a product's own text, so that the processor may add it in one go.
+        Sums are calculated once: nothing compares how they were rounded.
+        """
+        if e.op != "mul" or not e.dtype.is_floating_point or scope.find(e):
+            return self.operand(e, scope, width)
+        return "*".join([self.operand(a, scope, width) for a in e.args])
+
     def _compute(self, e: Expr, scope: CppScope) -> str:
         """Emit e into its scope; gives its name (or the literal)."""
         width = scope.width if scope.vector is not None and scope.vector in e.vars else 1

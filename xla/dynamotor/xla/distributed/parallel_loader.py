@@ -110,12 +110,14 @@ class ParallelLoader:
     ) -> None:
         self.batches_per_execution = max(1, batches_per_execution)
         self._loader, self._sharding = loader, input_sharding
+        # A loader forks here: in a child of another thread, all that this one holds would end.
+        batches = iter(loader)
         self.devices = [torch.device("xla", torch.device(d).index or 0) for d in devices]
         self._host = {device: _Channel(loader_prefetch_size) for device in self.devices}
         self._ready = {device: _Channel(device_prefetch_size) for device in self.devices}
         # jax's devices are asked for here: XLA starts on the thread of the program.
         targets = [(device, placement.home(device)) for device in self.devices]
-        self._start(self._read, "xla loader")
+        self._start(lambda: self._read(batches), "xla loader")
         for device, target in targets:
             workers = max(1, host_to_device_transfer_threads)
             left = itertools.count(1)
@@ -128,10 +130,10 @@ class ParallelLoader:
     def _start(work: Any, name: str) -> None:
         threading.Thread(target=work, daemon=True, name=name).start()
 
-    def _read(self) -> None:
+    def _read(self, batches: Iterator[Any]) -> None:
         error: BaseException | None = None
         try:
-            for batch, device in zip(self._loader, itertools.cycle(self.devices)):
+            for batch, device in zip(batches, itertools.cycle(self.devices)):
                 if not self._host[device].put(batch):
                     break
         except BaseException as caught:  # raised where the batches are taken
