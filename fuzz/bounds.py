@@ -26,6 +26,8 @@ from .compare import AROUND, Outcome
 RUNS = range(10)
 _UNIT = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _HALVES = (torch.bfloat16, torch.float16)
+# Whose kernels make a NaN of their own where an element is one.
+_EXTREMES = tuple(getattr(torch.ops.aten, name) for name in ("max", "min", "amax", "amin", "aminmax"))
 _SUMS = (torch.ops.aten.sum, torch.ops.aten.mean)
 _PRODUCTS = (torch.ops.aten.prod, torch.ops.aten.cumprod)
 
@@ -95,6 +97,9 @@ class Jiggle(TorchDispatchMode):
             result = func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
             if not is_view and self._sees_halves(args):  # their absolutes are rounded as they are
                 self._note(result)
+            if func.overloadpacket in _EXTREMES:
+                for one in tree_leaves(result):
+                    self._sign(one)
             return result
         if self.some and torch.rand((), generator=self.generator, device="cpu") < 0.5:
             return func(*args, **kwargs)
@@ -228,7 +233,11 @@ class Jiggle(TorchDispatchMode):
             lost = (wide != 0) & (wide.abs() < 2.0**-24)
             wide = torch.where(lost, wide.sign() * 2.0**-24, wide.clamp(-65504, 65504))
         result.copy_(torch.where(moves, wide, result.double()))
-        if self.row_major or self.exact:  # the sign of a calculated NaN is undefined
+        self._sign(result)
+
+    def _sign(self, result: Any) -> None:
+        """The sign of a calculated NaN is undefined."""
+        if (self.row_major or self.exact) and result.is_floating_point():
             result.masked_fill_(result.isnan(), math.copysign(math.nan, 1 if self.exact else -1))
 
 

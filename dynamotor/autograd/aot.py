@@ -547,7 +547,7 @@ def _compile_training(
         )
         graph_of, unsaved = functools.partial(_itself, graph), _unsaved(joint, inputs, graph)
         backwards.append(_Backward(graph_of, inputs, outputs, tuple(group), tangents, reach, info, unsaved))
-    recipe = double_backward.repeatable(joint)
+    recipe = replace(double_backward.repeatable(joint), contents=_contents(joint, cut))
     info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
     nodes = _autograd_nodes(backwards, compile_graph, around, place)
@@ -637,6 +637,17 @@ def _cut(joint: Joint, name: str) -> _Cut:
     return _Cut(
         forward, [*kept, *(node for node in chosen.saved if node not in kept)], kept, results, backward_nodes
     )
+
+
+def _contents(joint: Joint, cut: _Cut) -> dict[int, int]:
+    """The saved results that an op has written into an input, which eager saves: a later write to it has to be
+    noticed.
+    """
+    plain = set(range(len(joint.inputs) - len(joint.constants))).difference(joint.gradient_of)
+    places = {
+        value: joint.inputs.index(target) for target, value in _writes(joint) if "in_place" in value.meta
+    }
+    return {cut.results[node]: places[node] for node in cut.saved if places.get(node) in plain}
 
 
 def _everything(joint: Joint) -> int:

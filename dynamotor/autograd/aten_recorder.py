@@ -408,6 +408,10 @@ class GraphRecorder:
             raise
         self.refuse_overlap(form, args)
         result = self.record(form, _with_defaults(form, args), kwargs)
+        if (
+            func is not aten.copy_.default
+        ):  # no other tensor has these values: eager saves the one that is written
+            self.node_of(result).meta["in_place"] = True
         self.assign(args[0], result)
         return args[0]
 

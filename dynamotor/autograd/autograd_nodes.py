@@ -266,12 +266,17 @@ def saver(
     n_inputs, sizes = recipe.n_inputs, tuple(recipe.symbols)
     saved_inputs = tuple(i for i in node.saved_inputs if i < n_inputs and i not in sizes)
     saved_outputs, unsaved = node.saved_outputs, node.unsaved
+    contents = tuple((n, k, recipe.contents[k]) for n, k in enumerate(saved_outputs) if k in recipe.contents)
+    n_kept = len(saved_inputs)
 
     def save(ctx: Any, inputs: Sequence[Any], outs: Sequence[Any], given: Given | None) -> None:
         saved = [
             *[inputs[i].data if i in unsaved else inputs[i] for i in saved_inputs],
             *[outs[i] for i in saved_outputs],
         ]
+        for n, k, i in contents:
+            if outs[k].stride() == inputs[i].stride() and not inputs[i].is_inference():
+                saved[n_kept + n] = inputs[i]
         ctx.save_for_backward(*saved)
         ctx.layouts = tensor_layouts(saved)
         ctx.set_materialize_grads(False)

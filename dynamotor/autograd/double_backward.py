@@ -140,6 +140,14 @@ class Again:
                 "gradient of its gradient was asked for"
             )
         places = tuple([i for i, one in enumerate(given.inputs) if isinstance(one, torch.Tensor)])
+        asked = {*self.recipe.gradient_of, *self.recipe.old}
+        BackendError.when(
+            any(given.inputs[i].requires_grad for i in places if i not in asked),
+            "DM408",
+            "an input of a graph requires a gradient only since, and the gradient of a gradient was asked for",
+            why="eager PyTorch has it in the backward alone, and the graph runs again as a whole",
+            cure="call requires_grad_() before the function, or use dynamotor.disable",
+        )
         sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
         first = FirstDerivative(self, places, sizes, inputs, inner, tuple(k for k, _ in arrived))
         operands = [*(given.inputs[i] for i in places), *(one for one, _ in given.results)]

@@ -180,7 +180,8 @@ def _minimum_cut(
     """
     nodes, backward = joint.nodes, joint.backward
     forward = needed_for([*joint.values, *joint.written])
-    free = {node for node in joint.values if node in eager}
+    there = [*joint.values, *[node for node in joint.written if "in_place" in node.meta]]
+    free = eager.intersection(there)
     candidates = [node for node in nodes if node in wanted and node not in backward and node.op != "output"]
     index = {node: 2 * i for i, node in enumerate(candidates)}
     source, sink = 2 * len(candidates), 2 * len(candidates) + 1

@@ -51,6 +51,7 @@ class Recipe:
     whether the graph can run but `once`. parts: the tangents (bits) of which eager takes those of a group in
     one backward only, since it frees the tensors that were saved for them; other tangents may come again.
     results: the values that are results of operators which a second derivative does not call again.
+    contents: a saved result's place in the forward -> the input whose new contents it is.
     """
 
     n_inputs: int
@@ -70,6 +71,7 @@ class Recipe:
     once: bool = False
     parts: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
+    contents: dict[int, int] = field(default_factory=dict)
 
     @property
     def frees(self) -> bool:

@@ -238,3 +238,27 @@ def test_state_that_the_forward_of_a_function_reads(changes, monkeypatch):
     else:
         (first,) = grad(loss, x, create_graph=True)
         torch.testing.assert_close(grad(first.sum(), x)[0], 4 * (2 * x).cos())
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_an_input_that_asks_for_a_gradient_only_since_is_refused(hooked):
+    """Eager has it in the backward alone; the graph ran again with it in the forward, too."""
+    weight = torch.nn.Parameter(torch.full((3,), 1.5), requires_grad=False)
+
+    def fn(x):
+        y = x * weight
+        if hooked:
+            x.register_hook(lambda g: g * 2)
+        return y.sin().sum()
+
+    compiled = dynamotor.compile(fn, backend="aot_eager")
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    (want,) = torch.autograd.grad(fn(x), x, create_graph=True)
+    (got,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    torch.testing.assert_close(got, want)
+    loss = compiled(x)
+    weight.requires_grad_()
+    with pytest.raises(dynamotor.DynamotorError, match="DM408"):
+        torch.autograd.grad(loss, x, create_graph=True)
+    torch.autograd.grad(compiled(x), x, create_graph=True)  # and a new call has guards of its own
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(fn(x), x))

@@ -230,3 +230,28 @@ def test_a_tensor_that_becomes_a_leaf_inside(fn, backend):
     if fn is a_base_that_becomes_a_leaf:  # the same program with tensors that share nothing
         x, y = torch.ones(3, 4), torch.ones(4)
         assert raised(fast, (x, y)) is None and x.requires_grad and torch.equal(y, torch.full((4,), 2.0))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_a_write_to_what_a_graph_wrote_and_saved(backend):
+    """Eager saves the tensor that was written, which the second write changes; what was copied into it is its own."""
+
+    def counts(x, held):
+        held.add_(1)
+        return x * held
+
+    def copies(x, held):
+        held.copy_(x.detach().exp())
+        return x.exp() * 2
+
+    for fn in (counts, copies):
+        dynamotor.reset()
+        fast = dynamotor.compile(fn, backend=backend)
+        for _ in range(2):
+            x, held = torch.ones(2, 3, requires_grad=True), torch.full((2, 3), 2.0)
+            refused = []
+            for one in (fn, fast):
+                y = one(x, held).sum()
+                one(x, held)  # as a second micro-batch does
+                refused.append(raised(y.backward, ()) is not None)
+            assert refused == [fn is counts] * 2

@@ -181,6 +181,16 @@ def test_what_hangs_on_how_a_reduction_was_rounded_is_not_called_wrong(given, te
     assert not any(fusion.problems(programs, "portable"))
 
 
+def test_the_sign_of_nan_among_numbers_is_undefined():
+    x = torch.tensor([[1.0, torch.nan], [2, 3]])
+    run = functools.partial(observe, lambda x: torch.copysign(x[1], x.amin(-1, keepdim=True)), [x], ())
+    judged = [
+        differences(run(), Outcome([value], [x]), functools.partial(bounds.spread, run))
+        for value in (torch.tensor([[2.0, 3], [2, 3]]), torch.tensor([[-2.0, -3], [2, 3]]), -x.new_ones(2, 2))
+    ]
+    assert judged[:2] == [[], []] and judged[2]
+
+
 def test_a_mean_whose_terms_cancel_may_be_zero_and_one_whose_terms_do_not_may_not():
     """Of multiples of a tenth eager's order leaves a rounding, where another order leaves nothing."""
     x = torch.tensor([[0.4, 1.4, -1.7, 0, -0.3, 0.1, 0.1], [0.4, 1.4, -1.7, 0, -0.3, 0.1, 0.2]])
