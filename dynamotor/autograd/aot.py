@@ -640,8 +640,8 @@ def _cut(joint: Joint, name: str) -> _Cut:
 
 
 def _contents(joint: Joint, cut: _Cut) -> dict[int, int]:
-    """The saved results that an op has written into an input, which eager saves: a later write to it has to be
-    noticed.
+    """The saved results that an op has written into an input, which eager saves: a later write to it has to
+    be noticed.
     """
     plain = set(range(len(joint.inputs) - len(joint.constants))).difference(joint.gradient_of)
     places = {

@@ -144,7 +144,7 @@ class Again:
         BackendError.when(
             any(given.inputs[i].requires_grad for i in places if i not in asked),
             "DM408",
-            "an input of a graph requires a gradient only since, and the gradient of a gradient was asked for",
+            "requires_grad of an input was set between a graph's call and the gradient of its gradient",
             why="eager PyTorch has it in the backward alone, and the graph runs again as a whole",
             cure="call requires_grad_() before the function, or use dynamotor.disable",
         )
