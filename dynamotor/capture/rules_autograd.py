@@ -98,6 +98,10 @@ def _name_written(trace: Trace, args: list[Value], found: Value) -> None:
 
 def _rehearsed(trace: Trace, cls: ClassValue, args: list[Value]) -> tuple[str, list[Any]]:
     """Why the backward is to run live, and the calls that forward and backward make."""
+    tensors: list[TensorValue] = []
+    for arg in args:
+        _is_plain(arg, tensors)
+    given = {value.node for value in tensors}
     rehearsal, n_inputs = Rehearsal(trace, functools.partial(_refused, cls)), len(trace.graph.inputs)
     rehearsal.begin()
     try:
@@ -109,10 +113,9 @@ def _rehearsed(trace: Trace, cls: ClassValue, args: list[Value]) -> tuple[str, l
         if len(trace.graph.inputs) != n_inputs:
             raise _refused(cls, "it reads a tensor that is no argument")
         new = [n for n in trace.graph.graph.nodes if n not in rehearsal.known and n.op.startswith("call")]
-        given = {a.node for a in args if isinstance(a, TensorValue)}
-        written = {v.node for v in trace.tensors.outside if v.in_graph and v.written} - given
-        if not written.isdisjoint(used for n in new for used in n.all_input_nodes):
-            raise _refused(cls, "it reads a tensor that is no argument and that the graph has written")
+        used = {used for n in new for used in n.all_input_nodes}.intersection(rehearsal.known) - given
+        if any(type(node.meta.get("val")) is TensorSpec for node in used):  # PyTorch runs it with another one
+            raise _refused(cls, "it reads a tensor that is no argument")
         return why, [(function_name(node.target), node.meta["val"]) for node in new]
     finally:
         rehearsal.forget()

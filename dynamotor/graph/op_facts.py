@@ -69,6 +69,7 @@ class OpFacts:
 
 # Elementwise ops that PyTorch does not tag.
 _UNTAGGED = {
+    aten.floor_divide.default,
     aten.hardswish.default,
     aten.hardswish_.default,
     aten.hardswish_backward.default,

@@ -279,15 +279,34 @@ def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: A
     return node
 
 
+# Overloads whose number PyTorch wraps as a 0-d tensor.
+_OF_NUMBERS = frozenset(
+    (
+        "Scalar",
+        "Scalar_mode",
+        "Scalar_Other",
+        "Scalar_Self",
+        "n_scalar",
+        "x_scalar",
+        "other_scalar",
+        "self_scalar",
+    )
+)
+_WRAPPING = frozenset((aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_right_shift.Tensor_Scalar))
+
+
 def iterated_operands(func: OpOverload, args: tuple[Any, ...], result: torch.dtype) -> list[TensorSpec]:
     """What TensorIterator iterates over: the tensors, and the numbers that PyTorch wraps as 0-d tensors.
 
     An operand of another type than the one computed in is copied first, which fills the holes of its layout.
     """
     wraps = (
-        func._overloadname == "Scalar"
-        or isinstance(args[-1], (int, float, complex))
-        and func._overloadname == "Tensor"
+        (func in _WRAPPING or func._overloadname in _OF_NUMBERS)
+        and func is not aten.lerp.Scalar
+        or any(
+            isinstance(arg, (int, float, complex)) and str(taken.type) == "Tensor"
+            for arg, taken in zip(args, func._schema.arguments)
+        )
     )
     operands = [arg for arg in args if type(arg) is TensorSpec]
     mask = operands[:1] if func is aten.where.self else []

@@ -447,3 +447,49 @@ def test_a_returned_argument_that_leaves_the_graph_is_eagers_view() -> None:
             z.mul_(2)
     torch.testing.assert_close(results[1], results[0])
     assert counters["breaks"].total() == breaks
+
+
+FACTOR = torch.tensor(2.0)
+
+
+class ReadsInForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * FACTOR
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 2
+
+
+class KeepsOnItsContext(ReadsInForward):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.by = FACTOR
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * ctx.by
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("function", [ReadsInForward, KeepsOnItsContext])
+def test_a_tensor_that_the_program_reads_too_is_read_anew(
+    function: type[torch.autograd.Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function read the tensor of the first call: only one that was read nowhere else was refused."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return function.apply(x * FACTOR).sum()
+
+    compiled = dynamotor.compile(program, backend="aot_eager")
+    for value in (7.0, 2.0, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", torch.tensor(value))
+        found = []
+        for run in (program, compiled):
+            x = torch.ones(3, requires_grad=True)
+            loss = run(x)
+            loss.backward()
+            found.append((loss.item(), x.grad.tolist()))
+        assert found[1] == found[0]

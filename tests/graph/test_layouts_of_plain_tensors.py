@@ -76,3 +76,25 @@ def test_batch_norms_that_write_statistics(training: bool) -> None:
     for norm in (legit, updated):
         eager = observe(norm, inputs(), ())
         assert differences(eager, observe(dynamotor.compile(norm), inputs(), ())) == []
+
+
+BESIDE_A_NUMBER = {
+    "rounded quotients": lambda x: (x.div(0.3, rounding_mode="floor"), x.div(2, rounding_mode="trunc")),
+    "whole quotients": lambda x: (x // 0.3, torch.floor_divide(x, 2), x % 0.3),
+    "sums": lambda x: (x + 1, 1 - x, x * 0.3, x / 3, torch.rsub(x, 2)),
+    "remainders": lambda x: (torch.fmod(x, 0.3), torch.remainder(x, 2), torch.special.zeta(x, 2.0)),
+    "shifts": lambda x: (x.int() << 1, x.int() >> 1, x.int() & 3),
+}
+
+
+@pytest.mark.parametrize("stride", [(1, 2, 2), (1, 2, 4), (2, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("name", BESIDE_A_NUMBER)
+def test_a_number_beside_a_tensor_takes_part_in_the_layout(name: str, stride: tuple[int, ...]) -> None:
+    """PyTorch wraps it as a tensor without dimensions, so that strides of dimensions of size 1 count."""
+    x = torch.empty_strided((2, 1, 1), stride).fill_(1.5)
+    index = torch.zeros(2, dtype=torch.int64)
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [part for y in BESIDE_A_NUMBER[name](x) for part in (y, y[:, index])]
+
+    assert [t.stride() for t in dynamotor.compile(fn)(x)] == [t.stride() for t in fn(x)]

@@ -64,7 +64,6 @@ define(
     aten.where.ScalarOther,
     aten.where.ScalarSelf,
     aten.where.Scalar,
-    aten.floor_divide.default,
     shape=lambda *args: broadcast(operands(args)),
 )
 define(
