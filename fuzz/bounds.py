@@ -26,7 +26,7 @@ from .compare import AROUND, Outcome
 RUNS = range(10)
 _UNIT = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _HALVES = (torch.bfloat16, torch.float16)
-# Whose kernels make a NaN of their own where an element is one.
+# Reductions that return a NaN made by their kernel where an element is NaN.
 _EXTREMES = tuple(getattr(torch.ops.aten, name) for name in ("max", "min", "amax", "amin", "aminmax"))
 _SUMS = (torch.ops.aten.sum, torch.ops.aten.mean)
 _PRODUCTS = (torch.ops.aten.prod, torch.ops.aten.cumprod)
@@ -257,7 +257,7 @@ def _magnitude(value: Any) -> Any:
 
 
 def _cancelled(total: Any, magnitude: torch.Tensor) -> Any:
-    """A sum, zero where the order of its terms decides whether it is: rounding may take all that is left of them."""
+    """A sum with zeros where its terms cancel so far that another order of additions may give zero."""
     if not total.is_floating_point() or not magnitude.is_floating_point():
         return total
     least = _UNIT[torch.float64 if magnitude.dtype is torch.float64 else torch.float32]

@@ -640,14 +640,14 @@ def _cut(joint: Joint, name: str) -> _Cut:
 
 
 def _contents(joint: Joint, cut: _Cut) -> dict[int, int]:
-    """The saved results that an op has written into an input, which eager saves: a later write to it has to
-    be noticed.
+    """The saved results that are the new contents of inputs, where eager saves the inputs: autograd has to
+    notice a later write to them.
     """
-    plain = set(range(len(joint.inputs) - len(joint.constants))).difference(joint.gradient_of)
+    written = dict(zip(joint.output[1], joint.mutated, strict=True))
     places = {
-        value: joint.inputs.index(target) for target, value in _writes(joint) if "in_place" in value.meta
+        node: i for node, i in written.items() if i in joint.saved_written and i not in joint.gradient_of
     }
-    return {cut.results[node]: places[node] for node in cut.saved if places.get(node) in plain}
+    return {cut.results[node]: places[node] for node in cut.saved if node in places}
 
 
 def _everything(joint: Joint) -> int:

@@ -408,10 +408,6 @@ class GraphRecorder:
             raise
         self.refuse_overlap(form, args)
         result = self.record(form, _with_defaults(form, args), kwargs)
-        if (
-            func is not aten.copy_.default
-        ):  # no other tensor has these values: eager saves the one that is written
-            self.node_of(result).meta["in_place"] = True
         self.assign(args[0], result)
         return args[0]
 
@@ -540,6 +536,7 @@ def _copy(
     non_blocking: bool = False,
 ) -> torch.Tensor:
     recorder.refuse_overlap(func, (target, source))
+    recorder.node_of(source).meta["copied"] = True  # its value is in two tensors: eager may save either
     recorder.assign(target, source)
     return target
 

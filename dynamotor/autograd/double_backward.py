@@ -145,7 +145,7 @@ class Again:
             any(given.inputs[i].requires_grad for i in places if i not in asked),
             "DM408",
             "requires_grad of an input was set between a graph's call and the gradient of its gradient",
-            why="eager PyTorch has it in the backward alone, and the graph runs again as a whole",
+            why="eager differentiates its backward alone by it, and a compiled graph runs again whole",
             cure="call requires_grad_() before the function, or use dynamotor.disable",
         )
         sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}

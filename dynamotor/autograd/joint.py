@@ -38,6 +38,7 @@ from .desugar import (
     take_apart,
     tangent_of,
 )
+from .extract import is_view
 from .functional import TracedAlias, read, with_holes
 from .reach import kept_tensors, reaching, saving_parts
 from .recipe import OutputPlan, Recipe, Step
@@ -68,6 +69,7 @@ class Joint:
     on_contexts: frozenset[int] = frozenset()  # inputs on contexts of custom functions
     boundary: WrapperBoundary | None = None  # of a program with tensors of wrapper subclasses
     results: tuple[int, ...] = ()  # the values that are results of calls that are not repeated
+    saved_written: frozenset[int] = frozenset()  # input indices that eager saves as the program leaves them
 
     @property
     def symbols(self) -> dict[int, Symbol]:
@@ -150,6 +152,7 @@ def trace_joint(
         leaving = [(i, *one) for i, one in zip(leaves, back.leaving, strict=True)]
         boundary = boundary_of(given, specs, found, back.arriving, leaving)
     recorder.graph.output((values, contents, back.nodes))
+    saved_written = _saved_written(dict(zip(mutated, contents, strict=True)), set(placeholders))
     return Joint(
         graph_module(recorder.graph, "Joint"),
         placeholders + [node for node, _ in recorder.constants],
@@ -166,7 +169,22 @@ def trace_joint(
         kept,
         boundary,
         tuple(map(values.index, once)),
+        saved_written,
     )
+
+
+def _saved_written(contents: dict[int, torch.fx.Node], placeholders: set[torch.fx.Node]) -> frozenset[int]:
+    """The written inputs that eager itself saves: its backward reads their new contents, and no other tensor
+    holds these. Asked before the graph is simplified: a `clone()` still has a node of its own.
+    """
+
+    def is_read(node: torch.fx.Node) -> bool:
+        return any(
+            user.meta.get("stage") == "backward" or is_view(user) and is_read(user) for user in node.users
+        )
+
+    own = {i: node for i, node in contents.items() if node not in placeholders and "copied" not in node.meta}
+    return frozenset(i for i, node in own.items() if is_read(node))
 
 
 def _written_inputs(gm: torch.fx.GraphModule, inputs: dict[int, ShapeTensor]) -> dict[int, int]:

@@ -7,6 +7,7 @@ reductions never do. The result never saves more bytes than eager's autograd wou
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +85,8 @@ class JointNodes:
     forward for the user (values and written inputs), and the results of the backward (None: all of its nodes
     are needed).
 
-    frugal: save memory at the cost of time. Operands of products are computed again too, and so written
-    twice.
+    kept: new contents of written inputs that outlive the forward in the inputs, which eager saves. frugal:
+    save memory at the cost of time. Operands of products are computed again too, and so written twice.
     """
 
     nodes: list[Node]
@@ -94,6 +95,7 @@ class JointNodes:
     written: list[Node]
     grads: list[Node] | None
     frugal: bool = False
+    kept: Sequence[Node] = ()
 
 
 def partition(joint: Joint) -> Partition:
@@ -102,7 +104,8 @@ def partition(joint: Joint) -> Partition:
     backward = dependents(nodes, joint.tangents)
     grads = [node for node in joint.output[2] if node is not None]
     values, written = list(joint.output[0]), list(joint.output[1])
-    cut, eager_bytes = choose_saved(JointNodes(nodes, backward, values, written, grads))
+    kept = [node for i, node in zip(joint.mutated, written, strict=True) if i in joint.saved_written]
+    cut, eager_bytes = choose_saved(JointNodes(nodes, backward, values, written, grads, kept=kept))
     saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
     return Partition(saved, _bytes(saved), eager_bytes)
 
@@ -180,8 +183,7 @@ def _minimum_cut(
     """
     nodes, backward = joint.nodes, joint.backward
     forward = needed_for([*joint.values, *joint.written])
-    there = [*joint.values, *[node for node in joint.written if "in_place" in node.meta]]
-    free = eager.intersection(there)
+    free = eager.intersection((*joint.values, *joint.kept))
     candidates = [node for node in nodes if node in wanted and node not in backward and node.op != "output"]
     index = {node: 2 * i for i, node in enumerate(candidates)}
     source, sink = 2 * len(candidates), 2 * len(candidates) + 1
@@ -276,8 +278,8 @@ def _is_checkpointed(node: Node) -> bool:
 
 
 def _compares_rounded(node: Node) -> bool:
-    """Whether a float is looked for among others (a maximum, where it was found): calculated again it may be
-    rounded otherwise, as halves are, and what stands beside a matrix product.
+    """Whether floats are compared for equality, as the gradient of a maximum does to find it. Calculating
+    them again may round them in another way: halves, and ops that share a kernel with a matrix product.
     """
     return node.target in (aten.eq.Tensor, aten.ne.Tensor) and any(map(_is_rounded, node.all_input_nodes))
 

@@ -51,7 +51,8 @@ class Recipe:
     whether the graph can run but `once`. parts: the tangents (bits) of which eager takes those of a group in
     one backward only, since it frees the tensors that were saved for them; other tangents may come again.
     results: the values that are results of operators which a second derivative does not call again.
-    contents: a saved result's place in the forward -> the input whose new contents it is.
+    contents: a saved result's place in the forward -> the input that holds the same values after the call,
+    and is saved instead.
     """
 
     n_inputs: int

@@ -114,7 +114,9 @@ def _rehearsed(trace: Trace, cls: ClassValue, args: list[Value]) -> tuple[str, l
             raise _refused(cls, "it reads a tensor that is no argument")
         new = [n for n in trace.graph.graph.nodes if n not in rehearsal.known and n.op.startswith("call")]
         used = {used for n in new for used in n.all_input_nodes}.intersection(rehearsal.known) - given
-        if any(type(node.meta.get("val")) is TensorSpec for node in used):  # PyTorch runs it with another one
+        if any(
+            type(node.meta.get("val")) is TensorSpec for node in used
+        ):  # a later call may have another tensor there
             raise _refused(cls, "it reads a tensor that is no argument")
         return why, [(function_name(node.target), node.meta["val"]) for node in new]
     finally:

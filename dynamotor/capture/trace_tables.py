@@ -21,6 +21,9 @@ class TensorTable:
     outside: list[TensorValue] = field(default_factory=list)  # those that have a real tensor
     # By memory: arguments of calls whose results have a history.
     recorded: dict[Any, list[Any]] = field(default_factory=dict)
+    new_leaves: list[TensorValue] = field(
+        default_factory=list
+    )  # outside tensors that the program makes leaves
     given_away: set[Any] = field(default_factory=set)  # memories that parameters made in the trace took over
     read_only: set[Any] = field(default_factory=set)  # memories of NumPy's read-only arrays
     asked: set[str] = field(default_factory=set)  # "requires_grad", "strides": the program looks at them

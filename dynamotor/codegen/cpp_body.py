@@ -123,8 +123,8 @@ class CppBody:
         return name if have_width == width else f"bc<{ctype(e.dtype, width)}>({name})"
 
     def term(self, e: Expr, scope: CppScope, width: int) -> str:
-        """e as a term that a loop adds up: a product's own text, so that the processor may add it in one go.
-        Sums are calculated once: nothing compares how they were rounded.
+        """e as a term of a sum. A product that nothing else reads yet stays `a*b`, so that the compiler may
+        use one multiply-add: no other loop calculates the sum again, so its rounding matters nowhere else.
         """
         if e.op != "mul" or not e.dtype.is_floating_point or scope.find(e):
             return self.operand(e, scope, width)

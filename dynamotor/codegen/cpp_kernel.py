@@ -301,8 +301,8 @@ class Emitter:
 
     def accumulate(self, s: Reduce, acc: str, scope: CppScope) -> None:
         """acc = kind(acc, value)."""
-        found = self.body.term if s.kind == "sum" else self.body.operand
-        value = found(s.expr, scope, scope.width)
+        text_of = self.body.term if s.kind == "sum" else self.body.operand
+        value = text_of(s.expr, scope, scope.width)
         scope.lines.append(f"{acc}={COMBINE[s.kind].format(acc, value)};")
 
     # -- loops -----------------------------------------------------------------------------------------------

@@ -514,8 +514,8 @@ static PyObject *py_lie_as_noted(PyObject *self, PyObject *const *args, Py_ssize
 
 static PyObject *py_tensor_reads_are_direct(PyObject *self, PyObject *unused) { return PyBool_FromLong(shim.ready); }
 
-/* Whether attributes of tensors are all None. Their getters are called without a look-up by name, of which a step does
- * hundreds; the caller knows that no class puts something else in the place of a descriptor. */
+/* Whether attributes of tensors are all None. The descriptors' getters are called directly, since a step asks hundreds of
+ * tensors; the caller has checked that no subclass overrides these attributes. */
 static PyObject *py_are_none(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 2 || !PyTuple_CheckExact(args[0]) || !PyTuple_CheckExact(args[1])) {
         PyErr_SetString(PyExc_TypeError, "are_none takes a tuple of tensors and a tuple of getset descriptors");

@@ -300,14 +300,6 @@ def iterated_operands(func: OpOverload, args: tuple[Any, ...], result: torch.dty
 
     An operand of another type than the one computed in is copied first, which fills the holes of its layout.
     """
-    wraps = (
-        (func in _WRAPPING or func._overloadname in _OF_NUMBERS)
-        and func is not aten.lerp.Scalar
-        or any(
-            isinstance(arg, (int, float, complex)) and str(taken.type) == "Tensor"
-            for arg, taken in zip(args, func._schema.arguments)
-        )
-    )
     operands = [arg for arg in args if type(arg) is TensorSpec]
     mask = operands[:1] if func is aten.where.self else []
     rest = operands[len(mask) :]
@@ -316,7 +308,21 @@ def iterated_operands(func: OpOverload, args: tuple[Any, ...], result: torch.dty
         common = result if result.is_floating_point and not common.is_floating_point else common
         if {o.dtype for o in rest} != {common} and not all(o.is_contiguous for o in rest):
             rest = [o if o.dtype is common else o.with_stride(preserved_stride(o)) for o in rest]
-    return [*mask, *rest, TensorSpec((), (), torch.float32)] if wraps else [*mask, *rest]
+    return [*mask, *rest, TensorSpec((), (), torch.float32)] if _wraps(func, args) else [*mask, *rest]
+
+
+def _wraps(func: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether PyTorch wraps a number among the arguments as a 0-d tensor: an operand of TensorIterator."""
+    if func is aten.lerp.Scalar:
+        return False
+    return (
+        func in _WRAPPING
+        or func._overloadname in _OF_NUMBERS
+        or any(
+            isinstance(arg, (int, float, complex)) and str(taken.type) == "Tensor"
+            for arg, taken in zip(args, func._schema.arguments)
+        )
+    )
 
 
 def _key(value: Any) -> Any:

@@ -66,8 +66,8 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
         if kind.endswith(":16") or (kind[0] == "*" and job["aligned"])
     ]
     aligned = {(n,): [["tt.divisibility", 16]] for n in by_16}
-    # Each op is rounded by itself, as in eager: a value that is calculated twice is the same twice. Kernels
-    # with matrix products keep contraction, by which their softmax is faster.
+    # Without contraction each op rounds its result, as in eager, and a value that two kernels calculate is
+    # the same in both. Kernels with matrix products keep it: the softmax of attention is faster with it.
     options = {"num_warps": job["warps"], "debug": job["debug"], "sanitize_overflow": False}
     options["enable_fp_fusion"] = "tl.dot" in source
     options |= {"num_stages": job["stages"]} if job["stages"] else {}

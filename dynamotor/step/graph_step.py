@@ -14,6 +14,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -481,14 +482,17 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(hook not in _ALLOWED_HOOKS for found in hooks for hook in found.values())
 
 
-_GRADIENT = tuple(
-    getattr(torch.Tensor, name) for name in ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
-)
+_OF_GRADIENTS = ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+# PyTorch's descriptors of these; one that a version lacks makes every step ask in `_held`.
+_GRADIENT: tuple[Any, ...] = tuple(getattr(torch.Tensor, name, None) for name in _OF_GRADIENTS)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a leaf's class has PyTorch's own attributes for its gradient."""
-    return tensor.is_leaf and all(getattr(type(tensor), get.__name__) is get for get in _GRADIENT)
+    """Whether it is a leaf whose class has PyTorch's own attributes for its gradient, which C can ask."""
+    own = [getattr(type(tensor), name, None) for name in _OF_GRADIENTS]
+    return tensor.is_leaf and all(
+        found is one and isinstance(one, GetSetDescriptorType) for found, one in zip(own, _GRADIENT)
+    )
 
 
 def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:

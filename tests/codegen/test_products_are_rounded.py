@@ -59,8 +59,9 @@ def test_the_gradient_of_a_maximum_finds_it(size):
 
 def test_sums_have_eagers_bits():
     def fn(x, y, z):
-        return x * y + z, x * 0.3 - y, torch.addcmul(x, y, z) * 1, (x * y + z).tanh() * y - x
+        return x * y + z, x * 0.3 - y, x * y - z * x
 
+    torch.manual_seed(0)
     inputs = [torch.randn(7, 33) for _ in range(3)]
-    for got, want in zip(dynamotor.compile(fn)(*inputs)[:2], fn(*inputs)[:2], strict=True):
+    for got, want in zip(dynamotor.compile(fn)(*inputs), fn(*inputs), strict=True):
         assert torch.equal(got, want)

@@ -56,12 +56,14 @@ def set_requires_grad(trace: Trace, tensor: TensorValue, wanted: bool) -> Tensor
     changed = trace.graph.call_method("requires_grad_", (node, wanted), {}, example.spec)
     if real is MISSING:
         tensor.put(changed)
+    elif wanted:
+        trace.tensors.new_leaves.append(tensor)
     return tensor
 
 
 def _view_in_eager(node: fx.Node) -> None:
-    """Leave the call that makes a view to PyTorch: a result of a compiled part is no view, and autograd says of writes
-    into it which of both it is."""
+    """Leave the call that makes a view to PyTorch. The result of a compiled part is no view, and autograd's error about
+    a write into a leaf tells views from other tensors."""
     node.meta["view_of_leaf"] = True
     if node.target is operator.getitem and type(node.all_input_nodes[0].meta.get("val")) is not TensorSpec:
         _view_in_eager(node.all_input_nodes[0])  # one of the results of `unbind`

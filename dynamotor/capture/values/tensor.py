@@ -408,7 +408,7 @@ def check_write(trace: Trace, target: Any, given: list[ShapeTensor], written: li
         ):
             raise _write_refused(target, "autograd refuses writes into this view")
         if torch.is_grad_enabled() and _may_view_a_new_leaf(trace, value):
-            raise _write_refused(target, "a tensor became a leaf, of which it may be a view")
+            raise _write_refused(target, "it may be a view of a tensor that requires_grad_() has made a leaf")
         others = [v.obj for v in values if v is not value and v.obj is not value.obj]
         if others and not are_apart([value.obj, *others], 1):
             raise _write_refused(target, "operands share memory")
@@ -425,10 +425,9 @@ def _refuses_gradients(tensor: torch.Tensor) -> bool:
 
 
 def _may_view_a_new_leaf(trace: Trace, value: TensorValue) -> bool:
-    """Whether an outside tensor is a view, where another one has become a leaf inside: maybe of that."""
-    others = (v for v in trace.tensors.outside if v is not value and v.obj is not value.obj)
-    became = any(v.example.requires_grad and not v.obj.requires_grad for v in others)
-    return became and trace.reader.ask(value.source, value.obj, "being a view", compat.is_view)
+    """Whether an outside tensor is a view, and the program has made another one a leaf: it may be a view of that."""
+    others = any(leaf.obj is not value.obj for leaf in trace.tensors.new_leaves)
+    return others and trace.reader.ask(value.source, value.obj, "being a view", compat.is_view)
 
 
 def _write_refused(target: Any, why: str) -> Unsupported:

@@ -110,7 +110,7 @@ class ParallelLoader:
     ) -> None:
         self.batches_per_execution = max(1, batches_per_execution)
         self._loader, self._sharding = loader, input_sharding
-        # A loader forks here: in a child of another thread, all that this one holds would end.
+        # A DataLoader forks its workers here: those forked on the reader's thread have crashed in os.fork().
         batches = iter(loader)
         self.devices = [torch.device("xla", torch.device(d).index or 0) for d in devices]
         self._host = {device: _Channel(loader_prefetch_size) for device in self.devices}
