@@ -10,7 +10,7 @@ import functools
 import operator
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..base.narrowing import checked
@@ -380,15 +380,27 @@ for _name, _op in (
     _set_methods(_name, _op)
 
 
-def _set_relations(name: str, op: Any) -> None:
-    @method(getattr(set, name), getattr(frozenset, name))
-    def _relate(trace: Trace, self: SetValue, other: Value) -> Value:
-        return Constant(op(set(self.table), set(SetValue.of(trace, other).table)))
+@method(set.issubset, frozenset.issubset)
+def _is_subset(trace: Trace, self: SetValue, other: Value) -> Value:
+    return Constant(self.table.keys() <= SetValue.of(trace, other).table.keys())
 
 
-_set_relations("issubset", operator.le)
-_set_relations("issuperset", operator.ge)
-_set_relations("isdisjoint", set.isdisjoint)
+def _found(trace: Trace, self: SetValue, other: Value) -> Iterable[bool]:
+    """Of each item of an iterable, whether the set has it. Items behind the one that decides stay in an iterator;
+    those of sets are compared without an order."""
+    if isinstance(contents_of(other), SetValue):
+        return (key in self.table for key in SetValue.of(trace, other).table)
+    return (trace.truth(self.contains(trace, item)) for item in other.one_by_one(trace))
+
+
+@method(set.issuperset, frozenset.issuperset)
+def _is_superset(trace: Trace, self: SetValue, other: Value) -> Value:
+    return Constant(all(_found(trace, self, other)))
+
+
+@method(set.isdisjoint, frozenset.isdisjoint)
+def _is_disjoint(trace: Trace, self: SetValue, other: Value) -> Value:
+    return Constant(not any(_found(trace, self, other)))
 
 
 # Making the standard library's dicts ------------------------------------------------------------------------

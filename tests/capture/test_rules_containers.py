@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -95,3 +96,16 @@ def slice_of_a_deque(x: torch.Tensor, other: Any) -> Any:
 def test_operands_and_indices_are_those_of_c(program: Callable[..., Any], other: Any) -> None:
     x = torch.ones(1)
     assert dynamotor.compile(program, backend="eager")(x, other)[1:] == program(x, other)[1:]
+
+
+@pytest.mark.parametrize("method", ["isdisjoint", "issuperset", "issubset"])
+@pytest.mark.parametrize("items", [{1, 5}, frozenset((1, 2, 3)), {7}])
+def test_relations_of_sets_leave_in_an_iterator_what_they_did_not_need(items: Any, method: str) -> None:
+    """`isdisjoint` and `issuperset` took every item of it."""
+
+    def program(x: torch.Tensor) -> Any:
+        it = itertools.chain([1], [2, 3])
+        return x + 1, getattr(items, method)(it), list(it), getattr(items, method)([1, 5, 1])
+
+    x = torch.ones(2)
+    assert dynamotor.compile(program, backend="eager", fullgraph=True)(x)[1:] == program(x)[1:]
