@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ..graph.sizes import Dim, Size, divides
 from ..lower.index_expr import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
 from ..lower.ir import BOOL, Expr, walk
-from .cpp_ops import ctype, literal, operation
+from .cpp_ops import ADDS_NOTHING, ctype, literal, operation
 from .scopes import ValueScope
 
 
@@ -122,13 +122,10 @@ class CppBody:
         have_width = have[1] if have else 1
         return name if have_width == width else f"bc<{ctype(e.dtype, width)}>({name})"
 
-    def term(self, e: Expr, scope: CppScope, width: int) -> str:
-        """e as a term of a sum. A product that nothing else reads yet stays `a*b`, so that the compiler may
-        use one multiply-add: no other loop calculates the sum again, so its rounding matters nowhere else.
-        """
-        if e.op != "mul" or not e.dtype.is_floating_point or scope.find(e):
-            return self.operand(e, scope, width)
-        return "*".join([self.operand(a, scope, width) for a in e.args])
+    def rounded(self, e: Expr, scope: CppScope, width: int) -> str:
+        """`operand` for a reader that may add to it: no multiply-add is made of a product."""
+        text = self.operand(e, scope, width)
+        return f"rounded_({text})" if e.op == "mul" and e.dtype.is_floating_point else text
 
     def _compute(self, e: Expr, scope: CppScope) -> str:
         """Emit e into its scope; gives its name (or the literal)."""
@@ -149,7 +146,8 @@ class CppBody:
         elif e.op == "scratch":
             text = f"ld<{result}>({self.scratch[e.args[0]]}+{self.index(e.args[1], scope)})"
         else:
-            operands = [self.operand(a, scope, width) for a in e.args if isinstance(a, Expr)]
+            read = self.operand if e.op in ADDS_NOTHING else self.rounded
+            operands = [read(a, scope, width) for a in e.args if isinstance(a, Expr)]
             text = operation(e, operands, result, width, self.number)
         return self._define(result, text, scope)
 
@@ -287,7 +285,7 @@ class CppBody:
         blocks = []
         for branch in (body, other):
             inner = _Closed(scope)
-            value = self.operand(branch, inner, width)
+            value = self.rounded(branch, inner, width)
             blocks.append("".join(inner.lines) + f"{name}={value};")
         scope.lines.append(f"if({test}){{{blocks[0]}}}else{{{blocks[1]}}}")
         return name

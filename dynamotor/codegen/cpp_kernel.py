@@ -301,8 +301,7 @@ class Emitter:
 
     def accumulate(self, s: Reduce, acc: str, scope: CppScope) -> None:
         """acc = kind(acc, value)."""
-        text_of = self.body.term if s.kind == "sum" else self.body.operand
-        value = text_of(s.expr, scope, scope.width)
+        value = self.body.operand(s.expr, scope, scope.width)  # no other loop sums it again: it may be fused
         scope.lines.append(f"{acc}={COMBINE[s.kind].format(acc, value)};")
 
     # -- loops -----------------------------------------------------------------------------------------------
@@ -564,7 +563,7 @@ class RowsEmitter(Emitter):
                 if isinstance(s, Store):
                     self.store(s, scope)
                 elif isinstance(s, Scratch):
-                    value = self.body.operand(s.expr, scope, scope.width)
+                    value = self.body.rounded(s.expr, scope, scope.width)
                     scope.lines.append(
                         f"st<{ctype(s.expr.dtype, 1)}>(s{s.id}_+{self.body.index(position, scope)},{value});"
                     )

@@ -45,7 +45,9 @@ TEXT: dict[str, str] = {
     "round": "nearbyint_({0})",
     "normal_cdf": "(erf_({0}*0.7071067690849304f)+1.0f)*0.5f",
 }
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+ADDS_NOTHING = frozenset(("mul", "div", *COMPARISONS))  # readers that cannot become a multiply-add
+for _name in COMPARISONS:
     TEXT[_name] = f"{_name}({{0}},{{1}})"
 for _name in (
     "exp",
@@ -134,8 +136,6 @@ def operation(
         return f"{name}{'f' if e.dtype.is_floating_point else 'i'}_({', '.join(operands)})"
     if name == "wrap_index":
         return f"at({operands[0]},{number(e.args[1])},{str(e.args[2]).lower()},outside)"
-    if name == "mul" and e.dtype.is_floating_point:
-        return f"mul_({operands[0]},{operands[1]})"
     text = TEXT.get(name)
     if text is None:
         raise no_text(name, "C++", "cpp_ops.py")

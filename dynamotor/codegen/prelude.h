@@ -70,7 +70,7 @@ template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x;
 #endif
 template<class T> INL T UNSEEN(T x){ if constexpr(tr<T>::n==1) asm("":"+r"(x)); else asm("":ANYWHERE(x)); return x; }
 #endif
-template<class T> INL T mul_(T a,T b){ T r=a*b;
+template<class T> INL T rounded_(T r){
 #if !defined(__clang__) // which adds to a product of the same expression alone
  if constexpr(sizeof(T)<=REGISTER) asm("":ANYWHERE(r)); else asm("":"+m"(r));
 #endif

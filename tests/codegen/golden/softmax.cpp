@@ -10,9 +10,9 @@ extern "C" void kernel(void**P, const i64*ints) {
             i64 n0 = 0;
             for (; n0+8<=40; n0 += 8) {
                 const F8 v1 = ld<F8>(p0+40l*o0+n0);
-                const F8 v2 = mul_(v1, bc<F8>(0.125f));
+                const F8 v2 = v1*bc<F8>(0.125f);
                 const F8 v3 = ld<F8>(p1+n0);
-                const F8 v4 = v2+v3;
+                const F8 v4 = rounded_(v2)+v3;
                 a0_0 = max_(a0_0, v4);
             }
         }
@@ -24,9 +24,9 @@ extern "C" void kernel(void**P, const i64*ints) {
             i64 n0 = 0;
             for (; n0+8<=40; n0 += 8) {
                 const F8 v6 = ld<F8>(p0+40l*o0+n0);
-                const F8 v7 = mul_(v6, bc<F8>(0.125f));
+                const F8 v7 = v6*bc<F8>(0.125f);
                 const F8 v8 = ld<F8>(p1+n0);
-                const F8 v9 = v7+v8;
+                const F8 v9 = rounded_(v7)+v8;
                 const F8 v10 = v9-bc<F8>(v5);
                 const F8 v11 = exp_(v10);
                 st<float>(s0_+n0, v11);
@@ -39,7 +39,7 @@ extern "C" void kernel(void**P, const i64*ints) {
             i64 n0 = 0;
             for (; n0+8<=40; n0 += 8) {
                 const F8 v13 = ld<F8>(s0_+n0);
-                const F8 v15 = mul_(v13, bc<F8>(v14));
+                const F8 v15 = v13*bc<F8>(v14);
                 st<float>(p2+40l*o0+n0, v15);
             }
         }
