@@ -157,6 +157,8 @@ def seen(value: Any, places: dict[int, int], kept: list[Any]) -> Any:
     def parts() -> Any:
         if hasattr(value, "__next__"):
             return "iterator", [inner(item) for item in itertools.islice(value, 20)]
+        if isinstance(value, str):
+            return kind, _ADDRESS.sub("", str.__repr__(value))
         if isinstance(value, (set, frozenset)):
             return kind, sorted(_ADDRESS.sub("", repr(item)) for item in value)
         if hasattr(value, "keys") and kind != "ChainMap":

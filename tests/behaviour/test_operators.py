@@ -288,6 +288,12 @@ x.reshape(2, 2)
     return x1
 
     return [y for y in x], [y.sum() for y in x.unbind(1)]
+
+    a, b, c = slice(V(1)), slice(V(1)), slice(0, V(2))
+    return a <= a, a < a, a == a, a >= b, a == b, a != b, c < a, c <= c, a == 3, slice(0, 3) > c
+
+    a, b = slice(float("nan")), slice(x, 1)
+    return a == a, a <= a, a != a, b == b, b <= b, a == slice(float("nan"))
 """
 
 theme = Theme(PRELUDE, TABLE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .base import ResultEmitter, Trace, Value
 from .constant import Constant
 from .containers import TupleValue
+from .operators import COMPARE
 
 _ELLIPSIS = type(...)
 _INDEXES = frozenset((int, slice, type(None), _ELLIPSIS))
@@ -33,6 +35,18 @@ class SliceValue(Value):
         if name in ("start", "stop", "step"):
             return self.parts[("start", "stop", "step").index(name)]
         return super().getattr(trace, name)
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        """Slices compare as CPython compares them: one with itself by identity, two as tuples of their parts."""
+        if op not in COMPARE or other.python_type() is not slice:
+            return super().binary(trace, op, other, reflected)
+        if trace.same(self, other):
+            return trace.make(op in (operator.le, operator.eq, operator.ge))
+        parts = [other.getattr(trace, name) for name in ("start", "stop", "step")]
+        sides: list[Value] = [TupleValue(self.parts), TupleValue(parts)]
+        return trace.binary(op, *(sides[::-1] if reflected else sides))
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
         return f"slice({', '.join([emitter.emit(p) for p in self.parts])})"
