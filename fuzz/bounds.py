@@ -70,7 +70,8 @@ class Jiggle(TorchDispatchMode):
     the padding. Even seeds from 4 on compute norms by their formulas, each step of which is rounded, seed 4 with
     no noise: a mean may be one of its numbers. Odd ones from 5 on
     move the results of some ops only: where one op's noise makes what follows less steep (equal numbers in a
-    norm), another's is seen; and where infinities meet in a norm, each element gets a sign of its own.
+    norm), another's is seen; each op has a layout of its own; and where infinities meet in a norm, each element gets a
+    sign of its own.
     """
 
     def __init__(self, seed: int) -> None:
@@ -101,8 +102,10 @@ class Jiggle(TorchDispatchMode):
                 for one in tree_leaves(result):
                     self._sign(one)
             return result
-        if self.some and torch.rand((), generator=self.generator, device="cpu") < 0.5:
-            return func(*args, **kwargs)
+        if self.some:  # one op's gradient at NaN may be a vector's, another's a scalar's
+            self.relaid = (None, None, _apart, _lanes)[self._drawn(4)]
+            if self.relaid is not _lanes and self._drawn(2):
+                return self._result(func, args, kwargs)
         if self.relaid is _lanes:
             if "convolution" in func.__name__:
                 return _channels_last(func, args, kwargs)
@@ -136,6 +139,9 @@ class Jiggle(TorchDispatchMode):
         if rough and _infinite(args):
             self._meet(results)
         return result
+
+    def _drawn(self, below: int) -> int:
+        return int(torch.randint(below, (), generator=self.generator, device="cpu"))
 
     def _meet(self, results: Any) -> None:
         """Infinities among the operands: which of them meet, and when, is the formula's."""

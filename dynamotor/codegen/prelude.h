@@ -75,6 +75,14 @@ template<class T> INL T rounded_(T r){
  if constexpr(sizeof(T)<=REGISTER) asm("":ANYWHERE(r)); else asm("":"+m"(r));
 #endif
  return r; }
+// Rounded once, whatever else reads the factors, where the processor can; in eager, too.
+template<class T> INL T fma_(T a,T b,T c){
+#if defined(__FMA__)||defined(__aarch64__)
+ return a*rounded_(b)+c;
+#else
+ return rounded_(a*b)+c;
+#endif
+ }
 // A compiler turns a NaN that it knows into another whole number than the processor does.
 template<class T,class A> INL T whole(A x){
  if constexpr(tr<T>::n==1) if(__builtin_constant_p(x)) asm("":"+m"(x));

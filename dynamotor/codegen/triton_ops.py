@@ -51,6 +51,7 @@ TEXT: dict[str, str] = {
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
     "div": "{0} / {1}",
+    "fma": "tl.fma({0}, {1}, {2})",
     "neg": "-{0}",
     "and": "{0} & {1}",
     "or": "{0} | {1}",
@@ -263,6 +264,12 @@ def operation(e: Expr, operands: list[str]) -> str:
         return f"{operands[0]}.to({MEMORY[e.args[1]]}).to({COMPUTE[COMPUTE_TYPE[e.args[1]]]})"
     if name in ("floordiv", "rem", "truncdiv"):
         name += "_float" if source.is_floating_point else "_int"
+    if name == "fma":  # takes a number for one of float32
+        kind = COMPUTE[e.dtype]
+        operands = [
+            f"tl.full([], {text}, {kind})" if a.op == "const" else text
+            for a, text in zip(e.args, operands, strict=True)
+        ]
     if name in ("max", "min") and not source.is_floating_point:
         return f"tl.{name}imum({operands[0]}, {operands[1]})"
     text = TEXT.get(name)

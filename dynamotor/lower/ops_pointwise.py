@@ -47,6 +47,14 @@ def div(a: Expr, b: Expr) -> Expr:
     return op("div", a, b)
 
 
+def add_product(x: Expr, a: Expr, b: Expr) -> Expr:
+    """x + a * b; floats are rounded once, as eager does in ops that are such a sum (`lerp`, `addcmul`,
+    `alpha=`).
+    """
+    one = any(e.op == "const" and e.args[0] == 1 for e in (a, b))
+    return op("fma", a, b, x) if x.dtype.is_floating_point and not one else add(x, mul(b, a))
+
+
 def share(number: float, n: Dim, e: Expr) -> Expr:
     """number / n as a constant of e's type; n is a count."""
     return div(like(number, e), like(n, e)) if type(n) is Size else like(number / max(n, 1), e)
@@ -228,14 +236,17 @@ def as_eager_adds(ctx: LoopBuilder, x: LoopValue | Scalar) -> Callable[[Expr], E
 
 
 def _combined(
-    ctx: LoopBuilder,
-    of_two: Callable[[Expr, Expr], Expr],
-    x: LoopValue | Scalar,
-    y: LoopValue | Scalar,
-    alpha: Scalar,
+    ctx: LoopBuilder, sign: int, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar
 ) -> LoopValue:
     first, second, factor = (as_eager_adds(ctx, n) for n in (x, y, alpha))
-    return ctx.pointwise(lambda a, b: of_two(first(a), mul(second(b), factor(like(alpha, b)))), x, y)
+
+    def fn(a: Expr, b: Expr) -> Expr:
+        a, b, k = first(a), second(b), factor(like(alpha, b))
+        if k.op == "const" and k.args[0] == 1:
+            return op("add" if sign > 0 else "sub", a, b)
+        return add_product(a, b, k if sign > 0 else op("neg", k))
+
+    return ctx.pointwise(fn, x, y)
 
 
 @lowering(aten.mul.Tensor)
@@ -249,12 +260,12 @@ def _mul(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> Loop
 def _add(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
     if ctx.spec.dtype is BOOL:
         return ctx.pointwise(lambda a, b: op("or", a, b) if alpha else a, x, y)
-    return _combined(ctx, add, x, y, alpha)
+    return _combined(ctx, 1, x, y, alpha)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar, alpha: Scalar = 1) -> LoopValue:
-    return _combined(ctx, sub, x, y, alpha)
+    return _combined(ctx, -1, x, y, alpha)
 
 
 @lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -483,8 +494,8 @@ def _nan_to_num(
 @lowering(aten.lerp.Scalar)
 def _lerp(ctx: LoopBuilder, x: LoopValue, end: LoopValue, weight: Scalar) -> LoopValue:
     if weight < 0.5:
-        return ctx.pointwise(lambda a, b: add(a, mul(like(weight, a), sub(b, a))), x, end)
-    return ctx.pointwise(lambda a, b: sub(b, mul(sub(b, a), like(1 - weight, a))), x, end)
+        return ctx.pointwise(lambda a, b: add_product(a, sub(b, a), like(weight, a)), x, end)
+    return ctx.pointwise(lambda a, b: add_product(b, sub(b, a), sub(like(weight, a), like(1, a))), x, end)
 
 
 # -- casts and copies ----------------------------------------------------------------------------------------
@@ -676,7 +687,7 @@ register_all(
         (
             (aten.addcmul.default,),
             lambda ctx, x, a, b, value=1: ctx.pointwise(
-                lambda x, a, b: add(x, mul(mul(like(value, x), a), b)),
+                lambda x, a, b: add_product(x, mul(a, like(value, x)), b),
                 *(as_eager_reads(ctx, n) for n in (x, a, b)),
             ),
         ),

@@ -48,7 +48,10 @@ def written_part(target: Any, args: Sequence[Any]) -> ShapeTensor | None:
 
 
 def write_by_data(trace: Trace, written: Sequence[ShapeTensor], part: ShapeTensor | None = None) -> None:
-    """Let the graph take `.data` where it took `detach()`, for memory that is written. part: all that is written."""
+    """Let the graph take `.data` where it took `detach()`, when something is written: a tensor beside it may be a view of
+    the same one, with its version counter. For memory that is written itself, only where no compiled backward would
+    miss it. part: all that is written.
+    """
     memories = {tensor.memory for tensor in written if isinstance(tensor, ShapeTensor)}
     aliases = [v for v in trace.tensors.by_example.values() if v.data_of is not None]
     taken = [v for v in aliases if memories & {leaf.memory for leaf in flatten_all([v.example])}]
@@ -61,7 +64,7 @@ def write_by_data(trace: Trace, written: Sequence[ShapeTensor], part: ShapeTenso
         raise _refused("it has another shape or order than the tensor")
     if taken:
         refuse_if_recorded(trace, memories, part)
-    for value in taken:
+    for value in aliases:
         node = value.node
         if node.op == "call_method" and value.source is None:
             node.op, node.target, node.args = "call_function", getattr, (node.args[0], "data")
