@@ -71,7 +71,7 @@ class Jiggle(TorchDispatchMode):
     no noise: a mean may be one of its numbers. Odd ones from 5 on
     move the results of some ops only: where one op's noise makes what follows less steep (equal numbers in a
     norm), another's is seen; each op has a layout of its own; and where infinities meet in a norm, each element gets a
-    sign of its own.
+    sign of its own. Seeds from 10 on add up in another order.
     """
 
     def __init__(self, seed: int) -> None:
@@ -83,6 +83,7 @@ class Jiggle(TorchDispatchMode):
         self.plain = seed == 4
         self.some = seed > 3 and seed % 2 == 1
         self.made: set[int] = set()  # addresses of results that ops have rounded
+        self.in_any_order = seed >= len(RUNS)
         self.by = 0.5 if seed >= len(RUNS) and seed % 4 < 2 else 4.0  # little noise: two numbers become equal
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -130,6 +131,8 @@ class Jiggle(TorchDispatchMode):
             if not alike or rough or self._sees_halves(args):
                 for one, other in zip(results, exact if self.exact else moved, strict=True):
                     self._move(one, other)
+            if func.overloadpacket in _SUMS and self.in_any_order:
+                self._add_in_another_order(result, args[0], func(*tree_map(_magnitude, args), **kwargs))
             if func.overloadpacket in _PRODUCTS:  # it depends on the order whether infinity meets a zero
                 if self.row_major:  # and on the type of the steps, whether they vanish
                     kept = moved[0].clamp(-65504, 65504) if result.dtype is torch.float16 else moved[0]
@@ -139,6 +142,14 @@ class Jiggle(TorchDispatchMode):
         if rough and _infinite(args):
             self._meet(results)
         return result
+
+    def _add_in_another_order(
+        self, total: torch.Tensor, terms: torch.Tensor, magnitude: torch.Tensor
+    ) -> None:
+        """The roundings of a sum of n terms add up to some sqrt(n) of the last digit of their absolute values."""
+        if total.dtype in (torch.float32, torch.float64) and magnitude.is_floating_point() and total.numel():
+            digits = 2 * _UNIT[total.dtype] * math.sqrt(terms.numel() / total.numel())
+            total += (digits * self._noise(magnitude.double()) * magnitude.double()).to(total.dtype)
 
     def _drawn(self, below: int) -> int:
         return int(torch.randint(below, (), generator=self.generator, device="cpu"))

@@ -17,6 +17,7 @@ from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import contiguous_stride, equal
 from ..graph.spec import aten, numel
+from ..graph.sym_int import from_torch
 from .aten_recorder import GraphRecorder, record_rule
 from .simplify import NO_MEMORY
 
@@ -168,6 +169,14 @@ def _log_softmax(
     return out if result is wide else recorder.call(aten._to_copy.default, out, dtype=result)
 
 
+def _over_broadcast(recorder: GraphRecorder, x: ShapeTensor, size: Any) -> ShapeTensor:
+    """The sum of x over the dimensions by which an operand of this size was broadcast to it."""
+    before = x.dim() - len(size)
+    wide = [d for d, n in enumerate(map(from_torch, size), before) if not equal(n, x.spec.shape[d])]
+    dims = [*range(before), *wide]
+    return recorder.call(aten.sum.dim_IntList, x, dims, True) if dims else x
+
+
 @decomposition(aten.zeros.default, aten.ones.default)
 def _zeros_ones(
     recorder: GraphRecorder,
@@ -180,6 +189,17 @@ def _zeros_ones(
     pin_memory: Any = None,
 ) -> Any:
     value = 1 if func is aten.ones.default else 0
+    arrived, recorder.arrived = recorder.arrived, None
+    if arrived is not None and value == 0:
+        zeros = recorder.call(
+            aten.full_like.default,
+            arrived,
+            0,
+            dtype=dtype,
+            device=device,
+            memory_format=torch.contiguous_format,
+        )
+        return recorder.call(aten.view.default, _over_broadcast(recorder, zeros, size), list(size))
     return recorder.call(
         aten.full.default,
         list(size),
@@ -211,6 +231,9 @@ def _like(
     memory_format: Any = None,
 ) -> Any:
     value = 0 if func is aten.zeros_like.default else 1
+    arrived, recorder.arrived = recorder.arrived, None
+    if arrived is not None and value == 0 and equal(arrived.spec.stride, like.spec.stride):
+        like = arrived  # of an op without slope: the zeros are there where this gradient is
     own = like.spec.stride  # a dimension of one element may have any
     plain = like.is_contiguous() and (
         memory_format is torch.contiguous_format

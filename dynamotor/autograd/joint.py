@@ -214,7 +214,9 @@ def _kept_on_contexts(
     return frozenset(i for i in kept if inputs[i].note.memory not in saved)
 
 
-_SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that do not depend on the operand
+# Their gradients are zeros that do not depend on the one that arrives.
+_NAMES = ("sgn", "angle", "copysign", "nextafter")
+_SIGNS = (*_NAMES, *(f"{name}_" for name in _NAMES), *(getattr(torch, name) for name in _NAMES))
 
 
 def run_torch_graph(
@@ -255,7 +257,7 @@ def run_torch_graph(
         if isinstance(node.target, Apply):
             recorder.applied += [(t.note, node) for t in _views_of(args, env[node])]
         recorder.made.append((compat.sequence_number(), node))
-        if node.target in _SIGNS and env[node].requires_grad:
+        if node.target in _SIGNS and getattr([*args, *kwargs.values()][-1], "requires_grad", False):
             env[node].register_hook(recorder.arrives)
     raise UnsupportedOp("DM242", "a torch graph without output")
 

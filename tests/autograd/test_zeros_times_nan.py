@@ -46,3 +46,25 @@ def test_zeros_are_kept_where_the_other_gradient_of_a_sum_is_absent() -> None:
 
     found, wanted = gradient(dynamotor.compile(f)), gradient(f)
     assert found is not None and wanted is not None and found.isnan() and wanted.isnan()
+
+
+@pytest.mark.parametrize("name", ["copysign", "nextafter", "angle", "sgn"])
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (1, 4)])
+@pytest.mark.parametrize("other", [(), (4,), (2, 4)])
+def test_zeros_that_depend_on_no_gradient_arrive_where_eagers_do(
+    name: str, shape: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    """The first result gets no gradient, so that all that arrives behind it is made of those zeros."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.softmax(x, -1).abs()  # which gives a NaN the sign that eager's has
+        operands = (hidden,) if name in ("angle", "sgn") else (y, hidden)
+        return hidden, getattr(torch, name)(*operands)
+
+    def gradient(g: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor | None:
+        leaf = X.expand(shape).clone().requires_grad_()
+        return torch.autograd.grad(g(leaf, torch.ones(other))[1].sum(), leaf, allow_unused=True)[0]
+
+    found, wanted = gradient(dynamotor.compile(f)), gradient(f)
+    assert found is not None and wanted is not None
+    assert torch.equal(found.isnan(), wanted.isnan())
