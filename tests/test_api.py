@@ -197,6 +197,7 @@ def test_backends_of_torch_compile_run_under_our_capture():
     torch.testing.assert_close(dynamotor.compile(function, backend="eager_noexcept")(x), function(x))
 
 
+@pytest.mark.slow
 def test_our_backend_runs_under_torch_compile():
     """In a process of its own: torch.compile installs a frame hook."""
     program = """

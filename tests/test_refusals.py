@@ -133,6 +133,7 @@ def test_a_bound_below_zero_removes_nothing(capsys: pytest.CaptureFixture[str]) 
     assert "DM143" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_program_keeps_its_own_bench(tmp_path: Path) -> None:
     (tmp_path / "bench.py").write_text("word = 'the program'\n")
     (tmp_path / "program.py").write_text("import bench; print(bench.word)\n")

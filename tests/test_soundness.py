@@ -173,7 +173,7 @@ def same(a, b, exact=None):
             torch.testing.assert_close(x, y)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_seen_on_the_next_call(name, backend):

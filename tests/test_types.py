@@ -21,6 +21,7 @@ PROGRAM = ROOT / "tests/support/typed_program.py"
 WRONG = {n for n, line in enumerate(PROGRAM.read_text().split("\n"), 1) if line.endswith("# wrong")}
 
 
+@pytest.mark.slow
 def test_mypy_finds_nothing_but_the_wrong_lines_of_a_users_program() -> None:
     """One run: the program needs the types of the whole package."""
     parts = ["dynamotor", "xla/dynamotor", str(PROGRAM.relative_to(ROOT))]

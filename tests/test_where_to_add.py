@@ -117,6 +117,7 @@ def test_files_and_names_of_a_row_exist(what: str, where: str) -> None:
         assert re.search(rf"\b{last}\b", text), name
 
 
+@pytest.mark.slow
 def test_added_rows_work_and_keep_the_rules_of_the_architecture(tmp_path: Path) -> None:
     """One process for all rows: a copy of the packages is imported only once."""
     paths = overlay(tmp_path, ADDED, {"dynamotor/base/config.py": (KNOB, KNOB_TYPE)})

@@ -85,6 +85,7 @@ def test_no_logits_are_in_memory():
     assert largest < BATCH * LENGTH * CLASSES * 8
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_those_of_eager():
     args = given()
     found = []

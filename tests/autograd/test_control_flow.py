@@ -80,6 +80,7 @@ def test_a_loop_runs_as_often_as_its_data_says() -> None:
         torch.testing.assert_close(compiled(torch.tensor(n), x), expected * 2)
 
 
+@pytest.mark.slow
 def test_other_backends_see_the_operators_of_pytorch() -> None:
     seen: list[str] = []
 
@@ -126,6 +127,7 @@ def test_flex_attention_is_one_graph_with_gradients() -> None:
 
 
 @pytest.mark.parametrize("shapes", [[(3, 3), (4, 3), (5, 2)], [(4, 3), (2, 5)]])
+@pytest.mark.slow
 def test_a_loop_over_other_layouts_at_other_sizes(shapes: list[tuple[int, int]]) -> None:
     """Strides that were captured are expressions then: comparing them with those that came out asked a
     question after the guards were made (DM919)."""

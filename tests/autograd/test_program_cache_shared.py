@@ -31,7 +31,8 @@ print(json.dumps([dict(dynamotor.counters["cache"]), dict(dynamotor.counters["bu
 """
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 8])
 def test_processes_that_begin_together_build_once(count: int, tmp_path: Path) -> None:
     kept = tmp_path / "cache"
     env = children.environment(DYNAMOTOR_CACHE_DIR=str(kept), DYNAMOTOR_VERIFY="0")

@@ -1,5 +1,6 @@
 """The stress of the disk cache (`python -m bench cache_stress`), small."""
 
+import pytest
 from children import run_forked
 
 # Children are forked, which a process that has run a backward must not do: hence one of its own.
@@ -20,6 +21,7 @@ assert cache_stress._told(found, "DM310")["right"], found
 """
 
 
+@pytest.mark.slow
 def test_processes_at_once_kills_and_a_folder_that_cannot_be_written_are_survived(tmp_path):
     done = run_forked(PROGRAM, str(tmp_path / "file"))
     assert done.returncode == 0, done.stderr

@@ -34,6 +34,7 @@ def check(runs, names):
         assert found["graphs"] == (0 if is_off and row.off is COMPILE else 1), found
 
 
+@pytest.mark.slow
 def test_the_readme_s_example_runs_without_any_private_name_and_without_some():
     some = [*ROWS][3::48]
     found, *others = without(",".join(ROWS), *some)

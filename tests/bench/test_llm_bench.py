@@ -48,6 +48,7 @@ def test_each_attention_row_is_what_its_rule_says(name: str) -> None:
     torch.testing.assert_close(attend(q, k, v, ids), want)
 
 
+@pytest.mark.slow
 def test_every_model_is_one_of_transformers() -> None:
     torchvision_stub.prepare()
     import transformers

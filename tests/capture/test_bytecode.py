@@ -28,6 +28,7 @@ def codes():
     return functions_of_loaded_modules()
 
 
+@pytest.mark.slow
 def test_every_jump_lands_on_an_instruction(codes):
     assert len(codes) > 1000
     for code in codes:
@@ -38,6 +39,7 @@ def test_every_jump_lands_on_an_instruction(codes):
         assert info.instrs[-1].end == len(code.co_code)
 
 
+@pytest.mark.slow
 def test_jump_targets_are_those_of_dis(codes):
     for code in codes:
         info, known = decode(code), {i.offset: i for i in dis.get_instructions(code)}

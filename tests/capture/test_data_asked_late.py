@@ -65,6 +65,7 @@ def padded_and_not(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[..., Any],
     return case.model.eval(), [ids, padded], texts
 
 
+@pytest.mark.slow
 def test_a_warning_about_padding_is_given_where_eager_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (ids, padded), texts = padded_and_not(monkeypatch)
     compiled, before = dynamotor.compile(model, backend="eager"), dynamotor.counters["breaks"].total()

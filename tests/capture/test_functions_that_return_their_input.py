@@ -39,6 +39,7 @@ class Solver(nn.Module):
         return y + k.sum(-1), k
 
 
+@pytest.mark.slow
 def test_training_through_it():
     results = []
     for compiled in (False, True):

@@ -156,6 +156,7 @@ def test_operators_of_tensors_that_are_replaced(
         assert str(found) == str(expected)
 
 
+@pytest.mark.slow
 def test_indexing_of_tensors_that_is_replaced() -> None:
     """In a process of its own: CPython leaves the class a slot of sequences, and `torch.tensor([x])` asks `x` for a
     length from then on."""

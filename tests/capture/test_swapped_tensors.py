@@ -79,6 +79,7 @@ def test_tensors_from_anywhere_are_swapped(fn, tensor):
     torch.testing.assert_close(compiled(torch.ones(3)), fn(torch.ones(3)))
 
 
+@pytest.mark.slow
 def test_tensors_that_end_while_their_memory_lives_are_not_read():
     holder = {"w": torch.ones(3)}
     compiled = dynamotor.compile(lambda x: x * holder["w"])

@@ -105,6 +105,7 @@ def test_kernels_give_what_the_matrix_gives(case: Any, monkeypatch: pytest.Monke
         )
 
 
+@pytest.mark.slow
 def test_what_has_no_kernels_is_a_matrix() -> None:
     learnt = torch.randn(4, requires_grad=True)
     unknown = {
@@ -138,6 +139,7 @@ def test_what_the_function_reads_may_change() -> None:
             torch.testing.assert_close(call(q), f(q), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_second_length_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, int]] = []
     run = Kernels.__call__

@@ -53,6 +53,7 @@ def test_within_eagers_error_of_float64(function, dtype):
     assert (ours - exact).abs().max() <= 1.5 * (eager - exact).abs().max() + 1e-6 * exact.abs().max()
 
 
+@pytest.mark.slow
 def test_the_gate_and_the_residual_are_computed_where_the_sums_are():
     weights = [w.bfloat16() for w in (GATE, UP, DOWN)]
 

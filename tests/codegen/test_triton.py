@@ -290,6 +290,7 @@ def test_runs_are_named_where_types_differ_and_the_axis_is_one_variable():
 
 
 @pytest.mark.skipif(not triton_build.triton_version(), reason="triton is not installed")
+@pytest.mark.slow
 def test_a_loop_over_rows_gets_a_pipeline_that_fits_a_multiprocessor():
     for rows, row in ((12000, 128), (3000, 768), (600, 4096)):
         gradients, inputs = layer_norm_gradients(rows, row, torch.bfloat16)

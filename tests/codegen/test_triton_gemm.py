@@ -376,6 +376,7 @@ def test_only_stores_of_whole_rows_that_nobody_reads_go_through_descriptors(temp
 
 
 @pytest.mark.parametrize("form", [{}, {"persistent": True}])
+@pytest.mark.slow
 def test_descriptors_build_for_a_gpu_that_is_not_there(tmp_path, form):
     a, b, out = (
         Operand("a", BF16, 0, (0, 256, 1)),
@@ -399,6 +400,7 @@ def test_descriptors_build_for_a_gpu_that_is_not_there(tmp_path, form):
     assert "UTMALDG" in text and "UTMASTG" in text and "HGMMA" in text
 
 
+@pytest.mark.slow
 def test_calls_that_are_not_aligned_take_tiles_that_fit_into_registers(tmp_path):
     a, b, out = (
         Operand("a", BF16, 0, (0, 256, 1)),

@@ -164,6 +164,7 @@ def check_store(kernel, apart, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.slow
 def test_kernels_of_both_kinds_of_pointers_build_for_a_gpu(dtype, tmp_path):
     with config.patch(cache_dir=str(tmp_path)):
         x = R(8, ODD).to(dtype)

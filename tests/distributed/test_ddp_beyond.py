@@ -15,6 +15,7 @@ from dynamotor.distributed.collectives import hoist_starts, sink_waits
 ops = torch.ops._c10d_functional
 
 
+@pytest.mark.slow
 def test_a_sharded_optimizer_over_compiled_ddp(pair: Pair) -> None:
     for result in pair.run(ddp_beyond.zero):
         assert result["difference"] <= 1e-9 and result["modes"] == {"ingraph": 1}, result

@@ -33,7 +33,7 @@ def check(results: list[dict], name: str, how: str) -> None:
             assert result["graphs"] == result["sharded"], result
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("how", ["whole", "blocks"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train_as_under_the_hooks(pair: Pair, name: str, how: str) -> None:
@@ -41,7 +41,7 @@ def test_models_train_as_under_the_hooks(pair: Pair, name: str, how: str) -> Non
         check(pair.run(compare, name, "plain", how, backend), name, how)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("how", ["whole", "blocks"])
 @pytest.mark.parametrize("step", STEPS)
 def test_steps_of_all_kinds_are_those_of_the_hooks(pair: Pair, step: str, how: str) -> None:
@@ -66,11 +66,13 @@ def test_gathered_weights_are_freed_behind_their_last_use(pair: Pair) -> None:
         assert len(found) == 7 and max(n for _, n in found) <= 3, found
 
 
+@pytest.mark.slow
 def test_ranks_may_run_hooks_and_compiled_code_side_by_side(pair: Pair) -> None:
     for worst in pair.run(modes_of_ranks):
         assert worst <= 1e-11
 
 
+@pytest.mark.slow
 def test_a_backward_that_raised_leaves_nothing_behind(pair: Pair) -> None:
     for worst in pair.run(failed_backward):
         assert worst <= 1e-11

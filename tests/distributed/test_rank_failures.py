@@ -89,5 +89,6 @@ def test_a_rank_that_stays_away_from_a_backward(pair: Pair) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_compile(fresh_pair: Pair) -> None:
     assert fresh_pair.run(failures.never_compiles)[0] == "DM702"

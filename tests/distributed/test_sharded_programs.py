@@ -7,7 +7,7 @@ from ranks import Pair
 from sharded_programs import PLANS, differences
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("how", ["whole", "blocks"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_steps_are_eagers(pair: Pair, plan: str, how: str) -> None:

@@ -33,6 +33,7 @@ def wrong(trials):
         dynamotor.reset()
 
 
+@pytest.mark.slow
 def test_some_operators_are_right():
     assert wrong([operators.by_name(name) for name in OPS]) == {}
 

@@ -135,6 +135,7 @@ def made_of(kind, seed):
     return generator._finish()
 
 
+@pytest.mark.slow
 def test_positions_that_are_rounded_towards_zero_are_found_behind_regroupings(monkeypatch):
     def split(self, n):
         whole = {a: c // n for a, c in self.terms.items() if index_expr.divides(n, c)}
@@ -245,7 +246,8 @@ def test_memory_is_shared_by_bytes_whatever_the_types():
     assert links([x], [torch.view_as_real(x)[1:]]) == ["output 0 shares the memory of input 0 (8 bytes on)"]
 
 
-@pytest.mark.parametrize("eager_dies", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("eager_dies", [True, False])
 def test_a_program_that_ends_eagers_own_process_is_not_a_finding(monkeypatch, eager_dies):
     """81001:58725: eager's `group_norm` of channels-last images whose weights alone ask for a gradient."""
     dies = f"""if True:

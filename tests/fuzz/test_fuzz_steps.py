@@ -59,6 +59,7 @@ def test_constants_of_a_model_that_are_frozen_are_found(monkeypatch: pytest.Monk
     assert steps.problems(seed, "aot_eager", between)
 
 
+@pytest.mark.slow
 def test_a_missing_guard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds = {
         name: [n for n in range(200) if World(n).optimizer_name == name] for name in ("attribute", "Adam")

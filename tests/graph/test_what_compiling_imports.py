@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -64,6 +66,7 @@ def test_importing_the_package_and_compiling_import_no_heavy_module() -> None:
     assert done.stdout.split() == ["[]", "[]"], done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_common_op_s_first_compilation_imports_symbolic_algebra_or_triton() -> None:
     driver = Path(__file__).with_name("imports_of_ops.py")
     done = subprocess.run(

@@ -21,6 +21,7 @@ STEPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.slow
 def test_a_chain_of_cheap_operations(name: str) -> None:
     step, n = STEPS[name], 600
 

@@ -17,6 +17,7 @@ from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 
 
+@pytest.mark.slow
 def test_bench_commands_run_the_package_beside_the_compiler(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def library(loader: Path) -> Any:
 
 
 @pytest.mark.parametrize("which", ["net", "kernels"])
+@pytest.mark.slow
 def test_calls_come_one_after_the_other(library: Any, request: Any, which: str) -> None:
     path, args = request.getfixturevalue(which)
     loaded = ctypes.c_void_p(library.dynamotor_load(str(path).encode(), None))  # the torch that is here

@@ -53,6 +53,7 @@ def page(record: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(record, tmp_path_factory.mktemp("report") / "report.html", "a model")
 
 
+@pytest.mark.slow
 def test_it_shows_source_breaks_guards_recompiles_and_refusals(record: Record, page: Path) -> None:
     text = page.read_text()
     assert "DM211" in text and "print() is called" in text and "breaks the graph" in text
@@ -153,6 +154,7 @@ def test_a_drawing_has_a_box_a_call_and_readers_stand_below() -> None:
     assert len(found["lines"]) == 2
 
 
+@pytest.mark.slow
 def test_a_programs_report_is_written_when_it_ends(tmp_path: Path) -> None:
     code = "import torch, dynamotor\ndynamotor.compile(lambda x: x.sin() + 1)(torch.randn(3))"
     done = run_forked(code, DYNAMOTOR_REPORT=str(tmp_path / "out.html"))

@@ -84,10 +84,12 @@ ALL_DTYPES = (
     ],
     ids=["floats", "integers", "others"],
 )
+@pytest.mark.slow
 def test_every_collective_in_every_dtype(dtypes: list[torch.dtype]) -> None:
     assert all("done" in text for text in run_replicas(ALL_DTYPES.format(dtypes=dtypes)))
 
 
+@pytest.mark.slow
 def test_what_xla_could_know_by_itself_and_what_nobody_reads() -> None:
     run_replicas(
         PROGRAM

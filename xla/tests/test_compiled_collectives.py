@@ -58,6 +58,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_collectives_are_captured_and_equal_the_lazy_ones(replicas: int) -> None:
     assert all("done" in said for said in run_replicas(PROGRAM, replicas))

@@ -106,6 +106,7 @@ def test_nobody_listens_afterwards():
     assert not listening("xla.flush")
 
 
+@pytest.mark.slow
 def test_the_environment_switches_the_analysis_on(tmp_path):
     program = tmp_path / "p.py"
     program.write_text(

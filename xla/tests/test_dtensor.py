@@ -23,6 +23,7 @@ same = lambda a, b: torch.testing.assert_close(a.detach().cpu(), b.detach(), rto
 """
 
 
+@pytest.mark.slow
 def test_functional_collectives_stay_on_the_device() -> None:
     program = """
     for group in (dist.group.WORLD, mesh, dist.group.WORLD.group_name):

@@ -55,7 +55,7 @@ ALL = ("cond", "nested", "while_loop", "scan", "map", "flex")
 @pytest.mark.parametrize(
     ("early", "names"),
     [
-        (True, ("cond", "while_loop")),
+        (True, ("cond",)),
         pytest.param(True, ALL, marks=pytest.mark.slow),
         pytest.param(False, ALL, marks=pytest.mark.slow),
     ],

@@ -183,6 +183,7 @@ def test_attention_over_pages_finds_the_keys_of_each_sequence():
     torch.testing.assert_close(windowed[:3], last)
 
 
+@pytest.mark.slow
 def test_products_by_groups_have_gradients_and_kernels_of_pallas_run():
     lhs, rhs, sizes = torch.randn(6, 3), torch.randn(3, 3, 2), torch.tensor([2, 0, 4])
     given = [t.to("xla").requires_grad_() for t in (lhs, rhs)]

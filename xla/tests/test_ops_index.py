@@ -43,6 +43,7 @@ NAMES = [
 
 @pytest.mark.parametrize("samples", FEW_OR_MORE)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_float_ops_and_their_gradients_equal_aten(request, name: str, samples: int) -> None:
     mode = company(request, lambda name, samples: check_opinfo(name, torch.float32, samples))
     assert not mode.refused

@@ -102,6 +102,7 @@ def test_inverse_and_determinant(dtype):
         same(aten._linalg_slogdet.default, a)
 
 
+@pytest.mark.slow
 def test_gradients():
     a, b = square(2).requires_grad_(), torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
 

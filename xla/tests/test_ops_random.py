@@ -155,6 +155,7 @@ def test_multinomial_follows_the_weights():
     near(without[:, 0] == 2, 0.75, 0.43)
 
 
+@pytest.mark.slow
 def test_sampled_distributions():
     near(draw(aten.poisson.default, torch.full((COUNT,), 4.0)), 4, 2)
     near(draw(aten.binomial.default, torch.full((COUNT,), 10.0), torch.full((COUNT,), 0.3)), 3, 1.45)

@@ -123,6 +123,7 @@ def test_a_replica_that_fails_ends_the_others_in_a_collective() -> None:
     assert "DM640" in texts[0] and "replica 1" in texts[0]
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_comes_is_an_error() -> None:
     texts = run_replicas(
         """

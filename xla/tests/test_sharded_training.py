@@ -58,13 +58,14 @@ WAY
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [
         "second(True)",
-        pytest.param("second(False)", marks=pytest.mark.slow),
-        pytest.param("first(ShardingStrategy.FULL_SHARD)", marks=pytest.mark.slow),
-        pytest.param("first(ShardingStrategy.SHARD_GRAD_OP)", marks=pytest.mark.slow),
+        "second(False)",
+        "first(ShardingStrategy.FULL_SHARD)",
+        "first(ShardingStrategy.SHARD_GRAD_OP)",
     ],
 )
 def test_sharded_parameters_train_as_whole_ones(way: str) -> None:

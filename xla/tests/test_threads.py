@@ -38,6 +38,7 @@ def program(number, device):
     return [(y.sum() + z.sum()).item(), *z.t().tolist()]
 
 
+@pytest.mark.slow
 def test_a_storm_of_threads_computes_what_one_does():
     numbers = [i for i in range(5) for _ in range(5)]
     with ThreadPoolExecutor(4) as pool:

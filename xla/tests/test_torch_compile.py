@@ -69,6 +69,7 @@ def test_ops_between_two_graphs_are_not_captured_themselves():
         torch.testing.assert_close(got.cpu(), want)
 
 
+@pytest.mark.slow
 def test_the_names_that_users_of_torch_xla_know_are_found(tmp_path):
     """Through entry points as an installation writes them, in a process of its own; and under our own
     capture.

@@ -125,6 +125,7 @@ def test_two_replicas_train_as_on_the_cpu(tmp_path: Path, program: str, launcher
         assert json.loads((tmp_path / str(replica)).read_text()) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_survivor_of_a_killed_replica_gets_a_coded_error_with_its_line() -> None:
     texts = run_replicas(
         """
