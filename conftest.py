@@ -108,8 +108,10 @@ SAMPLED = {
         [f"tests/{room}" for room in ("autograd", "capture", "codegen", "lower", "models", "step")], (1, 20)
     ),
     "xla/tests": (1, 20),
+    "tests/graph": (8, 5),
+    "tests/tools": (8, 5),
     "tests/distributed": (1, 7),  # two processes each
-    "tests/fuzz": (1, 4),
+    "tests/fuzz": (1, 10),
 }
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.

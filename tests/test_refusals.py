@@ -95,6 +95,7 @@ def test_a_class_of_the_program_is_compiled() -> None:
     assert torch.equal(Net()(torch.ones(2)), torch.full((2,), 2.0))
 
 
+@pytest.mark.slow
 def test_settings_of_the_environment_that_mean_nothing(tmp_path: Path) -> None:
     program = "import dynamotor; print(dynamotor.config.debug, repr(dynamotor.config.log), dynamotor.config.threads)"
     wrong = {

@@ -44,6 +44,7 @@ def many(net: torch.nn.Module, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.slow
 def test_values_and_gradients_are_those_of_eager(backend: str) -> None:
     net = _net()
     compiled = dynamotor.compile(many, backend=backend, fullgraph=True)

@@ -82,6 +82,7 @@ def test_a_lock_that_cannot_be_made_keeps_nobody_waiting(tmp_path, folder):
         assert not waited
 
 
+@pytest.mark.slow
 def test_import_without_a_home_or_a_name(tmp_path):
     code = (
         "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"

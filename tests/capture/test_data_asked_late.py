@@ -80,6 +80,7 @@ def test_a_warning_about_padding_is_given_where_eager_gives_it(monkeypatch: pyte
     assert dynamotor.counters["breaks"].total() == before
 
 
+@pytest.mark.slow
 def test_nothing_of_that_check_runs_outside_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (ids, _), _ = padded_and_not(monkeypatch)
 

@@ -108,7 +108,7 @@ def layers(*tensors):
     return made
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_joint_functions_give_the_bits_of_separate_ones(dtype, monkeypatch):
     written = []

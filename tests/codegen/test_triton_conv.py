@@ -143,6 +143,7 @@ def test_float16_and_a_result_that_others_read(convolve):
 
 
 @pytest.mark.parametrize("through", [False, True])
+@pytest.mark.slow
 def test_a_window_builds_for_a_gpu_that_is_not_there(tmp_path, through):
     import triton
 

@@ -21,6 +21,7 @@ def test_a_sharded_optimizer_over_compiled_ddp(pair: Pair) -> None:
         assert result["difference"] <= 1e-9 and result["modes"] == {"ingraph": 1}, result
 
 
+@pytest.mark.slow
 def test_fsdp_trains_compiled(pair: Pair) -> None:
     for result in pair.run(ddp_beyond.fsdp):
         assert result["difference"] <= 1e-6 and result["graphs"] > 0 and not result["failed"], result

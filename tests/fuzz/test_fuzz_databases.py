@@ -46,6 +46,7 @@ def test_some_compositions_are_right():
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["BatchNorm1d", "CrossEntropyLoss", "LayerNorm"])
+@pytest.mark.slow
 def test_some_modules_are_right(name):
     number = next(n for n, info in enumerate(module_infos()) if info.name == f"nn.{name}")
     trials = [t for training in (True, False) for t in modules.trials(number, "float32", training)][:8]
@@ -61,6 +62,7 @@ def test_a_layout_keeps_shape_and_dtype(layout):
         assert torch.equal(again, tensor) and (not tensor.numel() or again.stride() == tensor.stride())
 
 
+@pytest.mark.slow
 def test_a_wrong_operator_is_found_and_named(monkeypatch):
     forget_kernels(monkeypatch)
     monkeypatch.setitem(cpp_ops.TEXT, "exp", cpp_ops.TEXT["sin"])

@@ -22,6 +22,7 @@ def found() -> bool:
     return any(subclasses.problems(subclasses.write(n), "aot_eager") for n in range(12))
 
 
+@pytest.mark.slow
 def test_finds_a_lost_inner_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = desugar._parts
 

@@ -45,6 +45,7 @@ def test_grad_mode_and_autocast_are_as_before_a_trial() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.slow
 def test_every_mode_that_runs_graphs_is_a_trial_mode() -> None:
     classes = {
         path.name: cls

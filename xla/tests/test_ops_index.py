@@ -76,6 +76,7 @@ def test_integer_indices_read_and_write(indices) -> None:
     assert check(lambda: aten.index_put(x.detach(), indices, values[..., :1])).right or values.numel() == 0
 
 
+@pytest.mark.slow
 def test_boolean_masks_are_written_by_a_select_and_not_read() -> None:
     x = torch.randn(3, 4, 5)
     for shape, lead in [((3,), 0), ((3, 4), 0), ((3, 4, 5), 0), ((4,), 1), ((4, 5), 1)]:

@@ -64,6 +64,7 @@ def test_a_damaged_entry_is_a_coded_warning(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_environment_names_the_folder(tmp_path):
     program = "import torch, dynamotor.xla; print((torch.ones(3).to('xla') * 5).sum().item())"
     done = run_forked(program, XLA_PERSISTENT_CACHE_PATH=str(tmp_path / "c"))

@@ -70,6 +70,7 @@ def test_half_a_place_is_an_error() -> None:
         replication.Place.from_environment({"RANK": "0", "WORLD_SIZE": "2"})
 
 
+@pytest.mark.slow
 def test_arrays_of_any_shape_keep_each_replicas_value() -> None:
     texts = run_replicas(
         PROGRAM

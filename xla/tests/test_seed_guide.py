@@ -208,6 +208,7 @@ def test_mixed_devices_raise():
         run(CREATING, MIXED)
 
 
+@pytest.mark.slow
 def test_a_single_device():
     space = run(PRELUDE, SINGLE)
     for p, expected in zip(space["model"].parameters(), eager_weights()):

@@ -97,7 +97,7 @@ for name in {NAMES}:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pytorchs_own_name_is_the_bridge_where_the_alias_is_installed(early):
     """`backend="openxla"`, which PyTorch registers, whether it was looked up before or not."""
     program = f"""
