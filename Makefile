@@ -40,14 +40,20 @@ $(VENV)/.packages: $(VENV)/.demo $(VENV)/.wheels requirements-dev.txt
 	$(INSTALL) -r requirements-dev.txt
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py xla/pyproject.toml xla/setup.py $(SOURCES)
-	$(INSTALL) --no-build-isolation --no-deps --config-settings editable_mode=compat -e . -e ./xla
+EDITABLE := $(INSTALL) --no-build-isolation --no-deps --config-settings editable_mode=compat
+$(VENV)/.core: $(VENV)/.torch pyproject.toml setup.py $(SOURCES)
+	$(EDITABLE) -e .
+	touch $@
+
+# After jax: pip, which installs something else beside, calls it an error that it is missing.
+$(VENV)/.installed: $(VENV)/.core $(VENV)/.packages xla/pyproject.toml xla/setup.py $(SOURCES)
+	$(EDITABLE) -e ./xla
 	touch $@
 
 setup: $(VENV)/.packages $(VENV)/.installed
 
 # Only what the demo needs: without linters, jax, timm and Triton.
-demo: $(VENV)/.demo $(VENV)/.installed
+demo: $(VENV)/.demo $(VENV)/.core
 	$(BIN)/python -m dynamotor demo
 
 test: setup
