@@ -232,7 +232,8 @@ def _like(
 ) -> Any:
     value = 0 if func is aten.zeros_like.default else 1
     arrived, recorder.arrived = recorder.arrived, None
-    if arrived is not None and value == 0 and equal(arrived.spec.stride, like.spec.stride):
+    layout = like.spec.shape, like.spec.stride
+    if arrived is not None and value == 0 and equal((arrived.spec.shape, arrived.spec.stride), layout):
         like = arrived  # of an op without slope: the zeros are there where this gradient is
     own = like.spec.stride  # a dimension of one element may have any
     plain = like.is_contiguous() and (

@@ -257,9 +257,14 @@ def run_torch_graph(
         if isinstance(node.target, Apply):
             recorder.applied += [(t.note, node) for t in _views_of(args, env[node])]
         recorder.made.append((compat.sequence_number(), node))
-        if node.target in _SIGNS and getattr([*args, *kwargs.values()][-1], "requires_grad", False):
+        if node.target in _SIGNS and _is_real_and_graded([*args, *kwargs.values()][-1]):
             env[node].register_hook(recorder.arrives)
     raise UnsupportedOp("DM242", "a torch graph without output")
+
+
+def _is_real_and_graded(operand: Any) -> bool:
+    """Complex numbers have a slope there."""
+    return isinstance(operand, torch.Tensor) and operand.requires_grad and not operand.is_complex()
 
 
 def _views_of(args: Sequence[Any], result: Any) -> list[ShapeTensor]:

@@ -83,7 +83,7 @@ FUSED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", FUSED)
 def test_ops_that_are_one_multiply_add_have_eagers_bits(name, dtype):
-    """In whole vectors: eager rounds what is left of a row of halves as it likes."""
+    """Rows are whole vectors: eager rounds the last elements of other rows of halves twice."""
     torch.manual_seed(0)
     inputs = [torch.randn(8, 64).to(dtype) for _ in range(3)]
     want, got = FUSED[name](*inputs), dynamotor.compile(FUSED[name])(*inputs)
