@@ -167,3 +167,10 @@ def unsupported_if(bad: Any, kind: str, what: str, cause: str = "", cure: str = 
     """Raise it where that is so; the texts must cost nothing."""
     if bad:
         raise unsupported(kind, what, cause, cure)
+
+
+def too_deep(happened: str) -> Unsupported:
+    """The break of a recursion that capture cannot follow; the whole function runs eager."""
+    stop = unsupported("too-long", happened, "the recursion does not end, or is very deep")
+    stop.whole = True  # frames rebuilt at a break take more of Python's stack than the program's own
+    return stop

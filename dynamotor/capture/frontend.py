@@ -82,7 +82,7 @@ from .attempts import (
     parameter_names,
     root_value,
 )
-from .breaks import BreakReason, Stop, Unsupported
+from .breaks import BreakReason, Stop, Unsupported, too_deep
 from .checks import CheckFailed, checked
 from .compiled_share import Share, without_counting
 from .cut import ResumePoint, emit_break
@@ -564,6 +564,8 @@ class Compiler(siblings.Sibling):
             return Retry(attempt)
         except Unsupported as stop:
             return self._again(stop, trace, attempt) or Break.of(stop, trace, ambient)
+        except RecursionError:  # Python 3.12 and 3.13 limit calls from C apart, and nothing raises that limit
+            return Break.of(too_deep("calls are deeper than Python lets capture follow"), trace, ambient)
         finally:
             attempt.call.symbols |= bool(trace.sizes.env.symbols)
             trace.forget()

@@ -15,7 +15,7 @@ from typing import Any
 from ..base.errors import UserLine
 from ..base.events import enabled, log
 from ..base.registry import Registry
-from .breaks import Stop, Unsupported, unsupported
+from .breaks import Stop, Unsupported, too_deep, unsupported
 from .bytecode import CodeInfo, Instr, by_code, decode
 from .opcode_tables import VERSION
 from .polyfills import cursors
@@ -207,11 +207,7 @@ def inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[st
 def run_frame(trace: Trace, frame: Frame) -> Any:
     """Run a frame on top of the stack of frames."""
     if len(trace.stack.frames) >= MAX_DEPTH:
-        stop = unsupported(
-            "too-long", f"more than {MAX_DEPTH} calls deep", "the recursion does not end, or is very deep"
-        )
-        stop.whole = True  # frames rebuilt at a break take more of Python's stack than the program's own
-        raise stop
+        raise too_deep(f"more than {MAX_DEPTH} calls deep")
     trace.stack.frames.append(frame)
     try:
         return frame.run()

@@ -321,7 +321,9 @@ class ObjectProtocol:
         return self.fresh(found)
 
     def real_error(self, error: BaseException) -> Raised:
-        """A real exception as an exception of the traced program."""
+        """A real exception as an exception of the traced program. Depth is capture's own: it stops the trace."""
+        if isinstance(error, RecursionError):
+            raise error
         raised = self.error(type(error), *error.args)
         if isinstance(error, AttributeError | NameError | ImportError):
             checked(UserObject, raised.value).slots["name"] = Constant(error.name)

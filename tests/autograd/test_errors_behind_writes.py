@@ -42,6 +42,21 @@ def raised(function: Any, at: int) -> tuple[Any, ...]:
     return (None,)
 
 
+def draws(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return (torch.rand(2, 3) + w)[at]  # draws
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_graph_that_wrote_leaves_the_random_numbers_drawn(backend: str) -> None:
+    states = []
+    for function in (draws, dynamotor.compile(draws, backend=backend)):
+        with dynamotor.config.patch(fallback_random=True):
+            assert raised(function, 7)[0] is IndexError
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize("function", [rows, targets])
 def test_the_line_and_words_are_eagers(function: Any, backend: str) -> None:

@@ -65,6 +65,10 @@ def test_zeros_that_depend_on_no_gradient_arrive_where_eagers_do(
         leaf = X.expand(shape).clone().requires_grad_()
         return torch.autograd.grad(g(leaf, torch.ones(other))[1].sum(), leaf, allow_unused=True)[0]
 
-    found, wanted = gradient(dynamotor.compile(f)), gradient(f)
+    try:
+        wanted = gradient(f)
+    except NotImplementedError as error:  # nextafter before PyTorch 2.13
+        pytest.skip(str(error))
+    found = gradient(dynamotor.compile(f))
     assert found is not None and wanted is not None
     assert torch.equal(found.isnan(), wanted.isnan())

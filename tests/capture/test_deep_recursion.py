@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
 import dynamotor
+from dynamotor.base.events import counters
+from dynamotor.capture import frontend
 
 
 def down(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -16,3 +20,12 @@ def down(x: torch.Tensor, n: int) -> torch.Tensor:
 def test_a_deep_recursion_gives_what_eager_gives(depth: int) -> None:
     compiled = dynamotor.compile(down, backend="eager")
     assert torch.equal(compiled(torch.ones(3), depth), down(torch.ones(3), depth))
+
+
+def test_capture_beyond_pythons_limit_is_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    # without its room: capture takes several of Python's calls for one of the program's
+    monkeypatch.setattr(frontend, "deep_recursion", contextlib.nullcontext)
+    compiled = dynamotor.compile(down, backend="eager")
+    assert torch.equal(compiled(torch.ones(3), 200), down(torch.ones(3), 200))
+    assert dict(counters["breaks"]) == {"DM223": 1}
+    assert torch.equal(compiled(torch.ones(3), 3), down(torch.ones(3), 3))

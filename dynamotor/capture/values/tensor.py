@@ -844,7 +844,7 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         if mode.reads_tf32:
             trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
         return result
-    except Unsupported:
+    except (Unsupported, RecursionError):
         raise
     except DataDependent as error:
         raise unsupported(
