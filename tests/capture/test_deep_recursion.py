@@ -27,5 +27,5 @@ def test_capture_beyond_pythons_limit_is_a_break(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(frontend, "deep_recursion", contextlib.nullcontext)
     compiled = dynamotor.compile(down, backend="eager")
     assert torch.equal(compiled(torch.ones(3), 200), down(torch.ones(3), 200))
-    assert dict(counters["breaks"]) == {"DM223": 1}
+    assert set(counters["breaks"]) == {"DM223"}
     assert torch.equal(compiled(torch.ones(3), 3), down(torch.ones(3), 3))
