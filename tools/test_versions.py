@@ -35,6 +35,8 @@ VISION = {
     "2.13": "0.28.0",
     "2.14": "0.29.1",
 }  # the torchvision of a PyTorch
+# As the Makefile does it: two finders of editable packages, whose namespace is one, hide `dynamotor/__init__.py`.
+_EDITABLE = ["--no-build-isolation", "--no-deps", "--config-settings", "editable_mode=compat"]
 COUNTS = ("passed", "failed", "skipped", "errors")
 
 
@@ -48,7 +50,8 @@ def environment(python: str, torch: str) -> Path:
         [f"torch=={torch}"],
         ["-r", "requirements-dev.txt"],
         ["--no-deps", f"torchvision=={vision}", "timm==1.0.31"],
-        ["--no-build-isolation", "--no-deps", "-e", ".", "-e", "./xla"],
+        [*_EDITABLE, "-e", "."],
+        [*_EDITABLE, "-e", "./xla"],
     ):
         pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
         subprocess.run([*pip, "--no-compile", *packages], check=True, cwd=ROOT)

@@ -36,7 +36,7 @@ from .values.base import (
     call_finder,
     refusing,
 )
-from .values.constant import EMPTY, PURE_TYPES, ZERO, Constant, RealIterator, is_none, present
+from .values.constant import EMPTY, FALSE, PURE_TYPES, ZERO, Constant, RealIterator, is_none, present
 from .values.containers import (
     DictValue,
     DictView,
@@ -54,7 +54,6 @@ from .values.iterators import (
     EnumerateIterator,
     FilterIterator,
     MapIterator,
-    StrictZipIterator,
     ZipIterator,
 )
 from .values.klass import ClassValue, SuperValue
@@ -148,7 +147,6 @@ register_all(
                 constants(_items(trace, parts, "can only join an iterable")),
             ),
         ),
-        ((map,), lambda trace, fn, *args: MapIterator(fn, *[a.iterate(trace) for a in args])),
         ((filter,), lambda trace, fn, items: FilterIterator(fn, items.iterate(trace))),
         ((types.MethodType,), lambda trace, fn, obj: BoundMethod(fn, obj)),
         (
@@ -503,10 +501,16 @@ def _enumerate(trace: Trace, iterable: Value, start: Value = ZERO) -> Value:
     return EnumerateIterator(iterable.iterate(trace), start)
 
 
+@builtin_rule(map)
+def _map(trace: Trace, fn: Value, *iterables: Value, strict: Value = FALSE) -> Value:
+    together = trace.truth(strict)
+    return MapIterator(fn, *[a.iterate(trace) for a in iterables], strict=together)
+
+
 @builtin_rule(zip)
-def _zip(trace: Trace, *iterables: Value, strict: Value | None = None) -> Value:
-    kind = StrictZipIterator if strict is not None and trace.truth(strict) else ZipIterator
-    return kind(*[a.iterate(trace) for a in iterables])
+def _zip(trace: Trace, *iterables: Value, strict: Value = FALSE) -> Value:
+    together = trace.truth(strict)
+    return ZipIterator(*[a.iterate(trace) for a in iterables], strict=together)
 
 
 @builtin_rule(reversed)

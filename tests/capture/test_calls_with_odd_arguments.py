@@ -5,6 +5,7 @@ import contextvars
 import copy
 import functools
 import logging
+import sys
 
 import pytest
 import torch
@@ -290,6 +291,31 @@ def test_names_that_a_builtin_takes_stay_in_the_graph():
 
     compiled = dynamotor.compile(program, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(1)), program(torch.ones(1)))
+
+
+@pytest.mark.parametrize(
+    "lengths", [(1, 1), (1, 2), (2, 1), (2, 2, 1), (1, 1, 2), (0, 1), (1, 0), (3, 3, 3, 2), (1,)]
+)
+@pytest.mark.parametrize("kind", ["zip(", *["map(max, "] * (sys.version_info >= (3, 14))])
+def test_strict_iterators_refuse_other_lengths_in_cpythons_words(kind, lengths):
+    lists = ", ".join(f"iter({list(range(n))})" for n in lengths)
+    if kind != "zip(" and len(lengths) == 1:
+        lists = lists.replace("iter", "enumerate")  # `max` of one number is refused
+    scope: dict = {}
+    exec(
+        f"""def program(x):
+    found = {kind}{lists}, strict=True)
+    try:
+        return x + 1, next(found), torch._dynamo.graph_break(), list(found)
+    except (ValueError, StopIteration) as error:
+        return x + 1, type(error), str(error)
+""",
+        scope | {"torch": torch},
+        scope,
+    )
+    program = scope["program"]
+    ours, theirs = dynamotor.compile(program, backend="eager")(torch.ones(1)), program(torch.ones(1))
+    assert ours[1:] == theirs[1:]
 
 
 @pytest.mark.parametrize("method", ["copy", "keys", "__getitem__", "__contains__"])

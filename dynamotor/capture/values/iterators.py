@@ -17,18 +17,36 @@ from .containers import TupleValue
 
 
 class OverIterators(Iterator):
-    """Steps other iterators; `given` are the arguments with which the builtin would go on from here."""
+    """Steps other iterators; `given` are the arguments with which the builtin would go on from here. strict: all
+    must end together.
+    """
 
-    __slots__ = ("given",)
+    __slots__ = ("given", "strict")
 
-    def __init__(self, *given: Value) -> None:
+    def __init__(self, *given: Value, strict: bool = False) -> None:
         super().__init__()
-        self.given = list(given)
+        self.given, self.strict = list(given), strict
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
         counts = emitter.for_frame and self.kind is enumerate  # which a resumed capture cannot ask
         name = emitter.constant(cursors.EnumerateCursor) if counts else self.kind.__name__
-        return f"{name}({', '.join([emitter.emit(value) for value in self.given])})"
+        given = [*[emitter.emit(value) for value in self.given], *["strict=True"] * self.strict]
+        return f"{name}({', '.join(given)})"
+
+    def _together(self, trace: Trace, inners: list[Any]) -> list[Value]:
+        """The next item of each of `inners`; none where one has ended."""
+        steps = (inner.next(trace) for inner in inners)
+        items = list(itertools.takewhile(lambda item: item is not None, steps))
+        ended, how = len(items), "shorter"
+        if ended == len(inners):
+            return items
+        if self.strict and not ended:
+            longer = (i for i, inner in enumerate(inners[1:], 1) if inner.next(trace) is not None)
+            ended, how = next(longer, 0), "longer"
+        others = "argument 1" if ended == 1 else f"arguments 1-{ended}"
+        text = f"{self.kind.__name__}() argument {ended + 1} is {how} than {others}"
+        trace.raise_if(self.strict and ended, ValueError, text)
+        return []
 
 
 class EnumerateIterator(OverIterators):
@@ -53,29 +71,8 @@ class ZipIterator(OverIterators):
     kind = zip
 
     def next(self, trace: Trace) -> Value | None:
-        items = _step(trace, self.given)
-        return TupleValue(items) if len(items) == len(self.given) > 0 else None
-
-
-class StrictZipIterator(ZipIterator):
-    """`zip(*inners, strict=True)`."""
-
-    __slots__ = ()
-
-    def next(self, trace: Trace) -> Value | None:
-        items = _step(trace, self.given)
-        ended = len(items)
-        if ended == len(self.given):
-            return TupleValue(items) if items else None
-        if ended:
-            raise trace.error(ValueError, f"zip() argument {ended + 1} is shorter than argument {ended}")
-        for i, inner in enumerate(self.given[1:]):
-            if checked(Iterator, inner).next(trace) is not None:
-                raise trace.error(ValueError, f"zip() argument {i + 2} is longer than argument {i + 1}")
-        return None
-
-    def reconstruct(self, emitter: ResultEmitter) -> str:
-        return f"zip({', '.join([emitter.emit(value) for value in self.given])}, strict=True)"
+        items = self._together(trace, self.given)
+        return TupleValue(items) if items else None
 
 
 class MapIterator(OverIterators):
@@ -86,8 +83,8 @@ class MapIterator(OverIterators):
 
     def next(self, trace: Trace) -> Value | None:
         fn, *inners = self.given
-        items = _step(trace, inners)
-        return trace.call(fn, items) if len(items) == len(inners) else None
+        items = self._together(trace, inners)
+        return trace.call(fn, items) if items else None
 
 
 class FilterIterator(OverIterators):
@@ -128,11 +125,6 @@ def _wrap_over(trace: Trace, source: Source | None, obj: Any) -> Value:
 
 
 wrap_typed(_wrap_over, zip, map, filter)
-
-
-def _step(trace: Trace, inners: list[Any]) -> list[Value]:
-    """The next item of each, up to the first that has none."""
-    return list(itertools.takewhile(lambda item: item is not None, (inner.next(trace) for inner in inners)))
 
 
 # Iterators from outside ------------------------------------------------------------------------------------
