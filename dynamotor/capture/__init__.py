@@ -22,49 +22,73 @@
 
 ## Contract 5: capture inside (`capture/`)
 
-* `source.py`: `Source` objects say where a value comes from and can be fetched again. `Reader.wrap(source,
-  obj) -> value` (`reader.py`) is the only way in for an object from outside; it installs the guards of the
-  read: `wrap` with the rows of the value's kind, `Reader.attribute` for what C code answers (a slot, a getset, a type with
-  a lookup of its own), `Reader.ask` for any other question. `tests/capture/test_reads.py` reads the source: a
-  function of `capture/` that looks at an outside object without one of them must be listed there with the
-  reason. Facts of tensors and PyTorch's settings are rows of `torch_rules.py` (`METADATA`, `ANSWERS`,
-  `QUERIES`), each under what keeps the answer true; what has no row breaks the graph. `guards.py`: guard
-  rows, each with a Python evaluator (for reasons and tests) and an encoding for the C program
-  (`csrc/guards.c`).
-* `trace.py`: a `Trace` is one symbolic run, composed of parts: `stack` (inlined frames, places, the cut), `sizes`,
-  `graph`, `reader`, `effects`, `checks`, `checkpoint_reads`, `late_code`, and the tables of `trace_tables.py` (`tensors`, `numbers`,
-  `modules`, `objects`, `calls`). Its own methods are CPython's object protocol (`protocol.py`) and the calls from one
-  value to another. Facts of one call are on its `Invocation` and `Attempt` (`attempts.py`).
-* `interpreter.py` + `ops_*.py`: the symbolic interpreter, one `@opcode` function each. `values/`: the value kinds.
-* A capture gives `Captured(gm, inputs: list[Source], guards, outputs plan, effects, break plan | None)`.
-* `dispatch.py` + `csrc/dispatch.c`: `_C.Dispatcher`, a vectorcall object: guards → gather → compiled callable
-  → rebuild outputs; on a miss it calls Python (`capture.frontend`), which captures, adds an entry and runs
-  it. Entries belong to the dispatcher, never to the code object.
-* `symbolic_inputs.py` + `values/size.py` + `csrc/sizes.c`: a size, stride or integer from outside that differs at a
-  later call (`SizePolicy.learn`, at each miss) becomes a symbol at the recompile. `TraceSizes` makes the
-  symbols of one trace (`SizeOf`, `StrideOf` and the integers' own sources say where their values are read); a
-  `SizeValue` is a `Constant` whose `value` specialises, so what knows nothing of symbols stays right. A trace
-  of which the program needed a number is done again with that number from the start. `TensorMatch` leaves
-  symbolic sizes and strides (None) to one `SizesHold` row an entry, made when the backend has returned:
+The files follow the life of a call: reading what comes from outside, tracing, the entry that serves later calls, and
+graph breaks. Sizes, floats and data that are not known while tracing have rules of their own, at the end.
+
+### Reading
+
+* A `Source` (`source.py`) says where a value comes from; it can be fetched again at each call.
+* `Reader` (`reader.py`) is the only way in for an object from outside, since it installs the guards of each read:
+  `Reader.wrap(source, obj)` gives the value, with the guards of its kind; `Reader.attribute` reads what C code answers
+  (a slot, a getset, a type with a lookup of its own); `Reader.ask` is for any other question.
+* `tests/capture/test_reads.py` reads the source: a function of `capture/` that looks at an outside object in another
+  way must be listed there with the reason.
+* Facts of tensors and PyTorch's settings are rows of `torch_rules.py` (`METADATA`, `ANSWERS`, `QUERIES`), each under
+  what keeps the answer true. A fact without a row breaks the graph.
+* `guards.py` has the kinds of guards. Each has a Python evaluator, for reasons and tests, and an encoding for the C
+  program (`csrc/guards.c`).
+
+### Tracing
+
+* A `Trace` (`trace.py`) is one symbolic run. It is composed of `stack` (inlined frames, places, the cut), `sizes`,
+  `graph`, `reader`, `effects`, `checks`, `checkpoint_reads`, `late_code`, and the tables of `trace_tables.py`
+  (`tensors`, `numbers`, `modules`, `objects`, `calls`). Its own methods are CPython's object protocol (`protocol.py`)
+  and the calls from one value to another.
+* Facts of one call are on its `Invocation` and `Attempt` (`attempts.py`).
+* `interpreter.py` and `ops_*.py` are the symbolic interpreter, with one `@opcode` function each; `values/` has the
+  kinds of values.
+* The result is a `Captured`: the graph, its inputs (`Source`s), the guards, and the Python that follows the graph
+  (results, effects, what runs after a break).
+
+### Entries
+
+* `_C.Dispatcher` (`dispatch.py`, `csrc/dispatch.c`) is a vectorcall object. It checks the guards, gathers the graph's
+  inputs, calls the compiled graph and rebuilds the results. On a miss it calls Python (`frontend.py`), which captures,
+  adds an entry and runs it. Entries belong to the dispatcher, never to the code object.
+
+### Graph breaks
+
+* `resume.py`: the breaking instruction runs in a copy of the user's frame. Resume functions go on from there; their
+  code is the user's code object with a prefix, and each has a dispatcher of its own.
+* `inner_frames.py`, `csrc/frame_hook.c`: while the instruction runs, the PEP 523 hook sends each user function entered
+  there to a dispatcher of its own. Outside of that no hook is installed.
+
+### Sizes and floats that change from call to call
+
+* A size, stride or integer from outside that differs at a later call (`SizePolicy.learn`, at each miss) becomes a
+  symbol at the recompile (`symbolic_inputs.py`, `values/size.py`, `csrc/sizes.c`). `TraceSizes` makes the symbols of a
+  trace; `SizeOf`, `StrideOf` and the integers' own sources say where their values are read.
+* A `SizeValue` is a `Constant` whose `value` specialises, so code that knows nothing of symbols stays right. If the
+  program needs a symbol as a number, the trace is made again with that number from the start.
+* `TensorMatch` leaves symbolic sizes and strides to one `SizesHold` row an entry, made when the backend has returned:
   ranges, what shares or follows from a symbol, and all assumptions, as postfix code over 64-bit integers.
-  Entries with symbols are `general` and tried after the others. Only backends that take symbols get them
+* Entries with symbols are `general` and tried after the others. Only backends that take symbols get them
   (`backends.takes_symbols`).
-* `values/number.py`: a float that differs at a later call is a `FloatValue`, which specialises in the same way.
-  Where a tensor meets it in a sum, product, quotient or comparison it is an input of the graph (a tensor of 64
-  bits without dimensions, on the CPU, made by a `Called` source); values computed from it are computed by
-  Python at each call, and a comparison of it is an `Answer` row.
-* A call whose result's size data decides (`nonzero`, `t[mask]`, `unique`, `repeat_interleave`, `item()` of
-  integers, ...; `sizes_from_data` rules of `graph/ops/`) is a node with `meta["data_dependent"]`, followed by `size` calls for
-  the unbacked symbols that it makes. They are `SizeValue`s like others: arithmetic and use as a size stay in
-  the graph, a question that nothing proves breaks it at its line (a comparison first gives a
-  `ConditionValue`, which `torch._check` takes), results read them from the graph's outputs. A float or bool
-  of a tensor is a `HeldNumber`: handed on by way of an output, and who looks at it breaks the graph; sums,
-  differences and products of floats are held too. Where sizes stay numbers
-  (`dynamic=False`, a backend that takes no symbols) the call itself breaks, but for `item()`, whose number is held.
-* `inner_frames.py` + `csrc/frame_hook.c`: while a break runs the user's instruction natively, the PEP 523
-  hook sends each user function entered there to a dispatcher of its own. Outside of that no hook is
-  installed.
-* `resume.py`: a graph break runs the breaking instruction in a copy of the user's frame and goes on in resume
-  functions, whose code is the user's code object with a prefix; each resume function has a dispatcher of its
-  own.
+* A float that differs at a later call is a `FloatValue` (`values/number.py`), which specialises in the same way. Where
+  a tensor meets it in a sum, product, quotient or comparison, it is an input of the graph: a 64-bit tensor without
+  dimensions, on the CPU, made by a `Called` source. Python computes further floats from it at each call; a comparison
+  of it is an `Answer` row.
+
+### Sizes and numbers that only data decides
+
+* A call whose result's size data decides (`nonzero`, `t[mask]`, `unique`, `repeat_interleave`, `item()` of integers;
+  the `sizes_from_data` rules of `graph/ops/`) is a node with `meta["data_dependent"]`. `size` calls for the unbacked
+  symbols that it makes follow it.
+* These symbols are `SizeValue`s like others: arithmetic and use as a size stay in the graph, and results read them from
+  the graph's outputs. A question that nothing proves breaks the graph at its line; a comparison first gives a
+  `ConditionValue`, which `torch._check` takes.
+* A float or bool of a tensor is a `HeldNumber`: it is handed on by way of an output, and looking at it breaks the graph.
+  Sums, differences and products of held floats are held, too.
+* Where sizes stay numbers (`dynamic=False`, a backend that takes no symbols), the call itself breaks the graph. Only
+  `item()` does not: its number is held.
 """

@@ -453,11 +453,11 @@ def no_overwrite(group: Group, m: Member) -> Refuse | None:
 
 
 @rule
-def same_half(group: Group, m: Member) -> Refuse | None:
+def same_phase(group: Group, m: Member) -> Refuse | None:
     """Nodes of a whole step's forward and backward do not share a kernel: it would compute in the forward the
     values that the backward is meant to rematerialise.
     """
-    return None if group.members[0].node.half == m.node.half else Refuse("the other half of the step")
+    return None if group.members[0].node.phase == m.node.phase else Refuse("the other phase of the step")
 
 
 def try_join(group: Group, node: LoopNode, rules: Sequence[Rule] = RULES) -> Member | Refuse:

@@ -454,7 +454,7 @@ class LoopNode:
     atomics). `after`: names of nodes that must run before although this one does not read them (writes into
     inputs). part: the buffer holds values already; those at stride and offset are replaced.
 
-    half: "backward" for nodes of the backward in a whole step that rematerialises values.
+    phase: "backward" for nodes of the backward in a whole step that rematerialises values.
     """
 
     buffer: str
@@ -473,7 +473,7 @@ class LoopNode:
     after: frozenset[str] = frozenset()
     origin: str = ""
     part: bool = False
-    half: str = ""
+    phase: str = ""
     own: tuple[Var, ...] = ()
     expr: Expr | None = None
     place: Index = ZERO  # filled in by `evaluate`, with `reads`

@@ -108,7 +108,7 @@ class Realizer:
         """Append to the schedule."""
         if isinstance(node, LoopNode):
             node.evaluate()
-            node.half = self.node.meta.get("half", "")
+            node.phase = self.node.meta.get("phase", "")
         self.schedule.append(node)
 
     def realize(self, x: LoopValue, stride: Sequence[Dim] | None = None) -> BufRef:

@@ -35,7 +35,7 @@ def compute_again(gm: fx.GraphModule) -> None:
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         if node in backward:
-            node.meta["half"] = "backward"
+            node.meta["phase"] = "backward"
             for arg in node.all_input_nodes:
                 if arg not in backward:
                     node.replace_input_with(arg, _again(gm.graph, arg, saved, copies, node))
@@ -91,5 +91,5 @@ def _again(
             continue
         with graph.inserting_before(user):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-        copies[node].meta["half"] = "backward"
+        copies[node].meta["phase"] = "backward"
     return copies[wanted]
