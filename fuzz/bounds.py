@@ -29,7 +29,10 @@ _HALVES = (torch.bfloat16, torch.float16)
 # Reductions that return a NaN made by their kernel where an element is NaN.
 _EXTREMES = tuple(getattr(torch.ops.aten, name) for name in ("max", "min", "amax", "amin", "aminmax"))
 _SUMS = (torch.ops.aten.sum, torch.ops.aten.mean)
-_TOTALS = (torch.ops.aten.sum, torch.ops.aten.cumsum)  # of unrounded halves: the terms may cancel
+_TOTALS = (
+    torch.ops.aten.sum,
+    torch.ops.aten.cumsum,
+)  # of unrounded halves (aten rounds means again): they may cancel
 _PRODUCTS = (torch.ops.aten.prod, torch.ops.aten.cumprod)
 
 
@@ -219,7 +222,7 @@ class Jiggle(TorchDispatchMode):
             results = [_cancelled(results[0], func(*tree_map(_magnitude, args), **kwargs))]
         if self.exact and func.overloadpacket in _TOTALS and self._sees_halves(args):
             unit = max(_UNIT[t.dtype] for t in tree_leaves(args) if isinstance(t, torch.Tensor))
-            squares = func(*tree_map(lambda v: _magnitude(widen(v)) ** 2 if torch.is_tensor(v) else v, args))
+            squares = func(*tree_map(_squared, tree_map(widen, args)), **tree_map(widen, kwargs))
             results = [results[0].masked_fill(results[0].abs() <= 2 * unit * squares.sqrt(), 0)]
         narrow = any(
             r.dtype in _UNIT and r.dtype is not torch.float64 for r in results if isinstance(r, torch.Tensor)
@@ -276,6 +279,11 @@ def _where_halves_lie(values: Any) -> set[int]:
 
 def _magnitude(value: Any) -> Any:
     return value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _squared(value: Any) -> Any:
+    """A term's square; the root of their sum is how far the roundings of terms may move it."""
+    return value.square() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _cancelled(total: Any, magnitude: torch.Tensor) -> Any:

@@ -52,9 +52,7 @@ class Captured:
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     replays: bool = False  # Python objects are written after the graph
     check: int | None = None  # the output that says whether a test of data failed
-    draws: bool = (
-        False  # the graph takes random numbers, and may raise and run again, tests data or sets states
-    )
+    draws: bool = False  # the graph takes random numbers, and may raise, tests data or sets states
     states: bool = False  # the graph sets states of the thread
     asked: frozenset[str] = frozenset()  # facts of tensors that the program looks at: see `Trace`
     for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
@@ -208,7 +206,7 @@ def finished(
         effects,
         replays,
         check,
-        trace.calls.draws and (trace.checks.any or states is not None or not effects and _may_raise(gm)),
+        trace.calls.draws and (trace.checks.any or states is not None or _may_raise(gm)),
         states=states is not None,
         asked=frozenset(trace.tensors.asked),
         lines=lines,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import dis
 import inspect
+import itertools
 import opcode
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -130,6 +131,11 @@ class Unit(NamedTuple):
         return opcode.opname[self.opcode]
 
 
+_CATCHES = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"}
+_ENDS = {"POP_EXCEPT", "RERAISE", "RAISE_VARARGS"}
+_NAMES_CLASSES = {"LOAD_GLOBAL", "LOAD_FAST", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "BUILD_TUPLE", "COPY", "BUILD_LIST", "SWAP"}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class CodeInfo:
     """A decoded code object. `index` maps an offset to the position of its instruction in `instrs`."""
@@ -175,6 +181,23 @@ class CodeInfo:
             if self.instrs[at + 1].op != "RERAISE":
                 return True
             offset = self.instrs[at + 1].offset
+        return False
+
+    def is_caught(self, offset: int, may_suppress: Callable[[int], bool]) -> bool:
+        """Whether an `except` clause covers an offset, or a `with` whose `__exit__` (at a position of the stack) may
+        suppress an error. `finally` raises it again, but for one that returns.
+        """
+        while (found := self.handler(offset)) is not None:
+            at = self.index[found.target]
+            if self.instrs[at].op == "PUSH_EXC_INFO":
+                asks = next(instr for instr in self.instrs[at + 1 :] if instr.op not in _NAMES_CLASSES)
+                ends = next(instr.op for instr in self.instrs[at + 1 :] if instr.op in _ENDS)
+                leaves = asks.op == "WITH_EXCEPT_START" and may_suppress(found.depth + 3 - asks.arg)
+                if asks.op in _CATCHES or leaves or ends == "POP_EXCEPT":
+                    return True
+                offset = found.target
+            else:
+                offset = next(i.offset for i in self.instrs[at:] if i.op in ("RERAISE", "CLEANUP_THROW"))
         return False
 
     def at(self, offset: int) -> Instr:
@@ -403,3 +426,11 @@ def _set_outside(code: types.CodeType) -> set[str]:
         name for const in code.co_consts if isinstance(const, types.CodeType) for name in _set_outside(const)
     }
     return free & (own | inner)
+
+
+@by_code
+def returns_nothing(code: types.CodeType) -> bool:
+    """Whether a function returns None or False, whatever happens."""
+    pairs = itertools.pairwise(decode(code).instrs)
+    given = [before for before, instr in pairs if instr.op == "RETURN_VALUE"]
+    return all(before.op == "LOAD_CONST" and not before.argval for before in given)

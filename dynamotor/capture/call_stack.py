@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import torch
 
 from ..base.errors import UserLine
 from .breaks import unsupported, unsupported_if
+from .bytecode import returns_nothing
 from .interpreter import POLYFILLS, Frame, GeneratorValue
 from .values.base import Value
+from .values.function import BoundMethod, FunctionValue
 
 TORCH = torch.__path__[0]
 
@@ -53,6 +56,17 @@ class CallStack:
         """The inlined stack, outermost first."""
         return tuple(f.user_line() for f in self.frames if not f.code.co_filename.startswith(POLYFILLS))
 
+    def is_caught(self) -> bool:
+        """Whether the program's own code may catch an error of the current instruction: a frame, or a generator
+        that waits in front of it (of `contextlib.contextmanager`).
+        """
+        waiting = [g.frame for g in self.generators if g.frame.started and not g.finished]
+        return any(
+            frame.info.is_caught(frame.instr.offset, lambda at: _may_suppress(frame.stack[at]))  # noqa: B023
+            for frame in (*self.frames, *waiting)
+            if not frame.code.co_filename.startswith((POLYFILLS, TORCH))
+        )
+
     def count_step(self) -> None:
         """Refuse endless loops."""
         if self.steps > self.max_steps:
@@ -71,6 +85,19 @@ class CallStack:
                 f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
                 "CPython closes it when the last reference goes",
             )
+
+
+def _may_suppress(leave: Value) -> bool:
+    """Whether an `__exit__` may be true. That of `contextlib.contextmanager` asks its generator."""
+    function = leave.func if isinstance(leave, BoundMethod) else leave
+    fn = function.fn if isinstance(function, FunctionValue) else None
+    if (
+        fn is None
+        or fn is contextlib._GeneratorContextManager.__exit__
+        or fn.__code__.co_filename.startswith(TORCH)
+    ):
+        return fn is None
+    return not returns_nothing(fn.__code__)
 
 
 def _innermost(frames: Iterable[Frame], outside_of: tuple[str, ...]) -> UserLine | None:

@@ -7,6 +7,7 @@ IndexError: index 7 is out of bounds for dimension 0 with size 5        # at the
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -66,15 +67,16 @@ def _is_the_same(error: Exception, found: Exception) -> bool:
 
 
 def as_eager_raises(
-    gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exception, replays: bool
+    gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exception, replays: bool, draws: bool
 ) -> Exception:
     """The error of the op that raises, with a traceback that ends at the user's line; `error` itself where
     the ops on copies raise nothing of its kind. replays: whether Python objects are written after the graph.
+    draws: the random state is that before the graph, whose draws up to the error are made now.
     """
     steps = _Steps(gm, garbage_collect_values=False)
     steps.extra_traceback = False  # the error's text is eager's own
     try:
-        with preserved_modes(), PrivateDraws(), torch.no_grad():
+        with preserved_modes(), contextlib.nullcontext() if draws else PrivateDraws(), torch.no_grad():
             given = [t.detach() if isinstance(t, torch.Tensor) else t for t in inputs or ()]
             steps.run(*copy.deepcopy(given), enable_io_processing=False)
     except Exception as found:  # a copy may fail where the call did not: its error is not the program's

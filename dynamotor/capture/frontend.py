@@ -392,7 +392,7 @@ class Compiler(siblings.Sibling):
             raise error
         if entry.info.data.effects:
             data, tensors = entry.info.data, entry.program.check(args)
-            error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays)
+            error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays, data.draws)
             self.unwind(args)
             raise error
         counters["frames"]["graph raised"] += 1
@@ -564,7 +564,7 @@ class Compiler(siblings.Sibling):
             return Retry(attempt)
         except Unsupported as stop:
             return self._again(stop, trace, attempt) or Break.of(stop, trace, ambient)
-        except RecursionError:  # Python 3.12 and 3.13 limit calls from C apart, and nothing raises that limit
+        except RecursionError:  # also Python 3.12's and 3.13's of calls from C, whose limit nothing raises
             return Break.of(too_deep("calls are deeper than Python lets capture follow"), trace, ambient)
         finally:
             attempt.call.symbols |= bool(trace.sizes.env.symbols)
@@ -630,7 +630,7 @@ class Compiler(siblings.Sibling):
         except Unsupported as again:
             same = (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where)
             return {} if same else numbers
-        except (Raised, Afresh):
+        except (Raised, Afresh, RecursionError):
             pass
         finally:
             trace.forget()
@@ -698,7 +698,7 @@ class Compiler(siblings.Sibling):
                     if len(trace.stack.stopped) != depth:
                         return None, False
                     return self._cut(trace, ambient, inner, stop.reason), True
-        except (Unsupported, Raised):
+        except (Unsupported, Raised, RecursionError):
             pass
         finally:
             trace.forget()

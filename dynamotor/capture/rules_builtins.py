@@ -503,14 +503,14 @@ def _enumerate(trace: Trace, iterable: Value, start: Value = ZERO) -> Value:
 
 @builtin_rule(map)
 def _map(trace: Trace, fn: Value, *iterables: Value, strict: Value = FALSE) -> Value:
-    together = trace.truth(strict)
-    return MapIterator(fn, *[a.iterate(trace) for a in iterables], strict=together)
+    is_strict = trace.truth(strict)
+    return MapIterator(fn, *[a.iterate(trace) for a in iterables], strict=is_strict)
 
 
 @builtin_rule(zip)
 def _zip(trace: Trace, *iterables: Value, strict: Value = FALSE) -> Value:
-    together = trace.truth(strict)
-    return ZipIterator(*[a.iterate(trace) for a in iterables], strict=together)
+    is_strict = trace.truth(strict)
+    return ZipIterator(*[a.iterate(trace) for a in iterables], strict=is_strict)
 
 
 @builtin_rule(reversed)

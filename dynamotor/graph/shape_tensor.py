@@ -305,11 +305,11 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
     and an op raises what eager's kernel would. data_sizes: the sizes that depend on data; without
     it such ops raise DataDependent. `reads_settings`: an op was met for which settings choose the
     kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers; `asserts`: a test of data
-    that only raises."""
+    that only raises; `bounded`: data that are out of range raise."""
 
     def __init__(self, data_sizes: DataSizes | None = None) -> None:
         super().__init__(self._checked)
-        self.reads_settings = self.reads_tf32 = self.draws = self.asserts = False
+        self.reads_settings = self.reads_tf32 = self.draws = self.asserts = self.bounded = False
         self.data_sizes = data_sizes
 
     def _checked(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -321,6 +321,7 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
         about = facts(func)
         self.draws = self.draws or about.random
         self.asserts = self.asserts or about.asserts
+        self.bounded = self.bounded or about.bounded
         if self.data_sizes is not None and about.data_dependent and definition(func).sizes_from_data:
             try:
                 specs, named = spec_of(args), {name: spec_of(v) for name, v in kwargs.items()}

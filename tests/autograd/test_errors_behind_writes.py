@@ -44,16 +44,36 @@ def raised(function: Any, at: int) -> tuple[Any, ...]:
 
 def draws(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     x.add_(1)
-    return (torch.rand(2, 3) + w)[at]  # draws
+    w = w + torch.rand(2, 3)
+    return torch.rand(2, 3) + w[at]  # draws
+
+
+def draws_behind(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return w[at] + torch.rand(2, 3)  # draws_behind
+
+
+def draws_positions(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return w[torch.randint(0, 40, (2,)) + at]  # draws_positions
+
+
+def draws_from_a_seed(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    torch.manual_seed(3)
+    return torch.rand(2, 3) + w[at]  # draws_from_a_seed
 
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
-def test_a_graph_that_wrote_leaves_the_random_numbers_drawn(backend: str) -> None:
-    states = []
-    for function in (draws, dynamotor.compile(draws, backend=backend)):
+@pytest.mark.parametrize("function", [draws, draws_behind, draws_positions, draws_from_a_seed])
+def test_a_graph_that_wrote_has_drawn_what_eager_has(function: Any, backend: str) -> None:
+    errors, states = [], []
+    for run in (function, dynamotor.compile(function, backend=backend)):
         with dynamotor.config.patch(fallback_random=True):
-            assert raised(function, 7)[0] is IndexError
+            *error, _ = raised(run, 7)
+        errors.append(error)
         states.append(torch.get_rng_state())
+    assert errors[0] == errors[1] and errors[0][0] is IndexError
     assert torch.equal(*states)
 
 

@@ -171,3 +171,25 @@ def test_a_zip_map_or_filter_goes_on_where_it_is(make, n):
             list(itertools.islice(iterator, taken))
         assert compiled(x, ours) == program(x, theirs)
         assert list(ours) == list(theirs)
+
+
+@pytest.mark.parametrize(
+    "first, other",
+    [
+        ("zip()", "zip(A, B)"),
+        ("zip(A)", "zip(A, B)"),
+        ("zip(A, B)", "zip(A)"),
+        ("zip()", "zip(A, B, strict=True)"),
+        ("map(max, A, B)", "map(max, A, B, B)"),
+    ],
+)
+def test_iterators_over_another_number_of_iterators(first: str, other: str) -> None:
+    """They were those of the first call."""
+    given = {"A": [1, 5], "B": [3, 4]}
+
+    def program(x: torch.Tensor, it: Any) -> tuple[torch.Tensor, list[Any]]:
+        return x + 1, list(it)
+
+    compiled = dynamotor.compile(program, backend="eager")
+    for text in (first, other, first):
+        assert compiled(torch.ones(1), eval(text, given))[1] == list(eval(text, given))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...base.narrowing import checked
 from ..breaks import unsupported, unsupported_if
+from ..guards import Length
 from ..polyfills import cursors
 from ..source import SEQUENCE_ITERATORS, Ahead, Called, Missing, SeqItem, Source
 from .base import Iterator, ObjectIterator, ResultEmitter, Trace, Value, wrap_typed
@@ -34,18 +35,20 @@ class OverIterators(Iterator):
         return f"{name}({', '.join(given)})"
 
     def _together(self, trace: Trace, inners: list[Any]) -> list[Value]:
-        """The next item of each of `inners`; none where one has ended."""
+        """The next item of each of `inners`; none where one has ended. Raises the program's ValueError if they are
+        strict and another has not.
+        """
         steps = (inner.next(trace) for inner in inners)
         items = list(itertools.takewhile(lambda item: item is not None, steps))
-        ended, how = len(items), "shorter"
-        if ended == len(inners):
+        odd, how = len(items), "shorter"  # the first that differs from those before it
+        if odd == len(inners):
             return items
-        if self.strict and not ended:
+        if self.strict and odd == 0:
             longer = (i for i, inner in enumerate(inners[1:], 1) if inner.next(trace) is not None)
-            ended, how = next(longer, 0), "longer"
-        others = "argument 1" if ended == 1 else f"arguments 1-{ended}"
-        text = f"{self.kind.__name__}() argument {ended + 1} is {how} than {others}"
-        trace.raise_if(self.strict and ended, ValueError, text)
+            odd, how = next(longer, 0), "longer"
+        others = "argument 1" if odd == 1 else f"arguments 1-{odd}"
+        text = f"{self.kind.__name__}() argument {odd + 1} is {how} than {others}"
+        trace.raise_if(self.strict and odd, ValueError, text)
         return []
 
 
@@ -116,6 +119,7 @@ def _wrap_over(trace: Trace, source: Source | None, obj: Any) -> Value:
         raise unsupported("unsupported-value", "an iterator from outside", str(error)) from None
     kind: Any = next(kind for kind in (ZipIterator, MapIterator, FilterIterator) if kind.kind is type(obj))
     asked = Called(source, _parts)
+    trace.reader.guard(Length(asked, len(parts)))
     given = [trace.wrap(SeqItem(asked, i), part) for i, part in enumerate(parts)]
     first = 0 if kind is ZipIterator else 1  # behind the function
     inners = [one if isinstance(one, Iterator) else ObjectIterator(one) for one in given[first:]]

@@ -1,0 +1,127 @@
+"""Errors of data (a position out of range) that the program catches behind a write of its inputs: the graph, which would
+not run again, breaks in front of the op. Handlers that raise again do not break it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.base.events import counters
+
+pytestmark = pytest.mark.regression
+
+
+class Quiet:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> bool:
+        return True
+
+
+class Timed(Quiet):
+    def __exit__(self, *error: object) -> bool:
+        return False
+
+
+@contextlib.contextmanager
+def missing() -> Iterator[None]:
+    try:
+        yield
+    except IndexError:
+        return
+
+
+def rows(w: torch.Tensor, at: torch.Tensor) -> Iterator[torch.Tensor]:
+    try:
+        yield w[at]
+    except IndexError:
+        yield w
+
+
+def clause(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return w[at]
+    except (KeyError, IndexError):
+        return w
+
+
+def outer_clause(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        with Timed():
+            return torch.nn.functional.embedding(at, w)
+    except:  # noqa: E722
+        return w
+
+
+def final(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return w[at]
+    finally:
+        return w  # noqa: B012, SIM107
+
+
+def managers(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    for manager in (Quiet(), missing(), contextlib.suppress(IndexError), contextlib.ExitStack()):
+        with manager as entered:
+            if entered is not None:
+                entered.enter_context(Quiet())
+            w = w * 2
+            w = w[at]
+    return w
+
+
+def generator(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return next(rows(w, at))
+
+
+def raised_again(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    with Timed(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        try:
+            return w[at]
+        finally:
+            w = w + 1
+
+
+def first(
+    x: torch.Tensor, read: Callable[..., Any], w: torch.Tensor, at: torch.Tensor
+) -> tuple[Any, torch.Tensor]:
+    return x.add_(1), read(w, at)
+
+
+def last(
+    x: torch.Tensor, read: Callable[..., Any], w: torch.Tensor, at: torch.Tensor
+) -> tuple[Any, torch.Tensor]:
+    return read(w, at), x.add_(1)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("read", [clause, outer_clause, final, managers, generator])
+@pytest.mark.parametrize("program", [first, last])
+def test_the_programs_own_handler_sees_the_error(program: Any, read: Any, backend: str) -> None:
+    compiled = dynamotor.compile(program, backend=backend)
+    for at in (1, 7, 2):
+        given = [(torch.ones(3), read, torch.randn(5, 2), torch.tensor([0, at])) for _ in range(2)]
+        given[1][2].copy_(given[0][2])
+        ours, theirs = compiled(*given[0]), program(*given[1])
+        assert all(map(torch.equal, ours, theirs)) and torch.equal(given[0][0], given[1][0])
+
+
+def test_what_raises_again_does_not_break_the_graph() -> None:
+    compiled = dynamotor.compile(first, backend="eager", fullgraph=True)
+    compiled(torch.ones(3), raised_again, torch.randn(5, 2), torch.tensor([0, 1]))
+    with pytest.raises(IndexError):
+        compiled(torch.ones(3), raised_again, torch.randn(5, 2), torch.tensor([0, 7]))
+
+
+def test_nothing_breaks_where_no_input_is_written() -> None:
+    compiled = dynamotor.compile(clause, backend="eager")
+    counters.clear()
+    for at in (1, 7):
+        assert compiled(torch.randn(5, 2), torch.tensor([0, at])).shape == (2 if at == 1 else 5, 2)
+    assert not counters["breaks"]
