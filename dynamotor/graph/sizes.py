@@ -118,6 +118,13 @@ class Guard:
         return f"{_text(left)} {kind} {right}"
 
 
+def _greatest(expr: Size) -> int:
+    """A bound of the numbers that its calculation meets at the call that is being compiled."""
+    parts = [part for m in expr.terms for atom in m if type(atom) is not Symbol for part in (atom.a, atom.b)]
+    terms = (abs(c * math.prod(atom.hint for atom in m)) for m, c in expr.terms.items())
+    return max(sum(terms), *map(_greatest, parts), 0)
+
+
 class ShapeEnv:
     """The symbols of one program and its assumptions. `where()` names the line that is being
     traced. `undecided(question)` makes the error of a question about data that nothing proves.
@@ -184,7 +191,7 @@ class ShapeEnv:
         if any(symbol.unbacked for symbol in expr.symbols):
             raise self.undecided(f"{expr} {kind} 0")
         answer = expr.hint >= 0 if kind == ">=" else expr.hint == 0
-        if sum(abs(c * math.prod(a.hint for a in m)) for m, c in expr.terms.items()) > INFINITY:
+        if _greatest(expr) > INFINITY:
             list(map(int, [Size({(symbol,): 1}, self) for symbol in expr.symbols]))  # no guard could say so
         elif kind == "==":
             self.assume(Guard("==" if answer else "!=", expr, self.where()))

@@ -149,3 +149,13 @@ def test_nothing_is_assumed_after_the_guards_were_made() -> None:
         with env.reopened():
             assert n >= 5 and len(env.guards) == 1
         assert env.guards == [] and n.bounds[0] == 2
+
+
+def test_a_remainder_of_a_number_beyond_64_bits_is_a_number() -> None:
+    """Guards compute in 64 bits: such a question would have failed at once."""
+    env = ShapeEnv()
+    power = env.symbol(5)
+    for _ in range(5):
+        power = power * power
+    assert int(power % 3) == 5**32 % 3
+    assert str(env.guards) == "[s0 == 5]"
