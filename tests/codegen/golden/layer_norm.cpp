@@ -24,31 +24,32 @@ extern "C" void kernel(void**P, const i64*ints) {
             for (; n0+8<=32; n0 += 8) {
                 const F8 v3 = ld<F8>(p0+32l*o0+n0);
                 const F8 v5 = v3-bc<F8>(v4);
-                a1_0 = a1_0+v5*v5;
+                const F8 v6 = v5*v5;
+                a1_0 = a1_0+v6;
                 a2_0 = a2_0+v5;
             }
         }
-        const float v6 = a1s+hsum(a1_0);
-        const float v7 = a2s+hsum(a2_0);
-        const int v10 = lt(v6, (__builtin_inff()));
-        const float v11 = v7/32.0f;
-        const float v12 = mul_(v11, v7);
-        const float v13 = v6-v12;
-        const int v14 = lt(v13, 0.0f);
-        const float v15 = sel(v14, 0.0f, v13);
-        const float v16 = sel(v10, v15, v6);
-        const float v17 = v16/32.0f;
-        const float v18 = v17+9.999999747378752e-06f;
-        const float v19 = rsqrt_(v18);
+        const float v7 = a1s+hsum(a1_0);
+        const float v8 = a2s+hsum(a2_0);
+        const int v11 = lt(v7, (__builtin_inff()));
+        const float v12 = v8/32.0f;
+        const float v13 = v12*v8;
+        const float v14 = v7-rounded_(v13);
+        const int v15 = lt(v14, 0.0f);
+        const float v16 = sel(v15, 0.0f, v14);
+        const float v17 = sel(v11, v16, v7);
+        const float v18 = v17/32.0f;
+        const float v19 = v18+9.999999747378752e-06f;
+        const float v20 = rsqrt_(v19);
         {
             i64 n0 = 0;
             for (; n0+8<=32; n0 += 8) {
-                const F8 v8 = ld<F8>(p0+32l*o0+n0);
-                const F8 v9 = v8-bc<F8>(v4);
-                const F8 v20 = mul_(v9, bc<F8>(v19));
-                const F8 v21 = ld<F8>(p1+n0);
-                const F8 v22 = mul_(v20, v21);
-                st<float>(p2+32l*o0+n0, v22);
+                const F8 v9 = ld<F8>(p0+32l*o0+n0);
+                const F8 v10 = v9-bc<F8>(v4);
+                const F8 v21 = v10*bc<F8>(v20);
+                const F8 v22 = ld<F8>(p1+n0);
+                const F8 v23 = v21*v22;
+                st<float>(p2+32l*o0+n0, v23);
             }
         }
     }
