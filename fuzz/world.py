@@ -359,6 +359,7 @@ torch.cat([{t}, torch.ones(9, 1, 1)])|{t}[99]|{n} // ({n} % 2)|math.sqrt(-{n})|i
 Box.make()|one, two = [{n}] * ({n} % 4)|G[{n}]|{l}[{n}]|Box.count()|assert {c}, {n}|Color({n})|Sub.plus({t})|next(iter(range({n} % 2)))|del D[{n}]
 f(1, 2, 3, 4)|{t}.add_(torch.ones(9))|failing({n})|raising({n}, {t})|list(failing({n}))|[risky(v, {n}) for v in {l}]|box.items.remove({n})|del box.locked
 {t}.sin_().view(7)|W.add_(1).view(7)|LOG.append(late)|torch.stack([{t}, {t}[0]])|F.linear({t}, W[:2])|{t}.to('nowhere')|torch.ones({n}, -1)|raise Failure({n})
+{t}[torch.tensor({n})]|{t}[torch.tensor([0, {n}])].mul_(2)|F.embedding(torch.tensor([{n}]), W[:, None])|LOG.append({t}.index_select(0, torch.tensor([{n}])))
 """
 # Uses of the error in an `except` block.
 HANDLERS = """
