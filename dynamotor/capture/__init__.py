@@ -22,15 +22,16 @@
 
 ## Contract 5: capture inside (`capture/`)
 
-The files follow the life of a call: reading what comes from outside, tracing, the entry that serves later calls, and
-graph breaks. Sizes, floats and data that are not known while tracing have rules of their own, at the end.
+The sections are in the order in which a call uses the files: it reads values from outside, traces the program, adds an
+entry that serves later calls, and handles graph breaks. The last two sections describe sizes and numbers that are not
+known while tracing.
 
 ### Reading
 
 * A `Source` (`source.py`) says where a value comes from; it can be fetched again at each call.
 * `Reader` (`reader.py`) is the only way in for an object from outside, since it installs the guards of each read:
-  `Reader.wrap(source, obj)` gives the value, with the guards of its kind; `Reader.attribute` reads what C code answers
-  (a slot, a getset, a type with a lookup of its own); `Reader.ask` is for any other question.
+  `Reader.wrap(source, obj)` gives the value, with the guards of its kind; `Reader.attribute` reads attributes that C
+  code computes (a slot, a getset, a type with a lookup of its own); `Reader.ask` is for any other question.
 * `tests/capture/test_reads.py` reads the source: a function of `capture/` that looks at an outside object in another
   way must be listed there with the reason.
 * Facts of tensors and PyTorch's settings are rows of `torch_rules.py` (`METADATA`, `ANSWERS`, `QUERIES`), each under

@@ -131,9 +131,12 @@ class Unit(NamedTuple):
         return opcode.opname[self.opcode]
 
 
+# In handlers: tests of an error's class, what may stand before them, and how a handler ends.
 _CATCHES = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"}
+_NAMES_CLASSES = {
+    "LOAD_GLOBAL", "LOAD_FAST", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "BUILD_TUPLE", "COPY", "BUILD_LIST", "SWAP",
+}  # fmt: skip
 _ENDS = {"POP_EXCEPT", "RERAISE", "RAISE_VARARGS"}
-_NAMES_CLASSES = {"LOAD_GLOBAL", "LOAD_FAST", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "BUILD_TUPLE", "COPY", "BUILD_LIST", "SWAP"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,19 +163,23 @@ class CodeInfo:
             self._handlers[offset] = next((e for e in self.exceptions if e.start <= offset < e.end), None)
         return self._handlers[offset]
 
-    def acts_on_exit(self, offset: int) -> bool:
-        """Whether code runs when a generator that waits at an offset is closed.
-
-        Not that of `except` clauses for builtin exceptions that are Exceptions, nor of the handlers that CPython
-        adds itself: GeneratorExit passes over them, to the handler of the place that raises it again.
+    def _met(self, offset: int) -> Iterator[tuple[ExceptionRange, int]]:
+        """The handlers that an error at an offset meets, each with the position of its PUSH_EXC_INFO, if those before
+        raise it again. Handlers that CPython adds itself are left out.
         """
         while (found := self.handler(offset)) is not None:
             at = self.index[found.target]
-            if self.instrs[at].op != "PUSH_EXC_INFO":
-                while self.instrs[at].op not in ("RERAISE", "CLEANUP_THROW"):
-                    at += 1
-                offset = self.instrs[at].offset
-                continue
+            if self.instrs[at].op == "PUSH_EXC_INFO":
+                yield found, at
+                offset = found.target
+            else:
+                offset = next(i.offset for i in self.instrs[at:] if i.op in ("RERAISE", "CLEANUP_THROW"))
+
+    def acts_on_exit(self, offset: int) -> bool:
+        """Whether code runs when a generator that waits at an offset is closed: not that of `except` clauses for
+        builtin exceptions that are Exceptions, since GeneratorExit passes over them.
+        """
+        for _, at in self._met(offset):
             while self.instrs[at + 1].op == "LOAD_GLOBAL" and self.instrs[at + 2].op == "CHECK_EXC_MATCH":
                 caught = getattr(builtins, self.instrs[at + 1].argval, None)
                 if not (isinstance(caught, type) and issubclass(caught, Exception)):
@@ -180,24 +187,19 @@ class CodeInfo:
                 at = self.index[self.instrs[at + 3].goal] - 1
             if self.instrs[at + 1].op != "RERAISE":
                 return True
-            offset = self.instrs[at + 1].offset
         return False
 
     def is_caught(self, offset: int, may_suppress: Callable[[int], bool]) -> bool:
-        """Whether an `except` clause covers an offset, or a `with` whose `__exit__` (at a position of the stack) may
-        suppress an error. `finally` raises it again, but for one that returns.
+        """Whether an `except` clause covers an offset, a `with` whose `__exit__` may suppress an error (asked with its
+        position on the stack), or a `finally` that returns.
         """
-        while (found := self.handler(offset)) is not None:
-            at = self.index[found.target]
-            if self.instrs[at].op == "PUSH_EXC_INFO":
-                asks = next(instr for instr in self.instrs[at + 1 :] if instr.op not in _NAMES_CLASSES)
-                ends = next(instr.op for instr in self.instrs[at + 1 :] if instr.op in _ENDS)
-                leaves = asks.op == "WITH_EXCEPT_START" and may_suppress(found.depth + 3 - asks.arg)
-                if asks.op in _CATCHES or leaves or ends == "POP_EXCEPT":
-                    return True
-                offset = found.target
-            else:
-                offset = next(i.offset for i in self.instrs[at:] if i.op in ("RERAISE", "CLEANUP_THROW"))
+        for found, at in self._met(offset):
+            rest = self.instrs[at + 1 :]
+            first = next(instr for instr in rest if instr.op not in _NAMES_CLASSES)
+            leaves = first.op == "WITH_EXCEPT_START" and may_suppress(found.depth + 3 - first.arg)
+            end = next(instr.op for instr in rest if instr.op in _ENDS)
+            if first.op in _CATCHES or leaves or end == "POP_EXCEPT":
+                return True
         return False
 
     def at(self, offset: int) -> Instr:
@@ -431,6 +433,5 @@ def _set_outside(code: types.CodeType) -> set[str]:
 @by_code
 def returns_nothing(code: types.CodeType) -> bool:
     """Whether a function returns None or False, whatever happens."""
-    pairs = itertools.pairwise(decode(code).instrs)
-    given = [before for before, instr in pairs if instr.op == "RETURN_VALUE"]
+    given = [a for a, b in itertools.pairwise(decode(code).instrs) if b.op == "RETURN_VALUE"]
     return all(before.op == "LOAD_CONST" and not before.argval for before in given)

@@ -118,6 +118,17 @@ class Checks:
         )
         self.within_ops = True
 
+    def caught(self, name: str) -> None:
+        """An op is called that may raise as the data are, where the program may catch it: its graph may raise if the call
+        can run again from its start; else the graph breaks here.
+        """
+        unsupported_if(
+            not self.trace.sizes.policy.checks,
+            "unsupported-op",
+            f"{name} may raise where the program catches errors, in a graph that does not run twice",
+        )
+        self.within_ops = True
+
     @property
     def any(self) -> bool:
         """Whether a test was put off."""

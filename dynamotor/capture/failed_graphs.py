@@ -1,7 +1,7 @@
 """A graph that raised after it may have written its inputs cannot run again: its calls run one by one
 on copies of its inputs, to find the line of the program that raises.
 
->>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"), False)
+>>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"), False, False)
 IndexError: index 7 is out of bounds for dimension 0 with size 5        # at the user's line
 """
 
@@ -71,7 +71,7 @@ def as_eager_raises(
 ) -> Exception:
     """The error of the op that raises, with a traceback that ends at the user's line; `error` itself where
     the ops on copies raise nothing of its kind. replays: whether Python objects are written after the graph.
-    draws: the random state is that before the graph, whose draws up to the error are made now.
+    draws: the CPU's random state is that before the graph, whose draws up to the error are made now.
     """
     steps = _Steps(gm, garbage_collect_values=False)
     steps.extra_traceback = False  # the error's text is eager's own

@@ -40,16 +40,20 @@ _POINTWISE = {
 } | {aten.rsub.Tensor, aten.rsub.Scalar, aten.lerp.Scalar, aten.lerp.Tensor, aten.clamp.Tensor}
 # Ops that only raise, as the data are, and give nothing: what follows the decompositions of solvers.
 _ASSERTIONS = {aten._linalg_check_errors.default}
-# Ops that take positions, targets or counts from a tensor, and raise where these are out of range.
-_BY_POSITION = {
-    "index", "index_put", "index_put_", "index_select", "index_add", "index_add_", "index_copy",
-    "index_copy_", "index_fill", "index_fill_", "index_reduce", "index_reduce_", "gather",
-    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
-    "take", "put", "put_", "embedding", "_embedding_bag", "nll_loss_forward", "nll_loss2d_forward",
-    "masked_scatter", "masked_scatter_", "bincount", "multinomial", "max_unpool2d", "max_unpool3d",
-    "multi_margin_loss", "multilabel_margin_loss_forward", "_ctc_loss", "bernoulli", "bernoulli_",
-    "binary_cross_entropy", "poisson", "repeat_interleave",
+# Ops, and their in-place forms, that raise where their data are out of range: positions, targets, counts,
+# probabilities, divisors of integers.
+_BOUNDED = {
+    "index", "index_put", "index_select", "index_add", "index_copy", "index_fill", "index_reduce",
+    "gather", "scatter", "scatter_add", "scatter_reduce", "take", "put", "embedding",
+    "_embedding_bag", "bincount", "_embedding_bag_forward_only", "nll_loss_forward",
+    "nll_loss2d_forward", "masked_scatter", "multinomial", "max_unpool2d", "max_unpool3d",
+    "multi_margin_loss", "multilabel_margin_loss_forward", "_ctc_loss", "binary_cross_entropy",
+    "poisson", "repeat_interleave", "floor_divide", "remainder", "fmod",
 }  # fmt: skip
+_BOUNDED_FORMS = {
+    *(aten.bernoulli.default, aten.bernoulli_.Tensor, aten.normal.float_Tensor, aten.normal.Tensor_Tensor),
+    *(aten.div.Tensor_mode, aten.div_.Tensor_mode),
+}
 # Calls that answer about a tensor without reading its data.
 _METADATA = {aten.is_same_size.default}
 
@@ -63,7 +67,8 @@ class OpFacts:
     the result shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of
     its argument. data_dependent: shape or value of the result depends on the data. random: it draws from a
     generator. pointwise: each element of the result depends on the same element of each argument. asserts: it
-    gives nothing and raises or not as the data are. bounded: it raises where its data are out of range.
+    gives nothing and raises or not as the data are. bounded: it may raise as the data
+    are, and gives something (an op from outside of PyTorch may, for all that is known).
     """
 
     writes: tuple[int | str, ...]
@@ -131,7 +136,9 @@ def facts(func: OpOverload) -> OpFacts:
         and len(schema.returns) == 1
         and func.namespace == "aten",
         asserts=func in _ASSERTIONS,
-        bounded=func.namespace == "aten" and func.overloadpacket.__name__ in _BY_POSITION,
+        bounded=is_custom(func)
+        or func.overloadpacket.__name__.rstrip("_") in _BOUNDED
+        or func in _BOUNDED_FORMS,
     )
 
 

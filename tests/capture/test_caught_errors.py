@@ -80,6 +80,46 @@ def generator(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return next(rows(w, at))
 
 
+@torch.library.custom_op("caught_errors::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        raise ValueError("negative")
+    return x + 1
+
+
+@positive.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def custom(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return positive(5 - at)
+    except ValueError:
+        return w
+
+
+def quotient(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return at // (at - 7)[1] % (at - 2)[1]
+    except RuntimeError:
+        return w
+
+
+def deviations(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.normal(w, (5 - at).float()[1].expand(5, 2)) * 0
+    except RuntimeError:
+        return w
+
+
+def bag(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.nn.functional.embedding_bag(at, w, torch.tensor([0]))
+    except RuntimeError:
+        return w
+
+
 def raised_again(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     with Timed(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
@@ -101,7 +141,9 @@ def last(
 
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
-@pytest.mark.parametrize("read", [clause, outer_clause, final, managers, generator])
+@pytest.mark.parametrize(
+    "read", [clause, outer_clause, final, managers, generator, custom, quotient, deviations, bag]
+)
 @pytest.mark.parametrize("program", [first, last])
 def test_the_programs_own_handler_sees_the_error(program: Any, read: Any, backend: str) -> None:
     compiled = dynamotor.compile(program, backend=backend)
@@ -117,6 +159,16 @@ def test_what_raises_again_does_not_break_the_graph() -> None:
     compiled(torch.ones(3), raised_again, torch.randn(5, 2), torch.tensor([0, 1]))
     with pytest.raises(IndexError):
         compiled(torch.ones(3), raised_again, torch.randn(5, 2), torch.tensor([0, 7]))
+
+
+def test_nothing_breaks_away_from_the_cpu() -> None:
+    """A GPU's errors come later, and end the process."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return clause(torch.ones(5, 2, device="meta"), torch.ones(2, dtype=torch.int64, device="meta"))
+
+    assert dynamotor.compile(program, backend="eager", fullgraph=True)(torch.ones(3)).shape == (2, 2)
 
 
 def test_nothing_breaks_where_no_input_is_written() -> None:

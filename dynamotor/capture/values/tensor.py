@@ -839,8 +839,10 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
         trace.calls.draws = trace.calls.draws or mode.draws
-        if mode.asserts or mode.bounded and trace.stack.is_caught():
+        if mode.asserts:
             trace.checks.within(target_name(target), args)
+        elif mode.may_raise and trace.stack.is_caught():
+            trace.checks.caught(target_name(target))
         if mode.reads_tf32:
             trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
         return result
