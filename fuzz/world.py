@@ -352,14 +352,15 @@ S.add({n})|Q.clear()|globals().update(IT=iter([{n}, 1, 2]))|next(IT)|WEAK.clear(
 setattr(Meter, 'value', 3)|KEYS.clear()|globals().update(growing=counting)|setattr(Row, 'double', lambda self: self.t)|net.w.requires_grad_(False)|setattr(net, 'forward', lambda t, k=1: t * k)
 torch.manual_seed({n})|setattr(Level, 'HIGH', 4)|net.double()|net.register_parameter('w', torch.nn.Parameter(torch.zeros(4)))|globals().update(net=Net())|net._buffers.pop('late', None)|box.items.extend([4, 5])
 """
-# What raises, always or sometimes.
+# What raises, always or sometimes. Results are read: an op whose result is unread need not run (docs/trust.md).
 RISKS = """
 risky({t}, {n})|D['missing']|LOG.append({n})|box.locked = {n}|box.nothing|point.nothing|{t}.nothing|LOG.append({t} @ torch.ones(7, 7))|{t}.view(5, 7)
 torch.cat([{t}, torch.ones(9, 1, 1)])|{t}[99]|{n} // ({n} % 2)|math.sqrt(-{n})|int('x{n}')|undefined|{n} + 'a'|len({n})|{n}[0]|helper()|helper({t}, z=1)
 Box.make()|one, two = [{n}] * ({n} % 4)|G[{n}]|{l}[{n}]|Box.count()|assert {c}, {n}|Color({n})|Sub.plus({t})|next(iter(range({n} % 2)))|del D[{n}]
 f(1, 2, 3, 4)|{t}.add_(torch.ones(9))|failing({n})|raising({n}, {t})|list(failing({n}))|[risky(v, {n}) for v in {l}]|box.items.remove({n})|del box.locked
 {t}.sin_().view(7)|W.add_(1).view(7)|LOG.append(late)|torch.stack([{t}, {t}[0]])|F.linear({t}, W[:2])|{t}.to('nowhere')|torch.ones({n}, -1)|raise Failure({n})
-{t}[torch.tensor({n})]|{t}[torch.tensor([0, {n}])].mul_(2)|F.embedding(torch.tensor([{n}]), W[:, None])|LOG.append({t}.index_select(0, torch.tensor([{n}])))
+W.add_({t}[torch.tensor({n})].sum())|{t}.add_(1), W.add_({t}[torch.tensor([0, {n}])].sum())|W.add_({t}.index_select(0, torch.tensor([{n}])).sum())
+x.add_(1), W.add_(x[torch.tensor({n})].sum())|W.mul_(2), W.add_(F.embedding(torch.tensor([{n}]), W[:, None]).sum())|W.add_(torch.tensor({n}) // torch.tensor({n} % 2))
 """
 # Uses of the error in an `except` block.
 HANDLERS = """
