@@ -47,6 +47,7 @@ from .trial import UNBATCHED, Trial, Verdict, examine, tally
 Job = dict[str, Any]
 Answer = dict[str, Any]
 Chunks = Callable[[int, int, list[str]], Iterator[Job]]
+MOST_OF_A_MODULE = 150  # trials of one chunk
 MOST_REDUCED = 3  # findings of one chunk that are cut down; the others are only counted
 
 
@@ -173,9 +174,13 @@ def operators_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
 
 
 def run_modules(job: Job) -> Answer:
-    """A module of the database in one dtype and mode."""
+    """A module of the database in one dtype and mode: its trials, or a draw from them where there are
+    thousands (LinearCrossEntropyLoss has 2,571).
+    """
     numbers = range(job["start"], job["start"] + job["count"])
     made = [t for n in numbers for t in modules.trials(n, job["dtype"], job["training"])]
+    if len(made) > MOST_OF_A_MODULE:
+        made = random.Random(job["seed"]).sample(made, MOST_OF_A_MODULE)
     return _told_by_name(made, job, f"{job['dtype']} {'training' if job['training'] else 'evaluation'}")
 
 

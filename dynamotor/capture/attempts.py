@@ -206,15 +206,11 @@ def finished(
         effects,
         replays,
         check,
-        trace.calls.draws and (trace.checks.any or states is not None or _may_raise(gm)),
+        trace.calls.draws and (trace.checks.any or states is not None or trace.calls.may_raise),
         states=states is not None,
         asked=frozenset(trace.tensors.asked),
         lines=lines,
     )
-
-
-def _may_raise(gm: torch.fx.GraphModule | None) -> bool:
-    return gm is not None and any(map(failed_graphs.may_raise, gm.graph.nodes))
 
 
 def root_value(

@@ -20,15 +20,11 @@ from ..base.errors import UserLine
 from ..graph.error_lines import show_its_line
 from ..graph.modes import preserved_modes
 from ..graph.private_draws import PrivateDraws
-from ..graph.spec import TensorSpec
 
 _NOTE = (
     "the compiled call had written its inputs: its changes of Python objects before this line are not done "
     "(dynamotor, DM405)"
 )
-
-
-_POSITIONS = (torch.int32, torch.int64)
 
 
 def acts_outside(node: fx.Node) -> bool:
@@ -39,12 +35,6 @@ def acts_outside(node: fx.Node) -> bool:
         return any(source.op == "placeholder" for source in node.all_input_nodes)
     custom = isinstance(node.target, compat.OpOverload | compat.OpOverloadPacket)
     return custom and not str(node.target).startswith("aten.")
-
-
-def may_raise(node: fx.Node) -> bool:
-    """Whether a node takes a tensor of whole numbers, which may be positions out of range."""
-    specs = [source.meta.get("val") for source in node.all_input_nodes]
-    return any(isinstance(spec, TensorSpec) and spec.dtype in _POSITIONS for spec in specs)
 
 
 class _Steps(fx.Interpreter):

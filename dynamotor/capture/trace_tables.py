@@ -65,6 +65,7 @@ class TorchCalls:
 
     graded: bool = field(default_factory=torch.is_grad_enabled)
     draws: bool = False  # a call takes random numbers
+    may_raise: bool = False  # a call raises where its data are out of range
     modes: list[Any] = field(
         default_factory=list
     )  # values of the function modes that are entered, innermost last

@@ -41,14 +41,19 @@ _POINTWISE = {
 # Ops that only raise, as the data are, and give nothing: what follows the decompositions of solvers.
 _ASSERTIONS = {aten._linalg_check_errors.default}
 # Ops, and their in-place forms, that raise where their data are out of range: positions, targets, counts,
-# probabilities, divisors of integers.
+# probabilities, divisors of integers, matrices without the factors asked for, ranges that are not finite.
 _BOUNDED = {
     "index", "index_put", "index_select", "index_add", "index_copy", "index_fill", "index_reduce",
     "gather", "scatter", "scatter_add", "scatter_reduce", "take", "put", "embedding",
     "_embedding_bag", "bincount", "_embedding_bag_forward_only", "nll_loss_forward",
     "nll_loss2d_forward", "masked_scatter", "multinomial", "max_unpool2d", "max_unpool3d",
     "multi_margin_loss", "multilabel_margin_loss_forward", "_ctc_loss", "binary_cross_entropy",
-    "poisson", "repeat_interleave", "floor_divide", "remainder", "fmod",
+    "poisson", "repeat_interleave", "floor_divide", "remainder", "fmod", "embedding_renorm",
+    "_linalg_eigh", "_linalg_svd", "_linalg_eigvals", "linalg_eig", "linalg_eigvals", "linalg_pinv",
+    "linalg_lstsq", "linalg_lu_solve", "lu_unpack", "cholesky", "cholesky_inverse", "geqrf", "ormqr",
+    "histc", "histogram", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts",
+    "_histogramdd_from_bin_tensors",
+    "segment_reduce", "_ctc_loss_backward",
 }  # fmt: skip
 _BOUNDED_FORMS = {
     *(aten.bernoulli.default, aten.bernoulli_.Tensor, aten.normal.float_Tensor, aten.normal.Tensor_Tensor),

@@ -120,6 +120,16 @@ def bag(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         return w
 
 
+def factors(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    square = (5 - at).float()[:, None].log() * torch.ones(2)  # NaN for a position above 5
+    try:
+        return (
+            torch.linalg.eigvalsh(square) + torch.linalg.svdvals(square) + torch.linalg.eigvals(square).abs()
+        )
+    except RuntimeError:
+        return w
+
+
 def raised_again(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     with Timed(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
@@ -142,7 +152,7 @@ def last(
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize(
-    "read", [clause, outer_clause, final, managers, generator, custom, quotient, deviations, bag]
+    "read", [clause, outer_clause, final, managers, generator, custom, quotient, deviations, bag, factors]
 )
 @pytest.mark.parametrize("program", [first, last])
 def test_the_programs_own_handler_sees_the_error(program: Any, read: Any, backend: str) -> None:
@@ -177,3 +187,20 @@ def test_nothing_breaks_where_no_input_is_written() -> None:
     for at in (1, 7):
         assert compiled(torch.randn(5, 2), torch.tensor([0, at])).shape == (2 if at == 1 else 5, 2)
     assert not counters["breaks"]
+
+
+def test_the_random_state_is_that_of_the_error() -> None:
+    """Also where no whole numbers are involved: factors of NaN."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.add_(torch.rand(3))
+        values = torch.linalg.svdvals(x.log()[:, None] * torch.ones(3))
+        return values + torch.rand(3)
+
+    states = []
+    for run in (program, dynamotor.compile(program, backend="eager")):
+        torch.manual_seed(0)
+        with pytest.raises(RuntimeError):
+            run(torch.full((3,), -2.0))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

@@ -839,6 +839,7 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
         trace.calls.draws = trace.calls.draws or mode.draws
+        trace.calls.may_raise = trace.calls.may_raise or mode.asserts or mode.may_raise
         if mode.asserts:
             trace.checks.within(target_name(target), args)
         elif mode.may_raise and trace.stack.is_caught():
