@@ -529,7 +529,7 @@ def _compile_training(
     place: Kept | None,
 ) -> Compiled:
     with timed("partition"):
-        cut = _cut(joint, name)
+        cut = _cut(joint, name, static_inputs)
         groups = (
             _groups(joint, cut, leaves)
             if on_backward is None and joint.boundary is None
@@ -622,8 +622,8 @@ def _reads(backward: _Backward, absent: frozenset[int]) -> frozenset[int]:
     return frozenset(k for k, node in enumerate(n for n in inputs if not is_size(n)) if node.users)
 
 
-def _cut(joint: Joint, name: str) -> _Cut:
-    chosen = partition(joint)
+def _cut(joint: Joint, name: str, static_inputs: frozenset[int]) -> _Cut:
+    chosen = partition(joint, static_inputs)
     emit("partition", name=name, saved_bytes=chosen.saved_bytes, eager_bytes=chosen.eager_bytes)
     backward_nodes = dependents(list(joint.gm.graph.nodes), joint.tangents)
     values = joint.output[0]

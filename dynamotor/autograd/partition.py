@@ -85,8 +85,10 @@ class JointNodes:
     forward for the user (values and written inputs), and the results of the backward (None: all of its nodes
     are needed).
 
-    kept: new contents of written inputs that outlive the forward in the inputs, which eager saves. frugal:
-    save memory at the cost of time. Operands of products are computed again too, and so written twice.
+    kept: new contents of written inputs that outlive the forward in the inputs, which eager saves. lent:
+    inputs that the program may write before the backward, through NumPy too, where nothing counts it.
+    frugal: save memory at the cost of time. Operands of products are computed again too, and so written
+    twice.
     """
 
     nodes: list[Node]
@@ -96,16 +98,22 @@ class JointNodes:
     grads: list[Node] | None
     frugal: bool = False
     kept: Sequence[Node] = ()
+    lent: frozenset[Node] = frozenset()
 
 
-def partition(joint: Joint) -> Partition:
-    """Choose the values of a joint graph that the forward saves."""
+def partition(joint: Joint, static: frozenset[int]) -> Partition:
+    """Choose the values of a joint graph that the forward saves. static: the inputs that are parameters and
+    buffers.
+    """
     nodes = list(joint.gm.graph.nodes)
     backward = dependents(nodes, joint.tangents)
     grads = [node for node in joint.output[2] if node is not None]
     values, written = list(joint.output[0]), list(joint.output[1])
     kept = [node for i, node in zip(joint.mutated, written, strict=True) if i in joint.saved_written]
-    cut, eager_bytes = choose_saved(JointNodes(nodes, backward, values, written, grads, kept=kept))
+    lent = frozenset(
+        node for i, node in enumerate(joint.inputs) if i not in static and i not in joint.gradient_of
+    )
+    cut, eager_bytes = choose_saved(JointNodes(nodes, backward, values, written, grads, kept=kept, lent=lent))
     saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
     return Partition(saved, _bytes(saved), eager_bytes)
 
@@ -192,7 +200,12 @@ def _minimum_cut(
     for node in candidates:
         a = index[node]
         net.edge(a, a + 1, 0.5 if node in free else _cost(node, distance[node]))
-        if node.op == "placeholder" or _must_stay(node, forward, joint, wanted):
+        if (
+            node.op == "placeholder"
+            or _must_stay(node, forward, joint, wanted)
+            or node in forward
+            and _reads_lent(node, joint.lent)
+        ):
             net.edge(source, a, _NEVER)
         for user in node.users:
             if user in index:
@@ -246,6 +259,15 @@ def _must_stay(node: Node, forward: set[Node], joint: JointNodes, wanted: set[No
     if node not in forward or is_view(node) or not _feeds_opaque_op(node, joint.backward, wanted):
         return False
     return not joint.frugal or not _is_operand_alone(node, joint.backward)
+
+
+def _reads_lent(node: Node, lent: frozenset[Node]) -> bool:
+    """Whether the op reads an input that may have other contents at the backward: its result is saved, as in
+    eager. It is as small as the input, and ops on it may still run again.
+    """
+    if is_view(node) or is_size(node) or _is_checkpointed(node):
+        return False
+    return any(memory_root(arg) in lent for arg in node.all_input_nodes)
 
 
 def _is_operand_alone(node: Node, backward: set[Node]) -> bool:

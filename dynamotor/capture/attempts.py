@@ -19,9 +19,8 @@ import torch
 from ..base.errors import UserLine
 from ..base.events import Event, log
 from ..graph.graph_text import program_text
-from ..graph.shape_tensor import is_written_unseen
 from ..graph.sizes import Guard as Assumption
-from . import failed_graphs, rules_states
+from . import rules_states, undo
 from .breaks import BreakReason, Unsupported
 from .cut import cut_points
 from .guards import Ambient, AnyGuard
@@ -30,7 +29,7 @@ from .result_emitter import ResultEmitter
 from .source import Const, Made, Source
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
-from .values import nn_module, tensor
+from .values import nn_module
 from .values.base import Value
 
 Numbers = Mapping[Source, Assumption | FloatIs]
@@ -49,7 +48,9 @@ class Captured:
     code: str
     reason: BreakReason | None = None
     steps: int = 0
-    effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
+    # Places of the inputs that the graph writes, which get back their contents where it raises; None: it has effects
+    # that are not undone, and must not run twice.
+    undone: tuple[int, ...] | None = ()
     replays: bool = False  # Python objects are written after the graph
     check: int | None = None  # the output that says whether a test of data failed
     draws: bool = False  # the graph takes random numbers, and may raise, tests data or sets states
@@ -186,11 +187,9 @@ def finished(
     guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(map(str, guards)))
-    effects = gm is not None and (
-        tensor.writes_inputs(trace)
-        or any(is_written_unseen(value.example) for value in trace.tensors.outside if value.in_graph)
-        or any(map(failed_graphs.acts_outside, gm.graph.nodes))
-    )
+    undone = undo.written(trace) if gm is not None else ()
+    if undone and not (trace.calls.may_raise or trace.checks.any):
+        undone = None
     lines = trace.reader.guards if trace.reader.heard else {}
     states = rules_states.StateEffect.known(trace)
     return Captured(
@@ -203,7 +202,7 @@ def finished(
         code,
         reason,
         trace.stack.steps,
-        effects,
+        undone,
         replays,
         check,
         trace.calls.draws and (trace.checks.any or states is not None or trace.calls.may_raise),

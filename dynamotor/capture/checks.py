@@ -19,14 +19,14 @@ from ..graph.sizes import Size, leaves_in
 from ..graph.sym_int import Condition
 from .breaks import unsupported_if
 from .bytecode import CodeInfo
-from .failed_graphs import acts_outside
 from .interpreter import Frame
+from .undo import written
 from .values.base import Trace, Value, builtin_rule
 from .values.constant import Constant, is_none
 from .values.instances import inline_function
 from .values.known_data import known
 from .values.size import ConditionValue, demand
-from .values.tensor import TensorValue, function_name, torch_call, writes_inputs
+from .values.tensor import TensorValue, function_name, torch_call
 from .values.torch_function import HeldNumber
 
 _BOUNDED = frozenset(
@@ -140,7 +140,7 @@ class Checks:
         """
         trace = self.trace
         nodes = trace.graph.graph.nodes
-        if self.any and (writes_inputs(trace) or any(map(acts_outside, nodes))):
+        if self.any and written(trace) is None:
             return False
         elsewhere = any(v.example.device.type != "cpu" for v in trace.tensors.by_example.values())
         if self.of_sizes and trace.calls.draws and elsewhere:

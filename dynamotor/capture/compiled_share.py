@@ -219,7 +219,7 @@ class Share:
     def measure(self, entry: Any, inputs: Any, seconds: float) -> None:
         """Time an entry's graph, which has run once, beside eager; `seconds`: of its compilation."""
         data = entry.info.data
-        once = data.effects or data.gm is None or data.left_to_eager
+        once = data.undone != () or data.gm is None or data.left_to_eager
         if self.is_timed and self.watching and not once:
             self.times.add(data.gm, entry.run, inputs, seconds)
 

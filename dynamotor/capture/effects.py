@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .breaks import unsupported, unsupported_if
-from .guards import Distinct
+from .guards import Distinct, runs_code_at_its_end
 from .values.base import Epoch, ResultEmitter, Trace, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.tensor import TensorValue, version
@@ -52,7 +52,7 @@ class Effects:
         """
         for one in ended:
             unsupported_if(
-                hasattr(type(one), "__del__"),
+                runs_code_at_its_end(one),
                 "finalizer",
                 f"an instance of {type(one).__qualname__} may be let go",
                 "its finalizer runs code when the last reference goes",

@@ -97,6 +97,7 @@ from .source import Arg, Source
 from .stance import stance
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
+from .undo import undone
 from .values import context, deque, instances, klass, late_numbers, nn_module, tensor, torch_function
 from .values.base import Raised, Value, functions_without_rule
 
@@ -390,7 +391,7 @@ class Compiler(siblings.Sibling):
         if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             self.unwind(args)
             raise error
-        if entry.info.data.effects:
+        if entry.info.data.undone is None:
             data, tensors = entry.info.data, entry.program.check(args)
             error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays, data.draws)
             self.unwind(args)
@@ -409,7 +410,7 @@ class Compiler(siblings.Sibling):
         guards = captured.guards if row is None else [*captured.guards, row]
         if type(self) is Compiler and captured.reason is not None:
             captured.finish = self.share.ends_calls(captured.finish)
-        run = checked(run, captured.check, captured.draws)
+        run = undone(checked(run, captured.check, captured.draws), captured.undone or ())
         run = left_when_raising(run, captured.gm)
         entry = make_entry(
             guards, captured.inputs, run, captured.finish, call.n_positional, call.kwnames, captured

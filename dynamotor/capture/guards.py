@@ -460,6 +460,15 @@ class Absent(Guard):
         return self.source.key
 
 
+def runs_code_at_its_end(value: object) -> bool:
+    """Whether letting an object go may run code: its own finalizer, or the end of a generator
+    in one of the frames that an error holds.
+    """
+    if isinstance(value, BaseException):
+        return value.__traceback__ is not None
+    return hasattr(type(value), "__del__")
+
+
 @dataclass(frozen=True)
 class Replaceable(Guard):
     """A dict has no such key, or a value there without a finalizer, so that a write runs no code of the user's."""
@@ -470,7 +479,7 @@ class Replaceable(Guard):
 
     def check_value(self, value: Any) -> bool:
         found = dict.get(value, self.key) if isinstance(value, dict) else self
-        return found is not self and not hasattr(type(found), "__del__")
+        return found is not self and not runs_code_at_its_end(found)
 
 
 @dataclass(frozen=True)

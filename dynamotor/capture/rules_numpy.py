@@ -402,7 +402,7 @@ def _numpy(trace: Trace, tensor: Value) -> Value:
             "data-dependent", "Tensor.numpy is called", "it hands the tensor's data to Python",
             "call it outside the compiled function",
         )  # fmt: skip
-    return ArrayValue.of(tensor)
+    return ArrayValue.of(tensor.getattr(trace, "data"))  # NumPy's writes count as no version of the tensor
 
 
 @builtin_rule(torch.from_numpy)

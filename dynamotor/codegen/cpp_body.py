@@ -13,7 +13,7 @@ from ..graph.sizes import Dim, Size, divides
 from ..lower.index_expr import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
 from ..lower.ir import BOOL, Expr, walk
 from .cpp_ops import ADDS_NOTHING, ctype, literal, operation
-from .scopes import ValueScope
+from .scopes import Rereads, ValueScope
 
 
 class CppScope(ValueScope[tuple[str, int]]):
@@ -47,8 +47,10 @@ class CppScope(ValueScope[tuple[str, int]]):
 class CppBody:
     """Emits expressions of one function."""
 
-    def __init__(self, params: dict[str, str], streams: tuple[int, ...] = ()) -> None:
-        self.streams = streams
+    def __init__(
+        self, params: dict[str, str], streams: tuple[int, ...] = (), exprs: Iterable[Expr] = ()
+    ) -> None:
+        self.streams, self.rereads = streams, Rereads(exprs)
         self.params = params  # buffer -> pointer name
         self.count = 0
         self.random = False
@@ -101,6 +103,8 @@ class CppBody:
     def home(self, e: Expr, scope: CppScope) -> CppScope:
         """The outermost scope in which e can be computed."""
         best = scope
+        if self.rereads.stays(e):
+            return best
         while not best.closed and best.parent is not None and not (e.vars & best.own.keys()):
             best = best.parent
         return best

@@ -157,8 +157,8 @@ class Emitter:
         self.kernel = kernel
         self.types = [MEMORY[p[1]] for p in kernel.params]
         self.names = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
-        self.body = CppBody(self.names, kernel.streams())
         self.exprs = all_exprs(kernel.statements())
+        self.body = CppBody(self.names, kernel.streams(), self.exprs)
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
         self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
         self.lane = kernel.inner[-1] if kernel.inner else None
@@ -267,10 +267,11 @@ class Emitter:
             value = self.body.operand(expr, scope, scope.width)
         else:
             value, step = self.body.value(expr, scope), 1
+        at = f"{pointer}+{self.body.index(s.index, scope)}"
+        self.body.rereads.store(s.buffer)
         bool_mark = "b" if s.memory is BOOL else ""
         kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
         exact = "e" if s.memory is torch.bfloat16 and fits(expr, s.memory) else ""
-        at = f"{pointer}+{self.body.index(s.index, scope)}"
         computed = any(e.op == "wrap_index" for e in walk(*loaded_exprs(s.index)))
         guard = "if(!*outside)" if computed else ""  # as eager, which ends at the first such position
         if s.add:

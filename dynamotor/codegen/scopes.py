@@ -8,6 +8,7 @@ without text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from ..base.errors import InternalError
@@ -29,6 +30,33 @@ class ValueScope(Generic[Known]):
         """
         found = self.values.get(e)
         return self.parent.find(e) if found is None and self.parent is not None else found
+
+
+class Rereads:
+    """The buffers that a kernel reads after it has stored them. An expression that reads one is computed where
+    it is asked for: a scope around may come before the store, where the memory holds anything.
+    """
+
+    def __init__(self, exprs: Iterable[Expr]) -> None:
+        self.loaded = {e.args[0] for e in exprs if e.op == "load"}
+        self.stored: set[str] = set()
+        self.known: dict[Expr, bool] = {}
+
+    def store(self, buffer: str) -> None:
+        """A store of the buffer has been emitted."""
+        if buffer in self.loaded and buffer not in self.stored:
+            self.stored.add(buffer)
+            self.known.clear()
+
+    def stays(self, e: Expr) -> bool:
+        """Whether an expression reads such a buffer."""
+        if not self.stored:
+            return False
+        found = self.known.get(e)
+        if found is None:
+            found = e.op == "load" and e.args[0] in self.stored or any(map(self.stays, e.children))
+            self.known[e] = found
+        return found
 
 
 _UNSAID = frozenset(

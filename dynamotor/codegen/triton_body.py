@@ -16,7 +16,7 @@ from ..graph.sizes import Dim, Size, divides, equal
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index_expr import Bounds, Div, Index, Loaded, Mod, Var, is_one, may_be_negative
 from ..lower.ir import BOOL, F32, I32, I64, Expr, Store, make
-from .scopes import ValueScope
+from .scopes import Rereads, ValueScope
 from .triton_ops import COMPUTE, MEMORY, literal, mark, operation, word_test
 from .triton_vectors import Vectors
 
@@ -145,6 +145,8 @@ class TileBody:
             tuple[Store, Collection[Var]]
         ] = []  # as they are emitted, with the variables bound there
         self.count = 0
+        exprs = list(exprs)
+        self.rereads = Rereads(exprs)
         rounding = ("trunc", "floor", "ceil", "round", "cast")
         self.exact_divisions = {
             a
@@ -286,12 +288,17 @@ class TileBody:
     # -- values ----------------------------------------------------------------------------------------------
     def value(self, e: Expr, scope: TileScope) -> Name:
         """The name of e as seen from `scope`."""
-        if scope.before is not None and not e.vars & (scope.bound.keys() - scope.before.bound.keys()):
+        stays = self.rereads.stays(e)
+        if (
+            scope.before is not None
+            and not stays
+            and not e.vars & (scope.bound.keys() - scope.before.bound.keys())
+        ):
             return self.value(e, scope.before)
         found = scope.find(e)
         if found is None:
             home, met = scope, NO_VARS
-            while home.parent is not None and not e.vars & home.own.keys():
+            while home.parent is not None and not stays and not e.vars & home.own.keys():
                 if home.closed and (not home.met_for or home.met_for & (e.vars | met)):
                     break
                 home, met = home.parent, met | home.met_for
@@ -432,6 +439,7 @@ class TileBody:
         """Emit one store. known: later reads of the same element may use the value."""
         self.stores.append((s, scope.bound.keys()))
         value, at = self.value(s.expr, scope), self.index(s.index, scope)
+        self.rereads.store(s.buffer)
         if s.add:  # once for each element, also where place and value are the same along an axis
             whole = frozenset(self.order)
             mask, _ = self.mask(scope, whole)

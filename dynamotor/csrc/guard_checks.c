@@ -88,10 +88,11 @@ static bool lacks_attribute(PyObject *value, PyObject *name) {
     return missing;
 }
 
-/* Whether a dict's possible value under a key ends without a finalizer. */
+/* Whether a dict's possible value under a key ends without a finalizer; an error holds the frames that it went through. */
 static bool is_replaceable(PyObject *dict, PyObject *key) {
     if (!PyDict_Check(dict)) return false;
     PyObject *found = PyDict_GetItemWithError(dict, key);
+    if (found != NULL && PyExceptionInstance_Check(found)) return ((PyBaseExceptionObject *)found)->traceback == NULL;
     return found == NULL || (Py_TYPE(found)->tp_finalize == NULL && Py_TYPE(found)->tp_del == NULL);
 }
 

@@ -390,6 +390,46 @@ static PyObject *py_data_ptrs(PyObject *self, PyObject *tensors) {
     return result;
 }
 
+/* Copies the memory of CPU tensors to `bytes`, one after the other, or back; the bytes that they have together, or -1 with an
+ * exception. `bytes` NULL: only counts. */
+static Py_ssize_t move_memory(PyObject *items, char *bytes, bool back) {
+    Py_ssize_t total = 0;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); i++) {
+        uintptr_t start, stop;
+        if (tensor_range(PySequence_Fast_GET_ITEM(items, i), &start, &stop) < 0) return -1;
+        if (bytes != NULL) memcpy(back ? (char *)start : bytes + total, back ? bytes + total : (char *)start, stop - start);
+        total += (Py_ssize_t)(stop - start);
+    }
+    return total;
+}
+
+static PyObject *py_saved_memory(PyObject *self, PyObject *tensors) {
+    PyObject *items = PySequence_Fast(tensors, "saved_memory takes a sequence of tensors"), *saved = NULL;
+    Py_ssize_t total = items == NULL ? -1 : move_memory(items, NULL, false);
+    if (total >= 0 && (saved = PyBytes_FromStringAndSize(NULL, total)) != NULL)
+        move_memory(items, PyBytes_AS_STRING(saved), false);
+    Py_XDECREF(items);
+    return saved;
+}
+
+static PyObject *py_put_memory_back(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (n != 2 || !PyBytes_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "put_memory_back takes tensors and their saved memory");
+        return NULL;
+    }
+    PyObject *items = PySequence_Fast(args[0], "put_memory_back takes a sequence of tensors");
+    if (items == NULL) return NULL;
+    Py_ssize_t total = move_memory(items, NULL, true);
+    if (total >= 0 && total != PyBytes_GET_SIZE(args[1])) {
+        PyErr_SetString(PyExc_ValueError, "the saved memory is that of other tensors");
+        total = -1;
+    }
+    if (total >= 0) move_memory(items, PyBytes_AS_STRING(args[1]), true);
+    Py_DECREF(items);
+    if (total < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 /* Counts in-place writes; inference tensors keep no count. */
 static int tensor_version(PyObject *tensor, uint64_t *version) {
     PyObject *number = shim.version != NULL ? shim.version(tensor, shim.version_closure)
@@ -546,6 +586,9 @@ static PyMethodDef methods[] = {
     {"are_none", (PyCFunction)(void (*)(void))py_are_none, METH_FASTCALL,
      "are_none(tensors, getset descriptors) -> whether these attributes are None of all of them"},
     {"data_ptrs", py_data_ptrs, METH_O, "data_ptrs(tensors) -> tuple of their data pointers as integers"},
+    {"saved_memory", py_saved_memory, METH_O, "saved_memory(CPU tensors) -> the bytes from the first to the last element of each"},
+    {"put_memory_back", (PyCFunction)(void (*)(void))py_put_memory_back, METH_FASTCALL,
+     "put_memory_back(tensors, saved) writes what saved_memory gave back into the tensors"},
     {"tensor_stamps", py_tensor_stamps, METH_O,
      "tensor_stamps(tensors) -> bytes of (data pointer, version) of each: equal bytes, unchanged data"},
     {"tensor_layouts", py_tensor_layouts, METH_O,

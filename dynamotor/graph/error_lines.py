@@ -36,7 +36,8 @@ def show_its_line(error: Exception, gm: fx.GraphModule, inputs: Sequence[Any]) -
     at = _by_generated_code(frames, {node.name: line for node, line in lines.items()})
     if at is None:
         placeholders = gm.graph.find_nodes(op="placeholder")
-        refused = {node for node, t in zip(placeholders, inputs, strict=True) if history_is_refused(t)}
+        # Without inputs where a guard holds no longer, for the graph has written its tensor.
+        refused = {node for node, t in zip(placeholders, inputs, strict=False) if history_is_refused(t)}
         at = next((line for node, line in lines.items() if refused & {*node.all_input_nodes}), None)
     if at is not None:
         error.__traceback__ = at.traceback()

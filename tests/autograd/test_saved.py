@@ -5,7 +5,9 @@ forward.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -147,13 +149,29 @@ def test_a_write_into_another_view_of_an_inputs_memory(function: Callable, backe
 
 
 def test_the_error_of_a_kept_input_that_was_written_says_why() -> None:
-    compiled = dynamotor.compile(lambda x, w: (x * 2 + 1) * w)
-    x, w = torch.ones(4), torch.ones(4, requires_grad=True)
-    result = compiled(x, w)
-    x.add_(1)
+    """A buffer is kept, where eager keeps a result of it."""
+    module = torch.nn.BatchNorm1d(4)
+    w = torch.ones(4, requires_grad=True)
+    result = dynamotor.compile(lambda w: (module.running_mean * 2 + 1) * w)(w)
+    module.running_mean.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
         result.sum().backward()
     assert any("DM410" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize(
+    "write", [lambda x: x.add_(1), lambda x: x.data.add_(1), lambda x: np.add(x.numpy(), 1, out=x.numpy())]
+)
+def test_an_input_that_is_written_before_the_backward(write: Any, backend: str) -> None:
+    """Eager has saved the results of it."""
+    compiled = dynamotor.compile(lambda x, w: (x * 2 + 1) * w, backend=backend)
+    x, w = torch.arange(4.0), torch.ones(4, requires_grad=True)
+    result = compiled(x, w)
+    write(x)
+    result.sum().backward()
+    assert torch.equal(w.grad, torch.arange(4.0) * 2 + 1)
 
 
 @pytest.mark.regression

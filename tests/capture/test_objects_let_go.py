@@ -216,3 +216,32 @@ def test_what_a_guard_asks_may_replace_what_is_guarded(monkeypatch: pytest.Monke
     compiled, x = dynamotor.compile(f), torch.randn(2)
     for _ in range(4):
         torch.testing.assert_close(compiled(x, Restless()), f(x, Restless()))
+
+
+def begun(n: int) -> Iterator[int]:
+    try:
+        yield from range(n)
+    finally:
+        LOG.append("closed")
+
+
+def replaces_an_error(x: torch.Tensor, box: types.SimpleNamespace) -> torch.Tensor:
+    try:
+        numbers = begun(3)
+        LOG.append(str(next(numbers)))
+        raise ValueError
+    except ValueError as error:
+        box.error = error
+        LOG.append("caught")
+    return x + 1
+
+
+def test_an_error_that_is_replaced_lets_go_of_its_frames() -> None:
+    found = []
+    for run in (replaces_an_error, dynamotor.compile(replaces_an_error, backend="eager")):
+        LOG.clear()
+        box = types.SimpleNamespace()
+        for _ in range(3):
+            run(torch.ones(2), box)
+        found.append(list(LOG))
+    assert found[0] == found[1]
