@@ -33,8 +33,8 @@ class ValueScope(Generic[Known]):
 
 
 class Rereads:
-    """The buffers that a kernel reads after it has stored them. An expression that reads one is computed where
-    it is asked for: a scope around may come before the store, where the memory holds anything.
+    """The buffers that a kernel reads after it has stored them. An expression that reads one is computed
+    where it is asked for: a scope around may come before the store, where the memory holds anything.
     """
 
     def __init__(self, exprs: Iterable[Expr]) -> None:
