@@ -70,6 +70,7 @@ class Joint:
     boundary: WrapperBoundary | None = None  # of a program with tensors of wrapper subclasses
     results: tuple[int, ...] = ()  # the values that are results of calls that are not repeated
     saved_written: frozenset[int] = frozenset()  # input indices that eager saves as the program leaves them
+    reshaped: dict[int, int] = field(default_factory=dict)  # see `Recipe`
 
     @property
     def symbols(self) -> dict[int, Symbol]:
@@ -100,6 +101,7 @@ class Joint:
             self.versions,
             parts=self.parts,
             results=self.results,
+            reshaped=self.reshaped,
         )
 
 
@@ -170,6 +172,11 @@ def trace_joint(
         boundary,
         tuple(map(values.index, once)),
         saved_written,
+        {
+            i: t._version
+            for i, t in inputs.items()
+            if i not in mutated and not t.is_inference() and t._version
+        },
     )
 
 

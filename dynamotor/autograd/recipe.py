@@ -52,7 +52,8 @@ class Recipe:
     one backward only, since it frees the tensors that were saved for them; other tangents may come again.
     results: the values that are results of operators which a second derivative does not call again.
     contents: a saved result's place in the forward -> the input that holds the same values after the call,
-    and is saved instead.
+    and is saved instead. reshaped: inputs of which views alone were changed in place, in shape, and how
+    often: eager counts that as writes.
     """
 
     n_inputs: int
@@ -73,6 +74,7 @@ class Recipe:
     parts: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
     contents: dict[int, int] = field(default_factory=dict)
+    reshaped: dict[int, int] = field(default_factory=dict)
 
     @property
     def frees(self) -> bool:

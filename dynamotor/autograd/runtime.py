@@ -94,7 +94,7 @@ def _finisher(
 def prepared(compiled: Compiled, recipe: Recipe) -> Compiled:
     """The compiled graph as the program calls it."""
     called = without_autocast(_with_constants(compiled, recipe.constants))
-    return with_versions(called, recipe.mutated, recipe.versions)
+    return with_versions(called, {**recipe.reshaped, **recipe.mutated}, recipe.versions)
 
 
 def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Compiled:

@@ -15,7 +15,7 @@ from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
 _STANDARD = os.path.dirname(linecache.__file__) + os.sep
-_STUB = (lambda: sys._getframe()).__code__  # on one line: positions count from the first
+_STUB = (lambda: (yield)).__code__  # on one line: positions count from the first
 _LIBRARIES = ("dynamotor", "torch", "jax", "jaxlib")
 
 
@@ -50,8 +50,10 @@ class UserLine:
 
 
 def traceback_at(line: int, inner: TracebackType | None = None, **names: str) -> TracebackType:
-    """A traceback of one more line around `inner`; `names` are those of its code object."""
-    frame = FunctionType(_STUB.replace(**names, co_firstlineno=line), {"sys": sys})()  # type: ignore[arg-type]
+    """A traceback of one more line around `inner`; `names` are those of its code object. Its frame is that of
+    a generator, which has no callers: theirs would hold the error.
+    """
+    frame = FunctionType(_STUB.replace(**names, co_firstlineno=line), {})().gi_frame  # type: ignore[arg-type]
     return TracebackType(inner, frame, frame.f_lasti, line)
 
 

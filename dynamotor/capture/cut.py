@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..base.errors import traceback_at
 from .breaks import Unsupported, unsupported_if
 from .bytecode import Instr, localsplus_names
 from .interpreter import Frame, GeneratorValue, run_frame
@@ -130,12 +131,13 @@ def drive(result: Any) -> Any:
 
 
 def in_flight(error: BaseException) -> None:
-    """Give an exception that only the trace raised a traceback: CPython's handlers rely on it."""
+    """Give an exception that only the trace raised a traceback: CPython's handlers rely on it. That of a `raise` here
+    would hold the error itself.
+    """
     if error.__traceback__ is None:
-        try:
-            raise error
-        except BaseException:  # the one that was raised here
-            return
+        error.__traceback__ = traceback_at(
+            1, co_filename=__file__, co_name="in_flight", co_qualname="in_flight"
+        )
 
 
 def _operands(frame: Frame) -> list[Any]:
@@ -183,6 +185,12 @@ def emit_break(
             stack[level], handled = handled, saved.value
         for value in stack:
             if isinstance(value, Value) and lacks_traceback(value):
+                unsupported_if(
+                    instr.op == "RAISE_VARARGS",
+                    "reconstruct",
+                    "an error that the trace has made is raised behind a break",
+                    "frames of ours would hold it, and it these",
+                )
                 emitter.statement(f"{emitter.constant(in_flight)}({emitter.emit(value)})")
         states.append((frame, at, list(at.flat(slots, stack))))
     for _, at, values in states:  # what has a name is what CPython has there

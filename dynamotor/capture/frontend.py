@@ -395,7 +395,10 @@ class Compiler(siblings.Sibling):
             data, tensors = entry.info.data, entry.program.check(args)
             error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays, data.draws)
             self.unwind(args)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
         counters["frames"]["graph raised"] += 1
         return self.eager(args, kwnames)
 

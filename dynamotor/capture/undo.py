@@ -30,6 +30,8 @@ def written(trace: Trace) -> tuple[int, ...] | None:
         return None
     if any(v.example.requires_grad and not (v.obj.requires_grad and v.obj.is_leaf) for v in values):
         return None  # the write becomes a part of the tensor's history
+    if any(getattr(v.example, "reshaped", False) for v in values):
+        return None
     if sum(map(_span, tensors)) > MOST_BYTES:
         return None
     return tuple([places[v.source] for v in values])

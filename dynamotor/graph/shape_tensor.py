@@ -52,13 +52,14 @@ def _in_torch(spec: TensorSpec) -> Any:
 
 
 class ShapeTensor(torch.Tensor):
-    """A strided tensor that has a spec and no data. `memory` is shared by views; `note` is a recorder's
-    own.
+    """A strided tensor that has a spec and no data. `memory` is shared by views; `note` is a recorder's own.
+    `reshaped`: its metadata was changed in place.
     """
 
     spec: TensorSpec
     memory: Memory
     note: Any
+    reshaped = False
 
     __torch_function__ = compat.disabled_torch_function  # the stub has no `cls`
 
@@ -161,7 +162,7 @@ def _views(result: Any, base: ShapeTensor) -> Any:
 def set_spec(tensor: ShapeTensor, spec: TensorSpec) -> ShapeTensor:
     """Change the metadata of a ShapeTensor in place, as `unsqueeze_` does; returns it."""
     tensor.data = ShapeTensor.make(spec)
-    tensor.spec = spec
+    tensor.spec, tensor.reshaped = spec, True
     return tensor
 
 

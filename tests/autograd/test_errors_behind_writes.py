@@ -5,7 +5,9 @@ names the missing effects.
 from __future__ import annotations
 
 import contextlib
+import gc
 import traceback
+import weakref
 from typing import Any
 
 import pytest
@@ -258,3 +260,38 @@ def test_writes_into_a_tensor_of_inference_mode_are_counted() -> None:
     with torch.inference_mode(), pytest.raises(IndexError):
         dynamotor.compile(program, backend="eager")(torch.ones(3), torch.tensor([99]))
     assert kept.tolist() == [2.0, 2.0, 2.0]
+
+
+def turned(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    w.mul_(2)
+    x.t_()
+    if at.max() > 4:
+        raise IndexError("too far")
+    return w.sum() + x
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_change_of_shape_in_place_is_not_done_twice(backend: str) -> None:
+    compiled = dynamotor.compile(turned, backend=backend)
+    for at in (1, 7):
+        x, w = torch.ones(3, 4), torch.ones(2)
+        with contextlib.suppress(IndexError):
+            compiled(x, w, torch.tensor([0, at]))
+        assert x.shape == (4, 3) and w.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("size", [3, 1 << 17])
+def test_an_error_that_is_let_go_holds_nothing(size: int) -> None:
+    """Frames of ours that hold the error, whose traceback holds them, would keep the arguments until the collector."""
+    compiled = dynamotor.compile(rows, backend="eager")
+    gc.disable()
+    try:
+        for at in (1, 7, 7):
+            x = torch.ones(size)
+            end = weakref.ref(x)
+            with contextlib.suppress(IndexError):
+                compiled(x, torch.ones(2, 3), torch.tensor([0, at]))
+            del x
+            assert end() is None
+    finally:
+        gc.enable()

@@ -148,3 +148,14 @@ def test_results_that_were_written_have_their_versions(grad):
     if grad:
         gradients = [torch.autograd.grad(outs[-1] + outs[3].sum(), x)[0] for outs in (got, want)]
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.regression
+def test_a_view_that_is_turned_in_place_counts_as_a_write() -> None:
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1).view(x.shape).t_() * 2
+
+    for run in (turned, dynamotor.compile(turned), dynamotor.compile(turned, backend="aot_eager")):
+        x = torch.ones(3, 4)
+        run(x)
+        assert x._version == 1

@@ -245,3 +245,28 @@ def test_an_error_that_is_replaced_lets_go_of_its_frames() -> None:
             run(torch.ones(2), box)
         found.append(list(LOG))
     assert found[0] == found[1]
+
+
+def raises_in_a_handler(x: torch.Tensor) -> None:
+    numbers = begun(3)
+    try:
+        try:
+            raise ValueError
+        except ValueError:
+            raised_behind(x)
+    except RuntimeError:
+        pass
+    LOG.append(str(next(numbers)))
+
+
+def raised_behind(x: torch.Tensor) -> None:
+    x.t()
+    raise RuntimeError
+
+
+def test_an_error_raised_while_another_is_handled_lets_go_of_its_frames() -> None:
+    compiled = dynamotor.compile(raises_in_a_handler, backend="eager")
+    for _ in range(2):
+        LOG.clear()
+        compiled(torch.ones(2, 2))
+        assert LOG == ["0", "closed"]
