@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
+
 import torch
 from torch import fx
 
 from ..base import compat
-from ..graph.nodes import overload
+from ..graph.nodes import operand, overload
 from ..graph.op_facts import facts
 from ..graph.spec import GraphInfo, aten
 
@@ -45,11 +48,11 @@ def output_node(graph: fx.Graph) -> fx.Node:
 
 def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:
     """Nodes whose value depends on static inputs (that the graph does not write) and constants only, with
-    these inputs.
+    these inputs. The memory of results is the caller's, new at each call: it is none of theirs.
     """
     inputs = placeholders(graph)
     static = {node for i, node in enumerate(inputs) if i in info.static_inputs and not _is_written(node)}
-    outputs = set(output_node(graph).all_input_nodes)
+    outputs = {root for node in output_node(graph).all_input_nodes for root in _memories(node)}
     for node in graph.nodes:
         if node.op == "get_attr":
             static.add(node)
@@ -61,6 +64,14 @@ def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:
             if not isinstance(node.target, compat.OpOverload) or not _has_effects(node):
                 static.add(node)
     return static
+
+
+def _memories(node: fx.Node) -> Iterator[fx.Node]:
+    """A node, and those at whose memory it looks."""
+    yield node
+    while looks_at_another(node) or node.target is operator.getitem:
+        node = operand(node, 0)
+        yield node
 
 
 def _is_written(node: fx.Node) -> bool:

@@ -70,3 +70,35 @@ def test_load_state_dict():
             {name: -value if name.startswith("conv") else value for name, value in state.items()}
         )
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+NORM = torch.nn.BatchNorm1d(4)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: NORM.running_var.exp() * 2,
+        lambda: (NORM.running_var.exp() * 2).view(2, 2),
+        lambda: (NORM.running_var.exp() * 2).split(2)[1],
+        lambda: (torch.arange(4) * 3).unfold(0, 2, 2),
+        lambda: torch.arange(4).cumsum(0).reshape(2, 2).t(),
+        lambda: torch.tensor([1, 2, 3, 4]).view(2, 2),
+        lambda: torch.tensor([1, 2, 3, 4]),
+    ],
+)
+def test_results_are_new_at_each_call(make, backend):
+    """A view of a constant was handed out, which the program may write."""
+
+    def program(x):
+        return make(), x + 1
+
+    compiled = dynamotor.compile(program, backend=backend)
+    with torch.no_grad():
+        expected = make().clone()
+        for _ in range(3):
+            found, _ = compiled(torch.ones(3))
+            assert torch.equal(found, expected)
+            found.add_(100)
