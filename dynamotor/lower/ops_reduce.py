@@ -38,7 +38,7 @@ from .ir import (
 )
 from .lowering import LoopBuilder, Scalar, decline_if, lowering, picked_element
 from .ops_index import loaded_index
-from .ops_pointwise import add, div, like, mul, share, sub
+from .ops_pointwise import add, div, like, mul, sub
 from .program import BufRef
 from .value import LoopValue, is_dense
 
@@ -378,25 +378,6 @@ def _nll_loss_backward(
         return select(hit, op("neg", grad), const(0, compute))
 
     return ctx.generate(body)
-
-
-@lowering(aten.mse_loss.default)
-def _mse_loss(ctx: LoopBuilder, x: LoopValue, y: LoopValue, reduction: int = MEAN) -> LoopValue:
-    compute = wide(ctx.spec.dtype)
-    shape = views.broadcast_shape(x.shape, y.shape)
-    square = ctx.pointwise(lambda a, b: mul(sub(a, b), sub(a, b)), x, y, shape=shape, dtype=compute)
-    if reduction == 0:
-        return narrow(ctx, square, ctx.spec.dtype)
-    n = numel(shape) if reduction == MEAN else 1
-    return ctx.pointwise(lambda s: div(s, like(n, s)), total(ctx, square, range(len(shape)), False, compute))
-
-
-@lowering(aten.mse_loss_backward.default)
-def _mse_loss_backward(
-    ctx: LoopBuilder, g: LoopValue, x: LoopValue, y: LoopValue, reduction: int
-) -> LoopValue:
-    n = numel(x.shape) if reduction == MEAN else 1
-    return ctx.pointwise(lambda g, a, b: mul(mul(share(2.0, n, a), sub(a, b)), g), g, x, y)
 
 
 register_all(
