@@ -34,8 +34,6 @@ _POINTWISE = {
         "softplus_backward",
         "log_sigmoid_backward",
         "mish_backward",
-        "softshrink_backward",
-        "hardshrink_backward",
         "leaky_relu_backward",
         "_prelu_kernel",
         "floor_divide",

@@ -649,6 +649,58 @@ def _log_sigmoid_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, decayed:
     return ctx.pointwise(fn, g, x, decayed)
 
 
+def _within(a: Expr, limit: Scalar) -> Expr:
+    """Whether -limit <= a <= limit."""
+    return op("and", compare("ge", a, like(-limit, a)), compare("le", a, like(limit, a)))
+
+
+def _softshrink(a: Expr, limit: Scalar) -> Expr:
+    below = select(compare("lt", a, like(-limit, a)), add(a, like(limit, a)), mul(a, like(0, a)))
+    return select(compare("gt", a, like(limit, a)), sub(a, like(limit, a)), below)
+
+
+def _mish_backward(g: Expr, x: Expr) -> Expr:
+    t = op("tanh", op("log1p", op("exp", x)))
+    return mul(g, add(t, mul(mul(x, sigmoid(x)), sub(like(1, x), mul(t, t)))))
+
+
+def _prelu_backward(
+    ctx: LoopBuilder, g: LoopValue, x: LoopValue, weight: LoopValue
+) -> tuple[LoopValue, LoopValue]:
+    """The gradients of the operand and, before they are summed, of the weights."""
+
+    def of_operand(g: Expr, x: Expr, w: Expr) -> Expr:
+        return select(compare("gt", x, like(0, x)), g, mul(w, g))
+
+    def of_weight(g: Expr, x: Expr, _: Expr) -> Expr:
+        return select(compare("gt", x, like(0, x)), like(0, x), mul(x, g))
+
+    first, second = (
+        ctx.pointwise(fn, g, x, weight, shape=x.shape, dtype=x.dtype) for fn in (of_operand, of_weight)
+    )
+    return first, second
+
+
+def _xlogy(ctx: LoopBuilder, x: LoopValue | Scalar, y: LoopValue | Scalar) -> LoopValue:
+    decline_if(not ctx.spec.dtype.is_floating_point, "integer operands")
+
+    def fn(a: Expr, b: Expr) -> Expr:
+        product = select(compare("eq", a, like(0, a)), like(0, a), mul(a, op("log", b)))
+        return select(compare("ne", b, b), b, product)
+
+    return jumping(ctx, fn, x, y)
+
+
+def _sinc(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    decline_if(not ctx.spec.dtype.is_floating_point, "integer operand")
+
+    def fn(a: Expr) -> Expr:
+        angle = mul(a, like(math.pi, a))
+        return select(compare("eq", a, like(0, a)), like(1, a), div(op("sin", angle), angle))
+
+    return jumping(ctx, fn, x)
+
+
 register_all(
     lowering,
     (
@@ -748,5 +800,33 @@ register_all(
             (aten.native_dropout_backward.default,),
             lambda ctx, g, mask, scale: ctx.pointwise(lambda g, m: mul(mul(g, m), like(scale, g)), g, mask),
         ),
+        (
+            (aten.celu.default,),
+            lambda ctx, x, alpha=1.0: lowerings[aten.elu.default](ctx, x, alpha, 1.0, 1.0 / alpha),
+        ),
+        ((aten.mish_backward.default,), lambda ctx, g, x: ctx.pointwise(_mish_backward, g, x)),
+        (
+            (aten.threshold.default,),
+            lambda ctx, x, threshold, value: jumping(
+                ctx, lambda a: select(compare("le", a, like(threshold, a)), like(value, a), a), x
+            ),
+        ),
+        (
+            (aten.hardshrink.default,),
+            lambda ctx, x, limit=0.5: jumping(ctx, lambda a: select(_within(a, limit), like(0, a), a), x),
+        ),
+        (
+            (aten.softshrink.default,),
+            lambda ctx, x, limit=0.5: jumping(ctx, lambda a: _softshrink(a, limit), x),
+        ),
+        (
+            (aten._prelu_kernel.default,),
+            lambda ctx, x, weight: ctx.pointwise(
+                lambda a, w: select(compare("gt", a, like(0, a)), a, mul(w, a)), x, weight
+            ),
+        ),
+        ((aten._prelu_kernel_backward.default,), _prelu_backward),
+        ((aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self), _xlogy),
+        ((aten.sinc.default,), _sinc),
     ),
 )

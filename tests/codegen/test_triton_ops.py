@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from test_activations import *  # noqa: E402, F403
 from test_index import *  # noqa: E402, F403
-from test_ops_activation import *  # noqa: E402, F403
 from test_ops_loss import *  # noqa: E402, F403
 from test_pointwise import *  # noqa: E402, F403
 from test_pool import *  # noqa: E402, F403

@@ -22,14 +22,10 @@ SPECIAL = [
 ]
 OPS = {
     "celu": lambda g, x: aten.celu(x, 0.7),
-    "elu_backward": lambda g, x: aten.elu_backward(g, 0.7, 1.1, 0.9, False, x),
-    "elu_backward of the result": lambda g, x: aten.elu_backward(g, 0.7, 1.1, 0.9, True, x),
     "mish_backward": lambda g, x: aten.mish_backward(g, x.clamp(-20, 15)),
     "threshold": lambda g, x: aten.threshold(x, 0.5, 0.3),
     "hardshrink": lambda g, x: aten.hardshrink(x, 0.5),
     "softshrink": lambda g, x: aten.softshrink(x, 0.5),
-    "hardshrink_backward": lambda g, x: aten.hardshrink_backward(g, x, 0.5),
-    "softshrink_backward": lambda g, x: aten.softshrink_backward(g, x, 0.5),
     "prelu": lambda g, x: aten._prelu_kernel(x, g[:1]),
     "prelu_backward": lambda g, x: aten._prelu_kernel_backward(g, x, g[:1]),
     "xlogy": lambda g, x: aten.xlogy(g, x),
