@@ -182,7 +182,7 @@ class StateReads:
         `outputs`: the graph's."""
         within = {s for s, obj in self.sources.items() if obj is not MISSING and not isinstance(obj, _CODE)}
         within |= self.through
-        for row in self.trace.reader.guards:
+        for row in self.trace.reader.guards if within else ():
             if isinstance(row, Guard) and any(s.leads_through(within) for s in row.sources):
                 self.guards.setdefault(row)
         numbers = self._numbers()
