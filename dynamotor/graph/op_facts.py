@@ -73,8 +73,8 @@ class OpFacts:
     the result shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of
     its argument. data_dependent: shape or value of the result depends on the data. random: it draws from a
     generator. pointwise: each element of the result depends on the same element of each argument. asserts: it
-    gives nothing and raises or not as the data are. bounded: it may raise as the data
-    are, and gives something (an op from outside of PyTorch may, for all that is known).
+    gives nothing and raises or not as the data are. bounded: it gives something, or raises, as the data are
+    (an op from outside of PyTorch may, for all that is known).
     """
 
     writes: tuple[int | str, ...]

@@ -1,4 +1,4 @@
-"""A kernel that reads what it has stored reads it behind the store, also where the loop around the store has one step."""
+"""A kernel loads a buffer after its own store of it, also where the loop around the store has one step."""
 
 from __future__ import annotations
 
