@@ -310,8 +310,8 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
     and an op raises what eager's kernel would. data_sizes: the sizes that depend on data; without
     it such ops raise DataDependent. `reads_settings`: an op was met for which settings choose the
     kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers; `asserts`: a test of data
-    that only raises; `may_raise`: an op was met that may raise as the data are, when it is called (on a GPU such
-    errors come later, and end the process)."""
+    that only raises; `may_raise`: an op was met that may raise as the data are, when it is called (on a GPU
+    such errors come later, and end the process)."""
 
     def __init__(self, data_sizes: DataSizes | None = None) -> None:
         super().__init__(self._checked)
