@@ -98,6 +98,7 @@ class StateReads:
     def inside(self, pending: bool) -> Generator[None, None, None]:
         """While a checkpointed function is interpreted. `pending`: outside objects have been changed before."""
         before, self.active = self.active, True
+        self.trace.reader.watchers.append(self.meet)
         self.begun = self.begun if before else Epoch.now
         self.pending = self.pending or pending
         last = next(iter(reversed(self.trace.graph.graph.nodes)), None)
@@ -105,6 +106,7 @@ class StateReads:
             yield
         finally:
             self.active = before
+            self.trace.reader.watchers.remove(self.meet)
             made = itertools.takewhile(lambda node: node is not last, reversed(self.trace.graph.graph.nodes))
             self.used.update(*(node.all_input_nodes for node in made))
             for value in self._used_tensors():
@@ -120,7 +122,7 @@ class StateReads:
 
     def meet(self, row: Any) -> None:
         """Keep a fact that the function asks for, whether the trace knew it before or not."""
-        if self.active and isinstance(row, Guard) and _is_state(row):
+        if isinstance(row, Guard) and _is_state(row):
             self.guards.setdefault(row)
 
     def note(self, frame: Any, instr: Any, owner: Any) -> None:

@@ -22,13 +22,15 @@ from ..base.events import silence
 from ..graph.modes import TrialMode
 from ..graph.op_facts import HIDDEN_WRITES, facts
 from ..graph.repeatable import may_run_again
-from ..graph.sizes import leaves_in
+from ..graph.sizes import hint, leaves_in
+from ..graph.spec import TensorSpec
 
 BUDGET = 0.03  # of the seconds of a compilation
 LEAST, MOST = 3, 10  # rounds
 SLOWER = 1.25  # so many times eager's time is no noise,
 SECONDS = 1e-4  # nor is so much more
 MOST_BYTES = 1 << 30  # of all results of a graph
+FASTEST = 20e9  # bytes a second that a processor reads or writes
 _COMPUTING = frozenset(("aten", "prims"))
 
 
@@ -51,13 +53,17 @@ class EagerTimes:
         self, gm: torch.fx.GraphModule, run: Callable[..., Any], inputs: Sequence[Any], seconds: float
     ) -> None:
         """Measure a graph that has run once; `seconds`: what its compilation took."""
-        may_run = config.warn_slower and not config.check and not _is_watched() and may_run_again(gm, inputs)
+        budget = BUDGET * seconds
+        may_run = config.warn_slower and not config.check and _least_seconds(gm) <= budget / (2 * LEAST)
+        may_run = may_run and not _is_watched() and may_run_again(gm, inputs)
         if may_run and not any(_may_warn(node.target) for node in gm.graph.nodes):
             try:
                 with silence():
-                    with _OnlyComputes(BUDGET * seconds):
+                    with _OnlyComputes(
+                        budget / LEAST
+                    ):  # in eager alone, and less warm than the rounds that follow
                         gm.forward(*inputs)
-                    self._measure(gm.forward, run, inputs, BUDGET * seconds)
+                    self._measure(gm.forward, run, inputs, budget)
             except Exception:  # the graph's first run has passed: nothing that the caller should see
                 return
 
@@ -71,6 +77,13 @@ class EagerTimes:
             rounds.append([_seconds(each, inputs) for each in (run, eager)])
         compiled, in_eager = _shortest(rounds)
         self.compiled, self.eager = self.compiled + compiled, self.eager + in_eager
+
+
+def _least_seconds(gm: torch.fx.GraphModule) -> float:
+    """What eager needs on a CPU at the least: it reads the inputs and writes the results, each once."""
+    specs = (spec for node in gm.graph.nodes for spec in leaves_in(node.meta.get("val")))
+    tensors = (spec for spec in specs if isinstance(spec, TensorSpec) and spec.device.type == "cpu")
+    return sum(hint(spec.nbytes) for spec in tensors) / FASTEST
 
 
 class _Noticed(Exception):

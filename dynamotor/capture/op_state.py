@@ -392,9 +392,9 @@ def _is_code(value: Any) -> bool:
         return value.__self__ is None or _is_code(value.__self__)
     if isinstance(value, _LEADS_ON):
         return False
-    if isinstance(value, OpOverload | OpOverloadPacket | compat.OpNamespace | compat.Ops):
-        return True
-    if isinstance(value, compat.CustomOpDef):
+    if isinstance(
+        value, OpOverload | OpOverloadPacket | compat.OpNamespace | compat.Ops | compat.CustomOpDef
+    ):
         return True
     cls = value if isinstance(value, type) else type(value)
     module = cls.__module__

@@ -53,6 +53,8 @@ class Reader:
         # Each row, with the user's line that read it if something listens to captures.
         self.guards: dict[Any, UserLine | None] = {}
         self.heard = listening("capture")
+        # A function that PyTorch calls a second time, while it is read: it depends on the facts that it asks for.
+        self.watchers: list[Callable[[Any], None]] = []
         self.values: dict[int, Value] = {}
         self._kept: list[Any] = []
 
@@ -60,7 +62,8 @@ class Reader:
         """Install a guard row (once). Rows that always hold are dropped."""
         if type(row) in _TRUE_OF_CONST and type(row.source) is Const:
             return
-        self._meet(row)
+        for meet in self.watchers:
+            meet(row)
         if not self.heard:
             self.guards.setdefault(row)
         elif row not in self.guards:
@@ -127,12 +130,8 @@ class Reader:
     def miss_again(self, source: Source, key: Any) -> None:
         """A key that an outside dict lacks, which is known already, is looked up again: a function that PyTorch
         calls a second time depends on it, too."""
-        self._meet(Absent(DictItem(source, key)))
-
-    def _meet(self, row: Any) -> None:
-        """A function that PyTorch calls a second time depends on the facts that it asks for."""
-        self.trace.checkpoint_reads.meet(row)
-        self.trace.function_reads.meet(row)
+        for meet in self.watchers:
+            meet(Absent(DictItem(source, key)))
 
     def guard_distinct(self, first: Source, second: Source) -> None:
         """Two different objects must not be one at the next call."""

@@ -28,10 +28,10 @@ def written(trace: Trace) -> tuple[int, ...] | None:
     tensors, places = [v.obj for v in values], {source: n for n, source in enumerate(trace.graph.inputs)}
     if any(map(acts_outside, trace.graph.graph.nodes)) or not all(map(_is_plain, tensors)):
         return None
-    if any(not v.example.is_leaf or getattr(v.example, "reshaped", False) for v in values):
+    if sum(map(_span, tensors)) > MOST_BYTES or any(
+        not v.example.is_leaf or getattr(v.example, "reshaped", False) for v in values
+    ):
         return None  # the write becomes a part of the tensor's history, or changes its shape
-    if sum(map(_span, tensors)) > MOST_BYTES:
-        return None
     return tuple([places[v.source] for v in values])
 
 

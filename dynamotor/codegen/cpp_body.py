@@ -210,10 +210,13 @@ class CppBody:
 
     def _by_lanes(self, e: Expr, scope: CppScope, width: int) -> str:
         """A loop over the lanes around scalar code; a vector where no boundary separates its lanes."""
-        if e.op == "load":  # positions from memory are read and checked in vectors
-            for atom in e.args[1].terms:
-                if isinstance(atom, Loaded) and scope.loop in atom.expr.vars:
-                    self.value(atom.expr, scope)
+        gathered = [
+            atom.expr
+            for atom in (e.args[1].terms if e.op == "load" else ())
+            if isinstance(atom, Loaded) and scope.loop in atom.expr.vars
+        ]
+        for position in gathered:  # positions from memory are read and checked in vectors
+            self.value(position, scope)
         result, name, lane = ctype(e.dtype, width), self.fresh(), self.fresh()
         tests = self._boundaries(e, scope, width) if not scope.alike else None
         alike = ""
@@ -225,7 +228,9 @@ class CppBody:
         inner = _LaneScope(scope, scope.loop, f"{lane}i", lane)
         value = self.value(e, inner)
         body = "".join(inner.lines)
-        if e.op == "load":
+        if (
+            gathered
+        ):  # one expression of all lanes; where positions take divisions, a loop is smaller and as fast
             position = f"const i64 {lane}i={scope.bound[scope.loop]}+{lane};"
             made = f"lanes<{result}>([&](int {lane}){{{position}{body}return {value};}})"
             if not alike:

@@ -189,10 +189,11 @@ def hash_of_package(package: Path = _PACKAGE) -> str:
     state = cache.digest(*(f"{p} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for p, s in states))
     known = cache.load("package", state)
     if known is None:
-        found = hashlib.sha256()
+        found, here = hashlib.sha256(), f"{package}{os.sep}"
         for file in files:
-            content = Path(file.path).read_bytes()
-            found.update(f"{os.path.relpath(file.path, package)} {len(content)}\n".encode())
+            with open(file.path, "rb", buffering=0) as opened:
+                content = opened.read()
+            found.update(f"{file.path.removeprefix(here)} {len(content)}\n".encode())
             found.update(content)
         known = found.hexdigest().encode()
         cache.store("package", state, known)

@@ -23,12 +23,13 @@ from ..graph.spec import contiguous_stride
 class Var:
     """A loop variable: takes 0 .. size - 1. Interned by name and size, so identity is equality."""
 
-    __slots__ = ("name", "size", "hint", "bounds", "single")
+    __slots__ = ("name", "size", "hint", "bounds", "single", "index")
     name: str
     size: Dim
     hint: int  # the size at the call that is being compiled
     bounds: Bounds
     single: bool  # its only value is 0
+    index: Index  # itself as a position
     _known: dict[tuple[str, int], Var] = {}
     _symbolic: dict[tuple[str, Size], Var] = {}  # of the graph that is being lowered
 
@@ -41,6 +42,7 @@ class Var:
             found.name, found.size, found.hint = name, size, hint(size)
             found.single = not is_symbolic and size <= 1  # its only value is 0
             found.bounds = (0, size - 1) if is_symbolic else (0, max(size - 1, 0))
+            found.index = Index({found: 1})
         return found
 
     @classmethod
@@ -118,7 +120,7 @@ Bounds = tuple[Dim, Dim]
 class Index:
     """const + sum of coefficient * atom. Immutable; equal forms compare equal."""
 
-    __slots__ = ("terms", "const", "_hash", "_bounds", "_vars")
+    __slots__ = ("terms", "const", "loaded", "_hash", "_bounds", "_vars")
 
     def __init__(self, terms: dict[Atom, Dim], const: Dim = 0) -> None:
         self.terms = {
@@ -130,12 +132,15 @@ class Index:
         self._hash: int | None = None
         self._bounds: Bounds | None = None
         self._vars: frozenset[Var] | None = None
+        self.loaded: tuple[Any, ...] | None = None  # `ir.loaded_exprs` of it, once asked
 
     @staticmethod
     def of(value: Index | Atom | Dim) -> Index:
         """An index from an atom or a number."""
-        if isinstance(value, Index):
+        if type(value) is Index:
             return value
+        if type(value) is Var:
+            return value.index
         return Index({}, value) if isinstance(value, (int, Size)) else Index({value: 1})
 
     def __eq__(self, other: object) -> bool:
@@ -275,9 +280,9 @@ class Index:
         if self._vars is None:
             found: set[Var] = set()
             for atom in self.terms:
-                if isinstance(atom, Var):
+                if type(atom) is Var:
                     found.add(atom)
-                elif isinstance(atom, Loaded):
+                elif type(atom) is Loaded:
                     found |= atom.expr.vars
                 else:
                     found |= atom.base.vars()
@@ -287,13 +292,13 @@ class Index:
     @property
     def is_affine(self) -> bool:
         """Only loop variables, no division, remainder or loaded index."""
-        return all(isinstance(a, Var) for a in self.terms)
+        return self.terms.keys() == self.vars()
 
     def coefficient(self, var: Var) -> Dim | None:
         """Step per unit of `var`, or None when it is not linear in it."""
         for atom in self.terms:
-            if not isinstance(atom, Var):
-                inside = atom.expr.vars if isinstance(atom, Loaded) else atom.base.vars()
+            if type(atom) is not Var:
+                inside = atom.expr.vars if type(atom) is Loaded else atom.base.vars()
                 if var in inside:
                     return None
         return self.terms.get(var, 0)
@@ -323,9 +328,9 @@ def is_zero(n: Dim | None) -> bool:
 
 def _put_in(atom: Atom, env: Mapping[Var, Index]) -> Index | Atom:
     """An atom with variables replaced."""
-    if isinstance(atom, Var):
+    if type(atom) is Var:
         return env.get(atom, atom)
-    if isinstance(atom, Loaded):
+    if type(atom) is Loaded:
         return Loaded(atom.expr.subst(env), atom.size)
     base = atom.base.subst(env)
     return base // atom.n if isinstance(atom, Div) else base % atom.n
@@ -339,7 +344,7 @@ def flatten(index: Sequence[Index | Atom], stride: Iterable[Dim], offset: Dim = 
     """offset + sum of index * stride."""
     terms: dict[Atom, Dim] = {}
     for i, s in zip(index, stride, strict=True):
-        if not isinstance(i, Index):
+        if type(i) is not Index:
             terms[i] = terms.get(i, 0) + s
         elif type(s) is Size or s:
             offset += i.const * s

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, final
 
 import torch
 
@@ -86,6 +86,7 @@ COST: dict[str, int] = {
 }
 
 
+@final
 class Expr:
     """One operation at one index. Interned: equal expressions are the same object, so `is` compares them."""
 
@@ -96,10 +97,10 @@ class Expr:
         found: frozenset[Var] = frozenset()
         children: list[Expr] = []  # its operands, expressions inside indices included
         for arg in args:
-            if isinstance(arg, Expr):
+            if type(arg) is Expr:
                 found = found | arg.vars if found else arg.vars
                 children.append(arg)
-            elif isinstance(arg, Index):
+            elif type(arg) is Index:
                 found = found | arg.vars()
                 children += loaded_exprs(arg)
         if op == "acc":  # complete only where the accumulator's loop is over: a pseudo variable bound there
@@ -117,27 +118,37 @@ class Expr:
             return str(self.args[0])
         return f"{self.op}({', '.join(str(a) for a in self.args)})"
 
-    def indices(self) -> Iterator[Index]:
+    def indices(self) -> list[Index]:
         """Its own index arguments."""
-        return (arg for arg in self.args if isinstance(arg, Index))
+        return [arg for arg in self.args if type(arg) is Index]
 
     def subst(self, env: Mapping[Var, Index]) -> Expr:
         """Replace loop variables."""
+        free = env.keys().isdisjoint  # what has none of them stays as it is
+        if free(self.vars):
+            return self
+        # Groups ask for the same ones again: each time that they try a node, or another order of their loops.
+        memo = _substituted.setdefault(tuple(env.items()), {})
         return rewrite(
-            self, lambda e: None, lambda i: i.subst(env) if not env.keys().isdisjoint(i.vars()) else i
+            self, lambda e: e if free(e.vars) else None, lambda i: i if free(i.vars()) else i.subst(env), memo
         )
 
 
-def loaded_exprs(index: Index) -> Iterator[Expr]:
+def loaded_exprs(index: Index) -> tuple[Expr, ...]:
     """Expressions inside an index."""
-    for atom in index.terms:
-        if isinstance(atom, Loaded):
-            yield atom.expr
-        elif not isinstance(atom, Var):
-            yield from loaded_exprs(atom.base)
+    if index.loaded is None:
+        found: list[Expr] = []
+        for atom in index.terms:
+            if type(atom) is Loaded:
+                found.append(atom.expr)
+            elif type(atom) is not Var:
+                found += loaded_exprs(atom.base)
+        index.loaded = tuple(found)
+    return index.loaded
 
 
 _interned: dict[tuple[Any, ...], Expr] = {}
+_substituted: dict[tuple[tuple[Var, Index], ...], dict[Expr, Expr]] = {}
 # Held while expressions are made: they are interned, and memos are filled, for one graph at a time, and a
 # backward is compiled on the thread that runs it first.
 lowering_lock = threading.RLock()
@@ -148,16 +159,15 @@ os.register_at_fork(after_in_child=lowering_lock._at_fork_reinit)  # type: ignor
 def forget_expressions() -> None:
     """Empty the intern table; done before each graph is lowered."""
     _interned.clear()
+    _substituted.clear()
     Var.forget()
 
 
 def make(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Expr:
     """The interned expression."""
-    key = (
-        op,
-        dtype,
-        *(id(a) if isinstance(a, Expr) else (type(a), repr(a)) if isinstance(a, float) else a for a in args),
-    )
+    key: tuple[Any, ...] = (op, dtype, args)
+    if float in map(type, args):  # 0.0 and -0.0, and 1.0 and 1, are not the same; a NaN is itself
+        key = (op, dtype, *((float, repr(a)) if type(a) is float else a for a in args))
     found = _interned.get(key)
     if found is None:
         found = _interned[key] = Expr(op, args, dtype)
@@ -330,9 +340,7 @@ def rewrite(
     def visit_index(i: Index) -> Index:
         if on_index is not None:
             return on_index(i)  # loaded indices included
-        if any(not isinstance(a, Var) for a in i.terms) and any(True for _ in loaded_exprs(i)):
-            i = _map_loaded(i, visit)
-        return i
+        return _map_loaded(i, visit) if loaded_exprs(i) else i
 
     def visit(e: Expr) -> Expr:
         done = memo.get(e)
@@ -340,8 +348,10 @@ def rewrite(
             done = leaf(e)
             if done is None:
                 args = tuple(
-                    visit(a) if isinstance(a, Expr) else visit_index(a) if isinstance(a, Index) else a
-                    for a in e.args
+                    [
+                        visit(a) if type(a) is Expr else visit_index(a) if type(a) is Index else a
+                        for a in e.args
+                    ]
                 )
                 done = e if args == e.args else make(e.op, args, e.dtype)
             memo[e] = done
@@ -537,7 +547,7 @@ class Store:
     @property
     def scatters(self) -> bool:
         """Whether places are computed, or some of those that hold a value already."""
-        return self.add or self.over or any(True for _ in loaded_exprs(self.index))
+        return self.add or self.over or bool(loaded_exprs(self.index))
 
 
 @dataclass(frozen=True, slots=True)

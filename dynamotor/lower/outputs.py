@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ def write_inputs(ctx: LoopBuilder, copies: list[fx.Node], env: dict[fx.Node, Any
         ) or _reads_elsewhere(value, env[written]):
             ctx.realize(value)
         values.append(value)
+    readers = _Readers(ctx.schedule)
     for node, value in zip(copies, values, strict=True):
         ctx.node = node
         written = operand(node, 0)
@@ -92,16 +94,26 @@ def write_inputs(ctx: LoopBuilder, copies: list[fx.Node], env: dict[fx.Node, Any
             step = ExternStep(COPY_, (ref, source), {}, (), mutates=(ref.name,))
             ctx.add(ExternNode(step, frozenset({source.name}), (), step.mutates))
             continue
-        after = frozenset(e.buffer for e in ctx.schedule if isinstance(e, LoopNode) and ref.name in e.reads)
-        after |= frozenset(
-            name
-            for e in ctx.schedule
-            if isinstance(e, ExternNode) and ref.name in e.reads
-            for name in e.makes
-        )
+        after = readers.of(ref.name)
         ctx.add(
             LoopNode(ref.name, spec.shape, value.at, spec.stride, spec.dtype, after=after, origin=str(node))
         )
+
+
+class _Readers:
+    """The buffers made by what reads a buffer, of a schedule that grows: each entry is looked at once."""
+
+    def __init__(self, schedule: list[LoopNode | ExternNode]) -> None:
+        self.schedule, self.seen = schedule, 0
+        self.makers: defaultdict[str, set[str]] = defaultdict(set)
+
+    def of(self, name: str) -> frozenset[str]:
+        for entry in self.schedule[self.seen :]:
+            made = (entry.buffer,) if isinstance(entry, LoopNode) else entry.makes
+            for read in entry.reads:
+                self.makers[read].update(made)
+        self.seen = len(self.schedule)
+        return frozenset(self.makers[name])
 
 
 def _is_left_to_aten(copy: fx.Node) -> bool:

@@ -355,14 +355,15 @@ def merge_loops(kernel: Kernel) -> Kernel:
     """Make one loop of two neighbours when every index steps evenly through both."""
     for part in ("outer", "middle", "inner"):
         loops: list[Var] = list(getattr(kernel, part))
-        at = len(loops) - 1
+        at, used = len(loops) - 1, None
         while at > 0:
             high, low = loops[at - 1], loops[at]
-            if all(_even(i, high, low) for s in kernel.statements() for i in _indices(s)):
+            used = used or dict.fromkeys(i for s in kernel.statements() for i in _indices(s))
+            if all(_even(i, high, low) for i in used):
                 merged = Var(f"{high.name}{low.name}", high.size * low.size)
                 env = {high: Index({}, 0), low: Index.of(merged)}
                 loops[at - 1 : at + 1] = [merged]
-                kernel = over_loops(kernel, env, **{part: tuple(loops)})
+                kernel, used = over_loops(kernel, env, **{part: tuple(loops)}), None
             at -= 1
     return kernel
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..graph.sizes import Dim, divides, equal, hint, known
 from ..graph.spec import numel
-from .index_expr import ZERO, Index, Var, row_major
+from .index_expr import ZERO, Atom, Index, Var, row_major
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _match_digits(nest: Index, node: Index) -> Env | Split | None:
     at = 0
     for step, var in ours:
         covered: Dim = 1
-        value = ZERO
+        value: dict[Atom, Dim] = {}
         while not equal(covered, var.size):
             if at == len(theirs):
                 return None
@@ -89,8 +89,8 @@ def _match_digits(nest: Index, node: Index) -> Env | Split | None:
             room = var.size // covered
             if not divides(t.size, room):
                 return Split(t, room) if divides(room, t.size) else None
-            value = value + Index.of(t) * covered
+            value[t] = covered
             covered = covered * t.size
             at += 1
-        env[var] = value
+        env[var] = Index(value)
     return env if at == len(theirs) else None

@@ -85,6 +85,19 @@ def test_the_shortest_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times.are_slower
 
 
+def test_a_graph_whose_memory_alone_takes_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First calls of models would be a tenth longer."""
+    graphs: list[torch.fx.GraphModule] = []
+    monkeypatch.setattr(EagerTimes, "add", lambda self, gm, *rest: graphs.append(gm))
+    with dynamotor.config.patch(check=False):
+        dynamotor.compile(lambda x: x.sin() + 1)(x := torch.ones(1 << 20))
+    monkeypatch.undo()
+    runs: list[int] = []
+    for seconds in (0.01, 1e3):  # of a compilation
+        EagerTimes().add(graphs[0], lambda x: runs.append(1), (x,), seconds)
+        assert bool(runs) is (seconds == 1e3)
+
+
 def test_programs_with_effects_run_once_and_draw_the_same_numbers(measured: Any) -> None:
     calls = []
 

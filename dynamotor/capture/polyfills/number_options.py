@@ -526,8 +526,6 @@ def margin_ranking_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Any:
-    if size_average is not None or reduce is not None:
-        return NotImplemented
-    if not input1.dim() == input2.dim() == target.dim():
+    if (size_average, reduce) != (None, None) or not input1.dim() == input2.dim() == target.dim():
         return NotImplemented
     return _reduced(torch.clamp_min(-target * (input1 - input2) + margin, 0), reduction)

@@ -108,9 +108,11 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
     gets it in a node around which the graph is cut. For a backend that cuts no graph it is a new value of the trace, and
     gets the memory after the graph, if autograd has saved nothing of it.
     """
-    if not isinstance(value, TensorValue) or {type(value.example), type(tensor.example)} != {ShapeTensor}:
-        return False
-    if layout(value.example) != layout(tensor.example):
+    if (
+        not isinstance(value, TensorValue)
+        or {type(value.example), type(tensor.example)} != {ShapeTensor}
+        or layout(value.example) != layout(tensor.example)
+    ):
         return False
     if value.data_of is tensor:  # it is unchanged
         return True

@@ -622,9 +622,9 @@ wrap_held(TensorType, type(torch.LongTensor))
 
 def _typed_tensor(trace: Trace, dtype: torch.dtype, args: Sequence[Value], kwargs: dict[str, Value]) -> Value:
     """The results of the constructors that precede `torch.tensor`, for a list of numbers or sizes."""
-    if args and not kwargs and all(isinstance(a, Constant) and type(a.value) is int for a in args):
-        return torch_call(trace, torch.empty, [*args], {"dtype": Constant(dtype)})
-    if len(args) == 1 and not kwargs and args[0].python_type() is torch.Size:
+    is_shape = len(args) == 1 and args[0].python_type() is torch.Size
+    are_sizes = args and all(isinstance(a, Constant) and type(a.value) is int for a in args)
+    if not kwargs and (is_shape or are_sizes):
         return torch_call(trace, torch.empty, [*args], {"dtype": Constant(dtype)})
     unsupported_if(
         kwargs or len(args) != 1 or args[0].python_type() not in (list, tuple),
