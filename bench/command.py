@@ -108,17 +108,23 @@ def names_of(spec: str) -> list[str]:
     return [name for name in spec.split(",") if name]
 
 
-def run_worker(job: dict[str, Any], cache: str, timeout: float) -> dict[str, Any]:
-    """One measurement in a fresh process; its last line of output is JSON."""
+def run_worker(
+    job: dict[str, Any], cache: str, timeout: float, checkout: str | None = None
+) -> dict[str, Any]:
+    """One measurement in a fresh process; its last line of output is JSON. checkout: a folder with another
+    version of the project, with its extension built, which runs instead of this one.
+    """
     env = dict(
         os.environ,
         DYNAMOTOR_CACHE_DIR=f"{cache}/dynamotor",
         TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
         TRITON_CACHE_DIR=f"{cache}/triton",
     )
+    if checkout is not None:
+        env["PYTHONPATH"] = os.pathsep.join((checkout, f"{checkout}/xla"))
     command = [sys.executable, "-m", "bench.worker", json.dumps(job)]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, env=env, cwd=checkout, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return {"error": f"no result within {timeout:.0f} s"}
     lines = done.stdout.strip().splitlines()

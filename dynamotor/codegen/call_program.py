@@ -636,6 +636,7 @@ class CallProgram:
         writer = self._writer = self._write(program, info)
         self._on_build_error = on_build_error
         listing, self._constants = writer.listing(), writer.constants
+        texts = self._start_builds()
         self._set_up(program.name, listing)
         self._checks = checked.StepChecks(writer.program, writer.plan) if writer.plan is not None else None
         log("code", self.source)
@@ -646,7 +647,7 @@ class CallProgram:
             scratch_bytes=writer.scratch_size,
             program=writer.program,
             functions=writer.called,
-            **self._start_builds(),
+            **texts,
         )
 
     def _set_up(self, name: str, listing: Listing) -> None:

@@ -44,6 +44,7 @@ _FLAGS: tuple[str, ...] = (
     "-shared",
     "-fPIC",
     "-w",
+    "-fno-exceptions",  # C++'s library, which is not linked, handles them
 )
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1")
 # A unit without threads asks for little: reading the symbols of OpenMP's and C++'s libraries is a sixth of

@@ -24,7 +24,7 @@ Row = tuple[str, int, tuple[int, ...]]  # C name, pointers, ints
 # divisors, since it makes products of them, but for those that say which share of the work is a thread's.
 _TOKEN = re.compile(
     r"#pragma[^\n]*|\[[^\]]*\]|<\d+>"
-    r"|\b(?:block=task%|chunk=task/)(?=\d)|(?<=\d)/(?=\d+[,;])"
+    r"|\b(?:block=task%|chunk=task/|lo=task%|o0=\(task/)(?=\d)|(?<=\d)/(?=\d+[,;])"
     r"|[/%]\(?\d+l?"
     r"|(?<![\w.])(?P<number>\d+\.\d*(?:e[+-]?\d+)?f?|\d+e[+-]?\d+f?|\d+l?)(?![\w.])"
 )
