@@ -75,7 +75,9 @@ class GraphRecorder:
         ] = []  # autograd's count of its nodes after each call of the torch graph
         self.applied: list[tuple[TracedAlias, torch.fx.Node]] = []  # views that custom functions gave
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
-        self.arrived: ShapeTensor | None = None  # the gradient that the next zeros without memory stand for
+        self.arrived: list[
+            ShapeTensor
+        ] = []  # the gradient that the next zeros stand for, once for each of them
         self.graded = False  # whether an input asks for a gradient
         self.once: list[torch.fx.Node] = []  # results of calls that a second derivative does not repeat
         self._constant_nodes: dict[int, TracedAlias] = {}
@@ -232,9 +234,9 @@ class GraphRecorder:
                 _mark_saved(node)
         return result
 
-    def arrives(self, gradient: ShapeTensor) -> None:
-        """A hook of what has zeros without memory as its gradient."""
-        self.arrived = gradient
+    def arrives(self, zeros: int, gradient: ShapeTensor) -> None:
+        """A hook of a result whose formula makes so many zeros of no gradient."""
+        self.arrived = [gradient] * zeros
 
     def is_gradient(self, tensor: ShapeTensor) -> bool:
         """Whether the backward made it: zeros in its place depend on it, and where it is absent are none."""

@@ -37,9 +37,8 @@ _CHUNKS = 4  # of the size from which a loss is computed in chunks
 
 def with_chunked_losses(gm: torch.fx.GraphModule, graded: Sequence[bool]) -> torch.fx.GraphModule:
     """The graph with its losses in chunks: a copy, since the original is differentiated twice."""
-    if not any(graded) or not torch.is_grad_enabled() or not config.chunk_logits_from:
-        return gm
-    if not any(_loss(node) for node in gm.graph.nodes):
+    wanted = any(graded) and torch.is_grad_enabled() and config.chunk_logits_from
+    if not wanted or not any(_loss(node) for node in gm.graph.nodes):
         return gm
     copy = copy_of(gm)
     for node in list(copy.graph.nodes):
@@ -102,12 +101,11 @@ def _loss(node: Node) -> _Loss | None:
     usual = all(given.get(name) is None for name in ("weight", "size_average", "reduce"))
     reduction, ignored = given.get("reduction", "mean"), given.get("ignore_index", -100)
     logits, labels = _spec(given["input"]), _spec(given["target"])
-    if not usual or given.get("label_smoothing", 0.0) != 0.0 or reduction not in ("mean", "sum"):
-        return None
-    if logits is None or labels is None or labels.dtype is not torch.int64 or type(ignored) is not int:
+    usual = usual and given.get("label_smoothing", 0.0) == 0.0 and reduction in ("mean", "sum")
+    if not usual or logits is None or labels is None or labels.dtype is not torch.int64:
         return None
     rows, *rest = logits.shape
-    if len(rest) != 1 or len(labels.shape) != 1 or type(rows) is not int or type(rest[0]) is not int:
+    if len(rest) != 1 or len(labels.shape) != 1 or {*map(type, (rows, *rest, ignored))} != {int}:
         return None
     dtype = node.meta["val"].dtype
     limit = config.chunk_logits_from * 2**20

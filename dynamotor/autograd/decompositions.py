@@ -189,7 +189,7 @@ def _zeros_ones(
     pin_memory: Any = None,
 ) -> Any:
     value = 1 if func is aten.ones.default else 0
-    arrived, recorder.arrived = recorder.arrived, None
+    arrived = recorder.arrived.pop() if recorder.arrived else None
     if arrived is not None and value == 0:
         zeros = recorder.call(
             aten.full_like.default,
@@ -212,7 +212,7 @@ def _zeros_ones(
 @decomposition(aten._efficientzerotensor.default)
 def _without_memory(recorder: GraphRecorder, func: OpOverload, size: Any, **given: Any) -> Any:
     """Zeros that stand for what arrived at an op without slope (`sgn`), where that is known."""
-    arrived, recorder.arrived = recorder.arrived, None
+    arrived = recorder.arrived.pop() if recorder.arrived else None
     if arrived is None:
         return _zeros_ones(recorder, func, size, **given)
     return recorder.plain(NO_MEMORY, (arrived,), {})
@@ -231,7 +231,7 @@ def _like(
     memory_format: Any = None,
 ) -> Any:
     value = 0 if func is aten.zeros_like.default else 1
-    arrived, recorder.arrived = recorder.arrived, None
+    arrived = recorder.arrived.pop() if recorder.arrived else None
     layout = like.spec.shape, like.spec.stride
     if arrived is not None and value == 0 and equal((arrived.spec.shape, arrived.spec.stride), layout):
         like = arrived  # of an op without slope: the zeros are there where this gradient is

@@ -224,6 +224,19 @@ def _kept_on_contexts(
 # Their gradients are zeros that do not depend on the one that arrives.
 _NAMES = ("sgn", "angle", "copysign", "nextafter")
 _SIGNS = (*_NAMES, *(f"{name}_" for name in _NAMES), *(getattr(torch, name) for name in _NAMES))
+_COMPARISONS = (
+    "eq_",
+    "ge_",
+    "gt_",
+    "le_",
+    "lt_",
+    "ne_",
+    "greater_",
+    "greater_equal_",
+    "less_",
+    "less_equal_",
+    "not_equal_",
+)
 
 
 def run_torch_graph(
@@ -244,6 +257,7 @@ def run_torch_graph(
         recorder.where, recorder.recompute = node.meta.get("where"), node.meta.get("recompute", False)
         memories = [env[n].note.memory for n in node.all_input_nodes if type(env[n]) is ShapeTensor]
         given = [(memory, memory.version) for memory in memories]
+        zeros = _zeros_made(node.target, [*args, *kwargs.values()])
         try:
             if "live" in node.meta:
                 raise UnsupportedOp(*node.meta["live"])
@@ -264,14 +278,18 @@ def run_torch_graph(
         if isinstance(node.target, Apply):
             recorder.applied += [(t.note, node) for t in _views_of(args, env[node])]
         recorder.made.append((compat.sequence_number(), node))
-        if node.target in _SIGNS and _is_real_and_graded([*args, *kwargs.values()][-1]):
-            env[node].register_hook(recorder.arrives)
+        if zeros and env[node].requires_grad:
+            env[node].register_hook(lambda gradient, zeros=zeros: recorder.arrives(zeros, gradient))
     raise UnsupportedOp("DM242", "a torch graph without output")
 
 
-def _is_real_and_graded(operand: Any) -> bool:
-    """Complex numbers have a slope there."""
-    return isinstance(operand, torch.Tensor) and operand.requires_grad and not operand.is_complex()
+def _zeros_made(target: Any, args: Sequence[Any]) -> int:
+    """How many zeros the op's formula makes of its operands; a sign's, of the last one, which complex numbers
+    give a slope.
+    """
+    operands = args[-1:] if target in _SIGNS else args if target in _COMPARISONS else ()
+    graded = [each for each in operands if isinstance(each, torch.Tensor) and each.requires_grad]
+    return sum(target in _COMPARISONS or not each.is_complex() for each in graded)
 
 
 def _views_of(args: Sequence[Any], result: Any) -> list[ShapeTensor]:

@@ -51,9 +51,8 @@ class SeparateBackwards:
     def take(self, ctx: Any, arriving: frozenset[int]) -> list[torch.Tensor] | None:
         """The tensors that an earlier backward left for these tangents; None where it freed one of them."""
         left: _Left | None = getattr(ctx, "left", None)
-        if left is None or not arriving <= left.tangents:
-            return None
-        if not self.reads(frozenset(range(self.n_tangents)) - arriving) <= left.kept:
+        absent = frozenset(range(self.n_tangents)) - arriving
+        if left is None or not arriving <= left.tangents or not self.reads(absent) <= left.kept:
             return None
         saved = [one.tensor() if isinstance(one, _Saved) else one.empty() for one in left.saved]
         if not compat.keeps_graph():

@@ -28,7 +28,17 @@ from ..base.errors import CaptureError
 from ..graph.shape_tensor import ShapeTensor
 from .breaks import unsupported_if
 from .dispatch import compile_program
-from .guards import Guard, IdIs, TensorIs, TensorMatch, Together, const_equal, first_failure, is_constant
+from .guards import (
+    Guard,
+    IdIs,
+    TensorIs,
+    TensorMatch,
+    Together,
+    TypeIs,
+    const_equal,
+    first_failure,
+    is_constant,
+)
 from .late_code import facts
 from .source import Arg, Attr, Called, Const, Joined, Source
 from .values.base import MISSING, Epoch, Trace, Value
@@ -208,10 +218,17 @@ class StateReads:
         return run
 
     def _numbers(self) -> list[Source]:
-        """Inputs of the graph that are no tensors and that the functions use."""
+        """Inputs of the graph that are no tensors and that the functions use; and the integers that the functions
+        read of which the trace has assumed that they equal such an input, or a number.
+        """
         outside = {v.node for v in self.trace.tensors.outside if v.in_graph}
         inputs = dict(zip(self.trace.graph.graph.find_nodes(op="placeholder"), self.trace.graph.inputs))
-        return [source for node, source in inputs.items() if node in self.used and node not in outside]
+        found = [source for node, source in inputs.items() if node in self.used and node not in outside]
+        sources, fixed = self.trace.sizes.sources, self.trace.sizes.env.fixed
+        used = {symbol for symbol, source in sources.items() if source in found}
+        read = {row.source for row in self.guards if isinstance(row, TypeIs)}
+        equal = [symbol for symbol, size in fixed.items() if type(size) is int or size.symbols & used]
+        return [*found, *(sources[symbol] for symbol in equal if sources.get(symbol) in read)]
 
     def _tensors(self, outputs: Sequence[fx.Node]) -> tuple[list[Source], list[int]]:
         """Tensors from outside, and the places of outputs, whose contents the functions read."""

@@ -1,7 +1,7 @@
 """A graph that raised after it may have written its inputs cannot run again: its calls run one by one
 on copies of its inputs, to find the line of the program that raises.
 
->>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"), False, False)
+>>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"), False)
 IndexError: index 7 is out of bounds for dimension 0 with size 5        # at the user's line
 """
 
@@ -22,7 +22,7 @@ from ..graph.modes import preserved_modes
 from ..graph.private_draws import PrivateDraws
 
 _NOTE = (
-    "the compiled call had written its inputs: its changes of Python objects before this line are not done "
+    "the compiled call had written its inputs: its changes of objects and inputs before this line may not be done "
     "(dynamotor, DM405)"
 )
 
@@ -57,10 +57,10 @@ def _is_the_same(error: Exception, found: Exception) -> bool:
 
 
 def as_eager_raises(
-    gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exception, replays: bool, draws: bool
+    gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exception, draws: bool
 ) -> Exception:
     """The error of the op that raises, with a traceback that ends at the user's line; `error` itself where
-    the ops on copies raise nothing of its kind. replays: whether Python objects are written after the graph.
+    the ops on copies raise nothing of its kind.
     draws: the CPU's random state is that before the graph, whose draws up to the error are made now.
     """
     steps = _Steps(gm, garbage_collect_values=False)
@@ -74,6 +74,5 @@ def as_eager_raises(
             error = found.with_traceback(steps.at.traceback())
             error.__context__ = None
     show_its_line(error, gm, inputs or ())
-    if replays:
-        error.add_note(_NOTE)
+    error.add_note(_NOTE)
     return error

@@ -97,7 +97,7 @@ from .source import Arg, Source
 from .stance import stance
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
-from .undo import undone
+from .undo import JOINED, undone
 from .values import context, deque, instances, klass, late_numbers, nn_module, tensor, torch_function
 from .values.base import Raised, Value, functions_without_rule
 
@@ -391,9 +391,9 @@ class Compiler(siblings.Sibling):
         if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             self.unwind(args)
             raise error
-        if entry.info.data.undone is None:
+        if entry.info.data.undone is None or JOINED in error.__dict__:
             data, tensors = entry.info.data, entry.program.check(args)
-            error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays, data.draws)
+            error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.draws)
             self.unwind(args)
             try:
                 raise error

@@ -231,10 +231,9 @@ def _made_is_instance(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
 
 def _claims(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
     """Whether the object's `__class__` says what its type does not."""
-    if not isinstance(value, UserObject):
-        return False
-    if trace.type_attr(cls, "__class__") is object.__dict__["__class__"] and (
-        _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))
+    if not isinstance(value, UserObject) or (
+        trace.type_attr(cls, "__class__") is object.__dict__["__class__"]
+        and _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))
     ):
         return False
     claimed = value.getattr(trace, "__class__").as_constant()

@@ -41,9 +41,8 @@ def _has_own(trace: Trace, tensor: TensorValue) -> bool:
     """Whether the tensor is a plain leaf from outside, and the code runs in the call: not once more in its
     backward.
     """
-    if tensor.obj is MISSING or type(tensor.example) is not ShapeTensor or tensor.carrier is not None:
-        return False
-    if trace.sizes.in_body or trace.graph.recompute:
+    outside = tensor.obj is not MISSING and type(tensor.example) is ShapeTensor and tensor.carrier is None
+    if not outside or trace.sizes.in_body or trace.graph.recompute:
         return False
     leaf = trace.reader.attribute(tensor.source, tensor.obj, "is_leaf")
     return leaf is not None and leaf.is_constant() and leaf.as_constant() is True

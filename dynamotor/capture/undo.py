@@ -19,6 +19,9 @@ from ..graph.shape_tensor import is_written_unseen
 from .failed_graphs import acts_outside
 from .values.base import Trace
 
+JOINED = (
+    "dynamotor_joined"  # of an error of a graph in parts: one of them has made a write a part of a history
+)
 MOST_BYTES = 1 << 16  # of the contents that are copied before a call; a few microseconds
 
 
@@ -28,10 +31,8 @@ def written(trace: Trace) -> tuple[int, ...] | None:
     tensors, places = [v.obj for v in values], {source: n for n, source in enumerate(trace.graph.inputs)}
     if any(map(acts_outside, trace.graph.graph.nodes)) or not all(map(_is_plain, tensors)):
         return None
-    if sum(map(_span, tensors)) > MOST_BYTES or any(
-        not v.example.is_leaf or getattr(v.example, "reshaped", False) for v in values
-    ):
-        return None  # the write becomes a part of the tensor's history, or changes its shape
+    if sum(map(_span, tensors)) > MOST_BYTES or any(getattr(v.example, "reshaped", False) for v in values):
+        return None
     return tuple([places[v.source] for v in values])
 
 
@@ -58,10 +59,13 @@ def undone(run: Callable[..., Any], places: tuple[int, ...]) -> Callable[..., An
         saved = _C.saved_memory(given)
         counted = tuple([t for t in given if not t.is_inference()])
         versions = tuple([t._version for t in counted])
+        histories = [(t.requires_grad, t.grad_fn) for t in given]
         try:
             return run(*tensors)
-        except Exception:
-            if compat.top_saved_hooks(True) is None:
+        except Exception as error:
+            if [(t.requires_grad, t.grad_fn) for t in given] != histories:
+                error.__dict__[JOINED] = True
+            elif compat.top_saved_hooks(True) is None:
                 _C.put_memory_back(given, saved)
                 compat.set_version_counter(counted, versions)
             raise

@@ -108,6 +108,11 @@ def history(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return w[at]
 
 
+def another_history(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return torch.zeros(3).add_(w[at].sum())
+
+
 def by_data(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     x.data.mul_(2)
     return w[at] + x
@@ -121,12 +126,12 @@ def checked(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
-@pytest.mark.parametrize("function", [rows, targets, history, by_data, checked])
+@pytest.mark.parametrize("function", [rows, targets, history, another_history, by_data, checked])
 def test_written_inputs_are_those_of_eager(function: Any, backend: str) -> None:
     compiled = dynamotor.compile(function, backend=backend)
     for at in (1, 7, 1, 7):
         torch.manual_seed(0)
-        w = torch.randn(2, 3).requires_grad_(function is history)
+        w = torch.randn(2, 3).requires_grad_(function in (history, another_history))
         left = []
         for run in (compiled, function):
             x = torch.ones(6)[::2] + 0

@@ -72,3 +72,24 @@ def test_zeros_that_depend_on_no_gradient_arrive_where_eagers_do(
     found = gradient(dynamotor.compile(f))
     assert found is not None and wanted is not None
     assert torch.equal(found.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize("name", ["ge_", "eq_", "less_"])
+@pytest.mark.parametrize("result", [0, 1])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_zeros_of_a_comparison_in_place_are_there_where_its_gradient_is(
+    name: str, result: int, swapped: bool
+) -> None:
+    """A variance of one number makes a NaN of the zeros that flow into it."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        variance, mean = torch.var_mean(x, 0)
+        operands = (mean.clone(), variance) if swapped else (variance, mean)
+        return mean * 2, getattr(operands[0], name)(operands[1])
+
+    def gradient(g: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        leaf = torch.ones(1, requires_grad=True)
+        return torch.autograd.grad(g(leaf)[result], leaf)[0]
+
+    with dynamotor.config.patch(strict=True):
+        torch.testing.assert_close(gradient(dynamotor.compile(f)), gradient(f), equal_nan=True)

@@ -4,6 +4,7 @@ other change is none of its business.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import operator
@@ -362,3 +363,23 @@ def test_state_that_the_program_had_read_before_the_checkpoint(kind: str, space:
     exec(change, globals())
     with pytest.raises(CaptureError, match="DM252"):
         loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_number_that_equalled_a_size_of_a_tensor(reentrant: bool) -> None:
+    """One input of the graph stood for both: the number alone changes before the backward."""
+    items: list[int] = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * len(items)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=reentrant).sum()
+
+    compiled = dynamotor.compile(loss, backend="eager")
+    for rows, before, after in ((2, 5, 5), (3, 3, 3), (3, 3, 2)):
+        items[:] = range(before)
+        found = compiled(torch.ones(rows, 3, requires_grad=True))
+        items[:] = range(after)
+        with contextlib.nullcontext() if before == after else pytest.raises(CaptureError, match="DM252"):
+            found.backward()

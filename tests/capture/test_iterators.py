@@ -336,3 +336,40 @@ def test_an_iterator_without_an_attribute_says_where_it_comes_from(name: str) ->
             return str(error)
 
     assert dynamotor.compile(f, backend="eager")(torch.ones(1)) == f(torch.ones(1))
+
+
+def ended(x: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    """What C's iterators do where the function that they call raises StopIteration."""
+    found: list[Any] = []
+
+    def taking(*items: Any) -> Callable[..., Any]:
+        iterator = iter(items)
+        return lambda *args: next(iterator)
+
+    found += [[*map(taking(5, 6), range(3)), 9], list(filter(taking(0, 1), range(4)))]
+    found += [sum(map(taking(5, 6), range(3))), dict.fromkeys(map(taking(7), range(2)))]
+    for value in map(taking(5), range(2)):
+        found.append(value)
+    found += [list(iter(taking(3), 9)), list(itertools.starmap(taking(7), [(1,), (2,)]))]
+    found += [
+        list(itertools.takewhile(taking(True), range(3))),
+        list(itertools.dropwhile(taking(True), range(3))),
+    ]
+    found += [list(itertools.accumulate(range(3), taking(7))), list(zip(range(3), map(taking(7), range(2))))]
+    found += [list(itertools.filterfalse(taking(0, 1), range(4))), max(map(taking(7), range(2)))]
+    for call in (
+        lambda: sorted(range(3), key=taking(7)),
+        lambda: functools.reduce(taking(7), range(4)),
+        lambda: tuple(taking()() for _ in range(3)),
+        lambda: next(map(taking(), range(3))),
+    ):
+        try:
+            found.append(call())
+        except (StopIteration, RuntimeError) as error:
+            found.append(type(error))
+    return x + 1, found
+
+
+def test_a_function_that_raises_stop_iteration_ends_the_iterator_that_calls_it() -> None:
+    compiled = dynamotor.compile(ended, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2))[1] == ended(torch.ones(2))[1]

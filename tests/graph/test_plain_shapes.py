@@ -37,6 +37,7 @@ CASES: list[tuple[Any, ...]] = [
     (aten.cat.default, [turned(2, 3), x(2, 3)], 2),
     (aten.stack.default, [turned(2, 3), turned(2, 3)], 2),
     (aten.stack.default, [turned(2, 3, 4), turned(2, 3, 4)], 3),
+    (aten.diag_embed.default, turned(2, 1)),
     (aten.sum.dim_IntList, turned(2, 3, 4), [1], True),
     (aten.amax.default, turned(2, 3, 4), [-1]),
     (aten.linalg_vector_norm.default, x(5), 2, [-2]),

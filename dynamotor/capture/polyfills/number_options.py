@@ -295,9 +295,8 @@ def group_norm(
     bias: torch.Tensor | None = None,
     eps: Scalar = 1e-5,
 ) -> Any:
-    if input.dim() < 2 or input.shape[1] % num_groups != 0 or not input.is_contiguous():
-        return NotImplemented
-    if input.numel() <= num_groups or not _have_shape(input.shape[1:2], weight, bias):
+    usual = input.dim() > 1 and input.shape[1] % num_groups == 0 and input.is_contiguous()
+    if not usual or input.numel() <= num_groups or not _have_shape(input.shape[1:2], weight, bias):
         return NotImplemented
     grouped = torch.flatten(torch.unflatten(input, 1, (num_groups, input.shape[1] // num_groups)), 2)
     variance, mean = torch.var_mean(grouped, [2], correction=0, keepdim=True)
@@ -315,9 +314,8 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: Any = 1e-5,
 ) -> Any:
-    if input.dim() < 2 or eps <= 0 or (running_mean is None) != (running_var is None):
-        return NotImplemented
-    if not _have_shape(input.shape[1:2], running_mean, running_var, weight, bias):
+    usual = input.dim() > 1 and eps > 0 and (running_mean is None) == (running_var is None)
+    if not usual or not _have_shape(input.shape[1:2], running_mean, running_var, weight, bias):
         return NotImplemented
     if training:
         count = input.numel() // input.shape[1]
@@ -453,9 +451,8 @@ def linspace(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Any:
-    if dtype not in (None, torch.float32) or torch.get_default_dtype() != torch.float32 or steps < 2:
-        return NotImplemented
-    if isinstance(start, torch.Tensor) or isinstance(end, torch.Tensor):
+    usual = dtype in (None, torch.float32) and torch.get_default_dtype() == torch.float32
+    if not usual or steps < 2 or isinstance(start, torch.Tensor) or isinstance(end, torch.Tensor):
         return NotImplemented
     i = torch.arange(steps, dtype=torch.float32, device=device)
     first, last = number(start, i), number(end, i)
@@ -506,9 +503,8 @@ def triplet_margin_loss(
     reduce: Any = None,
     reduction: Any = "mean",
 ) -> Any:
-    if margin <= 0 or size_average is not None or reduce is not None:
-        return NotImplemented
-    if not anchor.dim() == positive.dim() == negative.dim():
+    usual = margin > 0 and (size_average, reduce) == (None, None)
+    if not usual or not anchor.dim() == positive.dim() == negative.dim():
         return NotImplemented
     near = F.pairwise_distance(anchor, positive, p, eps)
     far = F.pairwise_distance(anchor, negative, p, eps)

@@ -87,7 +87,9 @@ class MapIterator(OverIterators):
     def next(self, trace: Trace) -> Value | None:
         fn, *inners = self.given
         items = self._together(trace, inners)
-        return trace.call(fn, items) if items else None
+        return (
+            trace.unless(StopIteration, trace.call, fn, items) if items else None
+        )  # which ends a `map`, too
 
 
 class FilterIterator(OverIterators):
@@ -99,8 +101,9 @@ class FilterIterator(OverIterators):
     def next(self, trace: Trace) -> Value | None:
         fn, inner = self.given
         while (item := checked(Iterator, inner).next(trace)) is not None:
-            if trace.truth(item if is_none(fn) else trace.call(fn, [item])):
-                return item
+            found = item if is_none(fn) else trace.unless(StopIteration, trace.call, fn, [item])
+            if found is None or trace.truth(found):
+                return item if found is not None else None
         return None
 
 

@@ -106,9 +106,8 @@ def late(trace: Trace, fn: Callable[..., str], args: Sequence[Value]) -> LateTex
     """The text that a pure function gives of its arguments, numbers that differ among them; None where it must be
     known now: there is no such number, or another argument is no plain constant, or the function raises.
     """
-    if not any(isinstance(arg, _NUMBERS) for arg in args):
-        return None
-    if not all(isinstance(arg, _NUMBERS) or type(arg) is Constant and arg.is_plain for arg in args):
+    others = [arg for arg in args if not isinstance(arg, _NUMBERS)]
+    if len(others) == len(args) or not all(type(arg) is Constant and arg.is_plain for arg in others):
         return None
     try:
         fn(*[_like(arg) for arg in args])

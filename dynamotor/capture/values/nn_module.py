@@ -70,15 +70,14 @@ class NNModuleValue(UserObject):
         own.
         """
         cls = self.cls
-        if any(trace.type_attr(cls, name) is not original for name, original in _CALL_CHAIN.items()):
-            return False
-        if self.instance_attr(trace, "_call_impl") is not None:
+        own = any(trace.type_attr(cls, name) is not original for name, original in _CALL_CHAIN.items())
+        if own or self.instance_attr(trace, "_call_impl") is not None:
             return False
         self.refuse_disabled(trace)
-        compiled = self.instance_attr(trace, "_compiled_call_impl")
-        if not is_none(compiled):
-            return False
-        return not any(self._filled(trace, name) for name in _HOOKS) and not _global_hooks(trace)
+        plain = is_none(self.instance_attr(trace, "_compiled_call_impl")) and not any(
+            self._filled(trace, name) for name in _HOOKS
+        )
+        return plain and not _global_hooks(trace)
 
     def refuse_disabled(self, trace: Trace) -> None:
         """Break the graph where calls of this module are left alone."""

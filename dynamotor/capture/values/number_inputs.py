@@ -64,9 +64,9 @@ def with_inputs(
         return target, args
     example = x.example
     whole = not (example.is_floating_point() or example.is_complex())
-    if example.is_complex() or whole and (number.kind is int or name in _INPLACE_NAMES or name.endswith("_")):
-        return target, args
-    if not (whole or example.dim() or example.dtype in (torch.float32, torch.float64)):
+    in_place = name in _INPLACE_NAMES or name.endswith("_")
+    is_known = whole or example.dim() or example.dtype in (torch.float32, torch.float64)
+    if not is_known or example.is_complex() or whole and (number.kind is int or in_place):
         return target, args
     value: Value = number_tensor(trace, number)
     dtype = torch.get_default_dtype() if whole else example.dtype

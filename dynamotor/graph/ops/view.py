@@ -34,6 +34,7 @@ from ..kernel_checks import (
 from ..layouts import (
     as_argument,
     dense,
+    in_row_major,
     row_major,
     with_stride,
 )
@@ -280,6 +281,7 @@ def _diagonal_shape(x: TensorSpec, offset: Any = 0, dim1: int = 0, dim2: int = 1
     return _look(x, (*[x.shape[d] for d in kept], length), strides, first)
 
 
+define(aten.diag_embed.default, layout=with_stride(in_row_major))
 define(aten.diagonal_copy.default, shape=lambda x, *args: _diagonal_shape(x, *args).shape)
 define(aten.diagonal_backward.default, shape=lambda grad, size, *args: tuple(size))
 
