@@ -35,6 +35,10 @@ _TOTALS = (
     torch.ops.aten.cumsum,
 )  # of unrounded halves (aten rounds means again): they may cancel
 _PRODUCTS = (torch.ops.aten.prod, torch.ops.aten.cumprod)
+# No rounding leads beyond 1, where their results meet.
+_AT_MOST_ONE = tuple(
+    getattr(torch.ops.aten, name) for name in ("tanh", "sigmoid", "erf", "sin", "cos", "_softmax")
+)
 
 
 def _lerp(x: Any, y: Any, weight: float) -> Any:
@@ -72,7 +76,7 @@ class Jiggle(TorchDispatchMode):
     (the gradients of `hardshrink` at NaN and of `instance_norm` are such), it has no meaning. Seed
     3 computes maps in vectors: the gradient of `hardtanh` at NaN is 0 in a vector and what came in behind the
     last full one; and convolutions over channels-last images, since it depends on the layout whether NaN meets
-    the padding. Even seeds from 4 on compute norms by their formulas, each step of which is rounded, seed 4 with
+    the padding. Even seeds from 4 on compute norms and softmax by their formulas, each step of which is rounded, seed 4 with
     no noise: a mean may be one of its numbers. Odd ones from 5 on
     move the results of some ops only: where one op's noise makes what follows less steep (equal numbers in a
     norm), another's is seen; each op has a layout of its own; and where infinities meet in a norm, each element gets a
@@ -140,6 +144,8 @@ class Jiggle(TorchDispatchMode):
             if not alike or rough or self._sees_halves(args):
                 for one, other in zip(results, exact if self.exact else moved, strict=True):
                     self._move(one, other)
+            if func.overloadpacket in _AT_MOST_ONE and result.is_floating_point():
+                result.clamp_(-1, 1)
             if func.overloadpacket in _SUMS and self.in_any_order:
                 self._add_in_another_order(result, args[0], func(*tree_map(_magnitude, args), **kwargs))
             if func.overloadpacket in _PRODUCTS:  # it depends on the order whether infinity meets a zero
@@ -177,13 +183,14 @@ class Jiggle(TorchDispatchMode):
     def _formula(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A norm as its formula, where it has one: `x - mean` of equal numbers is zero, or near it of either
         sign when the mean is rounded; kernels that compute `x * scale + shift` give the other. A product that
-        is added, in two steps: eager's processor may round once.
+        is added, in two steps: eager's processor may round once. A softmax, whose sum eager rounds at each term.
         """
         if func in _STEPS:
             halves = any(a.dtype in _HALVES for a in tree_leaves(args) if isinstance(a, torch.Tensor))
             plain = not kwargs and func in (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)
             return func if halves or plain else _STEPS[func]
-        return decomposition_table.get(func, func) if "norm" in func.__name__ else func
+        has_one = "norm" in func.__name__ or "softmax" in func.__name__
+        return decomposition_table.get(func, func) if has_one else func
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The op's result; where operands are relaid, that of the kernel that they then reach."""

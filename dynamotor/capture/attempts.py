@@ -187,7 +187,7 @@ def finished(
     guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(map(str, guards)))
-    undone = undo.written(trace) if gm is not None else ()
+    undone = undo.written(trace, may_join=True) if gm is not None else ()
     if undone and not (trace.calls.may_raise or trace.checks.any):
         undone = None
     lines = trace.reader.guards if trace.reader.heard else {}

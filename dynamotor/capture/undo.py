@@ -25,13 +25,17 @@ JOINED = (
 MOST_BYTES = 1 << 16  # of the contents that are copied before a call; a few microseconds
 
 
-def written(trace: Trace) -> tuple[int, ...] | None:
-    """The places of the inputs that the graph writes; None where it has effects that are not undone."""
+def written(trace: Trace, may_join: bool = False) -> tuple[int, ...] | None:
+    """The places of the inputs that the graph writes; None where it has effects that are not undone. may_join: a write
+    may become a part of the tensor's history, which shows when the graph has raised, and then is not undone.
+    """
     values = [v for v in trace.tensors.outside if v.in_graph and (v.written or is_written_unseen(v.example))]
     tensors, places = [v.obj for v in values], {source: n for n, source in enumerate(trace.graph.inputs)}
     if any(map(acts_outside, trace.graph.graph.nodes)) or not all(map(_is_plain, tensors)):
         return None
-    if sum(map(_span, tensors)) > MOST_BYTES or any(getattr(v.example, "reshaped", False) for v in values):
+    if sum(map(_span, tensors)) > MOST_BYTES or any(
+        getattr(v.example, "reshaped", False) or not (may_join or v.example.is_leaf) for v in values
+    ):
         return None
     return tuple([places[v.source] for v in values])
 
