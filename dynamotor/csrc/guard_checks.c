@@ -92,7 +92,10 @@ static bool lacks_attribute(PyObject *value, PyObject *name) {
 static bool is_replaceable(PyObject *dict, PyObject *key) {
     if (!PyDict_Check(dict)) return false;
     PyObject *found = PyDict_GetItemWithError(dict, key);
-    if (found != NULL && PyExceptionInstance_Check(found)) return ((PyBaseExceptionObject *)found)->traceback == NULL;
+    if (found != NULL && PyExceptionInstance_Check(found)) {
+        PyObject *traceback = ((PyBaseExceptionObject *)found)->traceback;
+        return traceback == NULL || traceback == Py_None; /* which Python 3.11 stores where the program sets it */
+    }
     return found == NULL || (Py_TYPE(found)->tp_finalize == NULL && Py_TYPE(found)->tp_del == NULL);
 }
 

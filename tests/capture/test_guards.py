@@ -21,6 +21,7 @@ from dynamotor.capture.guards import (
     IdIs,
     Length,
     NoOverlap,
+    Replaceable,
     SameObject,
     TensorIs,
     TensorMatch,
@@ -111,6 +112,25 @@ def tensors():
     yield "inference", inference, False
     yield "subclass", torch.randn(2, 3).as_subclass(type("Sub", (torch.Tensor,), {})), False
     yield "no tensor", 3, False
+
+
+def replaced():
+    raised = ValueError()
+    try:
+        raise raised
+    except ValueError:
+        yield raised, False  # its frames may hold what runs code at its end
+    yield ValueError().with_traceback(None), True  # Python 3.11 stores None
+    yield ValueError(), True
+    yield type("Ends", (), {"__del__": lambda self: None})(), False
+    yield 3, True
+
+
+@pytest.mark.parametrize("value, passes", list(replaced()))
+def test_what_may_be_replaced_without_running_code(value, passes):
+    guard = Replaceable(x, "key")
+    assert guard.check(({"key": value},)) == passes
+    assert (compile_program([guard], []).check(({"key": value},)) is not None) == passes
 
 
 @pytest.mark.parametrize(
