@@ -101,11 +101,13 @@ def _loss(node: Node) -> _Loss | None:
     usual = all(given.get(name) is None for name in ("weight", "size_average", "reduce"))
     reduction, ignored = given.get("reduction", "mean"), given.get("ignore_index", -100)
     logits, labels = _spec(given["input"]), _spec(given["target"])
-    usual = usual and given.get("label_smoothing", 0.0) == 0.0 and reduction in ("mean", "sum")
+    usual &= (
+        given.get("label_smoothing", 0.0) == 0.0 and reduction in ("mean", "sum") and type(ignored) is int
+    )
     if not usual or logits is None or labels is None or labels.dtype is not torch.int64:
         return None
     rows, *rest = logits.shape
-    if len(rest) != 1 or len(labels.shape) != 1 or {*map(type, (rows, *rest, ignored))} != {int}:
+    if len(rest) != 1 or len(labels.shape) != 1 or type(rows) is not int or type(rest[0]) is not int:
         return None
     dtype = node.meta["val"].dtype
     limit = config.chunk_logits_from * 2**20

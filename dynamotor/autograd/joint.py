@@ -225,18 +225,9 @@ def _kept_on_contexts(
 _NAMES = ("sgn", "angle", "copysign", "nextafter")
 _SIGNS = (*_NAMES, *(f"{name}_" for name in _NAMES), *(getattr(torch, name) for name in _NAMES))
 _COMPARISONS = (
-    "eq_",
-    "ge_",
-    "gt_",
-    "le_",
-    "lt_",
-    "ne_",
-    "greater_",
-    "greater_equal_",
-    "less_",
-    "less_equal_",
-    "not_equal_",
-)
+    "eq_", "ge_", "gt_", "le_", "lt_", "ne_",
+    "greater_", "greater_equal_", "less_", "less_equal_", "not_equal_",
+)  # fmt: skip
 
 
 def run_torch_graph(

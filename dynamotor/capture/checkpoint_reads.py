@@ -227,7 +227,7 @@ class StateReads:
         sources, fixed = self.trace.sizes.sources, self.trace.sizes.env.fixed
         used = {symbol for symbol, source in sources.items() if source in found}
         read = {row.source for row in self.guards if isinstance(row, TypeIs)}
-        equal = [symbol for symbol, size in fixed.items() if type(size) is int or size.symbols & used]
+        equal = [symbol for symbol, size in fixed.items() if isinstance(size, int) or size.symbols & used]
         return [*found, *(sources[symbol] for symbol in equal if sources.get(symbol) in read)]
 
     def _tensors(self, outputs: Sequence[fx.Node]) -> tuple[list[Source], list[int]]:

@@ -59,9 +59,7 @@ class EagerTimes:
         if may_run and not any(_may_warn(node.target) for node in gm.graph.nodes):
             try:
                 with silence():
-                    with _OnlyComputes(
-                        budget / LEAST
-                    ):  # in eager alone, and less warm than the rounds that follow
+                    with _OnlyComputes(budget / LEAST):  # less warm than the rounds that follow
                         gm.forward(*inputs)
                     self._measure(gm.forward, run, inputs, budget)
             except Exception:  # the graph's first run has passed: nothing that the caller should see

@@ -391,7 +391,7 @@ class Compiler(siblings.Sibling):
         if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             self.unwind(args)
             raise error
-        if entry.info.data.undone is None or JOINED in error.__dict__:
+        if error.__dict__.pop(JOINED, False) or entry.info.data.undone is None:
             data, tensors = entry.info.data, entry.program.check(args)
             error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.draws)
             self.unwind(args)

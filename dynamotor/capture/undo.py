@@ -19,9 +19,8 @@ from ..graph.shape_tensor import is_written_unseen
 from .failed_graphs import acts_outside
 from .values.base import Trace
 
-JOINED = (
-    "dynamotor_joined"  # of an error of a graph in parts: one of them has made a write a part of a history
-)
+# A mark on the error of a graph in parts: one of them has made a write a part of a history.
+JOINED = "dynamotor_joined"
 MOST_BYTES = 1 << 16  # of the contents that are copied before a call; a few microseconds
 
 

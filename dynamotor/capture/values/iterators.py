@@ -87,9 +87,8 @@ class MapIterator(OverIterators):
     def next(self, trace: Trace) -> Value | None:
         fn, *inners = self.given
         items = self._together(trace, inners)
-        return (
-            trace.unless(StopIteration, trace.call, fn, items) if items else None
-        )  # which ends a `map`, too
+        # StopIteration of the function ends a `map`, too.
+        return trace.unless(StopIteration, trace.call, fn, items) if items else None
 
 
 class FilterIterator(OverIterators):
