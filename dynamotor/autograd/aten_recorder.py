@@ -75,9 +75,8 @@ class GraphRecorder:
         ] = []  # autograd's count of its nodes after each call of the torch graph
         self.applied: list[tuple[TracedAlias, torch.fx.Node]] = []  # views that custom functions gave
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
-        self.arrived: list[
-            ShapeTensor
-        ] = []  # the gradient that the next zeros stand for, once for each of them
+        # The gradient on which the next zeros depend, once for each of them.
+        self.arrived: list[ShapeTensor] = []
         self.graded = False  # whether an input asks for a gradient
         self.once: list[torch.fx.Node] = []  # results of calls that a second derivative does not repeat
         self._constant_nodes: dict[int, TracedAlias] = {}
@@ -235,7 +234,7 @@ class GraphRecorder:
         return result
 
     def arrives(self, zeros: int, gradient: ShapeTensor) -> None:
-        """A hook of a result whose formula makes so many zeros of no gradient."""
+        """A hook of a result whose gradient formula makes so many zeros without reading this gradient."""
         self.arrived = [gradient] * zeros
 
     def is_gradient(self, tensor: ShapeTensor) -> bool:

@@ -19,14 +19,14 @@ from ..graph.shape_tensor import is_written_unseen
 from .failed_graphs import acts_outside
 from .values.base import Trace
 
-# A mark on the error of a graph in parts: one of them has made a write a part of a history.
+# An attribute of the error of a graph in parts: an earlier part has recorded a write in autograd's graph.
 JOINED = "dynamotor_joined"
 MOST_BYTES = 1 << 16  # of the contents that are copied before a call; a few microseconds
 
 
 def written(trace: Trace, may_join: bool = False) -> tuple[int, ...] | None:
-    """The places of the inputs that the graph writes; None where it has effects that are not undone. may_join: a write
-    may become a part of the tensor's history, which shows when the graph has raised, and then is not undone.
+    """The places of the inputs that the graph writes; None where it has effects that are not undone. may_join: autograd
+    may record a write; one that it has recorded when the graph raises is not undone.
     """
     values = [v for v in trace.tensors.outside if v.in_graph and (v.written or is_written_unseen(v.example))]
     tensors, places = [v.obj for v in values], {source: n for n, source in enumerate(trace.graph.inputs)}
@@ -66,11 +66,12 @@ def undone(run: Callable[..., Any], places: tuple[int, ...]) -> Callable[..., An
         try:
             return run(*tensors)
         except Exception as error:
-            if [(t.requires_grad, t.grad_fn) for t in given] != histories:
-                error.__dict__[JOINED] = True
-            elif compat.top_saved_hooks(True) is None:
+            unhooked = compat.top_saved_hooks(True) is None
+            if unhooked and [(t.requires_grad, t.grad_fn) for t in given] == histories:
                 _C.put_memory_back(given, saved)
                 compat.set_version_counter(counted, versions)
+            elif unhooked:
+                error.__dict__[JOINED] = True
             raise
 
     return run_undone

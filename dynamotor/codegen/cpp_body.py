@@ -228,9 +228,7 @@ class CppBody:
         inner = _LaneScope(scope, scope.loop, f"{lane}i", lane)
         value = self.value(e, inner)
         body = "".join(inner.lines)
-        if (
-            gathered
-        ):  # one expression of all lanes; where positions take divisions, a loop is smaller and as fast
+        if gathered:  # all lanes in one expression; for positions with divisions a loop compiles faster
             position = f"const i64 {lane}i={scope.bound[scope.loop]}+{lane};"
             made = f"lanes<{result}>([&](int {lane}){{{position}{body}return {value};}})"
             if not alike:

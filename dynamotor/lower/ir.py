@@ -124,10 +124,10 @@ class Expr:
 
     def subst(self, env: Mapping[Var, Index]) -> Expr:
         """Replace loop variables."""
-        free = env.keys().isdisjoint  # what has none of them stays as it is
+        free = env.keys().isdisjoint  # expressions without these variables stay as they are
         if free(self.vars):
             return self
-        # Groups ask for the same ones again: each time that they try a node, or another order of their loops.
+        # Fusion substitutes the same variables again for each node and order of loops that it tries.
         memo = _substituted.setdefault(tuple(env.items()), {})
         return rewrite(
             self, lambda e: e if free(e.vars) else None, lambda i: i if free(i.vars()) else i.subst(env), memo

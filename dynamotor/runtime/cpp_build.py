@@ -129,7 +129,7 @@ def _without_faults(version: str) -> tuple[str, ...]:
 
 
 def _without_unused(flags: Sequence[str], version: str) -> tuple[str, ...]:
-    """The libraries of kernels with threads: to link C++'s, too, takes GCC 8 ms more."""
+    """Flags that link a kernel with threads to the libraries that it uses: C++'s costs GCC 8 ms more."""
     concerned = "-fopenmp" in flags and not config.sanitize and "Free Software Foundation" in version
     return ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc") if concerned else ()
 

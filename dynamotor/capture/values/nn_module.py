@@ -74,10 +74,11 @@ class NNModuleValue(UserObject):
         if own or self.instance_attr(trace, "_call_impl") is not None:
             return False
         self.refuse_disabled(trace)
-        plain = is_none(self.instance_attr(trace, "_compiled_call_impl")) and not any(
-            self._filled(trace, name) for name in _HOOKS
+        return (
+            is_none(self.instance_attr(trace, "_compiled_call_impl"))
+            and not any(self._filled(trace, name) for name in _HOOKS)
+            and not _global_hooks(trace)
         )
-        return plain and not _global_hooks(trace)
 
     def refuse_disabled(self, trace: Trace) -> None:
         """Break the graph where calls of this module are left alone."""
