@@ -203,6 +203,8 @@ def main() -> int:
     """Run one job."""
     job = json.loads(sys.argv[1])
     torch.manual_seed(0)
+    if job.get("target"):
+        import bench.verification  # noqa: F401  (registers Triton's interpreter)
     try:
         with config.patch(strict=True):  # what fell back to eager has no figure
             rows = MODES[job["mode"]](job)

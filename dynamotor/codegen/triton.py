@@ -20,14 +20,23 @@ from .triton_kernel import LaunchPiece, TileEmitter, TritonFunction
 from .triton_ops import unmarked
 from .triton_plan import DEFAULT, GpuTuning, NewBuffer, plan_kernel
 from .triton_scan import ScanTiles
-from .verify_emitted import verify_places, verify_triton
+from .verify_emitted import verify_places, verify_triton, wrong
 
 
 @dataclass(frozen=True, slots=True)
 class TritonStep(LoopStep):
-    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams."""
+    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams.
+
+    kernel: the one that the function was written from; None for a function of another origin (templates,
+    batches).
+    """
 
     function: TritonFunction | None = None
+
+    def __post_init__(self) -> None:
+        # Passes behind this one read the kernel for the function: another kernel would be a wrong result.
+        if self.kernel is not None and self.args != tuple([name for name, _, _ in self.kernel.params]):
+            wrong(f"a launch of {self.args} bears a kernel of others", self.kernel.params)
 
 
 _memo: dict[str, TritonFunction] = {}

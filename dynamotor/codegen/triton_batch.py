@@ -205,6 +205,7 @@ def _one_launch(items: Sequence[_Item]) -> TritonStep:
     used = Counter(name for step in steps for name in dict.fromkeys(step.args))
     return replace(
         steps[0],
+        kernel=None,
         args=tuple(pointers),
         reads=tuple(dict.fromkeys(name for step in steps for name in step.reads)),
         writes=tuple(dict.fromkeys(name for step in steps for name in step.writes)),

@@ -166,7 +166,12 @@ class _Flow:
 
 def _is_map(step: Step) -> bool:
     """Whether a step is one launch over independent elements."""
-    if not isinstance(step, TritonStep) or step.function is None or step.function.checks:
+    if (
+        not isinstance(step, TritonStep)
+        or step.function is None
+        or step.function.checks
+        or step.kernel is None
+    ):
         return False
     return not any(isinstance(s, Reduce) for s in step.kernel.statements())
 
@@ -278,10 +283,9 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     inplace = tuple((w, r) for w, r in inplace if r != product.out.buffer and r not in operands)
     loaded = {e.args[0] for s in product.epilogue for e in loads_of(s.expr)} - {product.out.buffer}
     reads = tuple(name for name in names if name in operands | loaded)
-    kernel = old.kernel if isinstance(old, TritonStep) else None
     note = site.label()
     return TritonStep(
-        kernel, (*names, *scratch), reads, writes, inplace, product.numbers, note, function=function
+        None, (*names, *scratch), reads, writes, inplace, product.numbers, note, function=function
     )
 
 

@@ -4,6 +4,7 @@ have.
 
 import copy
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 import dynamotor
 from bench.triton_interpret import available
 from dynamotor.base.config import config
+from dynamotor.base.errors import InternalError
 from dynamotor.base.events import collect
+from dynamotor.codegen import gemm_table
 from dynamotor.codegen.triton import TritonStep
+from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.lower.program import ExternStep
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
@@ -128,3 +132,28 @@ def test_the_update_of_all_parameters_is_few_launches():
     assert len(counts) + len(calls) < 11 * len(layers)
     for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_products_with_maps_behind_them_are_no_maps(monkeypatch):
+    """A generated product bears nothing of the map that it took over: the map alone would be another result."""
+
+    def layers(x, *weights):
+        return [torch.relu(x @ w) for w in weights] + [torch.sigmoid(w @ w) for w in weights]
+
+    given = [torch.randn(64, 64).to(torch.bfloat16) for _ in range(6)]
+    rows = {f"interpreter bf16 1x64x64x64 {kind}": Tiling(32, 32, 16) for kind in ("nn", "nn+")}
+    monkeypatch.setattr(gemm_table, "table", lambda: rows)
+    monkeypatch.setattr(gemm_table, "stored", lambda key: rows.get(key, Tiling(32, 32, 16)))
+    with torch.no_grad(), collect("code") as events:
+        got = dynamotor.compile(layers)(*given)
+    steps, calls = launches(events)
+    assert (len(steps), calls) == (10, [])
+    torch.testing.assert_close(got, layers(*given), rtol=2e-2, atol=2e-2)
+
+
+def test_a_launch_that_bears_a_kernel_of_others_is_refused():
+    with collect("code") as events:
+        dynamotor.compile(lambda x, y: x * 2 + y)(torch.randn(5), torch.randn(5))
+    (step,) = [step for step in events[0].data["program"].steps if isinstance(step, TritonStep)]
+    with pytest.raises(InternalError, match="bears a kernel of others"):
+        replace(step, args=(*step.args, step.args[0]))
