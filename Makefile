@@ -111,7 +111,7 @@ NUMERIC ?= tests/lower tests/codegen tests/autograd tests/models tests/fuzz test
 ISA_TESTS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(NUMERIC) -n $(JOBS) --dist worksteal -k "not triton and not gpu"
 test-isa: setup
 	DYNAMOTOR_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(ISA_TESTS)
-	DYNAMOTOR_ISA=portable $(ISA_TESTS)
+	DYNAMOTOR_ISA=portable ATEN_CPU_CAPABILITY=default $(ISA_TESTS)
 
 # Random programs against eager on all cores; findings are printed as tests. The seed decides the programs.
 fuzz: setup

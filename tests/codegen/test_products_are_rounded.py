@@ -84,6 +84,8 @@ FUSED = {
 @pytest.mark.parametrize("name", FUSED)
 def test_ops_that_are_one_multiply_add_have_eagers_bits(name, dtype):
     """Rows are whole vectors: eager rounds the last elements of other rows of halves twice."""
+    if dtype is torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("eager without vectors rounds products of halves twice")
     torch.manual_seed(0)
     inputs = [torch.randn(8, 64).to(dtype) for _ in range(3)]
     want, got = FUSED[name](*inputs), dynamotor.compile(FUSED[name])(*inputs)

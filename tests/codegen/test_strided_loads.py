@@ -34,6 +34,8 @@ def test_moved_and_chosen_halves_fit():
 
 
 def test_bits_of_moved_halves_are_kept():
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("eager without vectors gives one NaN for all")
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(BF16)
     moved = dynamotor.compile(lambda x: (torch.cat([x, x]), -x, x.abs(), x.flip(0)))(bits)
     for got, want in zip(moved, (torch.cat([bits, bits]), -bits, bits.abs(), bits.flip(0)), strict=True):

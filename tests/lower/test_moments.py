@@ -45,3 +45,21 @@ def test_equal_numbers(value: float) -> None:
     x = torch.full((3, 50), value)
     found = dynamotor.compile(torch.std)(x, 1)
     torch.testing.assert_close(found, torch.std(x, 1), equal_nan=True, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0, 100, 1024])
+@pytest.mark.parametrize("columns", [64, 8192, 8200])
+def test_offset_halves(dtype: torch.dtype, offset: float, columns: int) -> None:
+    """One number of a row differs, or all do."""
+    x = torch.full((3, columns), float(offset), dtype=dtype)
+    x[:, 5] = offset * (1 + 1 / 64)
+    x[1] = (torch.randn(columns) + offset).to(dtype)
+    for program in (
+        lambda x: x.float().var(1),
+        lambda x: x.var(1).float(),
+        lambda x: F.layer_norm(x, x.shape[1:]),
+    ):
+        right = program(x.double())
+        found = dynamotor.compile(program)(x)
+        assert error(found, right) <= max(2 * error(program(x), right), 1e-6)
