@@ -69,6 +69,12 @@ class SubclassValue(UserObject):
     def store_slot(self, trace: Trace, descr: Any, value: Value | None) -> None:
         raise unsupported("unsupported-mutation", f"attribute {descr.__name__!r} of a tensor is set")
 
+    def store_special(self, trace: Trace, descr: Any, name: str, value: Value | None) -> None:
+        if value is None or type(self) is not SubclassValue or _takes_calls(trace, self.cls):
+            super().store_special(trace, descr, name, value)
+        else:  # `tensor` is no alias
+            self.tensor.setattr(trace, name, value)
+
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:

@@ -106,3 +106,48 @@ def test_a_subclass_without_the_protocol_is_a_plain_tensor():
         assert type(one) is type(other)
         torch.testing.assert_close(one, other)
     assert got[1] is twin is got[2]
+
+
+class Stored(torch.nn.Parameter):
+    """Changes no torch call, and has a method of its own (as bitsandbytes' weights)."""
+
+    def own(self):
+        return self.data
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, Stored])
+def test_data_that_is_set_to_its_own_memory_stays(make):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = make(torch.randn(4, 4), requires_grad=False)
+            self.stored = self.weight.data
+
+        def forward(self, x):
+            y = x @ self.weight
+            self.weight.data = self.stored
+            return y.relu()
+
+    dynamotor.reset()
+    layer, x = Layer(), torch.randn(2, 4)
+    compiled = dynamotor.compile(layer, fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))
+    compiled = dynamotor.compile(layer)
+    layer.stored = torch.ones(4, 4)  # other memory
+    wanted = (x @ layer.weight).relu()
+    torch.testing.assert_close(compiled(x), wanted)
+    assert layer.weight.data_ptr() == layer.stored.data_ptr()
+    torch.testing.assert_close(compiled(x), (x @ torch.ones(4, 4)).relu())
+
+
+def test_attributes_of_autograd_are_set_on_parameters_of_a_subclass():
+    def fn(x):
+        weight.grad = None
+        return (x @ weight).sum()
+
+    dynamotor.reset()
+    weight = Stored(torch.randn(4, 4))
+    weight.grad, x = torch.ones(4, 4), torch.randn(2, 4)
+    dynamotor.compile(fn, fullgraph=True)(x).backward()
+    torch.testing.assert_close(weight.grad, x.sum(0)[:, None].expand(4, 4))
+    assert type(weight) is Stored

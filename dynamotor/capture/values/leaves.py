@@ -22,6 +22,8 @@ from ...base import compat
 from ...graph.shape_tensor import ShapeTensor
 from ...graph.spec import TensorSpec
 from ..breaks import unsupported, unsupported_if
+from ..guards import Answer
+from ..source import Joined
 from .base import MISSING, Args, Kwargs, Trace, Value, builtin_rule
 from .constant import TRUE
 from .data_writes import layout, refuse_if_recorded
@@ -114,7 +116,7 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
         or layout(value.example) != layout(tensor.example)
     ):
         return False
-    if value.data_of is tensor:  # it is unchanged
+    if value.data_of is tensor or _has_memory_of(trace, tensor, value):  # it is unchanged
         return True
     refuse_if_recorded(trace, {tensor.example.memory, value.example.memory})
     if (
@@ -144,6 +146,20 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
     trace.tensors.by_example[id(alias.example)] = tensor
     trace.effects.touch(tensor)
     return True
+
+
+def _has_memory_of(trace: Trace, tensor: TensorValue, value: TensorValue) -> bool:
+    """Whether two tensors from outside have the same elements of one storage, guarded."""
+    if MISSING in (tensor.real(), value.real()) or not tensor.obj.is_set_to(value.obj):
+        return False
+    assert tensor.source is not None and value.source is not None
+    pair = Joined((tensor.source, value.source))
+    trace.reader.guard(Answer(pair, _is_set_to, True, f"the memory of {value.source}"))
+    return True
+
+
+def _is_set_to(pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    return pair[0].is_set_to(pair[1])
 
 
 def _has_other_aliases(trace: Trace, tensor: TensorValue) -> bool:
