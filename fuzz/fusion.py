@@ -17,7 +17,7 @@ from .trial import Trial, Verdict, compiled as tried, examine
 
 BATCH = 144  # programs that share a run of g++
 # Others: interpreted, a process of its compiler a kernel, of one XLA graph, of one graph each.
-SLOW = {"triton": 6, "cuda": 12, "xla": 48, "xla-bridge": 12}
+SLOW = {"triton": 6, "templates": 6, "cuda": 12, "xla": 48, "xla-bridge": 12}
 
 
 def trial(program: Program) -> Trial:
@@ -33,7 +33,9 @@ def trial(program: Program) -> Trial:
 
 def generated(seed: int, n: int, target: str) -> Program:
     """The n-th program of a seed."""
-    program = Generator(seed * 1_000_003 + n, small=target == "triton").program()
+    seeded = seed * 1_000_003 + n
+    small = target in ("triton", "templates")
+    program = Generator(seeded, small=small, products=target == "templates").program()
     return replace(program, target=target, name=f"{seed}:{n}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .ops import ALL, FUSED
+from .ops import ALL, FUSED, MULTIPLIED
 from .program import FLOATS, LAYOUTS, Input, Program, Step
 
 SIZES = [1, 2, 7, 8, 9, 16, 17, 64]
@@ -31,7 +31,7 @@ LARGEST = {torch.float16: 100.0, torch.bfloat16: 1e4}
 class Generator:
     """Builds one program. values: results of the lines on the program's own inputs."""
 
-    def __init__(self, seed: int, small: bool = False) -> None:
+    def __init__(self, seed: int, small: bool = False, products: bool = False) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.small = small  # for interpreters: few elements
@@ -39,6 +39,9 @@ class Generator:
         if self.rng.random() < 0.25:
             self.sizes[0] = self.rng.choice(RARE_SIZES)
         self.dtypes = [self.rng.choice(DTYPES)] * 4 + [self.rng.choice(DTYPES)]
+        self.products = products
+        if products:  # templates compute those of halves
+            self.dtypes = [self.rng.choice(["bfloat16", "float16"])]
         self.trains = self.rng.random() < 0.5
         self.fused = self.rng.random() < 0.4  # few ops over the same loops, most of their results returned
         self.special = self.rng.random() < 0.12  # equal values, zeros, infinities
@@ -133,7 +136,8 @@ class Generator:
             for _ in range(self.rng.choice([1, 2]) if self.fused else 0):
                 self._along(first)
             count = self.rng.choice([1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 10])
-            weights, kinds = zip(*(FUSED if self.fused else ALL), strict=True)
+            lines = MULTIPLIED if self.products else FUSED if self.fused else ALL
+            weights, kinds = zip(*lines, strict=True)
             for _ in range(4 * count):
                 if len(self.steps) >= count or self.spoilt:
                     break

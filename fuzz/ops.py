@@ -449,7 +449,7 @@ JOINED_SUMS = """
 ({0} + {1}).cumsum({dim}) | {0} - ({0} * {1}).sum({dims}, keepdim=True) | ({0} + {1}).norm(dim={dim})
 """
 
-# Which kinds of lines a program takes, and how often: of all kinds, or those that share loops.
+# Which kinds of lines a program takes, and how often: those that share loops, products, or all.
 Kinds = list[tuple[int, Callable[["Generator"], Line]]]
 FUSED: Kinds = [
     (8, line(MAPS)),
@@ -462,6 +462,24 @@ FUSED: Kinds = [
     (2, cut),
     (2, cast),
     (1, where),
+]
+# Products with maps before and behind them, several equal ones side by side among them.
+EQUAL_PRODUCTS = """
+torch.stack([F.relu({0} @ ({1} + i)) for i in range(5)]) | torch.cat([({0} @ {1}[i:]).tanh() for i in range(4)])
+torch.stack([F.silu({0} @ ({0}.mT * i)) for i in range(4)]) | torch.cat([F.gelu(F.linear({0}, {1} * i)) for i in range(5)])
+torch.stack([({0} @ {0}).sigmoid() * i for i in range(4)]) | torch.stack([F.linear({0}, {1} - i) + {0} for i in range(4)])
+"""
+MULTIPLIED: Kinds = [
+    (20, line(PRODUCTS)),
+    (8, line(EQUAL_PRODUCTS)),
+    (14, line(MAPS)),
+    (10, line(JOINED_MAPS)),
+    (4, line(ROW_SUMS)),
+    (4, permute),
+    (3, reshape),
+    (3, cut),
+    (2, cast),
+    (3, convolution),
 ]
 ALL: Kinds = [
     (22, line(UNARY)),

@@ -24,6 +24,7 @@ from .batch import Batch, Waiting
 from .bounds import spread
 from .compare import Outcome, differences
 from .place import on_device
+from .templates import templates_everywhere
 
 # How things may be compiled: fields of dynamotor.config.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -32,11 +33,13 @@ TARGETS: dict[str, dict[str, Any]] = {
     "avx2": {"isa": "avx2"},
     "portable": {"isa": "portable"},
     "triton": {"target": "triton"},
+    "templates": {"target": "triton"},  # each matrix product that a template can compute is one
     "cuda": {},  # Triton on a GPU, beside eager on the GPU
 }
 XLA = ("xla", "xla-bridge")  # where jax is: lazily, and compiled by the bridge
-UNBATCHED = ("triton", "cuda")  # no kernel is C++
+UNBATCHED = ("triton", "templates", "cuda")  # no kernel is C++
 QUICK = ("-O1",)
+PLACES = {"cuda": lambda: on_device("cuda"), "templates": templates_everywhere}
 _VERSION = "needed for gradient computation has been modified by an inplace operation: ["
 GRAPHS = 8  # forward, backward, and one more for each break
 
@@ -52,7 +55,9 @@ def compiling(target: str) -> Iterator[None]:
     """The settings under which programs are compiled for a target; random numbers are eager's."""
     triton = target in UNBATCHED
     flags = () if triton or target == "native" else QUICK
-    place = on_device("cuda") if target == "cuda" else contextlib.nullcontext()
+    place = contextlib.nullcontext()
+    if target in PLACES:
+        place = PLACES[target]()
     with place, config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
         yield
 

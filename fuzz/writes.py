@@ -176,5 +176,5 @@ class Maker:
 
 def generated(seed: int, n: int, target: str) -> Program:
     """The n-th program of a seed."""
-    program = Maker(seed * 1_000_003 + n, small=target == "triton").program()
+    program = Maker(seed * 1_000_003 + n, small=target in ("triton", "templates")).program()
     return replace(program, target=target, name=f"{seed}:{n}")
