@@ -124,6 +124,8 @@ def operation(
     name, source = e.op, e.args[0].dtype if e.args and isinstance(e.args[0], Expr) else e.dtype
     if name == "cast":
         return cast_text(operands[0], source, e.dtype, result, width)
+    if name == "bits":
+        return f"bits<{result}>({operands[0]})"
     if name == "round_to":
         memory = e.args[1]
         if memory is torch.bfloat16:

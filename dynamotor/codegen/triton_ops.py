@@ -59,6 +59,7 @@ TEXT: dict[str, str] = {
     "shr": "{0} >> {1}",
     "bitnot": "~{0}",
     "not": "{0} == 0",
+    "bits": "({0}).to(tl.float32, bitcast=True)",
     "abs": "tl.abs({0})",
     "max": "maximum({0}, {1})",
     "min": "minimum({0}, {1})",

@@ -24,7 +24,7 @@ from ..graph.custom_writes import written_by
 from ..graph.nodes import overload
 from ..graph.result_strides import preserved_stride
 from ..graph.sizes import Dim, Size, equal, hint, leaves_in
-from ..graph.spec import TensorSpec, contiguous_stride, numel
+from ..graph.spec import TensorSpec, aten, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, Materialized, aten_call_target, is_layout_agnostic
 from .index_expr import Index, Var, is_zero
 from .ir import (
@@ -279,7 +279,11 @@ class LoopBuilder(Realizer):
             return self.fallback(node, args, kwargs, "no lowering")
         if any(isinstance(a, NumberResult) for a in leaves_in((args, kwargs))):
             return self.fallback(node, args, kwargs, "a number computed at run time")
-        any_dtype = overload(node).overloadpacket.__name__ in VIEW_OPS or node.target in BY_DESIGN
+        any_dtype = (
+            overload(node).overloadpacket.__name__ in VIEW_OPS
+            or node.target in BY_DESIGN
+            or node.target is aten._to_copy.default
+        )
         if not any_dtype and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
             return self.fallback(node, args, kwargs, "a dtype that loop kernels do not have")
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..base.registry import register_all
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES, aten
-from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
+from .ir import BOOL, COMPUTE_TYPE, F32, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, lowerings
 from .value import LoopValue
 
@@ -499,6 +500,32 @@ def _lerp(ctx: LoopBuilder, x: LoopValue, end: LoopValue, weight: Scalar) -> Loo
 
 
 # -- casts and copies ----------------------------------------------------------------------------------------
+# Float8: bits of the mantissa, bias of the exponent, and the largest finite number's bits.
+FLOAT8 = {torch.float8_e4m3fn: (3, 7, 126), torch.float8_e5m2: (2, 15, 123)}
+
+
+def _of_bytes(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    """A float8 value as float32, from its bytes."""
+    decline_if(x.dtype not in FLOAT8 or x.ref is None, "a dtype that loop kernels do not have")
+    assert x.ref is not None
+    mantissa, bias, largest = FLOAT8[x.dtype]
+    stored = LoopValue(x.shape, torch.uint8, ref=replace(x.ref, dtype=torch.uint8))
+
+    def number(byte: Expr) -> Expr:
+        size = op("and", byte, like(127, byte))
+        shifted = add(mul(size, like(1 << 23 - mantissa, size)), like(127 - bias << 23, size))
+        value = op("bits", shifted, dtype=F32)
+        small = mul(cast(size, F32), const(2.0 ** (1 - bias - mantissa), F32))  # no hidden bit
+        value = select(compare("lt", size, like(1 << mantissa, size)), small, value)
+        beyond = const(math.nan, F32)
+        if largest == 123:
+            beyond = select(compare("eq", size, like(124, size)), const(math.inf, F32), beyond)
+        value = select(compare("le", size, like(largest, size)), value, beyond)
+        return select(compare("gt", byte, like(127, byte)), op("neg", value), value)
+
+    return ctx.generate(lambda index: number(stored.at(index)), x.shape, F32)
+
+
 def convert(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
     """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
 
@@ -525,7 +552,8 @@ def _to_copy(
     source = spec_of(operand(ctx.node, 0))
     # A single number may be read from anywhere.
     decline_if(source.shape and source.device != ctx.spec.device, "another device")
-    return convert(ctx, x, dtype or x.dtype)
+    decline_if(ctx.spec.dtype not in COMPUTE_TYPE, "a dtype that loop kernels do not have")
+    return convert(ctx, x if x.dtype in COMPUTE_TYPE else _of_bytes(ctx, x), ctx.spec.dtype)
 
 
 # -- activations with options, and backwards -----------------------------------------------------------------

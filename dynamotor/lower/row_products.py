@@ -27,7 +27,7 @@ from .realize import IN_MEMORY
 ROWS_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 2}
 ROWS_GPU = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1)
 LEAST = 1 << 16  # weights; below, a call costs more than their memory
-NARROW = (torch.int8, torch.uint8)
+NARROW = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 MOST_PARTS = 8  # numbers in a byte
 _CHEAP = (
     aten._to_copy.default,
