@@ -350,7 +350,25 @@ def flatten(index: Sequence[Index | Atom], stride: Iterable[Dim], offset: Dim = 
             offset += i.const * s
             for atom, c in i.terms.items():
                 terms[atom] = terms.get(atom, 0) + c * s
-    return Index(terms, offset)
+    found = Index(terms, offset)
+    for atom in found.terms:
+        if type(atom) is Mod:
+            joined = _rejoined(found, atom)
+            if joined is not None:
+                return flatten([joined], [1])
+    return found
+
+
+def _rejoined(index: Index, low: Mod) -> Index | None:
+    """n * (b // n) + b % n is b: what one view took apart, another one put together. None where it is not so."""
+    c, high = index.terms[low], low.base // low.n
+    if len(high.terms) != 1 or not is_zero(high.const):
+        return None
+    ((atom, unit),) = high.terms.items()
+    if not is_one(unit) or atom not in index.terms or not equal(index.terms[atom], c * low.n):
+        return None
+    rest = {a: k for a, k in index.terms.items() if a not in (low, atom)}
+    return Index(rest, index.const) + low.base * c
 
 
 def row_major(variables: Sequence[Var]) -> Index:
