@@ -19,7 +19,7 @@ import torch
 
 from bench.tool import read_json, write_json
 
-from . import dynamo_tests, torchvision_stub
+from . import dynamo_tests, quantised, torchvision_stub
 from .beside import Row, add_shares, in_child, measure, printed, table
 from .families import PHASES, REASONS as FAMILY_REASONS
 from .library_cases import CASES
@@ -91,6 +91,8 @@ def page() -> str:
     for phase in PHASES:
         rows = list(found.get(phase, {}).values())
         lines += ["", f"### {names[phase]}", "", summary(rows), "", table(rows, FAMILY_REASONS)]
+    if quantised_weights := read("cpu-quantised.json"):
+        lines += ["", *quantised.section(quantised_weights)]
     if tests := read("dynamo-tests.json"):
         lines += ["", *dynamo_tests.section(tests)]
     return "\n".join(lines) + "\n"
