@@ -360,7 +360,7 @@ def flatten(index: Sequence[Index | Atom], stride: Iterable[Dim], offset: Dim = 
 
 
 def _rejoined(index: Index, low: Mod) -> Index | None:
-    """n * (b // n) + b % n is b: what one view took apart, another one put together. None where it is not so."""
+    """n * (b // n) + b % n is b: one view took it apart, another one put it together. None: it is not so."""
     c, high = index.terms[low], low.base // low.n
     if len(high.terms) != 1 or not is_zero(high.const):
         return None
