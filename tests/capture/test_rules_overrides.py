@@ -151,3 +151,36 @@ def test_attributes_of_autograd_are_set_on_parameters_of_a_subclass():
     dynamotor.compile(fn, fullgraph=True)(x).backward()
     torch.testing.assert_close(weight.grad, x.sum(0)[:, None].expand(4, 4))
     assert type(weight) is Stored
+
+
+def moves_the_tensor(w, stored, x):
+    w.data = x * 2
+    w.data = stored
+    return w + 1
+
+
+def moves_the_stored(w, stored, x):
+    stored.data = x * 2
+    w.data = stored
+    return w + 1
+
+
+def swaps(w, stored, x):
+    torch.utils.swap_tensors(w, x)
+    w.data = stored
+    return w + 1
+
+
+@pytest.mark.parametrize("program", [moves_the_tensor, moves_the_stored, swaps])
+@pytest.mark.parametrize("make", [torch.Tensor.clone, torch.nn.Parameter, Stored])
+def test_memory_that_the_program_moved_before_counts(make, program):
+    """The objects outside have one memory when the call begins, and others where `.data` is set."""
+    ends = []
+    for run in (program, dynamotor.compile(program)):
+        w, x = make(torch.arange(3.0)), torch.arange(3.0) + 5
+        stored = w.data
+        with torch.no_grad():
+            result = run(w, stored, make(x) if program is swaps else x)
+        ends.append((result, w.detach().clone(), stored.clone(), w.data_ptr() == stored.data_ptr()))
+        assert type(w) is type(make(x))
+    torch.testing.assert_close(*ends)

@@ -149,8 +149,10 @@ def _data_is_set(trace: Trace, tensor: TensorValue, value: Value) -> bool:
 
 
 def _has_memory_of(trace: Trace, tensor: TensorValue, value: TensorValue) -> bool:
-    """Whether two tensors from outside have the same elements of one storage, guarded."""
-    if MISSING in (tensor.real(), value.real()) or not tensor.obj.is_set_to(value.obj):
+    """Whether two tensors from outside have the same elements of one storage, guarded. Once the program has set the
+    memory of any tensor, their objects no longer tell."""
+    moved = trace.tensors.given_away or any(v.new_data is not None for v in trace.tensors.by_example.values())
+    if moved or MISSING in (tensor.real(), value.real()) or not tensor.obj.is_set_to(value.obj):
         return False
     assert tensor.source is not None and value.source is not None
     pair = Joined((tensor.source, value.source))
