@@ -13,7 +13,7 @@ import dynamotor
 from .compare import Outcome, observe
 from .generate import Generator
 from .program import Program
-from .trial import Trial, Verdict, compiled as tried, examine
+from .trial import INTERPRETED, Trial, Verdict, compiled as tried, examine
 
 BATCH = 144  # programs that share a run of g++
 # Others: interpreted, a process of its compiler a kernel, of one XLA graph, of one graph each.
@@ -34,8 +34,7 @@ def trial(program: Program) -> Trial:
 def generated(seed: int, n: int, target: str) -> Program:
     """The n-th program of a seed."""
     seeded = seed * 1_000_003 + n
-    small = target in ("triton", "templates")
-    program = Generator(seeded, small=small, products=target == "templates").program()
+    program = Generator(seeded, small=target in INTERPRETED, products=target == "templates").program()
     return replace(program, target=target, name=f"{seed}:{n}")
 
 

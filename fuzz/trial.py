@@ -39,7 +39,12 @@ TARGETS: dict[str, dict[str, Any]] = {
 XLA = ("xla", "xla-bridge")  # where jax is: lazily, and compiled by the bridge
 UNBATCHED = ("triton", "templates", "cuda")  # no kernel is C++
 QUICK = ("-O1",)
-PLACES = {"cuda": lambda: on_device("cuda"), "templates": templates_everywhere}
+INTERPRETED = ("triton", "templates")  # their programs are small
+# Contexts in which programs of a target are compiled and run.
+PLACES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "cuda": lambda: on_device("cuda"),
+    "templates": templates_everywhere,
+}
 _VERSION = "needed for gradient computation has been modified by an inplace operation: ["
 GRAPHS = 8  # forward, backward, and one more for each break
 
@@ -55,10 +60,10 @@ def compiling(target: str) -> Iterator[None]:
     """The settings under which programs are compiled for a target; random numbers are eager's."""
     triton = target in UNBATCHED
     flags = () if triton or target == "native" else QUICK
-    place = contextlib.nullcontext()
-    if target in PLACES:
-        place = PLACES[target]()
-    with place, config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
+    with (
+        PLACES.get(target, contextlib.nullcontext)(),
+        config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True),
+    ):
         yield
 
 

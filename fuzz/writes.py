@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from .program import Input, Program, Step
+from .trial import INTERPRETED
 
 FEW, MANY = 4, 14  # steps of a program
 DTYPES = ("float32", "float32", "float32", "float64", "bfloat16", "int64")
@@ -176,5 +177,5 @@ class Maker:
 
 def generated(seed: int, n: int, target: str) -> Program:
     """The n-th program of a seed."""
-    program = Maker(seed * 1_000_003 + n, small=target in ("triton", "templates")).program()
+    program = Maker(seed * 1_000_003 + n, small=target in INTERPRETED).program()
     return replace(program, target=target, name=f"{seed}:{n}")

@@ -36,7 +36,9 @@ class TritonStep(LoopStep):
     def __post_init__(self) -> None:
         # Passes behind this one read the kernel for the function: another kernel would be a wrong result.
         if self.kernel is not None and self.args != tuple([name for name, _, _ in self.kernel.params]):
-            wrong(f"a launch of {self.args} bears a kernel of others", self.kernel.params)
+            wrong(
+                f"the pointers of a launch, {self.args}, are not its kernel's parameters", self.kernel.params
+            )
 
 
 _memo: dict[str, TritonFunction] = {}

@@ -504,23 +504,25 @@ def _lerp(ctx: LoopBuilder, x: LoopValue, end: LoopValue, weight: Scalar) -> Loo
 FLOAT8 = {torch.float8_e4m3fn: (3, 7, 126), torch.float8_e5m2: (2, 15, 123)}
 
 
-def _of_bytes(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-    """A float8 value as float32, from its bytes."""
+def _float8_as_float32(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    """A float8 value as float32: its bytes are read and their bits moved."""
     decline_if(x.dtype not in FLOAT8 or x.ref is None, "a dtype that loop kernels do not have")
     assert x.ref is not None
     mantissa, bias, largest = FLOAT8[x.dtype]
     stored = LoopValue(x.shape, torch.uint8, ref=replace(x.ref, dtype=torch.uint8))
 
     def number(byte: Expr) -> Expr:
-        size = op("and", byte, like(127, byte))
-        shifted = add(mul(size, like(1 << 23 - mantissa, size)), like(127 - bias << 23, size))
+        magnitude = op("and", byte, like(127, byte))
+        shifted = add(
+            mul(magnitude, like(1 << (23 - mantissa), magnitude)), like((127 - bias) << 23, magnitude)
+        )
         value = op("bits", shifted, dtype=F32)
-        small = mul(cast(size, F32), const(2.0 ** (1 - bias - mantissa), F32))  # no hidden bit
-        value = select(compare("lt", size, like(1 << mantissa, size)), small, value)
+        small = mul(cast(magnitude, F32), const(2.0 ** (1 - bias - mantissa), F32))  # no hidden bit
+        value = select(compare("lt", magnitude, like(1 << mantissa, magnitude)), small, value)
         beyond = const(math.nan, F32)
         if largest == 123:
-            beyond = select(compare("eq", size, like(124, size)), const(math.inf, F32), beyond)
-        value = select(compare("le", size, like(largest, size)), value, beyond)
+            beyond = select(compare("eq", magnitude, like(124, magnitude)), const(math.inf, F32), beyond)
+        value = select(compare("le", magnitude, like(largest, magnitude)), value, beyond)
         return select(compare("gt", byte, like(127, byte)), op("neg", value), value)
 
     return ctx.generate(lambda index: number(stored.at(index)), x.shape, F32)
@@ -553,7 +555,7 @@ def _to_copy(
     # A single number may be read from anywhere.
     decline_if(source.shape and source.device != ctx.spec.device, "another device")
     decline_if(ctx.spec.dtype not in COMPUTE_TYPE, "a dtype that loop kernels do not have")
-    return convert(ctx, x if x.dtype in COMPUTE_TYPE else _of_bytes(ctx, x), ctx.spec.dtype)
+    return convert(ctx, x if x.dtype in COMPUTE_TYPE else _float8_as_float32(ctx, x), ctx.spec.dtype)
 
 
 # -- activations with options, and backwards -----------------------------------------------------------------

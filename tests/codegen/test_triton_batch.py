@@ -135,7 +135,7 @@ def test_the_update_of_all_parameters_is_few_launches():
 
 
 def test_products_with_maps_behind_them_are_no_maps(monkeypatch):
-    """A generated product bears nothing of the map that it took over: the map alone would be another result."""
+    """A generated product does not keep the kernel of the map that it computes too: that alone is another result."""
 
     def layers(x, *weights):
         return [torch.relu(x @ w) for w in weights] + [torch.sigmoid(w @ w) for w in weights]
@@ -151,9 +151,9 @@ def test_products_with_maps_behind_them_are_no_maps(monkeypatch):
     torch.testing.assert_close(got, layers(*given), rtol=2e-2, atol=2e-2)
 
 
-def test_a_launch_that_bears_a_kernel_of_others_is_refused():
+def test_a_launch_with_other_pointers_than_its_kernel_is_refused():
     with collect("code") as events:
         dynamotor.compile(lambda x, y: x * 2 + y)(torch.randn(5), torch.randn(5))
     (step,) = [step for step in events[0].data["program"].steps if isinstance(step, TritonStep)]
-    with pytest.raises(InternalError, match="bears a kernel of others"):
+    with pytest.raises(InternalError, match="are not its kernel's parameters"):
         replace(step, args=(*step.args, step.args[0]))

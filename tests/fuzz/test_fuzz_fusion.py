@@ -31,7 +31,7 @@ def chunk(seed, count, target):
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("target", targets())
 def test_programs_of_a_fixed_seed_are_right(target):
-    verdicts = fusion.judged(chunk(4, 4 if target in ("triton", "templates") else 16, target), target)
+    verdicts = fusion.judged(chunk(4, 4 if target in trial.INTERPRETED else 16, target), target)
     assert {v.trial.name: v.problems for v in verdicts if v.problems} == {}
 
 
@@ -280,17 +280,17 @@ def test_a_product_that_is_added_may_be_rounded_once_or_twice(text):
         assert not any(fusion.problems(programs, target))
 
 
-def test_a_template_that_bears_the_map_behind_it_is_found(monkeypatch):
+def test_a_template_that_keeps_the_kernel_of_its_map_is_found(monkeypatch):
     """The pass that joins equal maps takes it for that map: here of a product of a tensor with itself."""
     text = "torch.stack([({0} @ {0}).sigmoid() * i for i in range(4)])"
     program = Program((Input((16, 16), "bfloat16"),), (Step(text, (0,)),), (1,), target="templates")
     assert fusion.problems([program], "templates") == [[]]
     plain = triton_gemm_sites.template_step
 
-    def bears(given, site, tiling):
+    def keeping(given, site, tiling):
         step, old = plain(given, site, tiling), given.steps[site.consumer]
         args = tuple(name for name, _, _ in old.kernel.params)  # so that the step itself does not refuse it
         return replace(step, kernel=old.kernel, args=args)
 
-    monkeypatch.setattr(triton_gemm_sites, "template_step", bears)
+    monkeypatch.setattr(triton_gemm_sites, "template_step", keeping)
     assert fusion.problems([program], "templates")[0]
