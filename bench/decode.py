@@ -32,6 +32,7 @@ from dynamotor.tools.tables import render
 WAYS = {
     "products": ("eager", "torch.compile", "dynamotor"),
     "generate": ("eager", "torch.compile", "dynamotor", "loop", "generate compiled"),
+    "cache": ("eager", "torch.compile", "dynamotor"),
 }
 SHAPES = (
     (2048, 2048),
@@ -77,6 +78,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", default="", help="default: each row's own")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each generation")
     parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--positions", default="4096,32768", help="of the row `cache`")
     parser.add_argument("--times", type=int, default=5, help="timed generations")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -92,7 +94,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _in_process(args: argparse.Namespace, row: str, batch: int, way: str) -> dict[str, Any]:
     command = ["decode", "--worker", f"{row}:{batch}:{way}"]
-    for name in ("model", "tokens", "prompt", "times", "dtype", "device"):
+    for name in ("model", "tokens", "prompt", "positions", "times", "dtype", "device"):
         command += [f"--{name}", str(getattr(args, name))]
     command += [f"--{name}" for name in ("small", "profile") if getattr(args, name)]
     row_of = {"row": row, "batch": batch, "way": way}
@@ -104,7 +106,8 @@ def _worker(args: argparse.Namespace) -> dict[str, Any]:
     torchvision_stub.prepare()
     torch.manual_seed(0)
     device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    return {"device": device} | (_products if row == "products" else _generate)(args, int(batch), way)
+    run = {"products": _products, "generate": _generate, "cache": _cache}[row]
+    return {"device": device} | run(args, int(batch), way)
 
 
 # -- products ------------------------------------------------------------------------------------------------
@@ -262,6 +265,32 @@ def _loop(
     if args.profile:
         _profile(call, tokens)
     return {"ms": quartiles(times), "tokens": tokens, **_agreement(ours, reference, prompt), **_counts()}
+
+
+@torch.no_grad()
+def _cache(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
+    """Milliseconds of one step over a static cache, by its positions and how many of them are filled."""
+    import transformers
+
+    _, model = model_of(args.model, 1 << 16, SMALL if args.small else {})
+    model = model.to(args.device, getattr(torch, args.dtype)).eval()
+    token, found = torch.ones((batch, 1), dtype=torch.long, device=args.device), {}
+    step = compiler_of(way, MODE if way == "dynamotor" else None)(
+        model
+    )  # torch.compile's mode of that name raises
+    for positions in map(int, args.positions.split(",")):
+        for filled in (positions - args.tokens, positions // 8):
+            cache = transformers.StaticCache(config=model.config, max_cache_len=positions)
+            call = partial(step, token, past_key_values=cache, use_cache=True)
+            call()
+            for layer in cache.layers:
+                layer.keys.normal_()
+                layer.values.normal_()
+                layer.cumulative_length.fill_(filled)
+            call()
+            times = timed(call, min(args.times * 4, args.tokens - 4), args.device)
+            found[f"{filled} of {positions}"] = {"ms": quartiles(times)}
+    return {"shapes": found, **_counts()}
 
 
 def _profile(call: Callable[[], object], tokens: int) -> None:

@@ -53,27 +53,52 @@ FORMS: dict[str, Form] = {
 }
 
 
-def row(name: str, form: Form, nbytes: int, seconds: float) -> dict[str, Any]:
+def _wait(device: str) -> Callable[[], object]:
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else device
+
+
+def peak(call: Callable[[], object], device: str) -> float:
+    """MB that a call takes beside its operands."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return float(torch.cuda.max_memory_allocated() - before) / (1 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    call()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def row(name: str, form: Form, nbytes: int, seconds: float, device: str) -> dict[str, Any]:
     """The times of one form for a buffer of so many bytes."""
-    k = torch.zeros(1, HEADS, nbytes // (4 * HEADS * WIDTH), WIDTH)
-    x, p = torch.randn(1, HEADS, 1, WIDTH), torch.tensor([3])
+    k = torch.zeros(1, HEADS, nbytes // (4 * HEADS * WIDTH), WIDTH, device=device)
+    x, p = torch.randn(1, HEADS, 1, WIDTH, device=device), torch.tensor([3], device=device)
     if name == "buffer of a module":
         form = Cache(k)
     ways = {"eager": form, "torch.compile": torch.compile(form), "ours": dynamotor.compile(form)}
     with torch.no_grad():
-        ways["ours"](k, x, p)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        ways["ours"](k, x, p)
-        beside = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         calls = {way: (lambda call=call: call(k, x, p)) for way, call in ways.items()}
-        rounds = turns(calls, seconds=seconds, finish=lambda: None, turn=0.01)
+        calls["ours"]()
+        beside = {way: peak(calls[way], device) for way in ("eager", "ours")}
+        rounds = turns(calls, seconds=seconds, finish=_wait(device), turn=0.01)
     torch._dynamo.reset()
     dynamotor.reset()
     micro = {way: 1e6 * statistics.median(one[way] for one in rounds) for way in ways}
-    return {"form": name, "bytes": nbytes, "us": micro, "mb_beside": beside}
+    return {
+        "form": name,
+        "bytes": nbytes,
+        "us": micro,
+        "mb_beside": beside["ours"],
+        "mb_eager": beside["eager"],
+    }
 
 
-def decoding(positions: int, seconds: float) -> dict[str, Any]:
+def decoding(positions: int, seconds: float, device: str) -> dict[str, Any]:
     """Milliseconds of one step of a small Llama over a static cache of so many positions."""
     from bench import torchvision_stub
 
@@ -82,8 +107,8 @@ def decoding(positions: int, seconds: float) -> dict[str, Any]:
 
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=512, max_position_embeddings=positions, **shape)
-    model = LlamaForCausalLM(config).eval()
-    tokens, at = torch.tensor([[7]]), torch.tensor([positions // 2])
+    model = LlamaForCausalLM(config).eval().to(device)
+    tokens, at = torch.tensor([[7]], device=device), torch.tensor([positions // 2], device=device)
 
     def step(call: Any) -> Callable[[], Any]:
         cache = StaticCache(config=config, max_cache_len=positions)
@@ -92,11 +117,19 @@ def decoding(positions: int, seconds: float) -> dict[str, Any]:
     ways = {"eager": model, "torch.compile": torch.compile(model), "ours": dynamotor.compile(model)}
     with torch.no_grad():
         steps = {way: step(call) for way, call in ways.items()}
-        rounds = turns(steps, seconds=seconds, finish=lambda: None)
+        rounds = turns(steps, seconds=seconds, finish=_wait(device))
     return {
         "positions": positions,
         "ms": {way: 1e3 * statistics.median(one[way] for one in rounds) for way in ways},
+        "ours_over": {
+            way: _quartiles([one["ours"] / one[way] for one in rounds]) for way in ways if way != "ours"
+        },
     }
+
+
+def _quartiles(ratios: list[float]) -> list[float]:
+    """The median of the rounds' ratios between the quartiles."""
+    return statistics.quantiles(ratios, n=4)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -105,15 +138,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each row")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest buffer")
     parser.add_argument("--positions", default="4096,32768")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", help="file for the figures")
     given = parser.parse_args(argv)
     forms = {**FORMS, "buffer of a module": write_row}
     rows = []
     for name, form in forms.items():
         for nbytes in (n for n in SIZES if n <= given.largest):
-            rows.append(row(name, form, nbytes, given.seconds))
+            rows.append(row(name, form, nbytes, given.seconds, given.device))
             print(rows[-1], flush=True)
-    steps = [decoding(int(n), 4 * given.seconds) for n in given.positions.split(",") if n]
+    steps = [decoding(int(n), 4 * given.seconds, given.device) for n in given.positions.split(",") if n]
     print(*steps, sep="\n")
     lines = [
         [
@@ -126,7 +160,12 @@ def main(argv: list[str] | None = None) -> None:
         for one in rows
     ]
     print(render(lines, COLUMNS))
-    found = {"torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows, "decoding": steps}
+    found = {
+        "torch": torch.__version__,
+        "device": _device_name(given.device),
+        "threads": torch.get_num_threads(),
+    }
+    found |= {"rows": rows, "decoding": steps}
     write_json(given.json, found)
 
 

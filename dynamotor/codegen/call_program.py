@@ -38,7 +38,7 @@ from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.extern import may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import cpp_build, memory
-from . import checked, cpp, cpp_family, externs
+from . import attend_cpp, checked, cpp, cpp_family, externs
 
 _view: Callable[..., torch.Tensor] = compat.reinterpret_tensor
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
@@ -419,7 +419,19 @@ class Writer:
         table[name], self.labels[name] = row, label
         return name
 
+    def own_kernel(self, step: ExternStep) -> tuple[cpp.CFunction, list[str], list[Dim]] | None:
+        """A function that is an op's kernel here, with the buffers and numbers that it is given."""
+        return attend_cpp.kernel(step) if step.target is torch.ops.dynamotor.attend.default else None
+
     def extern(self, step: ExternStep) -> Iterator[str]:
+        if (own := self.own_kernel(step)) is not None:
+            function, buffers, given = own
+            self.functions.setdefault(function.name, function)
+            fixed = not is_symbolic(given)
+            row = (function.name, len(buffers), tuple(map(int, given)) if fixed else ())
+            name = self.named(self.kernels, row, f"dynamotor::{function.name}")
+            yield f"{name}({', '.join((*buffers, *([] if fixed else map(str, given))))})  # {step.target}"
+            return
         stem, callee = externs.callee_of(step)
         outs = [name if name and self._is_read(name, step) else "_" for name in step.outs]
         self.seen.update(outs)

@@ -16,6 +16,7 @@ import torch
 from ..base import compat
 from ..graph.plain_data import plain
 from ..lower.program import ExternStep
+from . import attend_gpu
 
 aten = torch.ops.aten
 
@@ -46,6 +47,7 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm,
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
+    torch.ops.dynamotor.attend.out: attend_gpu.attend,
 }
 
 

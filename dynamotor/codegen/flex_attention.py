@@ -24,7 +24,7 @@ from ..runtime import triton_build, triton_launch
 from . import flex_kernels
 from .flex_body import F32, TileFunction
 from .flex_kernels import Blocks, Case
-from .gpu_program import interpreted, job_of
+from .gpu_kernels import interpreted, job_of
 from .triton_kernel import TritonFunction
 from .triton_ops import POINTER
 

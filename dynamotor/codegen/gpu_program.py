@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..base import compat, development
+from ..base import compat
 from ..base.config import config
-from ..base.errors import BuildError, UsageError
+from ..base.errors import BuildError
 from ..base.events import counters, fall_back
 from ..graph.kernel_checks import tf32
 from ..graph.sizes import Size, hint
@@ -35,6 +35,7 @@ from ..runtime import device_memory, memory, triton_build, triton_launch
 from . import autotune, triton, triton_gemm_choice
 from .call_program import CallInstance, CallProgram, Writer, nbytes_of
 from .cpp import structure
+from .gpu_kernels import interpreted, job_of
 from .triton_batch import batched
 from .triton_family import ROOM, Chosen, Family, Variant
 from .triton_kernel import TritonFunction
@@ -108,6 +109,9 @@ class GpuWriter(Writer):
         arguments = [*step.args, "stream"] if self.on_gpu else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
+    def own_kernel(self, step: ExternStep) -> None:
+        """None: an op's kernels are launched by the function that is called for it."""
+
     def extern(self, step: ExternStep) -> Iterator[str]:
         """The lines of an aten call; its results must be on the device if kernels read them."""
         reads_tensors = any(True for _ in refs((step.args, step.kwargs)))
@@ -136,30 +140,6 @@ def to_device(device: torch.device, number: torch.Tensor) -> torch.Tensor:
     call returns, but reads pinned memory later, when the program may have written there.
     """
     return number.to(device, non_blocking=not number.is_pinned())
-
-
-def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
-    """The builds of a function."""
-    source = HELPERS + f.source
-    return triton_build.TritonJob(
-        source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=f.stages, scratch=f.scratch
-    )
-
-
-def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
-    """The function in Triton's interpreter, which only tests need and register."""
-    make = development.functions.get("make_interpreted")
-    if make is None:
-        raise UsageError(
-            "DM735",
-            "Triton kernels on CPU tensors need the interpreter of the development package `bench`",
-            why="no wheel holds it, and this process has not registered it",
-            cure="use target='cpp'; or, in a clone of the repository, `import bench.verification` first",
-        )
-    kernel: Callable[..., None] = make(HELPERS + f.source, f.name, int(f.grid), ints)
-    if f.fallback is not None:
-        kernel = development.functions["by_alignment"](kernel, interpreted(f.fallback, ints))
-    return kernel
 
 
 def _placed(program: Program, device: torch.device) -> Program:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
+from ..graph import attend_op, prims  # noqa: F401  (they define torch.ops.dynamotor)
 from ..graph.spec import aten, copy_as
 
 # Functional overload -> its out= overload, for calls whose result goes into planned memory.
@@ -21,6 +21,7 @@ OUT_VARIANTS: dict[Any, Any] = {
     aten.baddbmm.default: aten.baddbmm.out,
     aten.mv.default: aten.mv.out,
     aten.dot.default: None,
+    torch.ops.dynamotor.attend.default: torch.ops.dynamotor.attend.out,
 }
 
 _ATEN_BY_DESIGN = (
@@ -63,7 +64,7 @@ BY_DESIGN: frozenset[Any] = frozenset(
         *_overloads(
             torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")
         ),
-        *_overloads(torch.ops.dynamotor, ("new_seed",)),
+        *_overloads(torch.ops.dynamotor, ("new_seed", "attend")),
     )
 )
 

@@ -27,6 +27,7 @@ from .convolutions import (
     prepack_convolutions,
     split_convolution_bias,
 )
+from .decode_attention import attend_few_queries
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
@@ -54,6 +55,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     if on_gpu:
         layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
         return [
+            ("attention of few queries", attend_few_queries),
             ("sum products of few rows", partial(sum_row_products, on_gpu=True)),
             ("pad products", pad_products),
             ("add embedding rows", partial(add_embedding_rows, on_gpu=True)),
@@ -64,6 +66,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
+        ("attention of few queries", attend_few_queries, True),
         ("split bias off matrix products", split_bias, True),
         ("sum products of few rows", sum_row_products, True),
         ("add embedding rows in place", add_embedding_rows, True),

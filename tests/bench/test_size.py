@@ -17,7 +17,7 @@ LIMITS = {
     "capture": 16_450,
     "codegen": 7_000,
     "distributed": 1_800,
-    "graph": 6_000,
+    "graph": 6_050,
     "lower": 5_900,
     "runtime": 1_500,
     "step": 2_350,

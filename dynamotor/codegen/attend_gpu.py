@@ -1,0 +1,101 @@
+"""Runs `dynamotor::attend` on a GPU by two Triton kernels; they are built at the first call and kept.
+
+>>> attend(q, k, v, mask, 0.125, q.stride(), out=out)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..base import compat
+from ..runtime import triton_build, triton_launch
+from . import attend_triton
+from .gpu_kernels import interpreted, job_of
+from .triton_kernel import TritonFunction
+
+Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # a tensor's shape, strides and type
+PROGRAMS = 4  # for each of a GPU's processors
+INTERPRETED = 4  # programs that share a head's keys in Triton's interpreter
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    stride: Sequence[int],
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """As `torch.ops.dynamotor.attend.out`."""
+    device = query.device
+    tensors = (query, key, value, query if mask is None else mask)
+    keys = [(t.shape, t.stride(), t.dtype) for t in tensors[: 3 if mask is None else 4]]
+    first, second, room = _kernels(device, scale, out.stride(), *keys)
+    stream = (compat.current_raw_stream(device.index),) if device.type == "cuda" else ()
+    if second is None:
+        first(*tensors, out, *stream)
+    else:
+        parts = torch.empty(room, dtype=torch.float32, device=device)
+        first(*tensors, parts, *stream)
+        second(parts, out, *stream)
+    return out
+
+
+def _strides(of: Sequence[Key], out: tuple[int, ...]) -> list[int]:
+    """The strides of q, k, v, mask and the result; 0 along broadcast dimensions, and for no mask."""
+    found = [
+        0 if n == 1 else step for shape, strides, _ in of for n, step in zip(shape, strides, strict=True)
+    ]
+    return [*found, *([0] * (4 * (4 - len(of)))), *out]
+
+
+@functools.lru_cache(maxsize=256)
+def _kernels(
+    device: torch.device, scale: float, out: tuple[int, ...], *of: Key
+) -> tuple[Callable[..., None], Callable[..., None] | None, int]:
+    """The kernel of tensors with these shapes, strides and types, one that puts parts together, and how many
+    floats the parts are.
+    """
+    (shape, _, dtype), (keys, _, _), (values, _, _), *_ = of
+    groups, rows, length = shape[0] * shape[1], shape[2], keys[2]
+    block = attend_triton.block_of(dtype, (shape[3], values[3]))
+    n = max(1, min(_programs(device) // max(1, groups), -(-length // block), attend_triton.MOST_SPLITS))
+    functions = functions_of(scale, out, n, of)
+    numbers = (shape[1], length, n, *_strides(of, out))
+    first = _launch(device, functions[0], groups * n, 5, numbers)
+    if n == 1:
+        return first, None, 0
+    second = _launch(device, functions[1], groups * rows, 2, (shape[1], n, *out))
+    return first, second, groups * n * rows * (values[3] + 2)
+
+
+def functions_of(scale: float, out: tuple[int, ...], n: int, of: Sequence[Key]) -> list[TritonFunction]:
+    """The function that goes through the keys, and with splits the one that puts their parts together."""
+    (shape, _, dtype), _, (values, _, _), *masks = of
+    widths = (shape[3], values[3])
+    mask = masks[0][2] if masks else None
+    first = attend_triton.parts(dtype, mask, shape[2], widths, _strides(of, out), n, scale)
+    return [first] if n == 1 else [first, attend_triton.joined(dtype, shape[2], widths[1])]
+
+
+def _programs(device: torch.device) -> int:
+    """How many keep a device busy."""
+    if device.type != "cuda":
+        return INTERPRETED
+    return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _launch(
+    device: torch.device, f: TritonFunction, grid: int, n_tensors: int, numbers: tuple[int, ...]
+) -> Callable[..., None]:
+    if device.type != "cuda":
+        return interpreted(replace(f, grid=grid), numbers)
+    job = job_of(f, triton_launch.arch(device.index))
+    code = triton_build.start_kernel(job).result()
+    return triton_launch.make_gpu_kernel(job, code, device, grid, n_tensors, numbers)

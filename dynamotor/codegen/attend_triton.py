@@ -1,0 +1,151 @@
+"""The Triton text of `dynamotor::attend`: several programs share a head's keys ("flash decoding", Dao et al.,
+2023), and a block of keys that the mask excludes for every row is not read.
+
+Program c of a head goes through its blocks c, c + splits, ...: where a cache is filled to a part, each has as
+many filled ones. With more than one, another kernel puts their parts together.
+
+>>> parts(torch.bfloat16, None, rows=4, widths=(64, 64), strides=(64,) * 16, splits=8, scale=0.125).source
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..base.cache import digest
+from .triton_kernel import TritonFunction
+from .triton_ops import POINTER
+
+MOST_SPLITS = 64
+_TRITON = {torch.float32: "tl.float32", torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
+_PARTS = """
+@triton.jit
+def dm_attend(q, k, v, mask, out, heads, length, splits, {strides}):
+    pid = tl.program_id(0)
+    c = pid % splits
+    g = pid // splits
+    b = (g // heads).to(tl.int64)
+    h = (g % heads).to(tl.int64)
+    rows = tl.arange(0, {padded})
+    e = tl.arange(0, {ep})
+    f = tl.arange(0, {fp})
+    q += b * q0 + h * q1
+    k += b * k0 + h * k1
+    v += b * v0 + h * v1
+    mask += b * m0 + h * m1
+    qt = tl.load(q + rows[:, None] * q2 + e[None, :] * q3, (rows < {rows})[:, None] & (e < {e})[None, :], 0.0)
+    top = tl.full([{padded}], float("-inf"), tl.float32)
+    total = tl.full([{padded}], 0.0, tl.float32)
+    acc = tl.full([{padded}, {fp}], 0.0, tl.float32)
+    for at in tl.range(c * {block}, length, splits * {block}):
+        keys = at + tl.arange(0, {block})
+        inside = (rows < {rows})[:, None] & (keys < length)[None, :]
+        places = keys.to(tl.int64)
+        m = {mask}
+        if tl.max(tl.where(m == float("-inf"), 0, 1)) > 0:
+            there = keys < length
+            kt = tl.load(k + places[None, :] * k2 + e[:, None], there[None, :] & (e < {e})[:, None], 0.0)
+            vt = tl.load(v + places[:, None] * v2 + f[None, :], there[:, None] & (f < {f})[None, :], 0.0)
+            s = tl.dot(qt, kt{exact}) * {scale} + m
+            high = maximum(top, tl.reduce(s, 1, maximum))
+            base = tl.where(high == float("-inf"), 0.0, high)
+            p = tl.exp(s - base[:, None])
+            shrink = tl.exp(top - base)
+            total = total * shrink + tl.sum(p, 1)
+            acc = acc * shrink[:, None] + tl.dot(p.to({kind}), vt{exact})
+            top = high
+{end}
+"""
+_RESULT = """
+    known = tl.where(total == 0.0, 1.0, total)
+    at = out + b * o0 + h * o1 + rows[:, None] * o2 + f[None, :] * o3
+    tl.store(at, (acc / known[:, None]).to({kind}), (rows < {rows})[:, None] & (f < {f})[None, :])
+"""
+_PART = """
+    at = pid.to(tl.int64) * {rows} + rows
+    tl.store(out + at[:, None] * {f} + f[None, :], acc, (rows < {rows})[:, None] & (f < {f})[None, :])
+    out += tl.num_programs(0).to(tl.int64) * {size}
+    tl.store(out + at, top, rows < {rows})
+    tl.store(out + tl.num_programs(0) * {rows} + at, total, rows < {rows})
+"""
+_JOINED = """
+@triton.jit
+def dm_join(parts, out, heads, splits, {strides}):
+    pid = tl.program_id(0)
+    r = pid % {rows}
+    g = pid // {rows}
+    b = (g // heads).to(tl.int64)
+    h = (g % heads).to(tl.int64)
+    f = tl.arange(0, {fp})
+    n = tl.num_programs(0).to(tl.int64) * splits
+    s = tl.arange(0, {most})
+    at = (g.to(tl.int64) * splits + s) * {rows} + r
+    top = tl.load(parts + n * {f} + at, s < splits, float("-inf"))
+    total = tl.load(parts + n * {f} + n + at, s < splits, 0.0)
+    high = tl.reduce(top, 0, maximum)
+    share = tl.exp(top - tl.where(high == float("-inf"), 0.0, high))
+    whole = tl.sum(total * share, 0)
+    acc = tl.load(parts + at[:, None] * {f} + f[None, :], (s < splits)[:, None] & (f < {f})[None, :], 0.0)
+    found = tl.sum(acc * share[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(out + b * o0 + h * o1 + r * o2 + f * o3, found.to({kind}), f < {f})
+"""
+
+
+def block_of(dtype: torch.dtype, widths: tuple[int, int]) -> int:
+    """Keys of a block: the quickest on an H200 for heads of 64 and 128 halves (128 at 137 µs where 64 take
+    160, and 64 at 260 where 128 take 398); as many bytes for others.
+    """
+    return max(16, min(128, (1 << 13) // _power(max(widths)) * 2 // dtype.itemsize))
+
+
+def parts(
+    dtype: torch.dtype,
+    mask: torch.dtype | None,
+    rows: int,
+    widths: tuple[int, int],
+    strides: Sequence[int],
+    splits: int,
+    scale: float,
+) -> TritonFunction:
+    """Of q, k, v, mask, and the result (one split) or the parts: each split's sums, maxima and totals.
+
+    strides: of q, k, v, mask and the result. Its numbers: heads, length, splits, then the strides.
+    """
+    e, f = widths
+    exact = ', input_precision="ieee"' if dtype == torch.float32 else ""
+    loaded = 'tl.load(mask + rows[:, None] * m2 + places[None, :] * m3, inside, float("-inf")).to(tl.float32)'
+    facts = {"rows": rows, "f": f, "kind": _TRITON[dtype], "size": rows * f}
+    text = _PARTS.format(
+        strides=", ".join(f"{name}{n}" for name in "qkvmo" for n in range(4)),
+        padded=16 if rows <= 16 else 1 << (rows - 1).bit_length(),
+        e=e,
+        ep=_power(e),
+        fp=_power(f),
+        block=block_of(dtype, widths),
+        mask='tl.where(inside, 0.0, float("-inf"))' if mask is None else loaded,
+        exact=exact,
+        scale=repr(scale),
+        end=(_RESULT if splits == 1 else _PART).format(**facts).strip("\n"),
+        **facts,
+    )
+    types = [dtype] * 3 + [mask or dtype, dtype if splits == 1 else torch.float32]
+    kinds = ["i32"] * 3 + ["i64:16" if n % 16 == 0 else "i64" for n in strides]
+    return _function("dm_attend", text, (*[POINTER[t] for t in types], *kinds))
+
+
+def joined(dtype: torch.dtype, rows: int, width: int) -> TritonFunction:
+    """Of the parts and the result; its numbers: heads, splits, then the result's strides."""
+    text = _JOINED.format(
+        strides="o0, o1, o2, o3", rows=rows, f=width, fp=_power(width), most=MOST_SPLITS, kind=_TRITON[dtype]
+    )
+    return _function("dm_join", text, ("*fp32", POINTER[dtype], "i32", "i32", *["i64"] * 4))
+
+
+def _function(name: str, text: str, signature: tuple[str, ...]) -> TritonFunction:
+    own = f"{name}_{digest(text, repr(signature))[:12]}"
+    return TritonFunction(own, text.replace(f"def {name}(", f"def {own}("), signature, 1, 4)
+
+
+def _power(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())

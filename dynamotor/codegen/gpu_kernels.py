@@ -1,0 +1,35 @@
+"""A Triton function as a job for the workers that build it, and as a callable of Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..base import development
+from ..base.errors import UsageError
+from ..runtime import triton_build
+from .triton_kernel import TritonFunction
+from .triton_ops import HELPERS
+
+
+def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
+    """The builds of a function."""
+    source = HELPERS + f.source
+    return triton_build.TritonJob(
+        source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=f.stages, scratch=f.scratch
+    )
+
+
+def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
+    """The function in Triton's interpreter, which only tests need and register."""
+    make = development.functions.get("make_interpreted")
+    if make is None:
+        raise UsageError(
+            "DM735",
+            "Triton kernels on CPU tensors need the interpreter of the development package `bench`",
+            why="no wheel holds it, and this process has not registered it",
+            cure="use target='cpp'; or, in a clone of the repository, `import bench.verification` first",
+        )
+    kernel: Callable[..., None] = make(HELPERS + f.source, f.name, int(f.grid), ints)
+    if f.fallback is not None:
+        kernel = development.functions["by_alignment"](kernel, interpreted(f.fallback, ints))
+    return kernel

@@ -1,0 +1,47 @@
+"""The Triton kernels of `dynamotor::attend`, in Triton's interpreter: compiled programs with CPU tensors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bench.verification  # noqa: F401  (registers the interpreter)
+import dynamotor
+from bench.triton_interpret import available
+from dynamotor import config
+from dynamotor.codegen import attend_gpu, attend_triton
+
+pytestmark = pytest.mark.skipif(not available(), reason="Triton is not there as an interpreter")
+attention = F.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("heads", [1, 6])  # four programs share a head's keys, or one goes through them
+@pytest.mark.parametrize("filled", [0, 40, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_programs_that_share_a_head_s_keys_agree_with_eager(dtype, filled, heads):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, n, width, generator=generator).to(dtype)
+        for n, width in ((4, 40), (300, 40), (300, 24))
+    )
+    mask = (torch.arange(300) < filled)[None, None, None]
+    with torch.no_grad(), config.patch(target="triton"):
+        found = dynamotor.compile(attention)(query, key, value, mask)
+    want = attention(query.double(), key.double(), value.double(), mask)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), want, rtol=tolerance, atol=tolerance)
+
+
+def test_a_block_holds_about_as_many_bytes_for_each_type_and_width():
+    widths = (16, 64, 128, 256)
+    blocks = [attend_triton.block_of(torch.bfloat16, (n, n)) for n in widths]
+    assert blocks == [128, 128, 64, 32]
+    assert [attend_triton.block_of(torch.float32, (n, n)) for n in widths] == [128, 64, 32, 16]
+
+
+def test_what_is_broadcast_is_read_with_a_stride_of_zero():
+    shape, strides = (1, 1, 1, 32), (32, 32, 32, 1)
+    assert attend_gpu._strides([(shape, strides, torch.float32)], (9, 9, 9, 9)) == [
+        *(0, 0, 0, 1),
+        *[0] * 12,
+        *[9] * 4,
+    ]
