@@ -23,6 +23,7 @@ from ..base.events import emit
 from ..graph.spec import Compiled, TensorSpec
 from ..graph.tensor_subclass import is_wrapper
 from .calls import call_without_autocast, call_without_grad, unseen
+from .desugar import plain_tangent
 from .double_backward import Again, Given, is_batched
 from .inner_outputs import linker, refuse_hooks
 from .node_hooks import is_users, refusing_hooks
@@ -328,6 +329,9 @@ class Backward:
             arrived = [n for n, (k, _) in zip(self.numbers, arriving, strict=True) if tangents[k] is not None]
             refuse_hooks(ctx, sum(1 << number for number in arrived))
         wrapped = any(map(is_wrapper, tangents))
+        if wrapped:
+            tangents = [plain_tangent(tangent) for tangent in tangents]
+            wrapped = any(map(is_wrapper, tangents))
         many = wrapped or any(map(is_batched, tangents))
         if many and again is not None and ctx.given is not None and again.repeats:
             return self._again(again, ctx.given, tangents)

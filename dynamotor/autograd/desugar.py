@@ -100,7 +100,15 @@ def _parts(value: Any, spec: WrapperSpec) -> Iterator[Any]:
         if isinstance(one, WrapperSpec):
             yield from _parts(inner, one)
         elif isinstance(one, TensorSpec):
-            yield inner
+            yield plain_tangent(inner)
+
+
+def plain_tangent(tangent: Any) -> Any:
+    """A gradient as the plain tensor for which the backward was compiled, if its class converts it (one that
+    waits for a collective)."""
+    convert = getattr(tangent, "__coerce_same_metadata_as_tangent__", None) if is_wrapper(tangent) else None
+    found = None if convert is None else convert(None, torch.Tensor)
+    return tangent if found is None else found
 
 
 def _of_kind(tangent: Any, spec: WrapperSpec) -> Any:
@@ -138,7 +146,7 @@ def matches(value: Any, spec: WrapperSpec, exactly: bool = True) -> bool:
 def _matches_part(part: Any, spec: Any) -> bool:
     if isinstance(spec, HeldPart):
         return part is spec.value or bool(part == spec.value)
-    return matches(part, spec) if isinstance(spec, WrapperSpec) else not is_wrapper(part)
+    return matches(part, spec) if isinstance(spec, WrapperSpec) else not is_wrapper(plain_tangent(part))
 
 
 # At trace time ----------------------------------------------------------------------------------------------
@@ -242,6 +250,11 @@ def refuse_views(gm: torch.fx.GraphModule, results: Sequence[Any], inputs: Feed)
             raise error
 
 
+# DTensor's conversions are nodes of autograd from tensor to tensor; its private part keeps a history beside
+# them, which nothing that is documented follows.
+_OWN_GRADIENTS = "torch.distributed.tensor"
+
+
 def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
     """The results as plain tensors and wrappers around them."""
     flat: list[Any] = []
@@ -257,6 +270,8 @@ def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
         else:
             if id(result) not in wrappers:
                 leaves = flatten(result)
+                if type(result).__module__.startswith(_OWN_GRADIENTS):
+                    leaves = [leaf.detach() for leaf in leaves]
                 UnsupportedOp.when(
                     result.requires_grad and any(leaf.requires_grad for leaf in leaves),
                     "DM262",
@@ -276,7 +291,8 @@ def tangent_of(root: Any) -> WrapperSpec:
     """The expected gradient of a wrapper: one like it, or as its class says."""
     root = root.detach()
     expected = getattr(root, "__coerce_tangent_metadata__", None)
-    return WrapperSpec.of(root if expected is None else expected())
+    # Reduced, a DTensor's part is row-major whatever strides the whole shows.
+    return WrapperSpec.of(root if expected is None else expected().contiguous())
 
 
 def boundary_of(

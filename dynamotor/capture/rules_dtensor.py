@@ -12,7 +12,8 @@ from typing import Any
 from ..base import compat
 from .breaks import unsupported, unsupported_if
 from .rules_overrides import SubclassValue
-from .values.base import MISSING, Trace, Value, binders, named_rule
+from .source import Const
+from .values.base import MISSING, CallRule, Trace, Value, binders, builtin_rule, call_finder, named_rule
 from .values.containers import SequenceValue
 from .values.tensor import TensorValue, torch_call
 
@@ -57,6 +58,19 @@ def _convert(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Va
 
 
 # Placements are objects of C++: their methods compare and describe them, and none changes them -----------------
+@call_finder
+def _find_placement(cls: Any) -> CallRule | None:
+    """`Shard(0)` in a compiled function: an object that the program holds."""
+    if not isinstance(cls, type) or cls.__module__ != "torch.distributed.tensor.placement_types":
+        return None
+
+    def made(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
+        named = {name: _held(trace, value) for name, value in kwargs.items()}
+        return trace.make(trace.real(cls, *[_held(trace, value) for value in args], **named))
+
+    return made
+
+
 _InstanceMethod = type(
     vars(compat.pybind_class).get("nodes", MISSING)
 )  # how pybind11 keeps methods in a class
@@ -76,6 +90,12 @@ class _PlacementMethod(Value):
         given = [_held(trace, value) for value in (self.owner, *args)]
         named = {name: _held(trace, value) for name, value in kwargs.items()}
         return trace.make(self.descriptor.__get__(given[0])(*given[1:], **named))
+
+
+@builtin_rule(_InstanceMethod.__call__)
+def _call_method(trace: Trace, method: Value, owner: Value, /, *args: Value, **kwargs: Value) -> Value:
+    """The getter of a property (`shard.dim`)."""
+    return _PlacementMethod(method.real(), owner).call(trace, [*args], kwargs)
 
 
 @binders.register(_InstanceMethod)
@@ -101,5 +121,21 @@ def _held(trace: Trace, value: Value) -> Any:
             f"{value.describe()} is made in the compiled function and given to a conversion of a DTensor",
             cure="make meshes and placements outside the compiled function",
         )
-    trace.reader.guard_identity(value.source, found)
+    if type(value.source) is not Const:
+        trace.reader.ask(
+            value.source, found, "an equal one", lambda obj: type(obj) is type(found) and obj == found
+        )
     return found
+
+
+@call_finder
+def _find_group(fn: Any) -> CallRule | None:
+    """The process group of a name, asked for again at each call."""
+    if getattr(fn, "__name__", "") != "_resolve_process_group":
+        return None
+
+    def group(trace: Trace, /, name: Value) -> Value:
+        known = name.as_constant()
+        return trace.make(trace.reader.ask(Const(fn, fn.__name__), fn, "its group", lambda ask: ask(known)))
+
+    return group

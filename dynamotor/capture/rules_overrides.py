@@ -150,6 +150,18 @@ def _as_subclass(trace: Trace, value: Value, cls: Value) -> Value:
     return SubclassValue(kind, checked(TensorValue, tensor))  # an op of a tensor gives one
 
 
+@builtin_rule(vars(compat.TensorBase)["__new__"])
+def _new(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
+    """`Sub(tensor)` of a class without a `__new__` of its own: the same memory as an instance of it."""
+    (tensor,) = args or (cls,)
+    unsupported_if(
+        bool(kwargs) or not isinstance(tensor, TensorValue | SubclassValue),
+        "unsupported-call",
+        "a tensor subclass is made of other things than a tensor",
+    )
+    return _as_subclass(trace, tensor, cls)
+
+
 # The switch that `Tensor.__torch_function__` sets ------------------------------------------------------------
 class _SwitchValue(Value):
     """`DisableTorchFunctionSubclass()`; it cannot leave the trace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from typing import Any
 
@@ -22,6 +23,7 @@ from .ir import (
     round_to,
 )
 from .lowering import LoopBuilder, NumberResult
+from .pass_helpers import looks_at_another
 from .program import BufRef, ExternStep
 from .realize import same_layout
 from .value import LoopValue, is_dense
@@ -29,8 +31,14 @@ from .value import LoopValue, is_dense
 COPY_ = torch.ops.aten.copy_.default
 
 
-def returned(ctx: LoopBuilder, n: Any, env: dict[fx.Node, Any], overwritten: set[str]) -> Any:
-    """One output: a view of a buffer that no input's new value overwrites, or a plain value."""
+def returned(
+    ctx: LoopBuilder, n: Any, env: dict[fx.Node, Any], overwritten: set[str], owners: dict[str, fx.Node]
+) -> Any:
+    """One output: a view of a buffer that no input's new value overwrites, or a plain value.
+
+    owners: of the buffers that outputs are in, the tensor that they are views of. Another tensor may be in
+    one, too (a part that was updated in place, beside the whole): it is copied.
+    """
     if not isinstance(n, fx.Node):
         return n
     value = env[n]
@@ -40,7 +48,8 @@ def returned(ctx: LoopBuilder, n: Any, env: dict[fx.Node, Any], overwritten: set
         return value
     spec = n.meta["val"]
     ref = ctx.realize(value, spec.stride)
-    if memory_of(ctx.claimed, ref.name) in overwritten:
+    base = _base(n)
+    if memory_of(ctx.claimed, ref.name) in overwritten or owners.setdefault(ref.name, base) is not base:
         return ctx.copy(value, spec.stride if _can_be_laid_out(spec) else contiguous_stride(spec.shape))
     if not same_layout(ref, spec.stride):
         return ctx.copy(value, spec.stride) if _can_be_laid_out(spec) else ref
@@ -50,6 +59,13 @@ def returned(ctx: LoopBuilder, n: Any, env: dict[fx.Node, Any], overwritten: set
         if equal(ref.stride, spec.stride)
         else BufRef(ref.name, ref.shape, spec.stride, ref.offset, ref.dtype)
     )
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """The tensor of which a node is a view, of views, or itself."""
+    while looks_at_another(node) or node.target is operator.getitem:
+        node = operand(node, 0)
+    return node
 
 
 def _can_be_laid_out(spec: TensorSpec) -> bool:

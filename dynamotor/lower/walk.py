@@ -64,7 +64,8 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[LoopBuilder, list[
             )
     ctx.node, ctx.spec = output, None
     targets = {env[operand(n, 0)].ref.name for n in copies}
-    results = tuple(outputs.returned(ctx, n, env, targets) for n in flat_outputs)
+    owners: dict[str, fx.Node] = {}
+    results = tuple([outputs.returned(ctx, n, env, targets, owners) for n in flat_outputs])
     outputs.write_inputs(ctx, copies, env, targets)
     ctx.values = {
         n.name: v.ref

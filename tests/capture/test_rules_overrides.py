@@ -108,6 +108,33 @@ def test_a_subclass_without_the_protocol_is_a_plain_tensor():
     assert got[1] is twin is got[2]
 
 
+class Labelled(torch.Tensor):
+    """Made of a tensor, as `Labelled(x)`."""
+
+    label = "new"
+
+
+def test_an_instance_made_of_a_tensor_shares_its_memory_and_history():
+    def make(x):
+        made = Labelled(x * 2)
+        return made, made.label, made + 1, type(made + 1) is Labelled
+
+    x = torch.randn(3, requires_grad=True)
+    made, label, more, kind = dynamotor.compile(make, fullgraph=True)(x)
+    assert type(made) is Labelled and type(more) is Labelled and label == "new" and kind
+    assert torch.equal(
+        torch.autograd.grad((made * more).sum(), x)[0],
+        torch.autograd.grad((make(x)[0] * make(x)[2]).sum(), x)[0],
+    )
+
+
+def test_an_instance_made_of_numbers_is_left_to_eager():
+    def make(x):
+        return Labelled([1.0, 2.0]) + x
+
+    assert torch.equal(dynamotor.compile(make)(torch.ones(2)), torch.tensor([2.0, 3.0]))
+
+
 class Stored(torch.nn.Parameter):
     """Changes no torch call, and has a method of its own (as bitsandbytes' weights)."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dynamotor
@@ -23,6 +23,13 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "redistribute": lambda x, w: x.redistribute(placements=REPLICATED).sin().to_local(),
     "full tensor": lambda x, w: (x * 2).full_tensor().sum(),
     "both": lambda x, w: ((x * x.sin()), (x @ w).to_local()),
+    "placements made inside": lambda x, w: (
+        x.redistribute(placements=[Replicate()]).sin().to_local(grad_placements=[Partial()])
+    ),
+    "a transposed sum of both ranks": lambda x, w: (x.t() @ x.sin()).t(),
+    "made inside and returned": lambda x, w: DTensor.from_local(
+        (x @ w).to_local() * 2, x.device_mesh, [Shard(0)]
+    ),
 }
 
 

@@ -141,6 +141,8 @@ def builtin_new(
     for base in _PLAIN_BASES:
         if issubclass(cls, base) and maker is base.__new__:
             return UserObject(cls, base=trace.call(trace.make(base), args, kwargs))
+    if (rule := find_rule(maker, args)) is not None:
+        return run_rule(trace, maker, rule, [trace.make(cls), *args], kwargs)
     raise unsupported(
         "unsupported-call",
         f"an instance of {cls.__module__}.{cls.__qualname__} is made",
