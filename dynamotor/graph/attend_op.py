@@ -55,7 +55,8 @@ def _attend_layout(
     scale: float,
     stride: Sequence[int],
 ) -> TensorSpec:
-    require(query.shape[-1] == key.shape[-1] and tuple(key.shape[:3]) == tuple(value.shape[:3]))
+    require(query.shape[-1] == key.shape[-1] and tuple(query.shape[:2]) == tuple(key.shape[:2]))
+    require(tuple(key.shape[:3]) == tuple(value.shape[:3]))
     if mask is not None:
         require_fits(mask.shape, (*query.shape[:3], key.shape[2]))
     return TensorSpec((*query.shape[:3], value.shape[3]), tuple(stride), query.dtype, query.device)

@@ -47,16 +47,29 @@ def attend_few_queries(gm: fx.GraphModule, info: GraphInfo) -> None:
         mask = given[name] if name else None
         if given["dropout_p"] or given["is_causal"] or not _fits(q, k, v, mask):
             continue
-        if node.target is _FLASH and spec_of(q).shape[2] == 1:  # it shares a head's keys itself, for one row
-            continue
-        spec = spec_of(result)
+        if node.target is _FLASH and spec_of(q).shape[1:3] == (spec_of(k).shape[1], 1):
+            continue  # for one row it shares a head's keys itself
         scale = given["scale"] if given["scale"] is not None else spec_of(q).shape[-1] ** -0.5
         with gm.graph.inserting_before(node):
-            found = call(
-                gm.graph, torch.ops.dynamotor.attend.default, q, k, v, mask, float(scale), list(spec.stride)
-            )
+            found = _attend(gm.graph, q, k, v, mask, float(scale), spec_of(result))
         take_place(found, result)
         gm.graph.erase_node(node)
+
+
+def _attend(
+    graph: fx.Graph, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, scale: float, spec: TensorSpec
+) -> fx.Node:
+    """The call; heads of queries that share a head of keys are its rows."""
+    op, (batch, heads, _, width) = torch.ops.dynamotor.attend.default, spec.shape
+    kept, stride = spec_of(k).shape[1], spec.stride
+    if heads == kept:
+        return call(graph, op, q, k, v, mask, scale, list(stride))
+    groups = heads // kept
+    rows = call(graph, aten.view.default, q, [batch, kept, groups, spec_of(q).shape[3]])
+    grouped = [stride[0], groups * stride[1], stride[1], stride[3]]
+    return call(
+        graph, aten.view.default, call(graph, op, rows, k, v, mask, scale, grouped), [batch, heads, 1, width]
+    )
 
 
 def _result_alone(node: fx.Node) -> fx.Node | None:
@@ -79,11 +92,18 @@ def _fits(q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None) -> bool:
     rows, widths = query.shape[2], (query.shape[3], value.shape[3])
     if any(type(n) is not int or n % 8 or not 0 < n <= MOST_WIDTH for n in widths) or type(rows) is not int:
         return False
+    heads, kept = query.shape[1], key.shape[1]
+    if heads != kept:  # grouped: of one row each, under a mask of all heads
+        if type(heads) is not int or type(kept) is not int or kept < 1 or heads % kept or rows != 1:
+            return False
+        if mask is not None and spec_of(mask).shape[1] != 1:
+            return False
+        rows = heads // kept
     return (
         0 < rows <= MOST_ROWS.get(query.device.type, 0)
         and query.dtype in _TYPES
         and {spec.dtype for spec in specs} == {query.dtype}
-        and all(spec.stride[3] == 1 for spec in (key, value))
+        and all(spec.stride[3] == 1 and spec.shape[:2] == (query.shape[0], kept) for spec in (key, value))
         and (mask is None or _is_mask(find_spec(mask), query))
     )
 

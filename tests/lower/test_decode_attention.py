@@ -1,6 +1,7 @@
 """Attention of a few queries over many keys: which calls become `dynamotor::attend`, and whether it is right."""
 
 import math
+import operator
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch.nn.functional as F
 
 import dynamotor
 from dynamotor import config
+from dynamotor.graph.spec import GraphInfo, TensorSpec
+from dynamotor.lower.decode_attention import attend_few_queries
 
 attention = F.scaled_dot_product_attention
 BATCH, HEADS = 2, 3
@@ -130,3 +133,36 @@ def test_other_attention_stays_aten_s(case):
     with config.patch(exact=case == "exact"), torch.set_grad_enabled(case == "gradients"):
         assert not is_own(f, query, key, value)
         torch.testing.assert_close(dynamotor.compile(f)(query, key, value), f(query, key, value))
+
+
+@pytest.mark.parametrize(
+    "heads, rows, own", [(6, 1, True), (3, 1, True), (3, 4, True), (6, 2, False), (4, 1, False)]
+)
+@pytest.mark.parametrize("op", ["cudnn", "efficient", "flash"])
+def test_kernels_of_gpus_become_attend_with_grouped_heads_too(op, heads, rows, own):
+    """As cuDNN's kernel is called: a head of keys serves several heads of queries."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(BATCH, rows, heads, 16, generator=generator).transpose(1, 2)
+    key, value = (torch.randn(BATCH, 3, 40, 16, generator=generator) for _ in range(2))
+    bias = torch.randn(1, 1, rows, 40, generator=generator)
+    given = {"query": query, "key": key, "value": value, **({} if op == "flash" else {"bias": bias})}
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(name) for name in given]
+    for node, tensor in zip(nodes, given.values(), strict=True):
+        node.meta["val"] = TensorSpec.of(tensor)
+    target = getattr(torch.ops.aten, f"_scaled_dot_product_{op}_attention").default
+    call = graph.call_function(target, (*nodes, *([] if op == "flash" else [False])), {"scale": 0.5})
+    result = graph.call_function(operator.getitem, (call, 0))
+    result.meta["val"] = TensorSpec.of(query)
+    graph.output((result,))
+    gm = torch.fx.GraphModule({}, graph)
+    attend_few_queries(gm, GraphInfo("inference", "graph"))
+    if op == "flash" and (heads, rows) == (3, 1):
+        own = False  # PyTorch's kernel shares a head's keys itself
+    assert (target not in {node.target for node in gm.graph.nodes}) is own
+    if own:
+        gm.recompile()
+        (found,) = gm(*given.values())
+        want = attention(query, key, value, given.get("bias"), scale=0.5, enable_gqa=True)
+        torch.testing.assert_close(found, want)
+        assert found.stride()[:2] == query.stride()[:2]
