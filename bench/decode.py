@@ -33,6 +33,7 @@ WAYS = {
     "products": ("eager", "torch.compile", "dynamotor"),
     "generate": ("eager", "torch.compile", "dynamotor", "loop", "generate compiled"),
     "cache": ("eager", "torch.compile", "dynamotor"),
+    "attention": ("eager", "torch.compile", "dynamotor"),
 }
 SHAPES = (
     (2048, 2048),
@@ -44,6 +45,7 @@ SHAPES = (
     (4096, 14336),
     (14336, 4096),
 )
+ATTENTION = ((8, 4, 64), (8, 4, 128), (32, 1, 128))  # heads of keys, queries of each, width
 REPEATS = 64  # products in a call, on different weights: more memory than a cache holds
 MODE = "reduce-overhead"
 
@@ -106,7 +108,7 @@ def _worker(args: argparse.Namespace) -> dict[str, Any]:
     torchvision_stub.prepare()
     torch.manual_seed(0)
     device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    run = {"products": _products, "generate": _generate, "cache": _cache}[row]
+    run = {"products": _products, "generate": _generate, "cache": _cache, "attention": _attention}[row]
     return {"device": device} | run(args, int(batch), way)
 
 
@@ -150,6 +152,44 @@ def _products(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
             "GB/s": size / quartiles(times)[1] / 1e6,
             "error": error,
         }
+    return {"shapes": found}
+
+
+class _Attentions(torch.nn.Module):
+    """Attention of a few queries over several caches."""
+
+    def __init__(self, caches: Sequence[torch.Tensor], mask: torch.Tensor | None) -> None:
+        super().__init__()
+        self.caches, self.mask = list(caches), mask
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        found = [F.scaled_dot_product_attention(q, keys, values, self.mask) for keys, values in self.caches]
+        return torch.cat(found, 2)
+
+
+@torch.no_grad()
+def _attention(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
+    """Milliseconds of an attention of a few queries over a cache, by shape, positions and mask."""
+    dtype, found = getattr(torch, args.dtype), {}
+    for heads, rows, width in ATTENTION[:1] if args.small else ATTENTION:
+        for positions in map(int, args.positions.split(",")):
+            nbytes = 2 * batch * heads * positions * width * dtype.itemsize
+            caches = [
+                torch.randn(2, batch, heads, positions, width, dtype=dtype, device=args.device)
+                for _ in range(2 if args.small else max(2, min(16, (1 << 29) // nbytes)))
+            ]
+            q = torch.randn(batch, heads, rows, width, dtype=dtype, device=args.device)
+            for filled in (0, positions, positions // 8):  # 0: no mask
+                places = torch.arange(positions, device=args.device)
+                mask = torch.where(places < filled, 0.0, -torch.inf).to(dtype)[None, None, None]
+                module = _Attentions(caches, mask if filled else None)
+                graphed = way == "eager" and args.device == "cuda"
+                call = _graphed(module, q) if graphed else compiler_of(way, MODE)(module)
+                for _ in range(5):
+                    call(q)
+                times = [t / len(caches) for t in timed(partial(call, q), 4 * args.times, args.device)]
+                name = f"{heads}x{rows}x{width}, {filled or 'all'} of {positions}"
+                found[name] = {"ms": quartiles(times), "GB/s": nbytes / quartiles(times)[1] / 1e6}
     return {"shapes": found}
 
 
