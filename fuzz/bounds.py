@@ -9,9 +9,10 @@ numbers, a comparison of two sums) may differ. Where these agree and the compile
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dynamotor.graph.op_facts import facts
 
-from .compare import AROUND, Outcome
+from .compare import AROUND, PLACES, UNROUNDED, Outcome
+from .place import extent
 
 RUNS = range(10)
 SUMS_ALONE = 50  # the seed for which sums are exact, rounded once, and all else is eager's
@@ -443,13 +445,36 @@ def _digits(values: torch.Tensor) -> int:
     return int(powers.max() - last.min())
 
 
-def spread(run: Callable[[], Outcome], seeds: range = RUNS) -> list[Outcome]:
+def spread(run: Callable[[], Outcome], seeds: Iterable[int] = RUNS) -> list[Outcome]:
     """Outcomes of eager runs with other roundings; the first with other layouts, too."""
     outcomes = []
     for seed in seeds:
-        AROUND.append(functools.partial(Jiggle, seed))
-        try:
+        with _otherwise(seed):
             outcomes.append(run())
-        finally:
-            AROUND.pop()
     return [one for one in outcomes if one.error is None]
+
+
+@contextlib.contextmanager
+def _otherwise(seed: int) -> Iterator[None]:
+    """Within this, observed code runs with other roundings."""
+    wide = seed == UNROUNDED
+    stack: list[Any] = PLACES if wide else AROUND
+    entry: Any = _wider(PLACES[-1]) if wide else functools.partial(Jiggle, seed)
+    stack.append(entry)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def _wider(place: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Inputs in a place, halves as float32 in the same layout."""
+
+    def wider(tensor: torch.Tensor) -> torch.Tensor:
+        given = place(tensor)
+        if given.dtype not in _HALVES or not given.numel():
+            return given
+        memory = given.detach().as_strided((extent(given),), (1,)).float()
+        return memory.as_strided(given.shape, given.stride()).requires_grad_(given.requires_grad)
+
+    return wider
