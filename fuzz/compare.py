@@ -23,7 +23,7 @@ CLOSE = {
 # Seeds where elements are still outside: of thousands, one may be moved little by ten runs; and where a zero
 # is looked for, one operand must be moved and what follows left as it is (odd seeds); the steps of formulas are moved
 # alone by even ones.
-UNROUNDED = -1  # the seed for which halves are float32: what is rounded by none of the ops may cancel
+UNROUNDED = -1  # the seed for which halves are float32: differences that no op rounds may cancel
 MORE_RUNS = ((UNROUNDED,), range(10, 50), range(51, 151, 2), range(50, 150, 2))
 # Contexts around a call, the innermost last; inputs are made outside of it.
 AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []

@@ -31,7 +31,8 @@ from ..capture.guards import (
     is_constant,
     memory_range,
 )
-from ..capture.source import Const, DictItem, InstanceDict, SeqItem, Source, TypeAttr, lookup_type_attr
+from ..capture.source import Attr, Const, DictItem, InstanceDict, SeqItem, Source, TypeAttr, lookup_type_attr
+from ..graph.tensor_subclass import is_wrapper
 from .step_trace import NotWhole, Path
 
 _ZERO_GRAD = torch.optim.Optimizer.zero_grad
@@ -98,13 +99,13 @@ class Facts:
             home = self.optimizer.state
             rest = [self.parameters[place] if isinstance(place, int) else place, *rest]
         for key in rest[:-1]:
-            home = home[key]
+            home = _item(home, key)
         return home, rest[-1]
 
     def value(self, path: Path) -> Any:
         """The present value at a path."""
         home, key = self.home(path)
-        return home[key]
+        return _item(home, key)
 
 
 class _Walk:
@@ -170,6 +171,8 @@ class _Walk:
 
     def tensor(self, source: Source, tensor: torch.Tensor, of_state: bool) -> Any:
         """A tensor: which of the tensors so far it is, and how it is laid out."""
+        if is_wrapper(tensor):
+            return self.wrapper(source, tensor, of_state)
         NotWhole.when(
             of_state and id(tensor) in self.tensors, "DM505", "two parameters, or two states, are one tensor"
         )
@@ -183,6 +186,13 @@ class _Walk:
         self.rows.append(row)
         facts = row.cls, row.shape, row.stride, row.dtype, row.device, row.requires_grad, row.keys
         return self.order.setdefault(id(tensor), len(self.order)), facts
+
+    def wrapper(self, source: Source, tensor: Any, of_state: bool) -> Any:
+        """A tensor of a wrapper subclass: its class and context, and the tensors inside of it."""
+        names, context = tensor.__tensor_flatten__()
+        self.rows.append(IdIs(source, tensor))
+        inner = [self.tensor(Attr(source, name), getattr(tensor, name), of_state) for name in names]
+        return type(tensor), tuple(names), repr(context), *inner
 
     def is_stock(self, root: Const, owner: Any, name: str, stock: Any = None) -> None:
         """A method that programs do instead of calling it."""
@@ -209,6 +219,11 @@ class _Walk:
             return "scaler, off"
         scale = DictItem(InstanceDict(root), "_scale")
         return "scaler", self.value(scale, scaler._scale, (), False)
+
+
+def _item(container: Any, key: Any) -> Any:
+    """An item of a container, or a tensor inside of a wrapper."""
+    return getattr(container, key) if isinstance(container, torch.Tensor) else container[key]
 
 
 def _kind(value: Any) -> Any:

@@ -37,8 +37,12 @@ _BUILTINS = frozenset(
     | {value for value in vars(builtins).values() if isinstance(value, type) and issubclass(value, Exception)}
 )
 _MADE = ("zeros", "ones", "full", "tensor", "as_tensor", "arange", "eye", "is_tensor", "scalar_tensor")
-_TRUSTED = frozenset({"torch", "dynamotor", "sympy", "mpmath", "numpy", "triton", "typing_extensions"})
+_TRUSTED = frozenset(
+    "torch torchao dynamotor sympy mpmath numpy triton typing_extensions".split()  # noqa: SIM905
+)
 _TRUSTED |= frozenset(sys.stdlib_module_names)
+# Modules of optimizers whose `step` looks up its parameters, state and options alone.
+OPTIMIZERS = ("torch.optim.", "torchao.optim.")
 
 
 def is_trusted(module: Any) -> bool:

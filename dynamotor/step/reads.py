@@ -37,7 +37,7 @@ from ..capture.source import (
     lookup_type_attr,
 )
 from .instructions import CodeReader, named
-from .pure_functions import is_harmless, is_of_scheduler, is_trusted
+from .pure_functions import OPTIMIZERS, is_harmless, is_of_scheduler, is_trusted
 from .step_trace import NotWhole
 
 # Methods that PyTorch gives every optimizer, which look up nothing.
@@ -127,7 +127,7 @@ class Reads:
             return False  # an audit hook (sys.addaudithook), which libraries such as filelock set
         if code not in self.codes and not is_trusted(module):
             self.refuse(f"{named(code)} runs inside of the update, where nothing names it")
-        if str(module).startswith(("torch.optim.", "torch.nn.utils.")):
+        if str(module).startswith((*OPTIMIZERS, "torch.nn.utils.")):
             self._of_torch(code, function)
         return None
 
@@ -178,13 +178,13 @@ class Reads:
     def _wrapper(self, function: types.FunctionType, held: Source, is_method: bool) -> None:
         """A function of PyTorch's around others (a hook, `no_grad`): those are in its closure."""
         name = str(function.__globals__.get("__name__"))
-        if not name.startswith(("torch.optim.", "torch.utils._contextlib", "torch.nn.utils.clip_grad")):
+        if not name.startswith((*OPTIMIZERS, "torch.utils._contextlib", "torch.nn.utils.clip_grad")):
             self.refuse(f"{name}.{function.__qualname__} is called, which a program cannot follow")
         for cell in function.__closure__ or ():
             inner = cell.cell_contents
             if type(inner) is types.FunctionType:
                 own = inner.__globals__.get("__name__")
-                if not is_trusted(own) or inner.__closure__ or str(own).startswith("torch.optim."):
+                if not is_trusted(own) or inner.__closure__ or str(own).startswith(OPTIMIZERS):
                     self.function(inner, is_method)
                 continue
             owner = inner.__self__ if type(inner) is types.MethodType else inner

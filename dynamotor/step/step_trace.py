@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import ShapeTensor, recording
 from ..graph.sizes import leaves_in, mapped
 from ..graph.spec import TensorSpec, aten
+from ..graph.tensor_subclass import WrapperSpec, flatten_all, is_wrapper
 from . import host
 from .numbers import TensorsOfNumbers, extremes_beside, kind_of, node_behind, traced
 from .step_recorder import StepRecorder
@@ -102,6 +104,7 @@ class Shadows:
         self.parameters: list[ShapeTensor] = []
         self.of: dict[int, ShapeTensor] = dict(known)  # by the tensor's id
         self.real: dict[int, torch.Tensor] = {}
+        self.inside: dict[int, tuple[Any, dict[str, Any]]] = {}  # stand-ins of wrappers, with those inside
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if id(p) not in self.of:
                 self.of[id(p)] = recorder.input(
@@ -113,6 +116,8 @@ class Shadows:
         self.state = self._state()
 
     def _tensor(self, path: Path, tensor: torch.Tensor) -> Any:
+        if is_wrapper(tensor):
+            return self._wrapper(path, tensor)
         known = self.of.get(id(tensor))
         if known is None:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
@@ -125,6 +130,23 @@ class Shadows:
             if host.is_number(known.note.node) and (tensor.device.type == "cpu" or not self.scaled):
                 self.recorder.known[known.note.node] = float(tensor)
         return known
+
+    def _wrapper(self, path: Path, tensor: Any) -> Any:
+        """A wrapper around stand-ins of the tensors inside."""
+        spec = WrapperSpec.of(tensor)
+        inner = {name: self._tensor((*path, name), getattr(tensor, name)) for name in spec.names}
+        with recording(self.recorder), torch.no_grad():
+            made = spec.around(dict(inner))
+        self.inside[id(made)] = made, inner
+        return made
+
+    def _parts(self, leaf: Any) -> Iterator[Any]:
+        """A stand-in, or those inside of a wrapper's, as they were before the step."""
+        if id(leaf) not in self.inside:
+            yield leaf
+            return
+        for part in self.inside[id(leaf)][1].values():
+            yield from self._parts(part)
 
     def _number(self, path: Path, value: float) -> torch.SymFloat:
         node = self.recorder.input("number", TensorSpec.dense((), torch.float64)).note.node
@@ -218,8 +240,9 @@ class Shadows:
         """Tensors of the state that were apart still are, and those that were one still are one; none is in
         the memory of a parameter or gradient.
         """
-        then = [*leaves_in([self.kept_groups, list(self.kept_state.values())])]
-        now = [*leaves_in([self.groups, list(self.state.values())])]
+        kept = leaves_in([self.kept_groups, list(self.kept_state.values())])
+        then = [part for leaf in kept for part in self._parts(leaf)]
+        now = flatten_all(leaves_in([self.groups, list(self.state.values())]))
         pairs = {(id(a), id(b)) for a, b in zip(then, now, strict=True) if type(b) is ShapeTensor}
         others = [*self.parameters, *grads]
         pairs |= {(id(p), id(p)) for p in others}
@@ -236,6 +259,10 @@ class Shadows:
     def _differences(
         self, path: Path, old: Any, new: Any, tensors: dict[Any, Any], numbers: dict[Any, Any]
     ) -> None:
+        if id(old) in self.inside and type(new) is type(old):
+            for name, part in self.inside[id(old)][1].items():
+                self._differences((*path, name), part, getattr(new, name), tensors, numbers)
+            return
         if new is old:
             return
         if type(new) is ShapeTensor and type(old) is ShapeTensor:
@@ -266,6 +293,12 @@ class Shadows:
             return
         else:
             raise StateGrows("DM505", f"the optimizer replaces its state at {path[2:] or path}")
+
+
+def uncompiled() -> contextlib.AbstractContextManager[object]:
+    """Within this, functions that `torch.compile` made (torchao's optimizers have one) run as they are."""
+    loaded = "torch._dynamo" in sys.modules  # without it nothing is compiled
+    return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
 
 
 # Containers are copied, their items are not.
@@ -407,7 +440,7 @@ class _StepTrace:
                     clip(list(dict.fromkeys(shadows.parameters)))
                 step()
 
-            with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step):
+            with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step), uncompiled():
                 watch(run)  # under the autocast of the call, as an eager loop in that region
             torch.clear_autocast_cache()
             if self.recorder.raised is not None:

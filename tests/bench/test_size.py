@@ -20,7 +20,7 @@ LIMITS = {
     "graph": 6_050,
     "lower": 5_900,
     "runtime": 1_500,
-    "step": 2_350,
+    "step": 2_400,
     "tools": 2_250,
 }
 XLA = 10_600  # dynamotor-xla
