@@ -1,10 +1,13 @@
 """`python -m bench optimizer`: the AdamW step of BERT-base alone, in turns: ours (`compile(optimizer.step)`),
 torch.compile's, PyTorch's `foreach=True` and `fused=True`.
+
+`--optimizer torchao.optim.AdamW8bit`: another library's, beside itself (it calls torch.compile) and eager.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +21,7 @@ from bench.tool import write_json
 from bench.turns import turns
 from dynamotor.tools.tables import render
 
+ADAMW = "torch.optim.AdamW"
 WIDTH, INNER, LAYERS = 768, 3072, 12
 COLUMNS = ("way", "ms", "quartiles", "times ours")
 
@@ -30,13 +34,26 @@ def bert_shapes(layers: int = LAYERS) -> list[tuple[int, ...]]:
     return [*embeddings, *(attention + feed_forward) * layers, (WIDTH, WIDTH), (WIDTH,)]
 
 
-def adamw(device: str, layers: int, **options: Any) -> tuple[torch.optim.Optimizer, list[torch.Tensor]]:
-    """An AdamW over BERT-base's parameters, with gradients; equal numbers at each call."""
+def adamw(
+    name: str, device: str, layers: int, **options: Any
+) -> tuple[torch.optim.Optimizer, list[torch.Tensor]]:
+    """An optimizer over BERT-base's parameters, with gradients; equal numbers at each call."""
     torch.manual_seed(0)
     parameters = [torch.randn(shape, device=device).requires_grad_() for shape in bert_shapes(layers)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    return torch.optim.AdamW(parameters, lr=1e-3, **options), parameters
+    module, _, kind = name.rpartition(".")
+    return getattr(importlib.import_module(module), kind)(parameters, lr=1e-3, **options), parameters
+
+
+def eagerly(step: Callable[[], object]) -> Callable[[], object]:
+    """A step whose compiled functions run as they are."""
+
+    def run() -> None:
+        with torch.compiler.set_stance("force_eager"):
+            step()
+
+    return run
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -45,17 +62,23 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--ways", default="ours,torch.compile,foreach,fused")
+    parser.add_argument("--optimizer", default=ADAMW)
+    parser.add_argument("--ways", default="", help="default: ours,torch.compile,foreach,fused")
     parser.add_argument("--json", help="file for the figures")
     given = parser.parse_args(argv)
+    other = given.optimizer != ADAMW
+    ways = given.ways or ("ours,as it is,eager" if other else "ours,torch.compile,foreach,fused")
     wrap: dict[str, Callable[[Any], Any]] = {"ours": dynamotor.compile, "torch.compile": torch.compile}
+    wrap |= {"eager": eagerly}
     steps: dict[str, Callable[[], object]] = {}
     far: dict[str, float] = {}
-    reference, expected = adamw(given.device, given.layers, foreach=False)
-    reference.step(), reference.step()
-    for way in given.ways.split(","):
-        options = {"fused": True} if way == "fused" else {"foreach": True}
-        optimizer, parameters = adamw(given.device, given.layers, **options)
+    make = partial(adamw, given.optimizer, given.device, given.layers)
+    reference, expected = make(**({} if other else {"foreach": False}))
+    step = eagerly(reference.step) if other else reference.step
+    step(), step()
+    for way in ways.split(","):
+        options = {} if other else {"fused": True} if way == "fused" else {"foreach": True}
+        optimizer, parameters = make(**options)
         steps[way] = wrap.get(way, lambda step: step)(optimizer.step)
         steps[way](), steps[way]()
         far[way] = max(float((a - b).detach().abs().max()) for a, b in zip(parameters, expected, strict=True))
@@ -73,7 +96,13 @@ def main(argv: list[str] | None = None) -> None:
     ]
     print(render(lines, COLUMNS))
     card = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-    figures = {"device": card, "torch": torch.__version__, "rounds": len(rounds), "rows": rows}
+    figures = {
+        "optimizer": given.optimizer,
+        "device": card,
+        "torch": torch.__version__,
+        "rounds": len(rounds),
+        "rows": rows,
+    }
     write_json(given.json, figures)
 
 
