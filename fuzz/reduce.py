@@ -109,14 +109,9 @@ def _as_input(program: Program, n: int) -> Program | None:
     dtype = str(value.dtype).removeprefix("torch.")
     if value.is_complex():
         return None
-    fill = (
-        "random"
-        if value.is_floating_point() or dtype == "bool" or not value.numel()
-        else f"index:{int(value.max()) + 1}"
-    )
-    one = Input(
-        tuple(value.shape), dtype, "random" if fill == "index:0" else fill, "", bool(value.requires_grad)
-    )
+    most = -1 if value.is_floating_point() or dtype == "bool" or not value.numel() else int(value.max())
+    fill = f"index:{most + 1}" if most >= 0 else "random"
+    one = Input(tuple(value.shape), dtype, fill, "", bool(value.requires_grad))
     # The new input stands behind the others: every later number moves up by one.
     place = before.outputs[0]
 

@@ -99,9 +99,10 @@ def write_part(ctx: Realizer, x: LoopValue, part: LoopValue, source: LoopValue) 
 
     source: the new elements. They may be in their place already, where they are an update of that view.
     """
-    if x.ref is None or part.ref is None or _overlaps(part.ref):
+    there = part.ref  # of now: where it is read later, `claim` makes it the memory of a copy
+    if x.ref is None or there is None or _overlaps(there):
         return None
-    if _is_written(ctx, x.ref, part.ref, source):
+    if _is_written(ctx, x.ref, there, source):
         assert source.ref is not None
         whole = replace(x.ref, name=source.ref.name)
         ctx.within[whole.name].append(whole)
@@ -109,9 +110,9 @@ def write_part(ctx: Realizer, x: LoopValue, part: LoopValue, source: LoopValue) 
     mine = claim(ctx, x)
     if mine is None:
         return None
-    place = replace(part.ref, name=mine.name)
+    place = replace(there, name=mine.name)
     ctx.within[mine.name].append(place)
-    source = apart(ctx, source, part.ref)
+    source = apart(ctx, source, there)
     node = LoopNode(mine.name, source.shape, source.at, place.stride, place.dtype, offset=place.offset)
     node.part, node.after, node.origin = True, frozenset({mine.name}), str(ctx.node)
     ctx.add(node)

@@ -269,3 +269,30 @@ def test_an_empty_input_that_its_own_write_reads_stays_an_input():
         x = torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
         mine = torch.empty_strided(x.shape, x.stride()).copy_(x)
         assert compiled(mine).equal(fn(x)) and mine.equal(x)
+
+
+def whole_part_of_a_view(x):
+    view = x[2:3]
+    before = view.clone()
+    view[0] = (view + 1)[0]
+    return before
+
+
+def whole_part_beside_its_old_value(x):
+    view = x[1:2, 1:]
+    before = view.clone()
+    view[0, 0:] = view[0] * 2 - before[0]
+    view[:1] += 1
+    return view.view(-1), before
+
+
+@pytest.mark.parametrize("function", [whole_part_of_a_view, whole_part_beside_its_old_value])
+def test_a_part_that_is_the_whole_of_a_view_is_written_where_the_view_is(function):
+    """The view's old value is read later, so it is copied first: the write does not follow it into the copy."""
+    given = (
+        torch.arange(12.0).reshape(4, 3) if function is whole_part_beside_its_old_value else torch.arange(4)
+    )
+    ours = given.clone()
+    want, found = function(given), dynamotor.compile(function)(ours)
+    torch.testing.assert_close(found, want)
+    assert torch.equal(ours, given)
