@@ -95,10 +95,10 @@ def trained(compiles, **options):
 @pytest.mark.parametrize("replaces", [False, True])
 def test_the_tensors_inside_are_updated_by_the_program(replaces):
     dynamotor.reset()
-    before = dict(counters["fallback"])
+    counters.clear()
     for ours, eager in zip(trained(True, replaces=replaces), trained(False, replaces=replaces), strict=True):
         torch.testing.assert_close(ours.double(), eager.double(), rtol=1e-5, atol=1e-6)
-    assert dict(counters["fallback"]) == before
+    assert not [name for name in counters["fallback"] if name.startswith("step.")]
 
 
 def test_another_wrapper_at_a_place_is_another_program():
