@@ -32,7 +32,7 @@ from ..capture.guards import (
     memory_range,
 )
 from ..capture.source import Attr, Const, DictItem, InstanceDict, SeqItem, Source, TypeAttr, lookup_type_attr
-from ..graph.tensor_subclass import is_wrapper
+from ..graph.tensor_subclass import WrapperSpec, is_wrapper
 from .step_trace import NotWhole, Path
 
 _ZERO_GRAD = torch.optim.Optimizer.zero_grad
@@ -187,12 +187,12 @@ class _Walk:
         facts = row.cls, row.shape, row.stride, row.dtype, row.device, row.requires_grad, row.keys
         return self.order.setdefault(id(tensor), len(self.order)), facts
 
-    def wrapper(self, source: Source, tensor: Any, of_state: bool) -> Any:
+    def wrapper(self, source: Source, tensor: torch.Tensor, of_state: bool) -> tuple[object, ...]:
         """A tensor of a wrapper subclass: its class and context, and the tensors inside of it."""
-        names, context = tensor.__tensor_flatten__()
+        spec = WrapperSpec.of(tensor)
         self.rows.append(IdIs(source, tensor))
-        inner = [self.tensor(Attr(source, name), getattr(tensor, name), of_state) for name in names]
-        return type(tensor), tuple(names), repr(context), *inner
+        inner = [self.tensor(Attr(source, name), getattr(tensor, name), of_state) for name in spec.names]
+        return spec.cls, spec.names, repr(spec.context), *inner
 
     def is_stock(self, root: Const, owner: Any, name: str, stock: Any = None) -> None:
         """A method that programs do instead of calling it."""
@@ -221,9 +221,9 @@ class _Walk:
         return "scaler", self.value(scale, scaler._scale, (), False)
 
 
-def _item(container: Any, key: Any) -> Any:
+def _item(container: Any, key: object) -> object:
     """An item of a container, or a tensor inside of a wrapper."""
-    return getattr(container, key) if isinstance(container, torch.Tensor) else container[key]
+    return getattr(container, str(key)) if isinstance(container, torch.Tensor) else container[key]
 
 
 def _kind(value: Any) -> Any:

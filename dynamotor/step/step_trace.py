@@ -104,7 +104,9 @@ class Shadows:
         self.parameters: list[ShapeTensor] = []
         self.of: dict[int, ShapeTensor] = dict(known)  # by the tensor's id
         self.real: dict[int, torch.Tensor] = {}
-        self.inside: dict[int, tuple[Any, dict[str, Any]]] = {}  # stand-ins of wrappers, with those inside
+        self.inside: dict[
+            int, tuple[object, dict[str, object]]
+        ] = {}  # stand-ins of wrappers, with those inside
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if id(p) not in self.of:
                 self.of[id(p)] = recorder.input(
@@ -131,7 +133,7 @@ class Shadows:
                 self.recorder.known[known.note.node] = float(tensor)
         return known
 
-    def _wrapper(self, path: Path, tensor: Any) -> Any:
+    def _wrapper(self, path: Path, tensor: torch.Tensor) -> object:
         """A wrapper around stand-ins of the tensors inside."""
         spec = WrapperSpec.of(tensor)
         inner = {name: self._tensor((*path, name), getattr(tensor, name)) for name in spec.names}
@@ -140,7 +142,7 @@ class Shadows:
         self.inside[id(made)] = made, inner
         return made
 
-    def _parts(self, leaf: Any) -> Iterator[Any]:
+    def _parts(self, leaf: object) -> Iterator[object]:
         """A stand-in, or those inside of a wrapper's, as they were before the step."""
         if id(leaf) not in self.inside:
             yield leaf
