@@ -96,7 +96,7 @@ def _fits(q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None) -> bool:
     if heads != kept:  # grouped: of one row each, under a mask of all heads
         if type(heads) is not int or type(kept) is not int or kept < 1 or heads % kept or rows != 1:
             return False
-        if mask is not None and spec_of(mask).shape[1] != 1:
+        if mask is not None and spec_of(mask).shape[1:2] != (1,):
             return False
         rows = heads // kept
     return (
