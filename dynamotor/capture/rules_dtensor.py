@@ -122,9 +122,9 @@ def _held(trace: Trace, value: Value) -> Any:
             cure="make meshes and placements outside the compiled function",
         )
     if type(value.source) is not Const:
-        trace.reader.ask(
-            value.source, found, "an equal one", lambda obj: type(obj) is type(found) and obj == found
-        )
+        # Asked at each call: most are the same object, which needs no comparison of meshes.
+        same = lambda obj: obj is found or type(obj) is type(found) and bool(obj == found)  # noqa: E731
+        trace.reader.ask(value.source, found, "an equal one", same)
     return found
 
 
