@@ -27,8 +27,10 @@ from .base.events import counters, warn_once
 from .base.probe import COMPILE, lost
 from .codegen import compile_aten
 from .graph.module import copy_of
-from .graph.sizes import Dim, ShapeEnv, Size
+from .graph.nested_size import NestedSize
+from .graph.sizes import ShapeEnv, Size
 from .graph.spec import TensorSpec
+from .graph.tensor_subclass import HeldPart, WrapperSpec, is_wrapper
 
 
 def backend_for_torch_compile(
@@ -47,6 +49,9 @@ def backend_for_torch_compile(
         outputs = gm.graph.output_node().args[0]
         if type(outputs) is not tuple or not all(isinstance(out, torch.fx.Node) for out in outputs):
             return _with_structure(gm, list(example_inputs), compile_graph)
+        nested = [_is_nested(x) for x in example_inputs]
+        if any(nested) and not any(node.users for node in _placeholders(gm, nested)):
+            return _without(gm, nested, example_inputs, compile_graph)
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
             own = _in_own_sizes(gm) if symbols else None
             if own is not None:
@@ -56,6 +61,33 @@ def backend_for_torch_compile(
         return backend(gm, list(example_inputs))
 
     return compile_graph
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether a size is a jagged tensor's, or a multiple of one: no number."""
+    return isinstance(value, torch.SymInt) and value.node.is_nested_int()
+
+
+def _placeholders(gm: torch.fx.GraphModule, chosen: Sequence[bool]) -> list[torch.fx.Node]:
+    return [
+        node for node, is_one in zip(gm.graph.find_nodes(op="placeholder"), chosen, strict=True) if is_one
+    ]
+
+
+def _without(
+    gm: torch.fx.GraphModule,
+    left_out: Sequence[bool],
+    inputs: Sequence[Any],
+    compile_graph: Callable[..., Callable[..., Any]],
+) -> Callable[..., Any]:
+    """A graph compiled without inputs that it does not use."""
+    less = copy_of(gm)
+    for node in _placeholders(less, left_out):
+        less.graph.erase_node(node)
+    less.recompile()
+    kept = [k for k, is_out in enumerate(left_out) if not is_out]
+    run = compile_graph(less, [inputs[k] for k in kept])
+    return lambda *args: run(*[args[k] for k in kept])
 
 
 def _with_structure(
@@ -105,17 +137,31 @@ def _in_own_sizes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
             made = symbols.setdefault(example.node.expr, env.symbol(4, name=f"s{len(symbols)}"))
             node.meta["val"] = made
         elif isinstance(example, torch.Tensor):
-            place = (example.shape, example.stride(), (example.storage_offset(),))
-            shape, stride, (offset,) = (tuple([_own_size(n, symbols) for n in part]) for part in place)
-            node.meta["val"] = TensorSpec(shape, stride, example.dtype, example.device, offset)
+            node.meta["val"] = _own_spec(example, symbols)
         elif node.op == "placeholder":
             return None
     own.meta["static_inputs"] = frozenset()
     return own
 
 
-def _own_size(n: Any, symbols: Mapping[Any, Size]) -> Dim:
-    """A size of PyTorch's in symbols of ours; any other expression becomes a number."""
+def _own_spec(example: Any, symbols: Mapping[Any, Size]) -> TensorSpec | WrapperSpec:
+    place = (example.shape, example.stride(), (example.storage_offset(),))
+    shape, stride, (offset,) = (tuple([_own_size(n, symbols) for n in part]) for part in place)
+    own = TensorSpec(shape, stride, example.dtype, example.device, offset)
+    if not is_wrapper(example):
+        return own
+    names, context = example.__tensor_flatten__()
+    held = [getattr(example, name) for name in names]
+    parts = [_own_spec(part, symbols) if isinstance(part, torch.Tensor) else HeldPart(part) for part in held]
+    known = WrapperSpec(type(example), tuple(names), context, own, tuple(parts))
+    return known.with_sizes(lambda n: _own_size(n, symbols), parts)
+
+
+def _own_size(n: Any, symbols: Mapping[Any, Size]) -> Any:
+    """A size of PyTorch's in symbols of ours, a jagged tensor's by its name; any other expression becomes a
+    number."""
+    if _is_nested(n):
+        return NestedSize(str(n))
     expr = n.node.expr if isinstance(n, torch.SymInt) else n
 
     def own(e: Any) -> Any:

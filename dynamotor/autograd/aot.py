@@ -42,6 +42,7 @@ from ..graph.verify_graph import verify_aten_graph, verify_torch_graph
 from . import double_backward, wrapped_runtime
 from .autograd_nodes import AutogradNode
 from .chunked_loss import with_chunked_losses
+from .desugar import same_leaves
 from .eager_check import check_traced
 from .extract import extract, inputs_of
 from .graph_split import regions_around
@@ -55,6 +56,7 @@ from .recipe import Recipe
 from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect, keep_copies_of_inputs
 from .stages import Part, StagedCall
+from .wrapped_double_backward import WrappedAgain
 
 Node = torch.fx.Node
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
@@ -166,7 +168,8 @@ def _aot_compile(
             if torch.is_grad_enabled() or any(n.target is compat.set_grad_enabled for n in gm.graph.nodes):
                 _refuse_inference_tensors(example_inputs, graded)
             specs, groups = specs_of(gm, example_inputs), _groups_of_used(gm, example_inputs)
-            joint = trace_joint(with_chunked_losses(gm, graded), specs, graded, groups)
+            same = same_leaves(example_inputs)
+            joint = trace_joint(with_chunked_losses(gm, graded), specs, graded, groups, same)
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = _same_in(gm, getattr(error, "torch_node", None))
         written = isinstance(error, DynamotorError) and error.code == "DM231"
@@ -552,7 +555,8 @@ def _compile_training(
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
     nodes = _autograd_nodes(backwards, compile_graph, around, place)
     if joint.boundary is not None:
-        return wrapped_runtime.training_callable(forward, nodes[0], recipe, joint.boundary)
+        repeated = WrappedAgain(gm, recipe, joint.boundary)
+        return wrapped_runtime.training_callable(forward, nodes[0], recipe, joint.boundary, repeated)
     second = None if around is not None else _again(gm, recipe, backwards, compile_graph, cuts)
     return training_callable(forward, nodes, recipe, second)
 

@@ -349,8 +349,13 @@ class Backward:
         if again is not None and ctx.given is not None:
             kept = dict(zip(self.saved_inputs, saved, strict=False))  # outputs of the forward follow
             return self._again(again, ctx.given.unpacked(kept), tangents)
-        with torch.no_grad():
-            return _only_once(tuple(self._run(saved, tangents, sizes)))
+        raise BackendError(  # at once: a search for gradients of some inputs passes a mark on the results by
+            "DM408",
+            "gradients were asked for with create_graph=True, and the graph cannot run again",
+            why="it has effects, communicates, or draws while a CUDA graph is captured",
+            cure="leave create_graph out, or compute second derivatives on the original function"
+            " (dynamotor.disable)",
+        )
 
     def opened(self, ctx: Any, tangents: Sequence[Any]) -> list[Any]:
         """The saved tensors, of which the graph lets go unless it is to be kept; and of inputs that are kept
@@ -528,27 +533,3 @@ def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     if tangent.layout is not torch.strided:  # an embedding's
         tangent = tangent.to_dense()
     return laid(tangent, spec.stride)
-
-
-class _SecondDerivative(torch.autograd.Function):
-    """Stands where `create_graph=True` would go on, and says so instead of giving zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return tuple([grad.view_as(grad) for grad in grads])
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[Any, ...]:
-        raise BackendError(
-            "DM408",
-            "the gradient of a compiled function's gradient was asked for",
-            why="the backward is compiled once, without a backward of its own",
-            cure="compute second derivatives on the original function (dynamotor.disable)",
-        )
-
-
-def _only_once(grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    present = [grad.detach().requires_grad_() for grad in grads if grad is not None]
-    with torch.enable_grad():
-        marked = iter(_SecondDerivative.apply(*present) if present else ())
-    return tuple([None if grad is None else next(marked) for grad in grads])

@@ -16,15 +16,17 @@ from typing import Any
 
 import torch
 
+from ..base.compat import NestedTensor
 from ..base.errors import BackendError
 from ..graph.nodes import operands
 from ..graph.shape_tensor import UnsupportedOp, recording
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec
-from ..graph.tensor_subclass import HeldPart, WrapperSpec, flatten, is_wrapper
+from ..graph.tensor_subclass import HeldPart, WrapperSpec, flatten, flatten_all, is_wrapper
 from .aten_recorder import GraphRecorder
 
 Spec = TensorSpec | WrapperSpec | Size
+_RAGGED = ("_offsets", "_lengths")  # the inner tensors by whose identity PyTorch knows a jagged size
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,24 @@ class WrapperBoundary:
                 found += _parts(_of_kind(tangent, at(spec, of)), spec)
         return found
 
-    def wrap_gradients(self, grads: Sequence[Any], of: Mapping[Symbol, int]) -> list[Any]:
+    def offsets(self, inputs: Sequence[Any]) -> dict[int, Any]:
+        """By place: an input that is a jagged tensor, without its data; its gradient is as ragged."""
+        jagged = [(i, inputs[i]) for i, spec in enumerate(self.inputs) if spec and spec.cls is NestedTensor]
+        return {i: [(name, own if name in _RAGGED else None) for name, own in _inner(x)] for i, x in jagged}
+
+    def wrap_gradients(
+        self, grads: Sequence[Any], of: Mapping[Symbol, int], offsets: Mapping[int, Any]
+    ) -> list[Any]:
         """A gradient for each input, from the program's."""
         result: list[Any] = [None] * len(self.inputs)
         rest = iter(grads)
         for place, spec, count in self.gradients:
             leaves = list(itertools.islice(rest, count))
+            if place in offsets and spec is not None:
+                own = dict(offsets[place])
+                leaves = [
+                    leaf if own.get(name) is None else own[name] for name, leaf in zip(spec.names, leaves)
+                ]
             result[place] = leaves[0] if spec is None else at(spec, of).wrap(leaves)
         return result
 
@@ -190,19 +204,44 @@ class Feed:
         return any(spec is not None for spec in self.specs)
 
 
+def same_leaves(inputs: Sequence[Any]) -> dict[int, int]:
+    """The flat inputs that are an earlier one, where an input is jagged: its size is known by which tensor
+    holds its offsets."""
+    first: dict[int, int] = {}
+    found: dict[int, int] = {}
+    if any(type(value) is NestedTensor for value in inputs):
+        for k, leaf in enumerate(flatten_all(inputs)):
+            if (
+                isinstance(leaf, torch.Tensor)
+                and not leaf.is_floating_point()
+                and first.setdefault(id(leaf), k) != k
+            ):
+                found[k] = first[id(leaf)]
+    return found
+
+
 def feed(
-    recorder: GraphRecorder, names: Sequence[str], specs: Sequence[Spec], requires_grad: Sequence[bool]
+    recorder: GraphRecorder,
+    names: Sequence[str],
+    specs: Sequence[Spec],
+    requires_grad: Sequence[bool],
+    same: Mapping[int, int],
 ) -> Feed:
-    """Inputs for a trace: a placeholder for each plain tensor and size, wrappers around them."""
+    """Inputs for a trace: a placeholder for each plain tensor and size, wrappers around them. same: flat
+    inputs that are an earlier one."""
     found = Feed([], [], [], tuple([s if type(s) is WrapperSpec else None for s in specs]))
     for name, spec, needs in zip(names, specs, requires_grad, strict=True):
+        start = len(found.leaves)
         if type(spec) is not WrapperSpec:
             leaf = recorder.input(name, spec, needs)  # type: ignore[arg-type]
+            leaf = found.leaves[same[start]] if start in same else leaf
             found.values.append(leaf)
             found.leaves.append(leaf)
             found.graded.append(needs)
             continue
         inner = [recorder.input(f"{name}_{k}", one) for k, one in enumerate(spec.leaves())]
+        for k in range(len(inner)):
+            inner[k] = found.leaves[same[start + k]] if start + k in same else inner[k]
         recorder.graded |= needs
         with recording(recorder), torch.no_grad():
             wrapper = spec.wrap(inner)
@@ -250,9 +289,9 @@ def refuse_views(gm: torch.fx.GraphModule, results: Sequence[Any], inputs: Feed)
             raise error
 
 
-# DTensor's conversions are nodes of autograd from tensor to tensor; its private part keeps a history beside
-# them, which nothing that is documented follows.
-_OWN_GRADIENTS = "torch.distributed.tensor"
+# DTensor's conversions, and the views that jagged tensors are, are nodes of autograd from tensor to tensor;
+# their private parts keep a history beside them, which nothing that is documented follows.
+_OWN_GRADIENTS = ("torch.distributed.tensor", "torch.nested")
 
 
 def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
@@ -271,7 +310,7 @@ def take_apart(results: Sequence[Any], inputs: Feed) -> Results:
             if id(result) not in wrappers:
                 leaves = flatten(result)
                 if type(result).__module__.startswith(_OWN_GRADIENTS):
-                    leaves = [leaf.detach() for leaf in leaves]
+                    leaves = [leaf.detach() if leaf.requires_grad else leaf for leaf in leaves]
                 UnsupportedOp.when(
                     result.requires_grad and any(leaf.requires_grad for leaf in leaves),
                     "DM262",
@@ -293,6 +332,17 @@ def tangent_of(root: Any) -> WrapperSpec:
     expected = getattr(root, "__coerce_tangent_metadata__", None)
     # Reduced, a DTensor's part is row-major whatever strides the whole shows.
     return WrapperSpec.of(root if expected is None else expected().contiguous())
+
+
+def with_offsets_of(root: Any, leaves: Sequence[Any]) -> Sequence[Any]:
+    """The tensors inside of a gradient: a jagged one has the root's own offsets."""
+    if type(root) is not NestedTensor:
+        return leaves
+    return [own if name in _RAGGED else leaf for leaf, (name, own) in zip(leaves, _inner(root), strict=True)]
+
+
+def _inner(tensor: Any) -> list[tuple[str, Any]]:
+    return [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
 
 
 def boundary_of(

@@ -228,7 +228,7 @@ class FirstDerivative:
                 inputs[i] = one.clone() if i in again.recipe.mutated else one.view_as(one)
                 if not flows.get(i, True):  # handed in without its history: the graph takes gradients of it
                     inputs[i] = _leaf(inputs[i])
-            with self._modes():
+            with as_captured(again):
                 results = _Repeat(again.gm, operands[n:first_tangent]).run(
                     *[inputs[i] for i in range(len(inputs))], enable_io_processing=False
                 )
@@ -243,22 +243,23 @@ class FirstDerivative:
                 accumulate_grad=False,
             )
 
-    @contextlib.contextmanager
-    def _modes(self) -> Iterator[None]:
-        """Grad mode and autocast as they were where the graph was captured."""
-        with contextlib.ExitStack() as stack:
-            for device, (enabled, dtype) in self.again.autocast.items():
-                if enabled:
-                    stack.enter_context(torch.autocast(device, dtype=dtype))
-            stack.enter_context(torch.set_grad_enabled(self.again.grad_mode))
-            yield
-
     def _value(self, results: Sequence[Any], value: int) -> torch.Tensor:
         """The tensor that a value of the compiled graph is: a result, or what results are views of."""
         for plan, result in zip(self.again.recipe.plans, results, strict=True):
             if plan.kind == "value" and plan.index == value and not plan.detach:
                 return result._base if plan.steps and result._base is not None else result
         raise BackendError("DM408", "the gradient of a gradient of an output that was detached was asked for")
+
+
+@contextlib.contextmanager
+def as_captured(again: Any) -> Iterator[None]:
+    """Grad mode and autocast as they were where a graph was captured."""
+    with contextlib.ExitStack() as stack:
+        for device, (enabled, dtype) in again.autocast.items():
+            if enabled:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+        stack.enter_context(torch.set_grad_enabled(again.grad_mode))
+        yield
 
 
 class _Repeat(torch.fx.Interpreter):

@@ -7,7 +7,7 @@ saved it; autograd joins the parts, as it joins any real tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,15 @@ from torch import fx
 from ..base import compat
 from ..base.narrowing import checked
 from ..graph.data_sizes import holds
+from ..graph.nested_size import NestedSize
 from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, leaves_in
 from ..graph.spec import TensorSpec, storage_number
 from ..graph.states import enter_inference, is_state_call, leave_inference, random_state
-from ..graph.sym_int import to_torch
+from ..graph.sym_int import from_torch, to_torch
+from ..graph.tensor_subclass import Later, WrapperSpec, flatten_all, is_wrapper
+from .desugar import same_leaves
 
 
 class Trial:
@@ -33,11 +36,11 @@ class Trial:
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[torch.Tensor], specs: Sequence[Any]) -> None:
         self.calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-        self.env: dict[fx.Node, Any] = dict(zip(placeholders, map(_example, inputs, specs), strict=True))
-        tensors = [value for value in self.env.values() if isinstance(value, ShapeTensor)]
-        self.outside = {tensor.memory for tensor in tensors}
-        self.beside = _beside(inputs, list(self.env.values()))
-        self.wanting = {tensor.memory for tensor in tensors if tensor.requires_grad}
+        self.env: dict[fx.Node, Any] = dict(zip(placeholders, _examples(inputs, specs), strict=True))
+        examples = list(self.env.values())
+        self.outside = _memories(examples)
+        self.beside = _beside(flatten_all(inputs), flatten_all(examples))
+        self.wanting = _memories(value for value in examples if _wants(value))
         self.records = False  # whether autograd records any call
         self.writes: list[set[Any]] = []
         self.first_use: dict[Any, int] = {}
@@ -55,23 +58,23 @@ class Trial:
             self.env[node] = None
             return
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
-        given = [self.env[n] for n in node.all_input_nodes if isinstance(self.env[n], ShapeTensor)]
+        tensors = [self.env[n] for n in node.all_input_nodes if isinstance(self.env[n], torch.Tensor)]
+        given = [*tensors, *flatten_all(filter(is_wrapper, tensors))]
         before = [tensor._version for tensor in given]
         function: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
         known = "data_dependent" in node.meta  # only running the call tells more
         result = materialise(node.meta["val"]) if known else function(*args, **kwargs)
         self.env[node] = result
-        if isinstance(result, ShapeTensor | torch.SymInt):
+        if isinstance(result, torch.Tensor | torch.SymInt):
             node.meta["val"] = spec_of(result)  # in the symbols of this graph, which may be a part of another
         written = [
             tensor for tensor, version in zip(given, before, strict=True) if tensor._version != version
         ]
-        self.writes.append({tensor.memory for tensor in written})
-        self.wanting |= {tensor.memory for tensor in written if tensor.requires_grad}
-        self.records |= any(t.requires_grad for t in leaves_in(result) if isinstance(t, ShapeTensor))
-        for tensor in (*given, result):
-            if isinstance(tensor, ShapeTensor):
-                self.first_use.setdefault(tensor.memory, at)
+        self.writes.append(_memories(written))
+        self.wanting |= _memories(filter(_wants, written))
+        self.records |= any(map(_wants, leaves_in(result)))
+        for memory in _memories([*given, result]):
+            self.first_use.setdefault(memory, at)
 
     def _state(self, node: fx.Node) -> None:
         """States are not set here, but grad mode: tensors of inference mode would not count their writes."""
@@ -90,21 +93,51 @@ class Trial:
         for at, node in enumerate(self.calls):
             later = self.writes[at] - self.outside if self.records else ()
             spans = [(self.first_use[memory], at) for memory in later]
-            if not isinstance(self.env[node], ShapeTensor | torch.SymInt):
+            if not _passes(self.env[node]):
                 spans.append((at, max((position.get(user, at) for user in node.users), default=at)))
             for begin, end in spans:
                 result[begin + 1 : end + 1] = [False] * (end - begin)
         return result
 
 
-def _example(tensor: torch.Tensor, spec: TensorSpec | Size) -> Any:
-    if type(spec) is Size:
-        return to_torch(spec)
-    made = ShapeTensor.make(spec, tensor.requires_grad and tensor.is_leaf)
-    if tensor.requires_grad and not tensor.is_leaf:
-        with torch.enable_grad():
-            made.copy_(ShapeTensor.make(made.spec, requires_grad=True))
-    return made
+def _passes(value: Any) -> bool:
+    """Whether a value may pass a border: a jagged tensor's own size is asked of the tensor there."""
+    plain = type(value) is torch.SymInt and type(from_torch(value)) is not NestedSize
+    return plain or isinstance(value, torch.Tensor)
+
+
+def _memories(values: Iterable[Any]) -> set[Any]:
+    """The memories of tensors, and of those inside of wrappers."""
+    return {leaf.memory for leaf in flatten_all(values) if isinstance(leaf, ShapeTensor)}
+
+
+def _wants(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _examples(inputs: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+    """Inputs without data: leaves, and results of something, as the real ones are."""
+    same, made = same_leaves(inputs), list[Any]()  # the flat ones
+    found = []
+    for tensor, spec in zip(inputs, specs, strict=True):
+        leaves = [spec] if type(spec) is TensorSpec else [] if type(spec) is Size else spec.leaves()
+        start = len(made) + (type(spec) is Size)
+        inner = [ShapeTensor.make(leaf) for leaf in leaves]
+        made += [made[same[k]] if k in same else leaf for k, leaf in enumerate(inner, start)] or [None]
+        found.append(to_torch(spec) if type(spec) is Size else _example(tensor, spec, made[start:]))
+    return found
+
+
+def _example(tensor: torch.Tensor, spec: TensorSpec | WrapperSpec, leaves: list[Any]) -> Any:
+    if type(spec) is WrapperSpec:
+        with shape_mode(), torch.no_grad():
+            made = spec.wrap(leaves).detach()
+    else:
+        made = leaves[0]
+    if not tensor.requires_grad or tensor.is_leaf:
+        return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
+    with torch.enable_grad(), shape_mode():
+        return Later.apply(torch.empty(0, requires_grad=True), lambda: made)
 
 
 def _beside(inputs: Sequence[Any], examples: Sequence[Any]) -> dict[Any, set[Any]]:

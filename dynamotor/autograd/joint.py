@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from .desugar import (
     refuse_views,
     take_apart,
     tangent_of,
+    with_offsets_of,
 )
 from .extract import is_view
 from .functional import TracedAlias, read, with_holes
@@ -110,9 +111,10 @@ def trace_joint(
     specs: Sequence[Spec],
     requires_grad: Sequence[bool],
     memory_groups: Sequence[int],
+    same: Mapping[int, int] = {},  # noqa: B006  (never written)
 ) -> Joint:
     """Trace a torch graph. `memory_groups` numbers the memory of the flat inputs (wrappers taken apart):
-    equal numbers share memory.
+    equal numbers share memory. same: see `feed`.
 
     A spec that is a `Size` (a symbol) stands for an int of each call.
 
@@ -120,7 +122,7 @@ def trace_joint(
     """
     recorder = GraphRecorder(gm.meta.get("shape_env"))
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    given = feed(recorder, names, specs, requires_grad)
+    given = feed(recorder, names, specs, requires_grad, same)
     placeholders = list(recorder.graph.nodes)[: len(given.leaves)]
     inputs = {i: tensor for i, tensor in enumerate(given.leaves) if type(tensor) is ShapeTensor}
     aliases = {i: tensor.note for i, tensor in inputs.items()}
@@ -597,7 +599,7 @@ def _backward(
         ]
         arriving += made
         with recording(recorder), torch.no_grad():
-            tangents.append(made[0] if of is None else of.wrap(made))
+            tangents.append(made[0] if of is None else of.wrap(with_offsets_of(root, made)))
     with recording(recorder), no_autocast():
         try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy
             grads = compat.execution_engine.get().run_backward(

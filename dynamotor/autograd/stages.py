@@ -24,6 +24,7 @@ from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, Symbol, equal
 from ..graph.spec import Backend, Compiled, TensorSpec, contiguous_stride
 from ..graph.states import enter_inference, leave_inference
+from ..graph.tensor_subclass import WrapperSpec
 from .variants import Variants
 
 Part = tuple[Sequence[fx.Node], Backend | None]  # None: PyTorch runs it as it is
@@ -42,7 +43,11 @@ def symbol_nodes(gm: fx.GraphModule) -> dict[Symbol, fx.Node]:
 
 def _symbols(val: Any) -> list[Symbol]:
     """The symbols of a value's spec, in the order in which they were made."""
-    sizes = (*val.shape, *val.stride, val.offset) if type(val) is TensorSpec else (val,)
+    sizes: Sequence[Any] = (val,)
+    if type(val) is TensorSpec:
+        sizes = (*val.shape, *val.stride, val.offset)
+    elif type(val) is WrapperSpec:
+        sizes = val.sizes()
     found = {symbol for size in sizes if type(size) is Size for symbol in size.symbols}
     return sorted(found, key=lambda symbol: symbol.order)
 

@@ -25,6 +25,7 @@ from ..graph.module import copied, graph_module
 from ..graph.size_nodes import is_size
 from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten
 from ..graph.spec import Compiled, TensorSpec
+from ..graph.tensor_subclass import HeldPart, WrapperSpec, flatten, leaves_of
 
 MOST = 8  # programs of a part; other sizes run in eager PyTorch
 LARGEST = 1 << 31  # numbers from tensors beyond it run in eager PyTorch: kernels compute in 64 bits
@@ -33,13 +34,13 @@ LARGEST = 1 << 31  # numbers from tensors beyond it run in eager PyTorch: kernel
 @dataclass(frozen=True)
 class _Program:
     """numbers: inputs of which it needs the value; symbols: the others that are sizes, `least` of them;
-    specs: of its tensors, by place; takes: the inputs that `call` is given.
+    specs: of its tensors, by place, of a wrapper those of its parts; takes: the inputs that `call` is given.
     """
 
     numbers: dict[int, int]
     symbols: dict[int, Symbol]
     least: dict[int, int]
-    specs: dict[int, TensorSpec]
+    specs: dict[int, list[TensorSpec]]
     guards: list[Guard]
     takes: tuple[int, ...]
     call: Compiled
@@ -52,9 +53,9 @@ class _Program:
             return False
         of = {symbol: arguments[i] for i, symbol in self.symbols.items()}
         return all(guard.holds(of) for guard in self.guards) and all(
-            tuple(arguments[i].shape) == evaluate(spec.shape, of)
-            and arguments[i].stride() == evaluate(spec.stride, of)
-            for i, spec in self.specs.items()
+            tuple(tensor.shape) == evaluate(spec.shape, of) and tensor.stride() == evaluate(spec.stride, of)
+            for i, specs in self.specs.items()
+            for tensor, spec in zip(flatten(arguments[i]), specs, strict=True)
         )
 
 
@@ -125,7 +126,7 @@ class Variants:
         stage.meta["static_inputs"] = frozenset(k for k, i in enumerate(takes) if i in self.static)
         counters["frames"]["parts compiled"] += 1
         call = self.backend(stage, [arguments[i] for i in takes])
-        checked = {i: spec for i, spec in specs.items() if i not in self.static}
+        checked = {i: leaves_of(spec) for i, spec in specs.items() if i not in self.static}
         least = {i: _least(outer[i]) for i in symbols}
         return _Program(numbers, symbols, least, checked, env.guards, takes, call)
 
@@ -156,13 +157,19 @@ def _least(symbol: Symbol) -> int:
     return -INFINITY if symbol.lo < 0 else 2
 
 
-def _arrived(val: TensorSpec, tensor: torch.Tensor, sizes: dict[Symbol, Any], env: ShapeEnv) -> TensorSpec:
+def _arrived(val: Any, tensor: torch.Tensor, sizes: dict[Symbol, Any], env: ShapeEnv) -> Any:
     """The spec of a tensor, in a part's symbols: as it was foretold where it is so, else as it is."""
-    found = TensorSpec.of(tensor)
 
     def inner(value: Any) -> Any:
         return rewritten(value, sizes.__getitem__, env) if type(value) is Size else value
 
+    if type(val) is WrapperSpec:
+        parts = [
+            part if type(part) is HeldPart else _arrived(part, getattr(tensor, name), sizes, env)
+            for name, part in zip(val.names, val.inner, strict=True)
+        ]
+        return val.with_sizes(inner, parts)
+    found = TensorSpec.of(tensor)
     shape, stride = tuple(map(inner, val.shape)), tuple(map(inner, val.stride))
     if tuple(map(hint, shape)) != found.shape:
         return found

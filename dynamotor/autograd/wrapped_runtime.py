@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..base.compat import keeps_graph
 from ..graph.spec import Compiled
 from .autograd_nodes import AutogradNode, Backward, pass_over_hooks, saver
 from .calls import unseen
@@ -18,6 +19,7 @@ from .desugar import WrapperBoundary, at
 from .node_hooks import refusing_hooks
 from .recipe import Recipe
 from .runtime import prepared, rebuilder
+from .wrapped_double_backward import WrappedAgain
 
 
 class _Finish:
@@ -67,11 +69,11 @@ def inference_callable(compiled: Compiled, recipe: Recipe, boundary: WrapperBoun
 
 
 def training_callable(
-    forward: Compiled, node: AutogradNode, recipe: Recipe, boundary: WrapperBoundary
+    forward: Compiled, node: AutogradNode, recipe: Recipe, boundary: WrapperBoundary, again: WrappedAgain
 ) -> Compiled:
     """Wrap a compiled forward of inner tensors and its backward: one autograd function of the wrappers."""
     forward, finish = prepared(forward, recipe), _Finish(boundary, recipe)
-    apply = _function(forward, node, recipe, boundary).apply
+    apply = _function(forward, node, recipe, boundary, again).apply
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         found = apply(*inputs)
@@ -88,7 +90,7 @@ def training_callable(
 
 
 def _function(
-    forward: Compiled, node: AutogradNode, recipe: Recipe, boundary: WrapperBoundary
+    forward: Compiled, node: AutogradNode, recipe: Recipe, boundary: WrapperBoundary, again: WrappedAgain
 ) -> type[torch.autograd.Function]:
     """The function from the inputs to the graded wrappers and the program's values."""
     n, n_graded = recipe.n_values, boundary.n_graded
@@ -108,6 +110,7 @@ def _function(
             outs = forward(*flat)
             save(ctx, flat, outs, None)
             ctx.of = of = boundary.values(inputs)
+            ctx.offsets, ctx.given = boundary.offsets(inputs), (inputs, again.versions(inputs))
             values = tuple(outs[:n])
             leaves = iter(inner(flat, values) if graded else ())
             wrappers = [at(spec, of).wrap(leaves) for spec, _ in graded]
@@ -116,9 +119,12 @@ def _function(
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+            if torch.is_grad_enabled():
+                return again.gradients(ctx.given[0], ctx.given[1], tangents)
+            ctx.given = ctx.given if keeps_graph() else None
             arrived = [*[tangents[n_graded + k] for k in wanted], *tangents[:n_graded]]
             found = backward(ctx, boundary.flat_tangents(arrived, ctx.of))
-            grads = boundary.wrap_gradients(found, ctx.of)
+            grads = boundary.wrap_gradients(found, ctx.of, ctx.offsets)
             pass_over_hooks(ctx, [edges[i] for i, *_ in boundary.gradients if grads[i] is None])
             return tuple(grads)
 

@@ -93,6 +93,18 @@ registered_kernels = name("torch.library._impls")
 OpNamespace = name("torch._ops._OpNamespace", instead=type(torch.ops.aten))
 Ops = name("torch._ops._Ops", instead=type(torch.ops))
 
+
+# Jagged tensors ---------------------------------------------------------------------------------------------
+class _Absent:
+    """Stands for a class that this PyTorch lacks: it has no instances, and answers are no."""
+
+    mul = None
+
+
+NestedTensor = name("torch.nested._internal.nested_tensor.NestedTensor", instead=_Absent)
+NestedIntNode = name("torch.nested._internal.nested_int.NestedIntNode", instead=_Absent)
+nested_functions = name("torch.nested._internal.nested_tensor", instead=torch.nested)
+
 # Functions that a captured program calls --------------------------------------------------------------------
 nn_functions = name("torch._C._nn")
 linalg_functions = name("torch._C._linalg")

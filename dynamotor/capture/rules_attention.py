@@ -24,6 +24,7 @@ from ..graph.spec import TensorSpec
 from ..graph.subgraphs import Body, Leaf
 from .bodies import interpret
 from .breaks import unsupported_if
+from .rules_jagged import jagged_attention, split_attention, splits_by_lengths
 from .source import Const
 from .torch_rules import FLEX_ATTENTION
 from .values.base import Trace, Value, builtin_rule, named_rule
@@ -211,7 +212,10 @@ def _setting(setter: Any, getter: Any) -> None:
 
 def _attention(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     written = {s: lower(v, False) for s, v in trace.effects.settings.items() if s in ATTENTION_SETTINGS}
-    return torch_call(trace, UnderSettings(fn, written) if written else fn, [*args], kwargs)
+    by_lengths = splits_by_lengths([*args, *kwargs.values()])
+    fn = jagged_attention if by_lengths else fn
+    fn = UnderSettings(fn, written) if written else fn
+    return (split_attention if by_lengths else torch_call)(trace, fn, [*args], kwargs)
 
 
 for _setter, _getter in ATTENTION_SETTINGS.items():

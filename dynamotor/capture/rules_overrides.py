@@ -18,6 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ..base import compat
+from ..base.compat import NestedTensor
 from ..base.narrowing import checked
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
@@ -227,9 +228,9 @@ def _find_getter(fn: Any) -> CallRule | None:
 
 
 def _takes_calls(trace: Trace, cls: type) -> bool:
-    """Whether a class has a `__torch_function__` that is called; PyTorch turns it off for a class with
-    `__torch_dispatch__` alone."""
-    return trace.type_attr(cls, "__torch_function__") is not _NONE
+    """Whether a class has a `__torch_function__` that is interpreted; PyTorch turns it off for a class with
+    `__torch_dispatch__` alone, and that of jagged tensors calls nothing of the program's."""
+    return trace.type_attr(cls, "__torch_function__") is not _NONE and cls is not NestedTensor
 
 
 def _carriers(values: Iterable[Value]) -> Iterator[UserObject]:
@@ -269,16 +270,8 @@ def is_overridable(fn: Any) -> bool:
 def _plainly(trace: Trace, fn: Any, rule: CallRule, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The call on the graph's tensors; a result that is an argument stays the object it was."""
     met: list[SubclassValue] = []
-
-    def plain(value: Value) -> Value:
-        if isinstance(value, SubclassValue):
-            met.append(value)
-            return value.tensor
-        if (type(value) is TupleValue or type(value) is ListValue) and value.takes_over:
-            return type(value)([plain(item) for item in value.items])
-        return value
-
-    given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
+    given = [_plain(a, met) for a in args]
+    named = {name: _plain(v, met) for name, v in kwargs.items()}
     shown = [_layout(value) for value in met]
     result = run_rule(trace, fn, rule, given, named)
     unsupported_if(
@@ -287,6 +280,16 @@ def _plainly(trace: Trace, fn: Any, rule: CallRule, args: list[Value], kwargs: d
         "the shape of a subclass's tensor is changed in place",
     )
     return next((value for value in met if value.tensor is result), result)
+
+
+def _plain(value: Value, met: list[SubclassValue]) -> Value:
+    """A call's argument with the graph's tensors; `met` gets the objects that they stand for."""
+    if isinstance(value, SubclassValue):
+        met.append(value)
+        return value.tensor
+    if (type(value) is TupleValue or type(value) is ListValue) and value.takes_over:
+        return type(value)([_plain(item, met) for item in value.items])
+    return value
 
 
 def _layout(value: SubclassValue) -> Any:

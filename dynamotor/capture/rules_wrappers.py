@@ -17,14 +17,17 @@ from typing import Any
 import torch
 
 from ..base import compat
+from ..base.compat import NestedTensor
 from ..base.narrowing import checked
 from ..graph.shape_tensor import ShapeTensor, shape_mode
-from ..graph.sym_int import to_torch
-from ..graph.tensor_subclass import Rewrap, is_wrapper_class
+from ..graph.sym_int import from_torch, to_torch
+from ..graph.tensor_subclass import Later, Rewrap, is_wrapper_class
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
+from .rules_jagged import note_lengths
 from .rules_overrides import SubclassValue, wrap_other_subclasses
 from .source import Source, is_static
+from .symbolic_inputs import Marks
 from .values.base import MISSING, CallRule, ResultEmitter, Trace, Value, builtin_rule, call_finder, wrap_rule
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue
@@ -103,6 +106,9 @@ class WrapperValue(SubclassValue):
 
     def _inner(self, trace: Trace, name: str, held: Any) -> Value:
         """An attribute of a tensor that a call gave."""
+        if self.cls is NestedTensor and name == "_metadata_cache":
+            cached = [(key, self._inner(trace, f"_{key}_tensor", one)) for key, one in held.items()]
+            return DictValue([(key, Constant(key), value) for key, value in cached])
         if isinstance(held, torch.Tensor):
             return torch_call(trace, getattr, [self.tensor, Constant(name)], {})
         return constant_result(trace, held)
@@ -150,11 +156,24 @@ class WrapperValue(SubclassValue):
     def describe(self) -> str:
         return f"a {self.cls.__name__}"
 
+    def offsets(self, trace: Trace) -> Value:
+        """Of a jagged tensor: the tensor by which its nested size is known."""
+        lengths = self.getattr(trace, "_lengths")
+        return self.getattr(trace, "_offsets") if lengths.is_constant() else lengths
+
+    def note_nested_size(self) -> WrapperValue:
+        """The same, entered in the table of nested sizes."""
+        example: Any = self.tensor.example
+        if self.cls is NestedTensor:
+            (size,) = from_torch((example.shape[example._ragged_idx],))
+            self.trace.tensors.nested.setdefault(size.offsets, (self, example._ragged_idx))
+        return self
+
 
 @wrapper_values.append
 def _value_of(trace: Trace, tensor: TensorValue) -> Value:
     """The value of a call's result."""
-    return WrapperValue(trace, type(tensor.example), tensor)
+    return WrapperValue(trace, type(tensor.example), tensor).note_nested_size()
 
 
 # From outside -----------------------------------------------------------------------------------------------
@@ -167,21 +186,34 @@ def _wrap(trace: Trace, source: Source, obj: torch.Tensor) -> Value:
     for name in ("__torch_function__", "__torch_dispatch__", "__tensor_flatten__", "__tensor_unflatten__"):
         trace.type_attr(cls, name)
     unsupported_if(
-        obj.layout != torch.strided or obj.device.type == "meta",
+        obj.layout not in (torch.strided, torch.jagged) or obj.device.type == "meta",
         "tensor-subclass",
         f"a {cls.__name__} with layout {obj.layout} on {obj.device}",
         cure="keep this part outside the compiled function",
     )
     names, context = obj.__tensor_flatten__()  # type: ignore[attr-defined]
-    spec = trace.sizes.read(source, obj, static=is_static(source))
-    trace.reader.guard(trace.sizes.guard(source, obj))
+    spec = None
+    if obj.layout == torch.strided:
+        spec = trace.sizes.read(source, obj, static=is_static(source))
+        trace.reader.guard(trace.sizes.guard(source, obj))
     trace.reader.ask(source, obj, "what __tensor_flatten__ says", _asks_for(cls, tuple(names), context))
     value = WrapperValue(trace, cls, None, source, obj)
+    if cls is NestedTensor:
+        note_lengths(trace, source)
+    trace.sizes.marked.update({id(part): Marks.of(obj) for part in _as_large(obj, names)})
     value.parts = {name: value.getattr(trace, name) for name in names}
     value.tensor = TensorValue(
         trace, None, _example(trace, obj, spec, value.parts, context), source, obj, cls
     )
-    return value
+    return value.note_nested_size()
+
+
+def _as_large(obj: Any, names: Sequence[str]) -> list[torch.Tensor]:
+    """The inner tensors that have the wrapper's shape, where it is marked."""
+    if not any(Marks.of(obj)):
+        return []
+    parts = [getattr(obj, name) for name in names]
+    return [part for part in parts if isinstance(part, torch.Tensor) and part.shape == obj.shape]
 
 
 def _asks_for(cls: type, names: tuple[str, ...], context: Any) -> Callable[[Any], bool]:
@@ -212,12 +244,14 @@ def _example(trace: Trace, obj: torch.Tensor, spec: Any, parts: Mapping[str, Val
         else:
             trace.reader.guard_identity(part.source, held)
             inner[name] = held
-    if _mentions(context, obj.shape):  # what compares contexts knows numbers alone
+    if spec is not None and _mentions(context, obj.shape):  # what compares contexts knows numbers alone
         for one in (spec, *[tensor.spec for tensor in inner.values() if isinstance(tensor, ShapeTensor)]):
             for n in (*one.shape, *one.stride):
                 int(n)
 
     def make() -> Any:
+        if spec is None:  # all sizes of a jagged tensor follow from its parts
+            return cls.__tensor_unflatten__(inner, context, None, None)
         shape, stride = torch.Size(to_torch(spec.shape)), to_torch(spec.stride)
         return cls.__tensor_unflatten__(inner, context, shape, stride)
 
@@ -229,19 +263,7 @@ def _example(trace: Trace, obj: torch.Tensor, spec: Any, parts: Mapping[str, Val
         return example.requires_grad_()
     with torch.enable_grad():
         anchor = torch.empty(0, requires_grad=True)
-        return _Later.apply(anchor, lambda: example)
-
-
-class _Later(torch.autograd.Function):
-    """Gives a tensor a history."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, make: Callable[[], Any]) -> Any:
-        return make()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-        return None, None
+        return Later.apply(anchor, lambda: example.detach())
 
 
 def _mentions(context: Any, shape: Sequence[int]) -> bool:
@@ -281,6 +303,8 @@ def _find_opaque(fn: Callable[..., Any]) -> CallRule | None:
     """A wrapper subclass whose constructor PyTorch is told not to capture: a call of it is one node."""
     if not isinstance(fn, type) or not is_wrapper_class(fn):
         return None
+    if fn is NestedTensor:
+        return functools.partial(_make_opaque, fn)
     makers = [inspect.getattr_static(fn, name, None) for name in ("__new__", "__init__")]
     functions = [getattr(maker, "__func__", maker) for maker in makers]
     if not any(isinstance(f, types.FunctionType) and f.__code__.co_filename == _DISABLING for f in functions):

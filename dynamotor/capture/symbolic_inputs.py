@@ -89,8 +89,17 @@ class SizePolicy:
     broken_regions: bool = False  # the graph breaks inside of what such calls begin and end
 
     def takes(self, device: str, of_data: bool = False) -> bool:
-        """Whether sizes of a device's tensors may be symbols."""
-        return not self.refused and self.dynamic is not False and self.symbolic(device, of_data)
+        """Whether sizes of a device's tensors may be symbols: where sizes are numbers, those that are marked."""
+        may = self.dynamic is not False or not of_data
+        return not self.refused and may and self.symbolic(device, of_data)
+
+    def varies(self, source: Source) -> bool:
+        """Whether it has differed between calls, where that makes it a symbol."""
+        return source in self.varying and self.dynamic is not False
+
+    def is_guessed(self, source: Source) -> bool:
+        """Whether it is likely to differ, too."""
+        return source in (self.guessed or ()) and self.dynamic is not False
 
     def differ(self, a: Source, b: Source) -> bool:
         """Whether two sizes were different at some call."""
@@ -102,7 +111,8 @@ class SizePolicy:
         """Whether a size that is met for the first time equals the former value of a varying one: a cache is as long as the
         first prompt.
         """
-        return not any(source in numbers for numbers in self.seen.values()) and any(
+        new = self.dynamic is not False and not any(source in numbers for numbers in self.seen.values())
+        return new and any(
             numbers.get(other) == value for numbers in self.seen.values() for other in self.varying
         )
 
@@ -205,6 +215,8 @@ class TraceSizes:
         self.policy, self.fixed, self.symbolic = policy, fixed, policy.takes("cpu")
         self.env = ShapeEnv(where)
         self.sources: dict[Symbol, Source] = {}
+        self.marked: dict[int, Marks] = {}  # of inner tensors, by id: those of the wrapper, which is as large
+        self.alone: set[Source] = set()  # sizes that share no symbol: they are equal to others by chance
         self.guesses: set[Source] = set()  # which nothing but `SizePolicy.guessed` makes symbols
         self.bounds: dict[
             Symbol, tuple[int, int]
@@ -224,7 +236,7 @@ class TraceSizes:
         """The symbol of a Python integer that differs between calls, or may (an argument of what is dynamic);
         None for one that is a constant."""
         may = self.policy.dynamic is True and self.symbolic and value >= 2 and type(source) is Arg
-        if not (may or source in self.policy.varying) or source in self.fixed or abs(value) >= LARGEST:
+        if not (may or self.policy.varies(source)) or source in self.fixed or abs(value) >= LARGEST:
             return None
         made = self.env.symbol(value, -INFINITY)
         (symbol,) = made.symbols
@@ -238,7 +250,7 @@ class TraceSizes:
             source in self.policy.varying
             and source not in self.fixed
             and not self.policy.refused
-            and (self.symbolic or self.policy.floats)
+            and (self.symbolic and self.policy.dynamic is not False or self.policy.floats)
         )
 
     def floats_as_numbers(self, where: UserLine | None) -> dict[Source, FloatIs]:
@@ -260,23 +272,18 @@ class TraceSizes:
         return found
 
     def _symbolic(self, source: Source, tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
-        marks = Marks.of(tensor)
+        marks = self.marked.get(id(tensor)) or Marks.of(tensor)
         sizes: Any = spec.shape  # numbers, as strides are: the tensor is real
         shape = tuple([self._size(SizeOf(source, d), n, marks.of_dim(d)) for d, n in enumerate(sizes)])
-        if is_symbolic(shape) or any(StrideOf(source, d) in self.policy.varying for d in range(len(shape))):
+        if is_symbolic(shape) or any(self.policy.varies(StrideOf(source, d)) for d in range(len(shape))):
             return replace(spec, shape=shape, stride=self._strides(source, shape, spec.stride))  # type: ignore[arg-type]
         return spec
 
     def _size(self, source: Source, value: int, mark: bool | tuple[int, int] | None) -> Size | int:
         policy = self.policy
-        likely = source in policy.varying or source in (policy.guessed or ()) or policy.follows(source, value)
+        likely = policy.varies(source) or policy.is_guessed(source) or policy.follows(source, value)
         wanted = mark if mark is not None else policy.dynamic or likely
-        if (
-            mark is None
-            and not policy.dynamic
-            and source in (policy.guessed or ())
-            and source not in policy.varying
-        ):
+        if mark is None and not policy.dynamic and policy.is_guessed(source) and not policy.varies(source):
             self.guesses.add(source)
         if not wanted or value < 2 or value >= LARGEST or source in self.fixed:
             return value
@@ -287,6 +294,7 @@ class TraceSizes:
         for symbol, first in self.sources.items():
             if (
                 symbol.hint == value
+                and self.alone.isdisjoint((source, first))
                 and self.bounds.get(symbol) == (lo, hi)
                 and not self._are_apart(source, symbol, first)
             ):
@@ -312,7 +320,7 @@ class TraceSizes:
             for d in sorted(range(len(shape)), key=lambda d: (stride[d], hint(shape[d]), -d)):
                 if stride[d] == hint(step):
                     found[d] = step
-                elif StrideOf(source, d) in self.policy.varying and 2 <= stride[d] < LARGEST:
+                elif self.policy.varies(StrideOf(source, d)) and 2 <= stride[d] < LARGEST:
                     found[d] = self._symbol(StrideOf(source, d), stride[d], 2, INFINITY)
                     if hint(step) <= stride[d]:
                         self.env.ask(
@@ -763,8 +771,14 @@ class Marks:
         ranges = {
             r.dim: (max(r.min or 2, 2), r.max or INFINITY) for r in own.get("_dynamo_dynamic_range", ())
         }
-        dynamic = own.get("_dynamo_dynamic_indices", set()) | own.get("_dynamo_weak_dynamic_indices", set())
-        return Marks(frozenset(own.get("_dynamo_static_indices", ())), frozenset(dynamic), ranges)
+        marks = [
+            own.get(f"_dynamo_{how}_indices", ()) for how in ("dynamic", "weak_dynamic", "propagated_dynamic")
+        ]
+        dynamic = frozenset().union(*marks)
+        return Marks(frozenset(own.get("_dynamo_static_indices", ())), dynamic, ranges)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.static, self.dynamic))
 
     def of_dim(self, dim: int) -> bool | tuple[int, int] | None:
         """False: static; the range of a dynamic dimension; None: not marked."""

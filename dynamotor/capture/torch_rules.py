@@ -26,10 +26,14 @@ _NODE_MODULES = frozenset(
         "torch._lowrank",
         "torch._tensor",
         "torch.masked._ops",
+        "torch.nested",
+        "torch.nested._internal.nested_tensor",
     )
 )
 # These call a function or module that the user gives: they are inlined.
-_CALL_BACK = frozenset((F.triplet_margin_with_distance_loss,))
+_CALL_BACK = frozenset(
+    (F.triplet_margin_with_distance_loss, getattr(compat.nested_functions, "get_tensor_symint", None))
+)
 _NAMESPACES = (
     torch,
     F,
@@ -43,6 +47,7 @@ _NAMESPACES = (
     compat.fft_functions,
     compat.variable_functions,
     torch.nested,
+    compat.nested_functions,
     torch.masked,
 )
 

@@ -128,6 +128,8 @@ class Trace(ObjectProtocol):
         """
         OfTrace.let_go()
         self.reader.forget()
+        for tensor in self.tensors.by_example.values():
+            tensor.carrier = None
         self.stack.forget()  # it stays: sizes ask where they are asked, and their graph is still to be compiled
         vars(self).clear()
 

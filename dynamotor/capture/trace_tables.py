@@ -26,6 +26,9 @@ class TensorTable:
     )  # outside tensors that the program makes leaves
     given_away: set[Any] = field(default_factory=set)  # memories that parameters made in the trace took over
     read_only: set[Any] = field(default_factory=set)  # memories of NumPy's read-only arrays
+    nested: dict[int | str, tuple[Any, int]] = field(
+        default_factory=dict
+    )  # by the numbers of jagged sizes: a tensor that has it, and the dimension
     asked: set[str] = field(default_factory=set)  # "requires_grad", "strides": the program looks at them
 
 

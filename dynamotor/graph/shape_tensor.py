@@ -91,6 +91,11 @@ class ShapeTensor(torch.Tensor):
             return dispatch(func, types, args, kwargs or {})
         return infer(func, args, kwargs or {})
 
+    def tolist(self) -> list[int | float | bool]:
+        """A vector's numbers, each read from data; PyTorch has none of a tensor without."""
+        DataDependent.when(self.dim() != 1, "DM210", "a list of a tensor's numbers")
+        return [one.item() for one in self.unbind()]
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # the stub: def f(self, *, Any=...)
         return f"ShapeTensor({self.spec}{', requires_grad' if self.requires_grad else ''})"
 

@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import torch
 
+from . import nested_size
+from .nested_size import NestedSize
 from .sizes import (
     ShapeEnv,
     Size,
@@ -320,13 +322,22 @@ SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 
 def to_torch(value: Any) -> Any:
     """Sizes as PyTorch takes them: a SymInt for a Size, lists and tuples by element."""
-    return mapped(lambda v: torch.SymInt(cast(Any, SizeNode(v, v.env))) if type(v) is Size else v, value)
+    return mapped(_one_to_torch, value)
+
+
+def _one_to_torch(value: Any) -> Any:
+    if type(value) is Size:
+        return torch.SymInt(cast(Any, SizeNode(value, value.env)))
+    return nested_size.to_sym_int(value) if type(value) is NestedSize else value
 
 
 def from_torch(value: Any) -> Any:
     """What PyTorch computed, with Sizes (or plain numbers) in the place of SymInts; questions are asked."""
     kind = type(value)
     if kind is torch.SymInt:
+        nested = nested_size.from_node(value.node)
+        if nested is not None:
+            return nested
         expr = value.node.expr
         return size(expr.terms, expr.env) if type(expr) is Size else expr
     if kind is torch.SymBool:

@@ -124,12 +124,16 @@ class WrapperSpec:
 
     def at(self, values: Mapping[Symbol, Any]) -> WrapperSpec:
         """The spec with the symbols' values put in."""
-        return replace(
-            self,
-            context=_mapped(lambda leaf: evaluate(leaf, values), self.context),
-            outer=self.outer.at(values),
-            inner=tuple([one.at(values) for one in self.inner]),
-        )
+        parts = [one.at(values) for one in self.inner]
+        return self.with_sizes(lambda leaf: evaluate(leaf, values) if type(leaf) is Size else leaf, parts)
+
+    def with_sizes(
+        self, size: Callable[[object], Any], inner: Iterable[TensorSpec | WrapperSpec | HeldPart]
+    ) -> WrapperSpec:
+        """The spec around these parts, with `size` of each expression of its own."""
+        shape, stride = tuple(map(size, self.outer.shape)), tuple(map(size, self.outer.stride))
+        outer = replace(self.outer, shape=shape, stride=stride, offset=size(self.outer.offset))
+        return replace(self, context=_mapped(size, self.context), outer=outer, inner=tuple(inner))
 
     # What node.meta["val"] is asked for as if it were a plain tensor's -------------------------------------
     @property
@@ -164,6 +168,11 @@ class WrapperSpec:
 
     def __str__(self) -> str:
         return f"{self.cls.__name__}({self.outer}: {', '.join(map(str, self.inner))})"
+
+
+def leaves_of(spec: TensorSpec | WrapperSpec) -> list[TensorSpec]:
+    """The specs of the plain tensors that a tensor is made of, in `flatten`'s order."""
+    return spec.leaves() if isinstance(spec, WrapperSpec) else [spec]
 
 
 class _Shape(tuple[Any, ...]):
@@ -246,3 +255,15 @@ class Rewrap:
         with torch.no_grad():
             made = self.cls.__tensor_unflatten__(inner, self.context, torch.Size(size), tuple(stride))
         return made.requires_grad_() if self.requires_grad else made
+
+
+class Later(torch.autograd.Function):
+    """Gives a tensor a history."""
+
+    @staticmethod
+    def forward(ctx: object, anchor: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> tuple[None, None]:
+        return None, None

@@ -291,3 +291,40 @@ def test_a_plain_view_of_a_wrapper_that_is_a_leaf_is_not_written(monkeypatch):
     for function in (program, dynamotor.compile(program, backend="aot_eager")):
         with pytest.raises(RuntimeError, match="view of a leaf"):
             function(Unwrapped(plain()).requires_grad_())
+
+
+def test_a_graph_is_cut_around_what_data_decides(monkeypatch):
+    """Parts of a graph take and give wrappers, whose sizes may differ between calls."""
+    monkeypatch.setattr(config, "strict", False)
+
+    def fn(x, rows):
+        y = x.sin() * x
+        places = rows.nonzero()
+        return (y * 2).cos() * x, places + 1
+
+    compiled = dynamotor.compile(fn)
+    before = counters["frames"]["parts compiled"]
+    for size in (3, 3, 5, 6):
+        x = pair(size, 4).requires_grad_()
+        twin = Pair(*[part.clone() for part in parts(x)]).requires_grad_()
+        rows = torch.tensor([1, 0, 2])
+        want, got = fn(x, rows), compiled(twin, rows)
+        assert_same(want, got)
+        for result in (want, got):
+            result[0].sum().backward()
+        assert_same(x.grad, twin.grad)
+    assert counters["frames"]["parts compiled"] > before
+
+
+def test_dimensions_that_are_marked_are_symbols_where_sizes_are_numbers():
+    """`mark_dynamic` of a wrapper is of the inner tensors that are as large, too."""
+    compiled = dynamotor.compile(lambda x: x.sin(), fullgraph=True, dynamic=False)
+    before = counters["capture"]["graphs"]
+    for size, marked in ((3, True), (5, True), (6, False)):
+        x = pair(size, 4)
+        if marked:
+            dynamotor.mark_dynamic(x, 0)
+        assert_same(x.sin(), compiled(x))
+    assert counters["capture"]["graphs"] - before == 1
+    compiled(pair(3, 7))
+    assert counters["capture"]["graphs"] - before == 2

@@ -19,11 +19,13 @@ import torch
 
 from ...base.registry import register_all
 from ...graph.data_sizes import holds
+from ...graph.nested_size import NestedSize
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
 from .base import ResultEmitter, Trace, Value, find_rule, run_rule, size_rules
 from .constant import Constant, Number
 from .containers import SequenceValue, TupleValue
+from .jagged_size import NestedSizeValue
 from .number import FUNCTIONS, FloatValue, Outside, together
 from .operators import COMPARE, INPLACE
 
@@ -244,7 +246,9 @@ class SizesValue(TupleValue):
 
 
 def size_value(trace: Trace, number: Any) -> Value:
-    """The value of an int or bool, or of an expression of one."""
+    """The value of an int or bool, of an expression of one, or of a jagged tensor's size."""
+    if type(number) is NestedSize:
+        return NestedSizeValue(trace, number, *trace.tensors.nested[number.offsets])
     return SizeValue(trace, number) if type(number) is Size else Constant(number)
 
 

@@ -37,6 +37,7 @@ from .base import MISSING, Iterator, ResultEmitter, Trace, Value, under_modes, w
 from .constant import PURE_TYPES, Constant, Number
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
 from .data_writes import note_recorded, refuse_if_recorded, write_by_data, written_part
+from .jagged_size import NestedSizeValue
 from .number import FloatValue
 from .operators import UNARY, special_name
 from .return_types import ReturnTypeValue
@@ -134,8 +135,9 @@ class TensorValue(Value):
             )
             if self.pinned:
                 self.trace.reader.guard(TensorIs.of(self.source, self.obj))
-            spec: Any = self.trace.sizes.read(self.source, self.obj, static=self.settled)
-            if self.carrier is not None:
+            if self.carrier is None:
+                spec: Any = self.trace.sizes.read(self.source, self.obj, static=self.settled)
+            else:
                 spec = spec_of(self.example)
                 for known in map(self.trace.tensors.by_example.get, map(id, flatten(self.example))):
                     if known is not None:
@@ -593,7 +595,7 @@ def lower(value: Value, nodes: bool) -> Any:
     """
     if type(value) is TensorValue:
         return value.node if nodes else value.example
-    if type(value) is SizeValue:
+    if type(value) is SizeValue or type(value) is NestedSizeValue:
         return value.lowered(nodes)
     if isinstance(value, SequenceValue) and value.kind in (list, tuple):  # PyTorch takes no deque
         items = [lower(item, nodes) for item in value.items]

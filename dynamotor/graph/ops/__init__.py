@@ -10,6 +10,7 @@ from . import (  # noqa: F401  (each adds its definitions)
     index,
     linalg,
     loss,
+    nested,
     norm,
     pointwise,
     pool,
