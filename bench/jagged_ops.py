@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 
 
 def main() -> None:
-    """Run the samples, print the counts and what is wrong."""
+    """Run the samples, print the counts and each wrong one."""
     parser = argparse.ArgumentParser(prog="python -m bench jagged_ops", description=__doc__)
     parser.add_argument("--part", default="0/1", help="k/n: each n-th op from the k-th on")
     parser.add_argument("--only", default="", help="a pattern of names")

@@ -51,6 +51,19 @@ def flatten(value: Any) -> list[torch.Tensor]:
     return [leaf for part in inner if isinstance(part, torch.Tensor) for leaf in flatten(part)]
 
 
+def inner_names(value: Any) -> list[str]:
+    """How the tensors of `flatten` are reached from a value: ".data.scale"; "" for a plain one."""
+    if not is_wrapper(value):
+        return [""]
+    parts = [(name, getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+    return [
+        f".{name}{rest}"
+        for name, part in parts
+        if isinstance(part, torch.Tensor)
+        for rest in inner_names(part)
+    ]
+
+
 def flatten_all(values: Iterable[Any]) -> list[Any]:
     """`flatten` of each value, in one list."""
     return [leaf for value in values for leaf in flatten(value)]

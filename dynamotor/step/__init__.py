@@ -44,6 +44,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
+from ..autograd.plain_inputs import with_plain_inputs
 from ..backends import resolve
 from ..base import extensions
 from ..base.compat import tree_map_only
@@ -318,7 +319,7 @@ class _Step:
             self.reasons.append((code, reason))
         fall_in_pieces(code, reason, self.name, what)
 
-    def _graph(self, gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> GraphStep:
+    def _graph(self, gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
         output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
         loss_at = next(
             i for i, node in enumerate(output.args[0]) if getattr(node, "target", None) is _loss_of_step
@@ -343,10 +344,10 @@ class _Step:
             whole = f"the backend {self.backend!r} takes no whole steps"
         if sharded:
             whole = "the parameters are sharded (fully_shard): they are updated behind the backward"
-        self.graphs.append(
-            GraphStep(gm, loss_at, self.update, whole, pieces, self._note, settings, self.averager)
-        )
-        return self.graphs[-1]
+        plain, flat = with_plain_inputs(gm, examples)
+        step = GraphStep(plain, loss_at, self.update, whole, pieces, self._note, settings, self.averager)
+        self.graphs.append(step)
+        return step if flat is None else lambda *tensors: step(*flat(tensors))
 
     def _settings(self) -> dict[str, Any]:
         """The configuration under which this step's graphs are compiled."""

@@ -328,9 +328,11 @@ def trace_step(
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """
+    NotWhole.when(any(map(is_wrapper, examples)), "DM502", "a tensor subclass is trained")
     trace = _StepTrace(gm, examples, optimizer, scale, held)
     with recording(trace.recorder), preserved_modes():
         results = trace.forward(gm, examples)
+        NotWhole.when(any(map(is_wrapper, results)), "DM502", "a tensor subclass leaves the step as a result")
         if loss_at is not None:
             trace.backward(results[loss_at], accumulate)
     trace.reduce(rewriter)

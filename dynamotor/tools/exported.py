@@ -30,6 +30,7 @@ from ..capture.guards import DictKeys, TensorMatch
 from ..capture.source import SizeOf, Source
 from ..capture.stance import set_stance
 from ..capture.symbolic_inputs import mark_dynamic
+from ..graph.tensor_subclass import inner_names
 from .entry import ArgumentChecks, name_of, refused
 from .package import build_package
 
@@ -151,7 +152,7 @@ class Exported:
         if self._entry.info.data.replays:
             raise refused("it changes Python objects", "an ExportedProgram holds tensors alone")
         self._refuse_unchecked()
-        root = _Root(self._torch_graph, self._entry, self.graph_signature.inputs, self._examples)
+        root = _Root(self._torch_graph, self._entry, self._places(), self._examples)
         root.forward = _with_signature(root.run, self.model)
         shapes: Any = torch.export.ShapesCollection()
         for tensor in filter(self._dims_of, tree_leaves((self.args, self.kwargs))):
@@ -238,13 +239,19 @@ class Exported:
                             cure="leave it out of dynamic_shapes; explain() says what asks for it",
                         )
 
+    def _places(self) -> list[tuple[str, str]]:
+        """Of the captured graph's inputs, kind and target: a tensor of a wrapper subclass is one of them."""
+        held, sources = dict(_names_of(self.model)), self._entry.info.inputs
+        return [held.get(id(x)) or _place(source) for x, source in zip(self._examples, sources)]
+
     def _signature(self) -> Signature:
         nodes = list(self.graph.nodes)
-        held = dict(_names_of(self.model))
-        inputs = [
-            Placeholder(node.name, *held.get(id(tensor), _place(source)))
-            for node, tensor, source in zip(nodes, self._examples, self._entry.info.inputs)
+        places = [
+            (kind, target + inner)
+            for tensor, (kind, target) in zip(self._examples, self._places())
+            for inner in inner_names(tensor)
         ]
+        inputs = [Placeholder(node.name, *place) for node, place in zip(nodes, places)]
         writes = [str(node.args[0]) for node in nodes if node.target is torch.ops.aten.copy_.default]
         outputs = map(str, nodes[-1].args[0])
         return Signature(tuple(inputs), tuple(outputs), tuple(writes), self._entry.info.data.code)
@@ -257,15 +264,15 @@ class _Root(torch.nn.Module):
         self,
         gm: fx.GraphModule,
         entry: Any,
-        inputs: Sequence[Placeholder],
+        places: Sequence[tuple[str, str]],
         tensors: Sequence[Any],
     ) -> None:
         super().__init__()
         self.captured, self.entry = gm, entry
         self.held: list[str | None] = []
-        for k, (place, tensor) in enumerate(zip(inputs, tensors, strict=True)):
-            name = f"constant_{k}" if place.kind == "constant" else place.target
-            self.held.append(None if place.kind in ("argument", "size") else name)
+        for k, ((kind, target), tensor) in enumerate(zip(places, tensors, strict=True)):
+            name = f"constant_{k}" if kind == "constant" else target
+            self.held.append(None if kind in ("argument", "size") else name)
             if self.held[-1]:
                 _put(self, name, tensor)
 

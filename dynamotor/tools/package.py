@@ -31,16 +31,19 @@ import torch
 
 from ..api import compile, dispatcher_of
 from ..autograd import program_cache
+from ..autograd.plain_inputs import as_aten_graph, with_plain_inputs
 from ..autograd.recipe import Recipe
 from ..autograd.runtime import inference_callable
 from ..backends import native, static_inputs
 from ..base import cache
+from ..base.compat import OpOverloadPacket
 from ..base.config import Settings, config
 from ..base.errors import BuildError, UsageError
 from ..base.events import Event, collect
 from ..codegen import stored
 from ..graph.plain_data import NotPlain, decode, encode
 from ..graph.spec import TensorSpec, copy_as
+from ..graph.tensor_subclass import is_wrapper
 from ..runtime import cpp_build
 from .entry import ArgumentChecks, flatten, refused
 from .package_program import steps_of
@@ -58,6 +61,8 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -167,12 +172,13 @@ def _built(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
     def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         keeper = program_cache.Keeper(stored.environment, stored.describe, stored.restore)
-        static = static_inputs(gm)
+        gm, flat = _plainly(gm, inputs)
+        inputs, static = flat(inputs), static_inputs(gm)
         place = program_cache.kept(keeper, gm, inputs, [tensor.requires_grad for tensor in inputs], static)
         run, given = native(gm, inputs), list(inputs)
 
         def call(*tensors: torch.Tensor) -> Any:
-            outs = tuple(run(*tensors))
+            outs = tuple(run(*flat(tensors)))
             found[:] = [_Built(place, given, static, outs)]
             return outs
 
@@ -186,6 +192,30 @@ def _built(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     if info.data.replays:
         raise refused("it changes Python objects", "a file holds computations alone", "return the new value")
     return replace(found[0], guards=info.guards), result
+
+
+def _plainly(
+    gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]
+) -> tuple[torch.fx.GraphModule, Callable[[Sequence[Any]], list[Any]]]:
+    """The graph over plain tensors, and how to take its inputs apart: of weights of wrapper subclasses a file
+    holds the tensors inside.
+    """
+    for i, x in enumerate(inputs):
+        if is_wrapper(x) and i not in static_inputs(gm):
+            raise refused(f"an argument that is a {type(x).__qualname__}", "a file holds plain data")
+    plain, flat = with_plain_inputs(gm, inputs)
+    if flat is None and not any(_is_packet(node.target) for node in gm.graph.nodes):
+        return gm, list
+    flat = flat or list
+    found = as_aten_graph(plain, flat(inputs))
+    if found is None:
+        raise refused("it writes inputs, or gives other things than tensors", "a file holds plain data")
+    return found, flat
+
+
+def _is_packet(target: Any) -> bool:
+    """Whether a call is of a library's op by its name alone: it may consist of PyTorch's own."""
+    return isinstance(target, OpOverloadPacket)
 
 
 def _entry(built: _Built, events: Sequence[Event]) -> dict[str, Any]:

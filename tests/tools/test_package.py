@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from children import run_forked
+from wrapper_classes import Quantised
 
 import dynamotor
 from dynamotor import BuildError, UsageError
@@ -172,3 +173,36 @@ def test_the_command_lists_what_is_inside(
     text = capsys.readouterr().out
     assert "weights.safetensors" in text and ".so" in text and "float32[2, 3, 9, 9]" in text
     assert main(["package", "inspect", str(tmp_path / "none")]) == 2
+
+
+class Weighed(torch.nn.Module):
+    """A weight of a wrapper subclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = Quantised.of(torch.randn(6, 6))
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight).relu()
+
+
+def test_weights_of_wrapper_subclasses_are_those_inside(tmp_path: Path) -> None:
+    model, x = Weighed().eval(), torch.randn(4, 6)
+    program = dynamotor.export(model, x)
+    assert [place.target for place in program.graph_signature.inputs[:3]] == [
+        "x",
+        "weight.values_",
+        "weight.scale",
+    ]
+    program.package(tmp_path / "weighed.dm")
+    torch.testing.assert_close(dynamotor.load(tmp_path / "weighed.dm")(x), model(x))
+    torch.testing.assert_close(program.exported_program().module()(x), model(x))
+
+
+def test_an_argument_of_a_wrapper_subclass_is_refused(tmp_path: Path) -> None:
+    x = Quantised.of(torch.randn(4, 6))
+    with pytest.raises(UsageError, match="DM114.*an argument that is a Quantised"):
+        dynamotor.export(lambda x: torch.nn.functional.linear(torch.ones(2, 6), x), (x,)).package(
+            tmp_path / "x"
+        )
