@@ -94,6 +94,8 @@ class WrapperBoundary:
         rest = iter(grads)
         for place, spec, count in self.gradients:
             leaves = list(itertools.islice(rest, count))
+            if leaves and all(leaf is None for leaf in leaves):  # no gradient has arrived
+                continue
             if place in offsets and spec is not None:
                 own = dict(offsets[place])
                 leaves = [

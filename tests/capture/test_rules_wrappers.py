@@ -328,3 +328,18 @@ def test_dimensions_that_are_marked_are_symbols_where_sizes_are_numbers():
     assert counters["capture"]["graphs"] - before == 1
     compiled(pair(3, 7))
     assert counters["capture"]["graphs"] - before == 2
+
+
+def test_a_part_to_which_no_gradient_comes_gives_none(monkeypatch):
+    monkeypatch.setattr(config, "strict", False)
+
+    def fn(x):
+        view = x.view(-1).reshape(4, 4)  # cut around: a view of an input leaves the graph
+        return torch.cat([x[:2], x[2:] * 2]) @ view, view
+
+    x = pair(4, 4).requires_grad_()
+    twin = Pair(*[part.clone() for part in parts(x)]).requires_grad_()
+    for one, run in ((x, fn), (twin, dynamotor.compile(fn))):
+        product, view = run(one)
+        torch.autograd.backward([product.sum(), view.sum()])
+    assert_same(x.grad, twin.grad)
