@@ -41,6 +41,7 @@ class Trial:
         self.outside = _memories(examples)
         self.beside = _beside(flatten_all(inputs), flatten_all(examples))
         self.wanting = _memories(value for value in examples if _wants(value))
+        self.has_wrappers = any(map(is_wrapper, examples))
         self.records = False  # whether autograd records any call
         self.writes: list[set[Any]] = []
         self.first_use: dict[Any, int] = {}
@@ -73,6 +74,7 @@ class Trial:
         self.writes.append(_memories(written))
         self.wanting |= _memories(filter(_wants, written))
         self.records |= any(map(_wants, leaves_in(result)))
+        self.has_wrappers |= any(map(is_wrapper, leaves_in(result)))
         for memory in _memories([*given, result]):
             self.first_use.setdefault(memory, at)
 
@@ -171,6 +173,8 @@ def regions_around(
     call that writes an input of which a gradient is wanted.
     """
     trial = Trial(gm, inputs, specs)
+    if any(trial.writes) and trial.has_wrappers:
+        return None  # a write through `__torch_dispatch__` counts no version of the tensors that parts save
     if ats is None:
         wanted = trial.wanting & trial.outside
         starts = [k for k, memories in enumerate(trial.writes) if memories & wanted][:1]

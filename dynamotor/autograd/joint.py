@@ -574,8 +574,18 @@ def _differentiated(
         back = _backward(recorder, roots, inputs, given.places(leaves))
         return replace(back, reached=reached, inner=inner, parts=parts)
     back = _backward(recorder, roots, inputs, given.places(leaves))
-    everything = (1 << len(back.tangents)) - 1
-    return replace(back, reached=[everything] * len(back.places), parts=(everything,) if parts else ())
+    everything, bits = (1 << len(back.tangents)) - 1, _bits_of_roots(back)
+    reached, _ = reaching(roots, inputs, [])
+    masks = [sum(bit for k, bit in enumerate(bits) if mask >> k & 1) for mask in reached]
+    spread = [mask for mask, (_, count) in zip(masks, back.leaving, strict=True) for _ in range(count)]
+    return replace(back, reached=spread, parts=(everything,) if parts else ())
+
+
+def _bits_of_roots(back: _Gradients) -> list[int]:
+    """For each root the bits of its tangents: of a wrapper, those of the tensors inside."""
+    counts = [1 if spec is None else len(spec.leaves()) for spec in back.arriving]
+    ends = list(itertools.accumulate(counts))
+    return [((1 << count) - 1) << (end - count) for count, end in zip(counts, ends, strict=True)]
 
 
 def _backward(

@@ -343,3 +343,36 @@ def test_a_part_to_which_no_gradient_comes_gives_none(monkeypatch):
         product, view = run(one)
         torch.autograd.backward([product.sum(), view.sum()])
     assert_same(x.grad, twin.grad)
+
+
+def test_an_input_that_no_result_needs_has_no_gradient():
+    """One autograd function stands for all inputs; it leads from a result to those that eager's leads to."""
+
+    def fn(x, y):
+        return x * 1.5, (y * 2).detach(), x.sin()
+
+    given = [pair(graded=True), pair(graded=True)]
+    results = dynamotor.compile(fn, fullgraph=True)(*given)
+    torch.autograd.backward([results[0].sum()])
+    assert given[0].grad is not None and given[1].grad is None
+    first, second = dynamotor.compile(lambda x, y: (x * 2, y * 3), fullgraph=True)(*given)
+    given[0].grad = None
+    second.sum().backward()
+    assert given[0].grad is None and given[1].grad is not None
+
+
+@pytest.mark.filterwarnings("ignore::dynamotor.EagerWarning")
+def test_a_graph_that_writes_is_not_cut(monkeypatch):
+    """Eager refuses a backward over values that were written; parts would have saved the old ones."""
+    monkeypatch.setattr(config, "strict", False)
+
+    def fn(x, y, z):
+        product = z * x
+        view = y.t()  # a view of an input leaves the graph
+        x.add_(1)
+        return view, product
+
+    for run in (fn, dynamotor.compile(fn)):
+        results = run(pair(4, 4), pair(4, 4, graded=True), pair(4, 4, graded=True))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.backward([result.sum() for result in results])
