@@ -546,6 +546,17 @@ def tangent_spec(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
 
 
+def inner_tangent_specs(of: WrapperSpec) -> list[TensorSpec]:
+    """Those of the tensors inside of a wrapper's gradient: all as the wrapper shows it, where they have its
+    shape, since autograd copies or keeps a gradient by the strides that it shows.
+    """
+    outer = of.outer
+    return [
+        tangent_spec(one if one.shape != outer.shape else replace(one, stride=outer.stride))
+        for one in of.leaves()
+    ]
+
+
 @dataclass
 class _Gradients:
     """A traced backward. tangents: the nodes of the gradients that arrive. nodes: those of the gradients that
@@ -602,7 +613,7 @@ def _backward(
         with recording(recorder), torch.no_grad():
             specs.append(tangent_of(root) if is_wrapper(root) else None)
         of = specs[-1]
-        laid = [tangent_spec(root.spec)] if of is None else [tangent_spec(one) for one in of.leaves()]
+        laid = [tangent_spec(root.spec)] if of is None else inner_tangent_specs(of)
         made = [
             recorder.input(f"tangent_{i}" if of is None else f"tangent_{i}_{k}", s)
             for k, s in enumerate(laid)
