@@ -16,6 +16,7 @@ import torch
 from ..base.compat import tree_leaves
 from ..graph.nodes import in_order
 from ..graph.shape_tensor import shape_mode
+from ..graph.tensor_subclass import Through, is_wrapper
 
 
 def reaching(
@@ -100,9 +101,9 @@ def _node_of(leaf: torch.Tensor) -> Any:
     if leaf.grad_fn is not None:
         return leaf.grad_fn
     with shape_mode(), torch.enable_grad():  # under a mode: without one PyTorch asks whether it is a DTensor
-        view = leaf.view_as(leaf).grad_fn
-        assert view is not None
-        return view.next_functions[0][0]
+        made = Through.apply(leaf) if is_wrapper(leaf) else leaf.view_as(leaf)
+        assert made.grad_fn is not None
+        return made.grad_fn.next_functions[0][0]
 
 
 def is_always_leaf(tensor: torch.Tensor, held: bool) -> bool:

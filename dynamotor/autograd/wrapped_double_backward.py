@@ -13,7 +13,7 @@ import torch
 from ..base import compat
 from ..base.errors import BackendError
 from ..graph.modes import autocast_state
-from ..graph.tensor_subclass import flatten_all
+from ..graph.tensor_subclass import Through, flatten_all
 from .desugar import WrapperBoundary
 from .double_backward import as_captured, version_of
 from .recipe import Recipe
@@ -48,7 +48,7 @@ class WrappedAgain:
             )
         wanted = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
         with torch.enable_grad():
-            given = [x.view_as(x) if k in wanted else x for k, x in enumerate(inputs)]
+            given = [Through.apply(x) if k in wanted else x for k, x in enumerate(inputs)]
             with as_captured(self):
                 results = self.gm.forward(*given)
             roots = [(root, tangents[k]) for k, root in self._roots(results) if tangents[k] is not None]

@@ -280,3 +280,15 @@ class Later(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, grad: torch.Tensor) -> tuple[None, None]:
         return None, None
+
+
+class Through(torch.autograd.Function):
+    """The same tensor behind a node of its own, made by `detach`: not every class has views."""
+
+    @staticmethod
+    def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        return grad

@@ -176,12 +176,26 @@ def test_rows_of_their_own_break_the_graph(fn, monkeypatch):
         assert_same(fn(x), dynamotor.compile(fn)(x))
 
 
-def test_a_gradient_of_a_gradient_is_eagers():
+def rows_of_numbers():
+    """A jagged tensor of two dimensions, which has no views."""
+    return from_jagged(torch.randn(6), torch.tensor([0, 2, 6])).detach().requires_grad_()
+
+
+def test_rows_of_numbers_have_gradients():
+    x = rows_of_numbers()
+    y = x.detach().requires_grad_()
+    (x.sin() * x).values().sum().backward()
+    dynamotor.compile(lambda x: x.sin() * x, fullgraph=True)(y).values().sum().backward()
+    assert_same(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("make", [lambda: jagged(graded=True), rows_of_numbers], ids=["3 d", "2 d"])
+def test_a_gradient_of_a_gradient_is_eagers(make):
     def second(fn, x):
         (first,) = torch.autograd.grad(fn(x).values().sum(), x, create_graph=True)
         return torch.autograd.grad((first * first + x).values().sum(), x)[0]
 
-    x = jagged(graded=True)
+    x = make()
     compiled = dynamotor.compile(lambda x: x.sin(), fullgraph=True)
     assert_same(second(torch.sin, x), second(compiled, x))
 
