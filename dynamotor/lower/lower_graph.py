@@ -19,6 +19,7 @@ from ..graph.op_facts import facts, is_collective
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import GraphInfo
 from . import (  # noqa: F401  (rules register themselves)
+    ops_functions,
     ops_index,
     ops_loss,
     ops_norm,

@@ -270,7 +270,7 @@ def _less(i: Index, n: Dim) -> Expr:
 
 
 @lowering(aten.cat.default)
-def _cat(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValue:
+def concatenated(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> LoopValue:
     parts = [p for p in parts if not equal(p.shape, (0,))]
     decline_if(not parts, "nothing to join")
     dim = _dim(parts[0], dim)

@@ -18,7 +18,7 @@ LIMITS = {
     "codegen": 7_000,
     "distributed": 1_800,
     "graph": 6_100,
-    "lower": 5_900,
+    "lower": 5_980,
     "runtime": 1_500,
     "step": 2_400,
     "tools": 2_250,

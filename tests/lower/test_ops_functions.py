@@ -1,0 +1,83 @@
+"""Elementwise functions of few programs, and gated halves, on ordinary and special values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from harness import check
+
+import dynamotor
+from dynamotor.base.events import counters
+
+aten = torch.ops.aten
+SPECIAL = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 0.9, 1e-6, -1e-6, 30.0, -30.0, math.inf, -math.inf, math.nan]
+OPS = {
+    "fmax": lambda g, x: aten.fmax(g, x),
+    "fmin": lambda g, x: aten.fmin(g, x),
+    "logaddexp": lambda g, x: aten.logaddexp(g, x),
+    "logaddexp2": lambda g, x: aten.logaddexp2(g, x),
+    "xlog1py": lambda g, x: aten.special_xlog1py(g, x),
+    "entr": lambda g, x: aten.special_entr(x),
+    "logit": lambda g, x: aten.logit(x),
+    "logit within": lambda g, x: aten.logit(x, 0.1),
+    "logit_backward": lambda g, x: aten.logit_backward(g, x),
+    "logit_backward within": lambda g, x: aten.logit_backward(g, x, 0.1),
+    "elu_backward": lambda g, x: aten.elu_backward(g, 0.7, 1.2, 0.9, False, x),
+    "elu_backward of its result": lambda g, x: aten.elu_backward(g, 0.7, 1.2, 0.9, True, x.clamp_min(-0.8)),
+    "hardshrink_backward": lambda g, x: aten.hardshrink_backward(g, x, 0.5),
+    "softshrink_backward": lambda g, x: aten.softshrink_backward(g, x, 0.5),
+    "signbit": lambda g, x: aten.signbit(x),
+    "isposinf": lambda g, x: aten.isposinf(x),
+    "isneginf": lambda g, x: aten.isneginf(x),
+    "deg2rad": lambda g, x: aten.deg2rad(x),
+    "rad2deg": lambda g, x: aten.rad2deg(x),
+}
+
+
+def operands(dtype):
+    torch.manual_seed(0)
+    x = torch.cat([torch.tensor(SPECIAL), torch.randn(30) * 2]).to(dtype)
+    return torch.cat([torch.tensor(SPECIAL).roll(3), torch.randn(30)]).to(dtype), x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", OPS)
+def test_functions_are_as_in_eager(op, dtype):
+    g, x = operands(dtype)
+    check(OPS[op], g, x)
+    check(OPS[op], g[:, None], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_gates_are_as_in_eager(dim, dtype):
+    torch.manual_seed(0)
+    x, g = torch.randn(6, 32, 8).to(dtype), torch.randn(6, 32, 8).to(dtype)
+    check(lambda x: torch.nn.functional.glu(x, dim), x)
+    half = g.chunk(2, dim)[0]
+    left = ("aten.glu_backward.default",) if dtype is torch.bfloat16 or dim == -1 else ()  # its halves are 4 wide
+    check(lambda g, x: aten.glu_backward(g, x, dim), half, x, fallbacks=left)
+
+
+@pytest.mark.parametrize("op", [*OPS, "glu"])
+def test_none_of_them_is_left_to_aten(op):
+    g, x = operands(torch.float32)
+    fn = OPS.get(op, lambda g, x: torch.nn.functional.glu(x, 0))
+    before = dict(counters["fallback"])
+    dynamotor.compile(lambda g, x: fn(g, x) * 1, fullgraph=True)(g, x)
+    assert counters["fallback"] == before
+
+
+def test_gradients_are_eagers():
+    for fn in (
+        lambda x: torch.nn.functional.glu(x, 1),
+        lambda x: torch.logaddexp(x, x.flip(0)),
+        lambda x: torch.fmax(x, x.flip(0)),
+        lambda x: torch.logit(x.sigmoid()),
+    ):
+        x = torch.randn(4, 32, dtype=torch.float64, requires_grad=True)
+        want = torch.autograd.grad(fn(x).square().sum(), x)
+        got = torch.autograd.grad(dynamotor.compile(fn, fullgraph=True)(x).square().sum(), x)
+        torch.testing.assert_close(want, got)
