@@ -68,16 +68,24 @@ class ShapeTensor(torch.Tensor):
         """A new ShapeTensor; `memory` makes it a view of that memory."""
         shape, stride, offset = _in_torch(spec)
         more: Any = {"_extra_dispatch_keys": products.extra_keys()} if spec.is_symbolic else {}
-        tensor = compat.make_wrapper_subclass(
-            ShapeTensor,
-            shape,
-            strides=stride,
-            storage_offset=offset,
-            dtype=spec.dtype,
-            device=spec.device,
-            requires_grad=requires_grad,
-            **more,
-        )
+        try:
+            tensor = compat.make_wrapper_subclass(
+                ShapeTensor,
+                shape,
+                strides=stride,
+                storage_offset=offset,
+                dtype=spec.dtype,
+                device=spec.device,
+                requires_grad=requires_grad,
+                **more,
+            )
+        except AttributeError as error:  # PyTorch's nested sizes have no sums
+            raise UnsupportedOp(
+                "DM260",
+                f"a plain tensor is made with a jagged tensor's size: {list(map(str, spec.shape))}",
+                why="no memory is laid out by it",
+                cure="keep the part that makes it outside the compiled function",
+            ) from error
         tensor.spec = spec
         tensor.memory = Memory() if memory is None else memory
         tensor.note = None

@@ -210,3 +210,17 @@ def test_torch_compile_hands_jagged_tensors_on():
     total(want).backward()
     total(got).backward()
     assert_same(x.grad, y.grad)
+
+
+def test_a_plain_tensor_with_a_jagged_size_is_left_to_eager(monkeypatch):
+    """PyTorch's formula makes zeros of the size that it shows."""
+    monkeypatch.setattr(config, "strict", False)
+    fn, before = lambda x, y: torch.nextafter(x, y), counters["fallback"]["aot.DM260"]
+    x, other = rows_of_numbers(), torch.randn(2, 1, requires_grad=True)
+    y = x.detach().requires_grad_()
+    want, got = fn(x, other), dynamotor.compile(fn)(y, other)
+    assert_same(want, got)
+    total(want).backward()
+    total(got).backward()
+    assert_same(x.grad, y.grad)
+    assert counters["fallback"]["aot.DM260"] > before
