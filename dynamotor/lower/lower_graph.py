@@ -19,7 +19,6 @@ from ..graph.op_facts import facts, is_collective
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import GraphInfo
 from . import (  # noqa: F401  (rules register themselves)
-    ops_functions,
     ops_index,
     ops_loss,
     ops_norm,
@@ -29,6 +28,7 @@ from . import (  # noqa: F401  (rules register themselves)
     ops_scatter,
     ops_upsample,
     ops_view,
+    pointwise_functions,
 )
 from .fusion import RULES, Group, Rule, fuse
 from .in_place import Sharing, share_memory, verify_in_place

@@ -34,20 +34,27 @@ OPS = {
     "deg2rad": lambda g, x: aten.deg2rad(x),
     "rad2deg": lambda g, x: aten.rad2deg(x),
 }
+# Of floats on a CPU eager's vectors compute these otherwise, for NaN, than its loops over the last elements.
+LEFT = [op for op in OPS if "_backward" in op]
 
 
 def operands(dtype):
     torch.manual_seed(0)
-    x = torch.cat([torch.tensor(SPECIAL), torch.randn(30) * 2]).to(dtype)
-    return torch.cat([torch.tensor(SPECIAL).roll(3), torch.randn(30)]).to(dtype), x
+    special, other = (
+        torch.tensor(SPECIAL),
+        torch.tensor(SPECIAL).roll(3),
+    )  # in vectors, and in what is left of them
+    x = torch.cat([special, torch.randn(30) * 2, special])
+    return torch.cat([other, torch.randn(30), other]).to(dtype), x.to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("op", OPS)
 def test_functions_are_as_in_eager(op, dtype):
     g, x = operands(dtype)
-    check(OPS[op], g, x)
-    check(OPS[op], g[:, None], x)
+    left = None if op in LEFT else ()
+    check(OPS[op], g, x, fallbacks=left)
+    check(OPS[op], g[:, None], x, fallbacks=left)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -63,7 +70,7 @@ def test_gates_are_as_in_eager(dim, dtype):
     check(lambda g, x: aten.glu_backward(g, x, dim), half, x, fallbacks=left)
 
 
-@pytest.mark.parametrize("op", [*OPS, "glu"])
+@pytest.mark.parametrize("op", [*(op for op in OPS if op not in LEFT), "glu"])
 def test_none_of_them_is_left_to_aten(op):
     g, x = operands(torch.float32)
     fn = OPS.get(op, lambda g, x: torch.nn.functional.glu(x, 0))

@@ -27,11 +27,11 @@ def _of_floats(fn: Callable[..., Expr], ctx: LoopBuilder, *operands: Operand) ->
     return jumping(ctx, fn, *operands)
 
 
-def _in_vectors(ctx: LoopBuilder) -> bool:
-    """Whether eager computes in vectors, which treat NaN and the ends of an interval otherwise than its loops
-    over numbers (on GPUs, of halves, and of the last elements on a CPU) do.
+def _decline_vectors(ctx: LoopBuilder, also_halves: bool = False) -> None:
+    """Leave to aten what its vectors on a CPU, by NaN and the ends of an interval, compute otherwise than its loops
+    over the last elements do.
     """
-    return not ctx.on_gpu and ctx.spec.dtype not in HALVES
+    decline_if(not ctx.on_gpu and (also_halves or ctx.spec.dtype not in HALVES), "eager differs by place")
 
 
 def _is_nan(a: Expr) -> Expr:
@@ -73,13 +73,11 @@ def _logit(ctx: LoopBuilder, x: LoopValue, eps: float | None = None) -> LoopValu
 
 
 def _logit_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, eps: float | None = None) -> LoopValue:
+    _decline_vectors(ctx)
     low, high, outside = (0.0, 1.0, math.nan) if eps is None else (eps, 1 - eps, 0.0)
 
     def fn(g: Expr, a: Expr) -> Expr:
         slope = div(g, mul(a, sub(like(1, a), a)))
-        if _in_vectors(ctx):
-            within = op("and", compare("ge", a, like(low, a)), compare("le", a, like(high, a)))
-            return select(within, slope, like(outside, g))
         at_end = op("or", compare("eq", a, like(0, a)), compare("eq", a, like(1, a)))
         beyond = op("or", compare("lt", a, like(low, a)), compare("gt", a, like(high, a)))
         return select(beyond, like(outside, g), select(at_end, mul(g, like(math.inf, g)), slope))
@@ -96,27 +94,25 @@ def _elu_backward(
     is_result: bool,
     x: LoopValue,
 ) -> LoopValue:
+    _decline_vectors(ctx)
+
     def fn(g: Expr, a: Expr) -> Expr:
         below = mul(g, like(input_scale, g))
         if is_result:
             below = mul(below, add(a, like(alpha * scale, a)))
         else:
             below = mul(mul(below, like(alpha * scale, g)), op("exp", mul(a, like(input_scale, a))))
-        above = mul(g, like(scale, g))
-        if _in_vectors(ctx):
-            return select(compare("gt", a, like(0, a)), above, below)
-        return select(compare("le", a, like(0, a)), below, above)
+        return select(compare("le", a, like(0, a)), below, mul(g, like(scale, g)))
 
     return _of_floats(fn, ctx, g, x)
 
 
 def _shrink_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, limit: float = 0.5) -> LoopValue:
+    _decline_vectors(ctx, also_halves=True)
+
     def fn(g: Expr, a: Expr) -> Expr:
-        if ctx.on_gpu:
-            within = op("and", compare("ge", a, like(-limit, a)), compare("le", a, like(limit, a)))
-            return select(within, like(0, g), g)
-        beyond = op("or", compare("lt", a, like(-limit, a)), compare("gt", a, like(limit, a)))
-        return select(beyond, g, like(0, g))
+        within = op("and", compare("ge", a, like(-limit, a)), compare("le", a, like(limit, a)))
+        return select(within, like(0, g), g)
 
     return _of_floats(fn, ctx, g, x)
 
