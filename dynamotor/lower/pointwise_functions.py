@@ -28,8 +28,8 @@ def _of_floats(fn: Callable[..., Expr], ctx: LoopBuilder, *operands: Operand) ->
 
 
 def _decline_vectors(ctx: LoopBuilder, also_halves: bool = False) -> None:
-    """Leave to aten what its vectors on a CPU, by NaN and the ends of an interval, compute otherwise than its loops
-    over the last elements do.
+    """Leave to aten the functions that its vectors on a CPU compute otherwise, for NaN and the ends of an
+    interval, than its loops over the last elements do.
     """
     decline_if(not ctx.on_gpu and (also_halves or ctx.spec.dtype not in HALVES), "eager differs by place")
 
