@@ -9,6 +9,7 @@ the forward and in the backward. A `WrapperBoundary` keeps the trace's facts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,11 @@ class WrapperBoundary:
     tangents: tuple[WrapperSpec | None, ...] = ()
     gradients: tuple[tuple[int, WrapperSpec | None, int], ...] = ()
 
+    @functools.cached_property
+    def jagged(self) -> tuple[int, ...]:
+        """The places of inputs that are jagged tensors."""
+        return tuple([i for i, spec in enumerate(self.inputs) if spec and spec.cls is NestedTensor])
+
     def flat(self, inputs: Sequence[Any]) -> list[Any]:
         """The program's inputs with inner tensors in the place of wrappers."""
         return [
@@ -83,8 +89,10 @@ class WrapperBoundary:
 
     def offsets(self, inputs: Sequence[Any]) -> dict[int, Any]:
         """By place: an input that is a jagged tensor, without its data; its gradient is as ragged."""
-        jagged = [(i, inputs[i]) for i, spec in enumerate(self.inputs) if spec and spec.cls is NestedTensor]
-        return {i: [(name, own if name in _RAGGED else None) for name, own in _inner(x)] for i, x in jagged}
+        return {
+            i: [(name, own if name in _RAGGED else None) for name, own in _inner(inputs[i])]
+            for i in self.jagged
+        }
 
     def wrap_gradients(
         self, grads: Sequence[Any], of: Mapping[Symbol, int], offsets: Mapping[int, Any]

@@ -111,7 +111,7 @@ def trace_joint(
     specs: Sequence[Spec],
     requires_grad: Sequence[bool],
     memory_groups: Sequence[int],
-    same: Mapping[int, int] = {},  # noqa: B006  (never written)
+    same: Mapping[int, int],
 ) -> Joint:
     """Trace a torch graph. `memory_groups` numbers the memory of the flat inputs (wrappers taken apart):
     equal numbers share memory. same: see `feed`.

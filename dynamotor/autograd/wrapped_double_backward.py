@@ -13,10 +13,15 @@ import torch
 from ..base import compat
 from ..base.errors import BackendError
 from ..graph.modes import autocast_state
-from ..graph.tensor_subclass import Through, flatten_all
+from ..graph.tensor_subclass import Through
 from .desugar import WrapperBoundary
 from .double_backward import as_captured, version_of
 from .recipe import Recipe
+
+
+def versions_of(values: Sequence[Any]) -> list[int]:
+    """How often each tensor was written. A write into a wrapper counts for the wrapper, not for its parts."""
+    return [version_of(x) for x in values if isinstance(x, torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class WrappedAgain:
             why="the graph runs again for it",
             cure="leave the function out with dynamotor.disable, or backward() without create_graph",
         )
-        if list(versions) != self.versions(inputs):
+        if list(versions) != versions_of([*inputs, *self.boundary.flat(inputs)]):
             raise RuntimeError(
                 "one of the inputs of a compiled graph was modified by an inplace operation before the "
                 "gradient of its gradient was asked for"
@@ -63,11 +68,6 @@ class WrappedAgain:
             )
         grads = dict(zip(wanted, found, strict=True))
         return tuple([grads.get(k) for k in range(len(inputs))])
-
-    @staticmethod
-    def versions(inputs: Sequence[Any]) -> list[int]:
-        """How often the inputs' tensors were written."""
-        return [version_of(x) for x in flatten_all(inputs) if isinstance(x, torch.Tensor)]
 
     def _roots(self, results: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
         """The places of tangents, with the tensors that they are of; each once."""

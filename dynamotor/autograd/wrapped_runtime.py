@@ -19,7 +19,7 @@ from .desugar import WrapperBoundary, at
 from .node_hooks import refusing_hooks
 from .recipe import Recipe
 from .runtime import prepared, rebuilder
-from .wrapped_double_backward import WrappedAgain
+from .wrapped_double_backward import WrappedAgain, versions_of
 
 
 class _Finish:
@@ -110,7 +110,7 @@ def _function(
             outs = forward(*flat)
             save(ctx, flat, outs, None)
             ctx.of = of = boundary.values(inputs)
-            ctx.offsets, ctx.given = boundary.offsets(inputs), (inputs, again.versions(inputs))
+            ctx.offsets, ctx.given = boundary.offsets(inputs), (inputs, versions_of([*inputs, *flat]))
             values = tuple(outs[:n])
             leaves = iter(inner(flat, values) if graded else ())
             wrappers = [at(spec, of).wrap(leaves) for spec, _ in graded]

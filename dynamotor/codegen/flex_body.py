@@ -116,7 +116,7 @@ class TileFunction:
         graded = [differentiable, *[False] * (len(specs) - 1)]
         try:
             with torch.enable_grad():
-                joint = trace_joint(body.gm, specs, graded, list(range(len(specs))))
+                joint = trace_joint(body.gm, specs, graded, list(range(len(specs))), {})
         except (DynamotorError, RuntimeError, TypeError) as error:
             raise Decline(str(error)) from error
         values, written, gradients = joint.output

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nested import nested_tensor_from_jagged as from_jagged
-from wrapper_classes import Quantised
+from wrapper_classes import Quantised, Unwrapped
 
 import dynamotor
 
@@ -35,22 +35,8 @@ class Ragged(nn.Module):
         return (self.linear(x).relu() + x).to_padded_tensor(0.0).sum((1, 2))
 
 
-class Held(torch.Tensor):
-    """A wrapper whose ops give plain tensors."""
-
-    @staticmethod
-    def __new__(cls, held):
-        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
-
-    def __init__(self, held):
-        self.held = held
-
-    def __tensor_flatten__(self):
-        return ["held"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner, context, size, stride):
-        return cls(inner["held"])
+class Held(Unwrapped):
+    """A wrapper that in-place ops write, and whose other ops give plain tensors."""
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -59,10 +59,11 @@ def test_a_graph_that_draws_is_refused():
         torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
 
 
-def test_an_input_that_was_written_since_is_refused():
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x.a.add_(1)], ids=["whole", "part"])
+def test_an_input_that_was_written_since_is_refused(write):
     x = pair()
     y = dynamotor.compile(lambda x: x.sin(), fullgraph=True)(x)
     with torch.no_grad():
-        x.a.add_(1)
+        write(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)

@@ -1,4 +1,4 @@
-"""The bench of ops on jagged tensors finds what is not eager's."""
+"""The bench of ops on jagged tensors tells right samples from wrong ones."""
 
 from __future__ import annotations
 

@@ -40,10 +40,11 @@ LEFT = [op for op in OPS if "_backward" in op]
 
 def operands(dtype):
     torch.manual_seed(0)
+    # At the start and at the end: eager computes whole vectors, then the remaining elements one by one.
     special, other = (
         torch.tensor(SPECIAL),
         torch.tensor(SPECIAL).roll(3),
-    )  # in vectors, and in what is left of them
+    )
     x = torch.cat([special, torch.randn(30) * 2, special])
     return torch.cat([other, torch.randn(30), other]).to(dtype), x.to(dtype)
 
