@@ -25,6 +25,7 @@ def split(fn, *inputs, static=()):
         [TensorSpec.of(t) for t in inputs],
         [t.requires_grad for t in inputs],
         list(range(len(inputs))),
+        {},
     )
     run_passes(joint.gm, PASSES, stage="joint")
     return partition(joint, frozenset(static))
