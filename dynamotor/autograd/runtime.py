@@ -37,7 +37,7 @@ def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
         return compiled
 
     def run(*inputs: torch.Tensor) -> tuple[Any, ...]:
-        values = call_without_grad(compiled, inputs)
+        values = call_without_grad(compiled, inputs) if quiet else compiled(*inputs)
         return values if rebuild is None else rebuild(inputs, values)
 
     views = [step for plan in recipe.plans for step in plan.steps]
@@ -156,7 +156,7 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
         tensor = inputs[index] if plan.kind == "input" else values[index]
         if detach == "first":
             tensor = tensor.detach()
-        if graded:
+        if graded or not _is_grad_enabled():
             for func, args, kwargs, _ in steps:
                 tensor = func(tensor, *args, **kwargs)
         else:

@@ -34,7 +34,7 @@ from ..base.events import counters, emit, log, new_number
 from ..graph.op_facts import is_custom
 from ..graph.plain_data import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
-from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
+from ..graph.spec import CPU, Compiled, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.extern import may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import cpp_build, memory
@@ -48,6 +48,7 @@ UNIT_CHARACTERS = (
     7_000  # a translation unit of about this size compiles in 0.15 s, of which 0.06 s are its own
 )
 Shape = tuple[int, ...]
+_UNDISPATCHED = ("new", "take", "torch")  # names of the text that reach no op (of torch: only dtypes)
 _below_autograd = compat.BelowViews
 _profiler_is_on = compat.profiler_enabled
 
@@ -640,6 +641,7 @@ class CallProgram:
 
     _checks: checked.StepChecks | None = None
     _constants: Mapping[str, Any]  # globals of the text that are there before its kernels
+    _direct: Compiled | None = None  # the text's function, where calls share no memory
     builds: Any
 
     def __init__(
@@ -684,7 +686,9 @@ class CallProgram:
         self._static = tuple(sorted({position for position, _, _ in listing.bound.values()}))
         limits = {} if listing.layout else {kind: 4 * count for kind, count in listing.pool.items()}
         self._pool = memory.new_pool(limits, 4 * max(listing.pool.values(), default=1))
+        self._reuses_memory = config.reuse_memory
         self._globals: dict[str, Any] | None = None
+        self._calls_torch = True
         self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], CallInstance]] = (
             weakref.WeakKeyDictionary()
         )
@@ -747,7 +751,17 @@ class CallProgram:
         if self._checks is not None:
             for name in {"new", "take"} & shared.keys():
                 shared[name] = functools.partial(checked.fresh, shared[name])
+        called = set(self._code.co_names) & shared.keys()
+        self._calls_torch = not called <= {*self.listing.kernels, *_UNDISPATCHED}
+        if not self._calls_torch and self._checks is None:
+            self._direct = self._direct_call(shared)
         self._globals = shared
+
+    def _direct_call(self, shared: dict[str, object]) -> Compiled | None:
+        """The text's function for all calls: it has no memory beside its results and no views of inputs."""
+        if self.listing.scratch or self.listing.bound or self._layout is not None:
+            return None
+        return types.FunctionType(self._code, shared, "call")
 
     def build_all(self) -> None:
         """Wait for all that is being built."""
@@ -793,12 +807,16 @@ class CallProgram:
         return types.FunctionType(self._code, {**scope, **named}, "call")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        if self._direct is not None and not self.listing.takes and not _profiler_is_on():
+            return self._direct(*inputs)
         return self._run(inputs)
 
     def boxed(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
         """A call that empties the list: a backward frees its saved values as it goes, as eager's
         does.
         """
+        if self._direct is not None and self.listing.takes and not _profiler_is_on():
+            return self._direct(inputs)
         return self._run(inputs)
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
@@ -827,19 +845,23 @@ class CallProgram:
                 if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
                     known.pop(next(iter(known)))
                 known[sizes] = instance
-            pointers = _C.data_ptrs([inputs[i] for i in self._static])
-            if pointers != instance.pointers:
-                self._rebind(instance, inputs)
-                instance.pointers = pointers
+            if self._static:
+                pointers = _C.data_ptrs([inputs[i] for i in self._static])
+                if pointers != instance.pointers:
+                    self._rebind(instance, inputs)
+                    instance.pointers = pointers
             call: Callable[..., tuple[Any, ...]] = (
                 instance.call if not _profiler_is_on() else self._labelled(instance.scope)
             )
+            if self.listing.takes:
+                call = functools.partial(call, inputs if type(inputs) is list else list(inputs))
+                inputs = ()
+            if not self._calls_torch:
+                return call(*inputs)
             with _below_autograd():
-                if self.listing.takes:
-                    return call(inputs if type(inputs) is list else list(inputs))
                 return call(*inputs)
         finally:
-            if config.reuse_memory:
+            if self._reuses_memory:
                 self._arena.release(block)
 
 

@@ -92,6 +92,24 @@ def test_kernels_run_over_scratch_memory_and_give_fresh_results():
     assert program.source.startswith("def call(x):") and "k0(x, t)" in program.source
 
 
+def test_a_program_without_memory_of_its_own_is_called_without_a_block(monkeypatch):
+    once = step(loop("once", "in0[i] + 1", N, 1), "x", "y")
+    with config.patch(check=False):
+        program = make({"x": (f32(N), "input"), "y": (f32(N), "output")}, [once], ["y"])
+    program(torch.zeros(N))
+    monkeypatch.setattr(program, "_arena", None)  # asked by programs with temporaries
+    x = torch.randn(N)
+    first, second = program(x)[0], program(x)[0]
+    torch.testing.assert_close(first, x + 1)
+    assert first.data_ptr() != second.data_ptr()
+    with torch.inference_mode():
+        assert program(x)[0].is_inference()
+    monkeypatch.undo()
+    with torch.profiler.profile() as profile:
+        program(x)
+    assert [event.key for event in profile.key_averages()] == ["dynamotor::once"]
+
+
 def test_equal_kernels_are_one_function():
     program = double_then_square()
     assert program.source.count("k0(") == 2 and program.cpp_source.count("void twice(") == 1
