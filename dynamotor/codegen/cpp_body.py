@@ -11,9 +11,13 @@ from collections.abc import Iterable
 
 from ..graph.sizes import Dim, Size, divides
 from ..lower.index_expr import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
-from ..lower.ir import BOOL, Expr, walk
+from ..lower.ir import BOOL, Expr, const, walk
 from .cpp_ops import ADDS_NOTHING, ctype, literal, operation
 from .scopes import Rereads, ValueScope
+
+COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+LOGIC = {"and": "{0}&{1}", "or": "{0}|{1}", "xor": "{0}^{1}", "not": "~{0}"}
+MOST_COMPARED = 12  # expressions of a condition whose text is written into each of its readers
 
 
 class CppScope(ValueScope[tuple[str, int]]):
@@ -150,10 +154,38 @@ class CppBody:
         elif e.op == "scratch":
             text = f"ld<{result}>({self.scratch[e.args[0]]}+{self.index(e.args[1], scope)})"
         else:
-            read = self.operand if e.op in ADDS_NOTHING else self.rounded
-            operands = [read(a, scope, width) for a in e.args if isinstance(a, Expr)]
-            text = operation(e, operands, result, width, self.number)
+            text = self._chosen(e, scope, width) if width > 1 and e.args[0].dtype is BOOL else None
+            if text is None:
+                read = self.operand if e.op in ADDS_NOTHING else self.rounded
+                operands = [read(a, scope, width) for a in e.args if isinstance(a, Expr)]
+                text = operation(e, operands, result, width, self.number)
         return self._define(result, text, scope)
+
+    def _chosen(self, e: Expr, scope: CppScope, width: int) -> str | None:
+        """A choice by comparisons of values as wide as its own, or the number 1 or 0 for them: the processor's
+        mask goes from one to the other. As a value of its own it would be 32 bits a lane.
+        """
+        if e.op not in ("select", "cast") or e.dtype is BOOL or scope.vector not in e.args[0].vars:
+            return None
+        mask = self._mask(e.args[0], scope, width, e.dtype.itemsize)
+        if mask is None:
+            return None
+        one, zero = const(1, e.dtype), const(0, e.dtype)
+        yes, no = (self.rounded(a, scope, width) for a in (e.args[1:] if e.op == "select" else (one, zero)))
+        return f"{mask}?{yes}:{no}"
+
+    def _mask(self, condition: Expr, scope: CppScope, width: int, nbytes: int) -> str | None:
+        """A condition as C++ text, of as many bytes a lane; None where it is no logic of such comparisons."""
+        parts = [a for a in condition.args if isinstance(a, Expr)]
+        if condition.op in COMPARED:
+            if any(a.dtype is BOOL or a.dtype.itemsize != nbytes for a in parts):
+                return None
+            a, b = (self.operand(part, scope, width) for part in parts)
+            return f"({a}{COMPARED[condition.op]}{b})"
+        if condition.op not in LOGIC or len(walk(condition)) > MOST_COMPARED:
+            return None
+        masks = [self._mask(part, scope, width, nbytes) for part in parts]
+        return None if None in masks else f"({LOGIC[condition.op].format(*masks)})"
 
     def _define(self, result: str, text: str, scope: CppScope) -> str:
         name = self.fresh()

@@ -39,6 +39,7 @@ from ..lower.ir import (
 )
 from ..runtime.cpp_text import loop
 from .cpp_body import CppBody, CppScope, comparisons, same_for_all_lanes
+from .cpp_narrow import Narrow, narrow_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 from .cpp_positions import Positions, in_lanes
 from .cpp_sums import STRIP, Strips, loses
@@ -306,9 +307,12 @@ class Emitter:
         scope.lines.append(f"{acc}={COMBINE[s.kind].format(acc, value)};")
 
     # -- loops -----------------------------------------------------------------------------------------------
-    def has_tail(self) -> bool:
-        """Whether a loop of narrow vectors follows that of wide ones."""
-        return self.width > TAIL and type(self.size) is Size and not divides(self.width, self.size)
+    def tail(self) -> int:
+        """Lanes of the loop behind that of the widest vectors; 0 where there is none."""
+        if type(self.width) is Narrow:
+            return 0 if divides(self.width, self.size) else machine_width()
+        leaves = self.width > TAIL and type(self.size) is Size and not divides(self.width, self.size)
+        return TAIL if leaves else 0
 
     def nest(
         self,
@@ -347,15 +351,15 @@ class Emitter:
             lines.append(self.strips.loop(v, name, len(copies) * width, hi, blocks))
 
         width = self.width if type(v.size) is Size or v.size >= self.width else 1
-        tail = width > 1 and self.has_tail()
+        tail = self.tail() if width > 1 else 0
         if width > 1 and unroll > 1:
             add(width, range(unroll))
         if width > 1 and (unroll == 1 or not divides(unroll * width, v.size) or limits):
             add(width, [0])
         if tail:
-            self.body.widths.add(TAIL)
-            add(TAIL, ["t"])
-        if width == 1 or not divides(TAIL if tail else width, v.size):
+            self.body.widths.add(tail)
+            add(tail, ["t"])
+        if width == 1 or not divides(tail or width, v.size):
             add(1, [0])
         parent.lines.append("".join(lines) + "}")
 
@@ -370,6 +374,8 @@ class RowsEmitter(Emitter):
         self.scatters = [s for s in kernel.statements() if isinstance(s, Store) and s.scatters]
         if not all(kernel.inner and self.stores_distinct_places(kernel.inner[-1], s) for s in self.scatters):
             self.width = 1
+        if self.width == machine_width():
+            self.width = narrow_lanes(kernel, self.width) or self.width
         if self.width > 1:
             self.body.widths.add(self.width)
         self.across = [
@@ -608,8 +614,8 @@ class RowsEmitter(Emitter):
         names = {f"a{s.id}s": 1}
         if self.width > 1:
             names |= {f"a{s.id}_{u}": self.width for u in range(unroll)}
-            if self.has_tail():
-                names[f"a{s.id}_t"] = TAIL
+            if self.tail():
+                names[f"a{s.id}_t"] = self.tail()
         return names
 
     def _positions(self, s: Reduce) -> Positions:
@@ -641,7 +647,7 @@ class RowsEmitter(Emitter):
             for u in range(1, unroll):
                 lanes = f"({COMBINE[s.kind].format(lanes, f'a{s.id}_{u}')})"
             total = COMBINE[s.kind].format(total, f"{ACROSS_LANES[s.kind]}({lanes})")
-            if self.has_tail():
+            if self.tail():
                 total = COMBINE[s.kind].format(f"({total})", f"{ACROSS_LANES[s.kind]}(a{s.id}_t)")
         name = self.body.fresh()
         row.lines.append(f"const {t} {name}={total};")

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from .cpp_kernel import isa, machine_width
+from .cpp_narrow import Narrow
 
 # SLEEF's name of a function's error bound, in units of the last place.
 ONE_OPERAND = {
@@ -47,7 +48,7 @@ def prelude(functions: str, widths: set[int], random: bool = False, sizes: bool 
     return "".join(
         (
             _SECTIONS["types"],
-            *(_SECTIONS["width"].replace("@", str(w)) for w in sorted(widths | _room(bool(library)))),
+            *(_width(w) for w in sorted(widths | _room(bool(library)))),
             _SECTIONS["core"],
             *([_SECTIONS["sizes"]] if sizes else []),
             _SECTIONS["math"],
@@ -57,6 +58,10 @@ def prelude(functions: str, widths: set[int], random: bool = False, sizes: bool 
             *([_SECTIONS["random"]] if random else []),
         )
     )
+
+
+def _width(lanes: int) -> str:
+    return _SECTIONS["narrow" if type(lanes) is Narrow else "width"].replace("@", f"{lanes:d}")
 
 
 def _library(names: set[str]) -> str:

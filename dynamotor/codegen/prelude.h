@@ -39,6 +39,19 @@ INL L@ widen(I@ m){return __builtin_convertvector(m,L@);}
 INL F@ sel(I@ m,F@ a,F@ b){return m?a:b;} INL I@ sel(I@ m,I@ a,I@ b){return m?a:b;}
 INL D@ sel(I@ m,D@ a,D@ b){return widen(m)?a:b;} INL L@ sel(I@ m,L@ a,L@ b){return widen(m)?a:b;}
 
+// == narrow: vectors of @ elements of 8 bits (B unsigned, C signed) and of 16 (H, also halves as they are)
+typedef u8 B@ __attribute__((vector_size(@))); typedef i8 C@ __attribute__((vector_size(@)));
+typedef i16 H@ __attribute__((vector_size(@*2)));
+template<> struct tr<B@>{typedef B@ I; typedef u8 E; enum{n=@,wide=0};};
+template<> struct tr<C@>{typedef C@ I; typedef i8 E; enum{n=@,wide=0};};
+template<> struct tr<H@>{typedef H@ I; typedef i16 E; enum{n=@,wide=0};};
+INL B@ narrow(B@ m){return m;} INL C@ narrow(C@ m){return m;} INL H@ narrow(H@ m){return m;}
+INL B@ lt(B@ a,B@ b){return (B@)(a<b);} INL B@ le(B@ a,B@ b){return (B@)(a<=b);}
+INL B@ gt(B@ a,B@ b){return (B@)(a>b);} INL B@ ge(B@ a,B@ b){return (B@)(a>=b);}
+INL B@ eq(B@ a,B@ b){return (B@)(a==b);} INL B@ ne(B@ a,B@ b){return (B@)(a!=b);}
+INL B@ sel(B@ m,B@ a,B@ b){return m?a:b;} INL C@ sel(C@ m,C@ a,C@ b){return m?a:b;}
+INL H@ sel(H@ m,H@ a,H@ b){return m?a:b;}
+
 // == core: loads, stores, choices, reductions
 INL int narrow(int m){return m;} INL int narrow(bool m){return -(int)m;}
 INL float sel(int m,float a,float b){return m?a:b;} INL int sel(int m,int a,int b){return m?a:b;}
@@ -167,10 +180,11 @@ template<class M,class T,class V> INL void put(V*p,T x){}
 template<class V,class T> INL void put_half(V*p,T x){}
 template<class T> INL T through_half(T x){ return x; }
 #endif
-template<class T,class M> struct packed { enum{ is=PACKED&&tr<T>::n>1&&sizeof(M)<4&&!__is_same(M,f16),
- half=PACKED&&tr<T>::n>1&&__is_same(M,f16)}; };
+template<class T,class M> struct packed { enum{ low=sizeof(typename tr<T>::E)<4,
+ is=PACKED&&tr<T>::n>1&&!low&&sizeof(M)<4&&!__is_same(M,f16), half=PACKED&&tr<T>::n>1&&__is_same(M,f16)}; };
 template<class T,class M> INL T ld(const M*p){ typedef typename mem<M,tr<T>::n>::V V;
- if constexpr(__is_same(M,bf16)){ typedef typename tr<T>::I I; return bits<T>(cvt<I>(*(const V*)p)<<16); }
+ if constexpr(packed<T,M>::low&&sizeof(M)==sizeof(typename tr<T>::E)) return (T)*(const V*)p;
+ else if constexpr(__is_same(M,bf16)){ typedef typename tr<T>::I I; return bits<T>(cvt<I>(*(const V*)p)<<16); }
  else if constexpr(__is_same(M,typename tr<T>::E)) return (T)*(const V*)p;
  else if constexpr(packed<T,M>::half) return cvt<T>(take<typename tr<T>::G,M>((const V*)p));
  else if constexpr(packed<T,M>::is) return cvt<T>(take<typename tr<T>::J,M>((const V*)p));
@@ -180,7 +194,8 @@ template<class I,class T> INL I rnbf(T x){ I b=bits<I>(x); I r=(b+0x7fff+((b>>16
  return sel(ne(x,x),bc<I>(0x7fc0),r&0xffff); }
 template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typename mem<M,N>::V V;
  typedef typename tr<T>::I I;
- if constexpr(__is_same(M,bf16)){ if constexpr(N==1) *p=(bf16)rnbf<I,T>(x);
+ if constexpr(packed<T,M>::low&&sizeof(M)==sizeof(typename tr<T>::E)) *(V*)p=(V)x;
+ else if constexpr(__is_same(M,bf16)){ if constexpr(N==1) *p=(bf16)rnbf<I,T>(x);
  else if constexpr(PACKED) put<M>((V*)p,rnbf<I,T>(x)); else *(V*)p=__builtin_convertvector(rnbf<I,T>(x),V); }
  else if constexpr(N==1) *(V*)p=(M)x;
  else if constexpr(__is_same(M,typename tr<T>::E)) *(V*)p=(V)x;
@@ -188,9 +203,8 @@ template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typena
  else if constexpr(packed<T,M>::is&&__is_same(T,I)) put<M>((V*)p,x);
  else *(V*)p=__builtin_convertvector(x,V); }
 // A number that bfloat16 holds needs no rounding.
-template<class M,class T> INL void ste(M*p,T x){ typedef typename tr<T>::I I; const I b=bits<I>(x)>>16;
- typedef typename mem<M,tr<T>::n>::V V;
- if constexpr(tr<T>::n==1) *p=(M)b; else if constexpr(PACKED) put<M>((V*)p,b); else *(V*)p=__builtin_convertvector(b,V); }
+template<class M,class T> INL void ste(M*p,T x){ typedef typename tr<T>::I I; typedef typename mem<M,tr<T>::n>::V V;
+ if constexpr(packed<T,M>::low) *(V*)p=(V)x; else { const I b=bits<I>(x)>>16; if constexpr(tr<T>::n==1) *p=(M)b; else if constexpr(PACKED) put<M>((V*)p,b); else *(V*)p=__builtin_convertvector(b,V); } }
 template<class T> INL void stb(u8*p,T m){ st<u8>(p,m&1); }
 #ifdef __clang__
 template<class T,T...> struct numbers {};

@@ -1,0 +1,139 @@
+"""Vectors of 8- and 16-bit elements, for maps whose values need no more: four or two times the lanes of
+vectors of floats.
+
+What is stored are the low bits of a value. Sums, products and logic need only the low bits of their operands;
+comparisons, maxima and minima need operands that the element type holds as they are (`_exact`). Halves are
+moved, chosen and negated as bits.
+
+>>> narrow_lanes(kernel, 16)     # of `uint8 + uint8`, by lanes of 32 bits
+Narrow(64, "u8")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ..lower.index_expr import Index, Var, is_one, is_zero
+from ..lower.ir import BOOL, F32, I32, Expr, Kernel, Store, walk
+
+Range = tuple[int, int]
+_ELEMENTS: dict[str, tuple[str, int, Range, tuple[torch.dtype, ...]]] = {
+    # element: vector type, bytes, numbers that it holds, memory types beside bool
+    "u8": ("B", 1, (0, 255), (torch.uint8,)),
+    "i8": ("C", 1, (-128, 127), (torch.int8,)),
+    "i16": ("H", 2, (-(1 << 15), (1 << 15) - 1), (torch.int16,)),
+    "bf16": ("H", 2, (0, -1), (torch.bfloat16,)),
+    "f16": ("H", 2, (0, -1), (torch.float16,)),
+}
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_EXACT = {*_COMPARISONS, "max", "min", "abs"}  # need the operands' values, not only their low bits
+_MASKS = {"and", "or", "xor", "not", "eq", "ne"}  # of BOOL operands
+_OF_HALVES = {"neg", "abs", "copysign", "select", "round_to"}
+# The same operations on the bits of halves.
+BITS = {"neg": "{0}^(short)0x8000", "abs": "{0}&0x7fff", "copysign": "({0}&0x7fff)|({1}&(short)0x8000)"}
+
+
+class Narrow(int):
+    """A number of lanes whose elements are narrower than a float."""
+
+    element: str
+
+    def __new__(cls, lanes: int, element: str) -> Narrow:
+        made = super().__new__(cls, lanes)
+        made.element = element
+        return made
+
+    @property
+    def vector(self) -> str:
+        """The vector type's name, without its number of lanes."""
+        return _ELEMENTS[self.element][0]
+
+
+def narrow_lanes(kernel: Kernel, floats: int) -> Narrow | None:
+    """The lanes for the innermost loop of a map, whose vectors hold so many floats; None where values, or
+    loads across the memory, need the vectors of 32 bits.
+    """
+    statements = list(kernel.statements())
+    if not kernel.inner or not all(isinstance(s, Store) and not s.add for s in statements):
+        return None
+    stores = [s for s in statements if isinstance(s, Store)]
+    exprs = walk(*(s.expr for s in stores))
+    used = {s.memory for s in stores} | {e.args[-1] for e in exprs if e.op == "load"}
+    for element, (_, nbytes, held, memories) in _ELEMENTS.items():
+        lanes = floats * 4 // nbytes
+        size = kernel.inner[-1].size
+        if used <= {BOOL, *memories} and type(size) is int and size >= lanes:
+            v = kernel.inner[-1]
+            places = [s.index for s in stores] + [e.args[1] for e in exprs if e.op == "load"]
+            varied = all(v in e.vars for e in exprs if e.dtype is F32)  # a half outside of the loop is a float
+            if varied and all(_steps_by_one(i, v) for i in places) and _is_exact(exprs, held):
+                return Narrow(lanes, element)
+    return None
+
+
+def _steps_by_one(index: Index, v: Var) -> bool:
+    step = index.coefficient(v)
+    return step is not None and (is_one(step) or is_zero(step)) and index.is_affine
+
+
+def _is_exact(exprs: Iterable[Expr], held: Range) -> bool:
+    """Whether low bits are enough for all that is computed, operands of `_EXACT` being numbers in `held`."""
+    ranges: dict[Expr, Range | None] = {}  # of I32 values; None: unknown
+    inside = lambda r: r is not None and held[0] <= r[0] and r[1] <= held[1]  # noqa: E731
+    for e in exprs:
+        operands = [a for a in e.args if isinstance(a, Expr)]
+        if e.dtype is F32:
+            if e.op != "load" and (e.op not in _OF_HALVES or any(a.op == "const" for a in operands)):
+                return False
+            continue
+        if e.dtype not in (I32, BOOL) or e.op not in ("load", "const") and e.op not in _ALLOWED:
+            return False
+        if any(a.dtype is BOOL for a in operands) and e.op not in (*_MASKS, "cast", "select"):
+            return False
+        whole = [a for a in operands if a.dtype is I32]
+        asked = e.op in _EXACT or e.op == "cast" and e.dtype is BOOL
+        if len(whole) + sum(a.dtype is BOOL for a in operands) < len(operands):
+            return False  # operands of other types
+        if asked and not all(inside(ranges[a]) for a in whole):
+            return False
+        if e.dtype is I32:
+            ranges[e] = _range_of(e, [ranges[a] for a in whole])
+    return True
+
+
+def _range_of(e: Expr, operands: list[Range | None]) -> Range | None:
+    if e.op == "const":
+        return int(e.args[0]), int(e.args[0])
+    if e.op in ("load", "round_to"):
+        info = torch.iinfo(e.args[-1]) if e.args[-1] is not BOOL else None
+        return (info.min, info.max) if info else None
+    if e.op == "cast":
+        return 0, 1  # of a truth value
+    known = [r for r in operands if r is not None]
+    rule = _RANGES.get(e.op)
+    return rule(*known) if rule is not None and len(known) == len(operands) else None
+
+
+def _union(a: Range, b: Range) -> Range:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def _product(a: Range, b: Range) -> Range:
+    ends = [x * y for x in a for y in b]
+    return min(ends), max(ends)
+
+
+_RANGES: dict[str, Callable[..., Range | None]] = {
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "mul": _product,
+    "neg": lambda a: (-a[1], -a[0]),
+    "abs": lambda a: (0, max(abs(a[0]), abs(a[1]))),
+    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "select": _union,
+    "bitnot": lambda a: (~a[1], ~a[0]),
+}
+_ALLOWED = {*_RANGES, *_EXACT, *_MASKS, "cast", "round_to"}

@@ -1,0 +1,103 @@
+"""Maps over narrow elements: all pairs of values, ends of rows, and what needs wider vectors."""
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.base.config import config
+from dynamotor.codegen import cpp_kernel
+from dynamotor.codegen.cpp_narrow import narrow_lanes
+
+LOW_BITS = {
+    "add": lambda x, y: x + y,
+    "sub_and_scale": lambda x, y: (x - 3) * y,
+    "logic": lambda x, y: (x & y) | ~(x ^ 5),
+    "compare": lambda x, y: (x < y, x >= y, x == y, x != 7),
+    "extremes": lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(3, 100)),
+    "sign": lambda x, y: (x.sign(), y.abs(), -x),
+    "choice": lambda x, y: torch.where(x > y, x, y + 1),
+    "truth": lambda x, y: (torch.logical_and(x, y), torch.logical_not(x), (x > 3) ^ (y > 9)),
+    "wrapped_then_compared": lambda x, y: (x + y) > x,
+    "mask_to_number": lambda x, y: (x > y) * y,
+    "filled": lambda x, y: x.masked_fill(y > 4, 2),
+}
+HALVES = {
+    "moved": lambda x, y: (-x, x.abs(), torch.copysign(x, y), -x.abs()),
+    "chosen": lambda x, y, m: torch.where(m, x, -y),
+}
+
+
+@pytest.fixture(autouse=True)
+def _chosen(monkeypatch):
+    """The element types that kernels took, in order."""
+    chosen = []
+
+    def choose(kernel, floats):
+        found = narrow_lanes(kernel, floats)
+        chosen.append(found and found.element)
+        return found
+
+    monkeypatch.setattr(cpp_kernel, "narrow_lanes", choose)
+    return chosen
+
+
+def pairs(dtype):
+    """All pairs of values of a type of 8 bits, in rows that no vector divides."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    values = torch.arange(low, high + 1).to(dtype)
+    x, y = values.repeat_interleave(256), values.repeat(256)
+    return x[: 251 * 257].view(251, 257).clone(), y[: 251 * 257].view(251, 257).clone()
+
+
+def same(f, *inputs, isa=""):
+    with config.patch(isa=isa), torch.no_grad():
+        found = dynamotor.compile(f, dynamic=False)(*inputs)
+    torch.testing.assert_close(found, f(*inputs), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+@pytest.mark.parametrize("name", LOW_BITS)
+def test_all_pairs_of_bytes_are_as_in_eager(dtype, name, _chosen):
+    same(LOW_BITS[name], *pairs(dtype))
+    assert {"uint8": "u8", "int8": "i8"}[str(dtype)[6:]] in _chosen
+
+
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_other_instruction_sets_give_the_same(isa, _chosen):
+    if not cpp_kernel.ISAS[isa].is_here:
+        pytest.skip(f"this processor has no {isa}")
+    x, y = pairs(torch.uint8)
+    same(lambda x, y: (torch.maximum(x, y) - 3, x < y, -x), x, y, isa=isa)
+    same(lambda x, y: (-x, torch.copysign(x, y)), x.half(), y.bfloat16().half(), isa=isa)
+    assert "u8" in _chosen and "f16" in _chosen
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_moved_and_chosen_as_bits(dtype, _chosen):
+    bits = torch.arange(-(1 << 15), 1 << 15).to(torch.int16)
+    x = bits.view(dtype).view(256, 256).clone()  # with every NaN, infinity and subnormal number
+    y = x.flip(0).contiguous()
+    same(HALVES["moved"], x, y)
+    same(HALVES["chosen"], x, y, torch.rand(256, 256) > 0.5)
+    assert _chosen and set(_chosen) == {"bf16" if dtype is torch.bfloat16 else "f16"}
+
+
+def test_short_integers(_chosen):
+    x = torch.randint(-(1 << 15), 1 << 15, (7, 1003), dtype=torch.int16)
+    same(lambda x, y: (x * y, torch.maximum(x, y), x > y), x, x.flip(1).contiguous())
+    assert set(_chosen) == {"i16"}
+
+
+def test_values_that_need_more_bits_keep_wide_vectors(_chosen):
+    x, y = pairs(torch.uint8)
+    same(lambda x, y: (x.int() + y > 300), x, y)  # compared without wrapping
+    same(lambda x, y: ((x.int() + y) // 2).to(torch.uint8), x, y)
+    same(lambda x, y: x.float() + y, x, y)
+    assert set(_chosen) == {None}
+
+
+def test_rows_and_scalars_are_read_beside_vectors(_chosen):
+    x, y = pairs(torch.int8)
+    same(lambda x, y: x + y[0] + y[:, :1], x, y)
+    same(lambda x, y: torch.maximum(x, y[3, 5]), x, y)
+    assert "i8" in _chosen
