@@ -34,7 +34,7 @@ from ..base.events import counters, emit, log, new_number
 from ..graph.op_facts import is_custom
 from ..graph.plain_data import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
-from ..graph.spec import CPU, Compiled, GraphInfo, TensorSpec, copy_as, is_lazy
+from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.extern import may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import cpp_build, memory
@@ -641,7 +641,7 @@ class CallProgram:
 
     _checks: checked.StepChecks | None = None
     _constants: Mapping[str, Any]  # globals of the text that are there before its kernels
-    _direct: Compiled | None = None  # the text's function, where calls share no memory
+    _direct: Callable[..., tuple[Any, ...]] | None = None  # the text's function, where calls share no memory
     builds: Any
 
     def __init__(
@@ -757,7 +757,7 @@ class CallProgram:
             self._direct = self._direct_call(shared)
         self._globals = shared
 
-    def _direct_call(self, shared: dict[str, object]) -> Compiled | None:
+    def _direct_call(self, shared: dict[str, object]) -> Callable[..., tuple[Any, ...]] | None:
         """The text's function for all calls: it has no memory beside its results and no views of inputs."""
         if self.listing.scratch or self.listing.bound or self._layout is not None:
             return None

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..graph.sizes import Dim, Size, divides
+from ..graph.sizes import Dim, Size
 from ..lower.index_expr import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
-from ..lower.ir import BOOL, Expr, const, walk
+from ..lower.ir import BOOL, F32, Expr, const, walk
+from .cpp_narrow import NarrowLanes
 from .cpp_ops import ADDS_NOTHING, ctype, literal, operation
+from .lane_conditions import comparisons, same_for_all_lanes
 from .scopes import Rereads, ValueScope
 
 COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -125,6 +127,8 @@ class CppBody:
 
     def operand(self, e: Expr, scope: CppScope, width: int) -> str:
         """e in exactly `width` lanes."""
+        if type(width) is NarrowLanes and e.op == "const" and e.dtype is F32:
+            return f"bc<{ctype(F32, width)}>({width.bits(e.args[0])})"
         name = self.value(e, scope)
         have = scope.find(e)
         have_width = have[1] if have else 1
@@ -154,18 +158,21 @@ class CppBody:
         elif e.op == "scratch":
             text = f"ld<{result}>({self.scratch[e.args[0]]}+{self.index(e.args[1], scope)})"
         else:
-            text = self._chosen(e, scope, width) if width > 1 and e.args[0].dtype is BOOL else None
-            if text is None:
-                read = self.operand if e.op in ADDS_NOTHING else self.rounded
-                operands = [read(a, scope, width) for a in e.args if isinstance(a, Expr)]
-                text = operation(e, operands, result, width, self.number)
+            text = self._chosen(e, scope, width) or self._operation(e, scope, width, result)
         return self._define(result, text, scope)
 
+    def _operation(self, e: Expr, scope: CppScope, width: int, result: str) -> str:
+        read = self.operand if e.op in ADDS_NOTHING else self.rounded
+        operands = [read(a, scope, width) for a in e.args if isinstance(a, Expr)]
+        return operation(e, operands, result, width, self.number)
+
     def _chosen(self, e: Expr, scope: CppScope, width: int) -> str | None:
-        """A choice by comparisons of values as wide as its own, or the number 1 or 0 for them: the processor's
-        mask goes from one to the other. As a value of its own it would be 32 bits a lane.
+        """A choice by comparisons of values as wide as its own, or the number 1 or 0 for them: the
+        processor's mask goes from one to the other. As a value of its own it would be 32 bits a lane.
         """
-        if e.op not in ("select", "cast") or e.dtype is BOOL or scope.vector not in e.args[0].vars:
+        if width == 1 or e.op not in ("select", "cast") or e.dtype is BOOL or e.args[0].dtype is not BOOL:
+            return None
+        if scope.vector not in e.args[0].vars:
             return None
         mask = self._mask(e.args[0], scope, width, e.dtype.itemsize)
         if mask is None:
@@ -347,39 +354,6 @@ def step_along(index: Index, scope: CppScope) -> Dim | None:
                 return None
             step += c * inside if isinstance(atom, Mod) else 0
     return step
-
-
-def comparisons(condition: Expr) -> list[Expr] | None:
-    """The comparisons of positions of which a condition consists; None where there is something else."""
-    if condition.op in ("and", "or", "not"):
-        parts = [comparisons(a) for a in condition.args]
-        return None if None in parts else [c for part in parts for c in part or ()]
-    if condition.op not in ("lt", "le", "gt", "ge"):
-        return None
-    position, bound = condition.args
-    fixed = bound.op in ("const", "index") and not bound.vars
-    return [condition] if position.op == "index" and fixed else None
-
-
-def same_for_all_lanes(condition: Expr, vector: Var, width: int) -> bool:
-    """Whether a condition cannot change inside a vector: its boundary along the loop is a multiple of the
-    width.
-    """
-    if vector not in condition.vars:
-        return True
-    if condition.op in ("and", "or", "not"):
-        return all(same_for_all_lanes(a, vector, width) for a in condition.args)
-    if condition.op not in ("lt", "ge"):
-        return False
-    index, bound = condition.args
-    if index.op != "index" or bound.op not in ("const", "index") or bound.vars:
-        return False
-    position: Index = index.args[0]
-    if not is_one(position.coefficient(vector)) or not position.is_affine:
-        return False
-    others = all(divides(width, c) for atom, c in position.terms.items() if atom is not vector)
-    end = bound.args[0] if bound.op == "const" else bound.args[0].const
-    return others and divides(width, end - position.const)
 
 
 class _Closed(CppScope):

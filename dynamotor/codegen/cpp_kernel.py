@@ -38,11 +38,12 @@ from ..lower.ir import (
     walk,
 )
 from ..runtime.cpp_text import loop
-from .cpp_body import CppBody, CppScope, comparisons, same_for_all_lanes
-from .cpp_narrow import Narrow, narrow_lanes
+from .cpp_body import CppBody, CppScope
+from .cpp_narrow import NarrowLanes, narrow_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 from .cpp_positions import Positions, in_lanes
 from .cpp_sums import STRIP, Strips, loses
+from .lane_conditions import comparisons, same_for_all_lanes
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
 STREAMED = 1 << 18  # elements above which a buffer is not expected to fit in a core's own cache
@@ -309,7 +310,7 @@ class Emitter:
     # -- loops -----------------------------------------------------------------------------------------------
     def tail(self) -> int:
         """Lanes of the loop behind that of the widest vectors; 0 where there is none."""
-        if type(self.width) is Narrow:
+        if type(self.width) is NarrowLanes:
             return 0 if divides(self.width, self.size) else machine_width()
         leaves = self.width > TAIL and type(self.size) is Size and not divides(self.width, self.size)
         return TAIL if leaves else 0

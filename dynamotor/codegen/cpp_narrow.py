@@ -1,12 +1,12 @@
 """Vectors of 8- and 16-bit elements, for maps whose values need no more: four or two times the lanes of
 vectors of floats.
 
-What is stored are the low bits of a value. Sums, products and logic need only the low bits of their operands;
+A store keeps the low bits of a value. Sums, products and logic need only the low bits of their operands;
 comparisons, maxima and minima need operands that the element type holds as they are (`_exact`). Halves are
 moved, chosen and negated as bits.
 
 >>> narrow_lanes(kernel, 16)     # of `uint8 + uint8`, by lanes of 32 bits
-Narrow(64, "u8")
+NarrowLanes(64, "u8")
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..lower.index_expr import Index, Var, is_one, is_zero
-from ..lower.ir import BOOL, F32, I32, Expr, Kernel, Store, walk
+from ..lower.index_expr import Index, Var
+from ..lower.ir import BOOL, F32, I32, Expr, Kernel, Store
+from .lane_conditions import same_for_all_lanes
 
 Range = tuple[int, int]
 _ELEMENTS: dict[str, tuple[str, int, Range, tuple[torch.dtype, ...]]] = {
@@ -30,20 +31,25 @@ _ELEMENTS: dict[str, tuple[str, int, Range, tuple[torch.dtype, ...]]] = {
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _EXACT = {*_COMPARISONS, "max", "min", "abs"}  # need the operands' values, not only their low bits
 _MASKS = {"and", "or", "xor", "not", "eq", "ne"}  # of BOOL operands
-_OF_HALVES = {"neg", "abs", "copysign", "select", "round_to"}
+_OF_HALVES = {"load", "const", "neg", "abs", "copysign", "select", "masked", "round_to"}
 # The same operations on the bits of halves.
 BITS = {"neg": "{0}^(short)0x8000", "abs": "{0}&0x7fff", "copysign": "({0}&0x7fff)|({1}&(short)0x8000)"}
 
 
-class Narrow(int):
+class NarrowLanes(int):
     """A number of lanes whose elements are narrower than a float."""
 
     element: str
 
-    def __new__(cls, lanes: int, element: str) -> Narrow:
+    def __new__(cls, lanes: int, element: str) -> NarrowLanes:
         made = super().__new__(cls, lanes)
         made.element = element
         return made
+
+    def bits(self, half: float) -> int:
+        """A number as the element holds it."""
+        dtype = _ELEMENTS[self.element][3][0]
+        return int(torch.tensor(half, dtype=F32).to(dtype).view(torch.int16))
 
     @property
     def vector(self) -> str:
@@ -51,31 +57,60 @@ class Narrow(int):
         return _ELEMENTS[self.element][0]
 
 
-def narrow_lanes(kernel: Kernel, floats: int) -> Narrow | None:
+def narrow_lanes(kernel: Kernel, floats: int) -> NarrowLanes | None:
     """The lanes for the innermost loop of a map, whose vectors hold so many floats; None where values, or
     loads across the memory, need the vectors of 32 bits.
     """
     statements = list(kernel.statements())
-    if not kernel.inner or not all(isinstance(s, Store) and not s.add for s in statements):
+    stores = [s for s in statements if isinstance(s, Store) and not s.add]
+    size = kernel.inner[-1].size if kernel.inner else 0
+    if len(stores) < len(statements) or type(size) is not int:
         return None
-    stores = [s for s in statements if isinstance(s, Store)]
-    exprs = walk(*(s.expr for s in stores))
+    v, exprs = kernel.inner[-1], _computed(s.expr for s in stores)
     used = {s.memory for s in stores} | {e.args[-1] for e in exprs if e.op == "load"}
     for element, (_, nbytes, held, memories) in _ELEMENTS.items():
         lanes = floats * 4 // nbytes
-        size = kernel.inner[-1].size
-        if used <= {BOOL, *memories} and type(size) is int and size >= lanes:
-            v = kernel.inner[-1]
-            places = [s.index for s in stores] + [e.args[1] for e in exprs if e.op == "load"]
-            varied = all(v in e.vars for e in exprs if e.dtype is F32)  # a half outside of the loop is a float
-            if varied and all(_steps_by_one(i, v) for i in places) and _is_exact(exprs, held):
-                return Narrow(lanes, element)
+        if used <= {BOOL, *memories} and size >= lanes:
+            in_vectors = all(_steps_evenly(s.index, v, (0, 1)) for s in stores) and all(
+                _has_vectors(e, v, lanes) for e in exprs
+            )
+            return NarrowLanes(lanes, element) if in_vectors and _is_exact(exprs, held) else None
     return None
 
 
-def _steps_by_one(index: Index, v: Var) -> bool:
+def _computed(roots: Iterable[Expr]) -> list[Expr]:
+    """Every distinct expression under the roots, operands first, without positions in memory and conditions
+    by positions: those are computed outside of the vectors.
+    """
+    found: dict[Expr, None] = {}
+
+    def visit(e: Expr) -> None:
+        operands = e.args[1:] if e.op == "masked" else e.args
+        for a in operands if e.op != "load" else ():
+            if isinstance(a, Expr) and a not in found:
+                visit(a)
+        found[e] = None
+
+    for root in roots:
+        if root not in found:
+            visit(root)
+    return list(found)
+
+
+def _has_vectors(e: Expr, v: Var, lanes: int) -> bool:
+    """Whether e has a form without a loop over the lanes."""
+    if e.op == "load":
+        return _steps_evenly(e.args[1], v, (0, 1) if e.dtype is BOOL else (0, 1, 2, -1)) and (
+            e.dtype is not F32 or v in e.vars  # outside of the loop a half is a float
+        )
+    if e.op == "masked":
+        return same_for_all_lanes(e.args[0], v, lanes)
+    return e.op == "const" or e.dtype is not F32 or v in e.vars
+
+
+def _steps_evenly(index: Index, v: Var, steps: tuple[int, ...]) -> bool:
     step = index.coefficient(v)
-    return step is not None and (is_one(step) or is_zero(step)) and index.is_affine
+    return type(step) is int and step in steps
 
 
 def _is_exact(exprs: Iterable[Expr], held: Range) -> bool:
@@ -85,12 +120,14 @@ def _is_exact(exprs: Iterable[Expr], held: Range) -> bool:
     for e in exprs:
         operands = [a for a in e.args if isinstance(a, Expr)]
         if e.dtype is F32:
-            if e.op != "load" and (e.op not in _OF_HALVES or any(a.op == "const" for a in operands)):
+            if e.op not in _OF_HALVES:
                 return False
             continue
-        if e.dtype not in (I32, BOOL) or e.op not in ("load", "const") and e.op not in _ALLOWED:
+        if e.op == "masked":
+            operands = operands[1:]
+        if e.dtype not in (I32, BOOL) or e.op not in _ALLOWED:
             return False
-        if any(a.dtype is BOOL for a in operands) and e.op not in (*_MASKS, "cast", "select"):
+        if any(a.dtype is BOOL for a in operands) and e.op not in (*_MASKS, "cast", "select", "masked"):
             return False
         whole = [a for a in operands if a.dtype is I32]
         asked = e.op in _EXACT or e.op == "cast" and e.dtype is BOOL
@@ -134,6 +171,7 @@ _RANGES: dict[str, Callable[..., Range | None]] = {
     "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "select": _union,
+    "masked": _union,
     "bitnot": lambda a: (~a[1], ~a[0]),
 }
-_ALLOWED = {*_RANGES, *_EXACT, *_MASKS, "cast", "round_to"}
+_ALLOWED = {*_RANGES, *_EXACT, *_MASKS, "load", "const", "cast", "round_to"}

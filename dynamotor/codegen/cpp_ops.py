@@ -9,7 +9,7 @@ import torch
 
 from ..graph.sizes import Dim
 from ..lower.ir import BOOL, F32, F64, I32, I64, Expr, neutral
-from .cpp_narrow import BITS, Narrow
+from .cpp_narrow import BITS, NarrowLanes
 from .scopes import no_text
 
 SCALAR = {F32: "float", F64: "double", I32: "int", I64: "i64", BOOL: "int"}
@@ -88,7 +88,7 @@ for _name in ("pow", "atan2", "hypot", "fmod", "copysign"):
 
 def ctype(dtype: torch.dtype, width: int) -> str:
     """The C++ type of a value of a compute type in `width` lanes."""
-    if type(width) is Narrow:
+    if type(width) is NarrowLanes:
         return f"{width.vector}{width:d}"
     return SCALAR[dtype] if width == 1 else f"{VECTOR[dtype]}{width}"
 
@@ -129,7 +129,7 @@ def operation(
         return cast_text(operands[0], source, e.dtype, result, width)
     if name == "bits":
         return f"bits<{result}>({operands[0]})"
-    if type(width) is Narrow and (name == "round_to" or e.dtype is F32 and name in BITS):
+    if type(width) is NarrowLanes and (name == "round_to" or e.dtype is F32 and name in BITS):
         return BITS[name].format(*operands) if name != "round_to" else operands[0]
     if name == "round_to":
         memory = e.args[1]

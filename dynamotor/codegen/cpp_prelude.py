@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from .cpp_kernel import isa, machine_width
-from .cpp_narrow import Narrow
+from .cpp_narrow import NarrowLanes
 
 # SLEEF's name of a function's error bound, in units of the last place.
 ONE_OPERAND = {
@@ -61,7 +61,8 @@ def prelude(functions: str, widths: set[int], random: bool = False, sizes: bool 
 
 
 def _width(lanes: int) -> str:
-    return _SECTIONS["narrow" if type(lanes) is Narrow else "width"].replace("@", f"{lanes:d}")
+    section: str = _SECTIONS["narrow" if type(lanes) is NarrowLanes else "width"]
+    return section.replace("@", f"{lanes:d}")
 
 
 def _library(names: set[str]) -> str:

@@ -90,10 +90,23 @@ def test_short_integers(_chosen):
 
 def test_values_that_need_more_bits_keep_wide_vectors(_chosen):
     x, y = pairs(torch.uint8)
-    same(lambda x, y: (x.int() + y > 300), x, y)  # compared without wrapping
+    same(lambda x, y: x.int() + y > 300, x, y)  # compared without wrapping
     same(lambda x, y: ((x.int() + y) // 2).to(torch.uint8), x, y)
     same(lambda x, y: x.float() + y, x, y)
     assert set(_chosen) == {None}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=str)
+def test_rows_are_joined_filled_and_turned_around(dtype, _chosen):
+    x = torch.randint(0, 200, (9, 192)).to(dtype)
+    same(lambda x: torch.cat([x, -x]), x)
+    same(lambda x: torch.cat([x, x.flip(1)], 1), x)
+    same(lambda x: torch.nn.functional.pad(x, (0, 64, 2, 1), value=3.3), x)
+    same(lambda x: (x.roll(2, 0), x.index_select(0, torch.tensor([3, 8, 0])), x[:, ::2].contiguous()), x)
+    assert _chosen and None not in _chosen
+    same(lambda x: x.masked_fill(x.roll(1, 0).bool(), 0.1 if dtype is torch.bfloat16 else 4), x)
+    same(lambda x: torch.cat([x[:, :40], x], 1), x)  # a boundary inside of a vector
+    same(lambda x: x.repeat(1, 2), x)
 
 
 def test_rows_and_scalars_are_read_beside_vectors(_chosen):

@@ -80,6 +80,30 @@ def test_none_of_them_is_left_to_aten(op):
     assert counters["fallback"] == before
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_a_bessel_function_is_as_in_eager(dtype):
+    numbers = [
+        0.0,
+        -0.0,
+        1e-30,
+        1e-6,
+        2.404825557695773,
+        5.0,
+        -5.0,
+        5.000001,
+        1e3,
+        -1e6,
+        math.inf,
+        -math.inf,
+        math.nan,
+    ]
+    x = torch.cat(
+        [torch.tensor(numbers, dtype=torch.float64), torch.linspace(-40, 40, 301, dtype=torch.float64)]
+    )
+    x = x.nan_to_num(0, 0, 0).to(dtype) if dtype is torch.int64 else x.to(dtype)
+    check(lambda x: torch.special.bessel_j0(x) * 2, x, kernels=1)
+
+
 def test_gradients_are_eagers():
     for fn in (
         lambda x: torch.nn.functional.glu(x, 1),

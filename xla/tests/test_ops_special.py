@@ -11,7 +11,7 @@ from lowering_harness import FEW_OR_MORE, check, check_opinfo, company  # noqa: 
 
 from dynamotor.xla import ops_pointwise  # noqa: E402, F401
 
-FUNCTIONS = "entr erfcx i0e i1 i1e log_ndtr modified_bessel_i0 modified_bessel_i1 ndtr ndtri spherical_bessel_j0 xlog1py zeta"
+FUNCTIONS = "bessel_j0 entr erfcx i0e i1 i1e log_ndtr modified_bessel_i0 modified_bessel_i1 ndtr ndtri spherical_bessel_j0 xlog1py zeta"
 
 
 @pytest.mark.parametrize(
