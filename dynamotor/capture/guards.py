@@ -18,6 +18,7 @@ import enum
 import operator
 import re
 import struct
+import sys
 import types
 import weakref
 from collections import OrderedDict
@@ -519,6 +520,35 @@ class KernelSettings(Guard):
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         return self.bits
+
+
+@dataclass(frozen=True)
+class DigitLimit(Guard):
+    """`sys.get_int_max_str_digits()`, above which integers have no decimal text. Only programs that write or
+    read integers of more digits than the least limit have it.
+    """
+
+    limit: int
+    code = "predicate"
+    LEAST_DIGITS: ClassVar[int] = sys.int_info.str_digits_check_threshold
+
+    @staticmethod
+    def current() -> DigitLimit:
+        """The guard that holds now."""
+        return DigitLimit(Const(None, "Python's limit of digits"), sys.get_int_max_str_digits())
+
+    @staticmethod
+    def concerns(value: object) -> bool:
+        """Whether the value is an integer that a limit may keep from having a text, or a tuple with one."""
+        if type(value) is tuple:
+            return any(map(DigitLimit.concerns, value))
+        return type(value) is int and value.bit_length() > 3 * DigitLimit.LEAST_DIGITS
+
+    def check_value(self, value: Any) -> bool:
+        return sys.get_int_max_str_digits() == self.limit
+
+    def explain(self, value: Any) -> str:
+        return f"integers may have {sys.get_int_max_str_digits()} digits as text now, {self.limit} before"
 
 
 _mro_of = type.__dict__["__mro__"].__get__

@@ -18,7 +18,7 @@ import torch
 
 from ..base.narrowing import checked
 from .breaks import OfTrace, unsupported, unsupported_if
-from .guards import Absent, IdIs, MroIs
+from .guards import Absent, DigitLimit, IdIs, MroIs
 from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module
 from .values.base import MISSING, NONE_CALLED, Raised, Value, binders, find_rule
 from .values.class_attributes import ClassWrites, PendingAttribute, pending_attribute
@@ -302,11 +302,17 @@ class ObjectProtocol:
     def real(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function on real objects; its exception becomes the program's."""
         try:
-            return fn(*args, **kwargs)
+            found = fn(*args, **kwargs)
         except OfTrace:
             raise
         except Exception as error:
+            refused = isinstance(error, ValueError) and fn is int
+            if refused or DigitLimit.concerns(args):  # the text of an integer that may be too long
+                self.reader.guard(DigitLimit.current())
             raise self.real_error(error) from None
+        if DigitLimit.concerns((args, found)):
+            self.reader.guard(DigitLimit.current())
+        return found
 
     def real_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
         """The value of a pure function's result for real objects."""

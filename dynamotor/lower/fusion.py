@@ -32,6 +32,7 @@ from .ir import (
     Template,
     loaded_exprs,
     loads_of,
+    total_cost,
 )
 from .space import Env, Split, match
 
@@ -40,6 +41,7 @@ MAX_MEMBERS = 40
 MAX_CHAIN = 400  # operations of which each needs the result of the one before
 SUMS_TOGETHER = 1 << 23  # elements from which on sums of one row share a kernel; smaller ones share a launch
 MAX_ACROSS = 16384  # elements of a per-thread partial result
+LIGHT_COST = 6  # of a map that may run one element at a time; costlier ones need vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +391,18 @@ def scans_alone(group: Group, m: Member) -> Refuse | None:
         if others and others[0] == m.env[m.node.own[m.node.along]]
         else Refuse("scans along another dimension")
     )
+
+
+@rule
+def light_maps_beside_a_serial_scan(group: Group, m: Member) -> Refuse | None:
+    """A scan in C++ goes through its row one element at a time, and with it all maps of its kernel. Costly
+    maps have vectors in a kernel of their own, which are worth the memory traffic.
+    """
+    nodes = [x.node for x in (*group.members, m)]
+    if not any(node.serial for node in nodes):
+        return None
+    costly = any(node.scan is None and total_cost(node.evaluate()) > LIGHT_COST for node in nodes)
+    return Refuse("a costly map beside a scan, which has no vectors") if costly else None
 
 
 @rule

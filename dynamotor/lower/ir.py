@@ -462,7 +462,8 @@ class LoopNode:
     in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to the value
     there. in_order: as a loop over the indices in row-major order does it (else in any order, sums by
     atomics). `after`: names of nodes that must run before although this one does not read them (writes into
-    inputs). part: the buffer holds values already; those at stride and offset are replaced.
+    inputs). part: the buffer holds values already; those at stride and offset are replaced. serial: a scan
+    whose kernel computes one element at a time, without vectors (C++).
 
     phase: "backward" for nodes of the backward in a whole step that rematerialises values.
     """
@@ -479,6 +480,7 @@ class LoopNode:
     scatter: Callable[[tuple[Index, ...]], Index] | None = None
     add: bool = False
     in_order: bool = True
+    serial: bool = False
     offset: Dim = 0
     after: frozenset[str] = frozenset()
     origin: str = ""

@@ -76,13 +76,40 @@ def total(
 
 
 def _arithmetic(
-    ctx: LoopBuilder, kind: ReduceKind, of_booleans: ReduceKind, x: LoopValue, dim: Any, keepdim: bool
+    ctx: LoopBuilder,
+    kind: ReduceKind,
+    of_booleans: ReduceKind,
+    x: LoopValue,
+    dim: Any,
+    keepdim: bool,
+    fn: Callable[[Expr], Expr] | None = None,
 ) -> LoopValue:
-    """A sum or a product in the type that the result is computed in; booleans have no arithmetic."""
+    """A sum or a product, of `fn` of each element, in the type that the result is computed in; booleans have
+    no arithmetic.
+    """
     out, dims = ctx.spec.dtype, all_dims(x, dim)
     if out is BOOL:
         return ctx.reduce(of_booleans, x, dims, keepdim=keepdim, dtype=BOOL, compute=BOOL)
-    return narrow(ctx, ctx.reduce(kind, x, dims, keepdim=keepdim, dtype=COMPUTE_TYPE[out]), out)
+    return narrow(ctx, ctx.reduce(kind, x, dims, keepdim=keepdim, dtype=COMPUTE_TYPE[out], fn=fn), out)
+
+
+@lowering(aten.nansum.default)
+def _nansum(
+    ctx: LoopBuilder,
+    x: LoopValue,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> LoopValue:
+    """A sum to which NaN adds nothing; of integers and booleans, which hold none, `sum`."""
+    floats = x.dtype.is_floating_point
+    decline_if(floats and not ctx.spec.dtype.is_floating_point, "floats summed as integers")
+
+    def fn(e: Expr) -> Expr:
+        return select(compare("ne", e, e), like(0, e), e)
+
+    return _arithmetic(ctx, "sum", "any", x, dim, keepdim, fn if floats else None)
 
 
 @lowering(aten.mean.default, aten.mean.dim)
@@ -448,6 +475,9 @@ def scan(
         ctx.on_gpu and x.shape[dim] > LONG_ROW and numel(x.shape) < FEW_ROWS * x.shape[dim], "few long rows"
     )
 
+    if not ctx.on_gpu:
+        ctx.keep_if_heavy(x)
+
     def body(index: tuple[Index, ...]) -> Expr:
         return cast(x.at(index), compute)
 
@@ -455,7 +485,15 @@ def scan(
     buffer = ctx.new_buffer(TensorSpec(spec.shape, stride, spec.dtype))
     ctx.add(
         LoopNode(
-            buffer.name, spec.shape, body, stride, spec.dtype, scan=kind, along=dim, origin=str(ctx.node)
+            buffer.name,
+            spec.shape,
+            body,
+            stride,
+            spec.dtype,
+            scan=kind,
+            along=dim,
+            serial=not ctx.on_gpu,
+            origin=str(ctx.node),
         )
     )
     return LoopValue(spec.shape, spec.dtype, ref=BufRef.whole(buffer))

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import sys
 import threading
 import types
 import typing
@@ -657,6 +658,52 @@ def a_lazy_attribute_of_a_python_module():
     module, table = types.ModuleType("some_module"), {"k": 1.0}
     module.__getattr__ = lambda name: table[name]
     return lambda x: x + module.k, [lambda: table.update(k=2.0)]
+
+
+@fact
+def an_attribute_that_a_python_module_lacks():
+    module, other, table = types.ModuleType("some_module"), types.ModuleType("some_module"), {}
+
+    def hook(name):
+        if name in table:
+            return table[name]
+        raise AttributeError(name)
+
+    class WithAttribute(types.ModuleType):
+        k = 4.0
+
+    return lambda x: (x + getattr(module, "k", 1.0), hasattr(other, "k")), [
+        lambda: setattr(module, "__getattr__", lambda name: 2.0),
+        lambda: setattr(module, "__getattr__", hook),
+        lambda: table.update(k=3.0),
+        table.clear,
+        lambda: setattr(other, "__class__", WithAttribute),
+        lambda: setattr(other, "__class__", types.ModuleType),
+    ]
+
+
+@fact
+def the_limit_of_digits():
+    number, text = 10**4000, "1" * 4000
+
+    def attempt(fn):
+        try:
+            return len(str(fn()))
+        except ValueError:
+            return 0
+
+    def read(x):
+        return (
+            x + attempt(lambda: str(number)),
+            attempt(lambda: f"{number}"),
+            attempt(lambda: "%d" % (number,)),  # noqa: UP031
+            attempt(lambda: repr((number,))),
+            attempt(lambda: int(text) > 0),
+        )
+
+    before = sys.get_int_max_str_digits()
+    set_limit = sys.set_int_max_str_digits
+    return read, [lambda: set_limit(700), lambda: set_limit(0)], lambda: set_limit(before)
 
 
 @fact

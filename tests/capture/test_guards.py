@@ -3,6 +3,7 @@
 import collections
 import enum
 import math
+import sys
 import types
 
 import pytest
@@ -17,6 +18,7 @@ from dynamotor.capture.guards import (
     Apart,
     ConstEquals,
     DictKeys,
+    DigitLimit,
     Distinct,
     IdIs,
     Length,
@@ -742,3 +744,16 @@ def test_random_edits_agree_with_python():
         assert (program.check(()) is not None) == expected
         agreed[expected] += 1
     assert min(agreed.values()) > 20, agreed
+
+
+def test_the_limit_of_digits_is_a_fact_of_programs_with_long_integers_alone():
+    row, before = DigitLimit.current(), sys.get_int_max_str_digits()
+    program = compile_program([row], inputs=[Arg(0, "n")])
+    assert program.check((1,)) == (1,) and row.check((1,))
+    try:
+        sys.set_int_max_str_digits(700)
+        assert program.check((1,)) is None and not row.check((1,))
+        assert row.reason((1,)) == f"integers may have 700 digits as text now, {before} before"
+    finally:
+        sys.set_int_max_str_digits(before)
+    assert DigitLimit.concerns((1, 10**700)) and not DigitLimit.concerns((1, "1" * 700))

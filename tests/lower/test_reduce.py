@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from harness import check
 
 import dynamotor
+from dynamotor.base.events import counters
 
 aten = torch.ops.aten
 DIMS = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
@@ -85,6 +86,44 @@ def test_nan_and_infinity_in_sums_and_softmax():
     check(
         lambda x: (x.sum(1), torch.softmax(x, 1), torch.log_softmax(x, 1), x.logsumexp(1)), x, tolerance=1e-5
     )
+
+
+@pytest.mark.parametrize("dims", [None, *DIMS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_sum_without_nan_skips_it_over_any_dimensions(dims, dtype):
+    x = torch.randn(6, 33, 20)
+    x[torch.rand(6, 33, 20) < 0.2] = float("nan")
+    x[:, 7], x[0, 0, 0] = float("nan"), float("inf")
+    check(
+        lambda x: (x.nansum(dims), x.nansum(dims, True), (x.exp() / 8).nansum(dims), x.sum(dims)),
+        x.to(dtype),
+        # Eager stores halves between the sums over two dimensions.
+        tolerance={torch.bfloat16: 0.1, torch.float16: 1e-2}.get(dtype, 2e-5),
+    )
+
+
+def test_a_sum_without_nan_of_any_type_and_size():
+    x = torch.tensor([[1.0, float("nan"), 3.0], [float("nan")] * 3, [float("inf"), 1.0, -float("inf")]])
+    check(lambda x: (x.nansum(1), x.nansum(dtype=torch.float64), x.nansum(0, dtype=torch.bfloat16)), x)
+    for of in (torch.int64, torch.uint8, torch.bool):
+        i = torch.randint(0, 300, (5, 40)).to(of)
+        check(lambda i: (i.nansum(1), i.nansum(dtype=torch.float32), i.nansum(1, dtype=torch.bool)), i)
+    check(lambda x: (x.nansum(1), x.nansum(), x.nansum(0)), torch.randn(3, 0))
+    check(lambda x: x.nansum(), torch.tensor(float("nan")))
+    check(lambda x: x.nansum(1, dtype=torch.int64), x.isfinite() * 2.0, fallbacks=("aten.nansum.default",))
+
+
+def test_a_sum_without_nan_is_one_kernel_and_its_gradient_skips_nan():
+    x = torch.randn(8, 40)
+    x[0, ::3] = float("nan")
+    check(lambda x: (x * 2).nansum(1).exp(), x, kernels=1, tolerance=2e-5)
+    x = x.double().requires_grad_()
+    for fn in (lambda x: x.nansum(1), lambda x: x.nanmean(0)):
+        counters["fallback"].clear()
+        want = torch.autograd.grad(fn(x).square().sum(), x)
+        got = torch.autograd.grad(dynamotor.compile(fn, fullgraph=True)(x).square().sum(), x)
+        torch.testing.assert_close(got, want)
+        assert not counters["fallback"]
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])

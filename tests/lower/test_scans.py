@@ -4,6 +4,8 @@ import pytest
 import torch
 from harness import check
 
+from dynamotor.base.config import config
+
 RUNNING = {
     "cumsum": torch.cumsum,
     "cumprod": torch.cumprod,
@@ -62,6 +64,17 @@ def test_producers_and_consumers_share_the_kernel():
     check(lambda x, y: torch.cumsum(x * y, 1) * 2 + y, x, y, kernels=1, tolerance=1e-5)
     check(lambda x, y: torch.cumsum(x, 1) + torch.cumsum(y, 1), x, y, kernels=2, tolerance=1e-5)
     check(lambda x, y: torch.cumsum(torch.cumsum(x, 1), 1) + y, x, y, kernels=1, tolerance=1e-4)
+
+
+def test_costly_maps_share_no_kernel_with_a_scan_that_has_no_vectors():
+    x, apart = torch.randn(6, 50), 1 if config.target == "triton" else 2
+    check(lambda x: (x.cumsum(1), x + 1), x, kernels=1, tolerance=1e-5)
+    check(lambda x: (x.cumsum(1), x.sin()), x, kernels=apart, tolerance=1e-5)
+    check(lambda x: (x.sin(), x.cumsum(1)), x, kernels=apart, tolerance=1e-5)
+    check(lambda x: x.cumsum(1).exp(), x, kernels=apart, tolerance=1e-5)
+    check(lambda x: x.exp().cumsum(0), x, kernels=apart, tolerance=1e-5)
+    check(lambda x: (x.cummax(1)[0], torch.tanh(x), x.abs()), x, kernels=apart, tolerance=1e-5)
+    check(lambda x: x.sigmoid().cumsum(1) * x, x.bfloat16(), kernels=apart)
 
 
 def test_what_does_not_fit_has_a_kernel_of_its_own():

@@ -23,6 +23,7 @@ from ..source import Attr, Const, DictItem, InstanceDict, Source, trusted_module
 from .arguments import fitted
 from .base import (
     MISSING,
+    Raised,
     ResultEmitter,
     Trace,
     Value,
@@ -248,12 +249,18 @@ class PythonModule(Constant):
         if found is not None:
             return found
         # A lazily imported name (transformers' modules): fetching it fills the module's dict.
-        trace.real(getattr, self.value, name)
+        source = Const(self.value, self.value.__name__)
+        try:
+            trace.real(getattr, self.value, name)
+        except Raised as raised:  # a `__getattr__` that the module or its class gets later may answer
+            if not self.dict.trusted and raised.is_a(AttributeError):
+                trace.reader.guard(Absent(Attr(source, name)))
+            raise
         self.dict.absent.discard(name)
         trace.reader.guards.pop(Absent(DictItem(self.dict.source, name)), None)
         found = self.dict.lookup(name)
         if found is None:  # the module's class or its `__getattr__` answers (torch.backends.*)
-            return trace.attribute_now(Const(self.value, self.value.__name__), self.value, name)
+            return trace.attribute_now(source, self.value, name)
         return found
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
