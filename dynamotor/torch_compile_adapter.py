@@ -6,7 +6,6 @@ This is the one module of the package that may import torch.compile's packages.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import operator
 import re
@@ -21,7 +20,7 @@ import torch
 from .autograd.aot import aot_compile
 from .autograd.variants import Variants
 from .base import compat
-from .base.config import Config
+from .base.config import Config, did_you_mean
 from .base.errors import SettingWarning, UsageError
 from .base.events import counters, warn_once
 from .base.probe import COMPILE, lost
@@ -254,10 +253,9 @@ def torch_backend(name: str, own: Sequence[str] = ()) -> Callable[..., Any]:
     registry = compat.dynamo_registry()
     if name not in registry.list_backends(exclude_tags=()):
         known = [*own, *(other for other in torch_backends() if other not in own)]
-        near = difflib.get_close_matches(name, known, 1)
         raise UsageError(
             "DM106",
-            f"unknown backend {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            f"unknown backend {name!r}{did_you_mean(name, known)}",
             cure=f"pass a callable, or one of {', '.join(known)}",
         )
     return registry.lookup_backend(name)

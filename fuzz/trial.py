@@ -228,8 +228,8 @@ def _build(batch: Batch, waiting: list[_Case], target: str) -> None:
 
 
 def tally(verdicts: Sequence[Verdict]) -> Counter[str]:
-    """How many were right, wrong, skipped (eager refuses them) or broken (left to eager in part)."""
+    """How many were right, wrong, skipped (eager refuses them) or right and partly eager."""
     return Counter(
-        "wrong" if v.problems else "skipped" if v.skipped else "broken" if v.broken else "right"
+        "wrong" if v.problems else "skipped" if v.skipped else "partly eager" if v.broken else "right"
         for v in verdicts
     )

@@ -10,10 +10,11 @@ True
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,16 +101,17 @@ class Config:
     auto_backends: str = "eager,native,native_cudagraphs,xla"
     # How long it takes turns for each graph, after five rounds.
     auto_seconds: float = 1.0
-    # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else
-    # each is compiled for.
+    # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them;
+    # otherwise each size is compiled separately.
     symbolic_sizes: bool = True
     # Which graphs run op by op on a GPU while their kernels, or those for new sizes, are built, so that no
     # call waits: "general" ones (whose sizes differ between calls), "all" or "none".
     run_while_building: str = "general"
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
-    # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.
+    # Convolutions run channels-last.
     layout_opt: bool = True
+    # At inference, values computed from parameters alone are computed once (batch norm, packed weights).
     fold_constants: bool = True
     # Products of half precision on a GPU get rows that fill 16 bytes when each of their sizes is at least
     # this.
@@ -329,6 +331,12 @@ else:
     _Fields = object
 
 
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """`; did you mean 'x'?` for a name that is close to a known one, else nothing."""
+    near = difflib.get_close_matches(str(name), map(str, known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 class ConfigHandle(_Fields):
     """The live settings: reads give the current `Config`'s field, assignment replaces the whole `Config`.
 
@@ -368,7 +376,8 @@ class ConfigHandle(_Fields):
     def _changed(self, changes: Mapping[str, Any]) -> Config:
         if unknown := sorted(changes.keys() - _FIELDS):
             raise AttributeError(
-                f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(_FIELDS))}"
+                f"dynamotor.config has no field {unknown[0]!r}{did_you_mean(unknown[0], _FIELDS)}; "
+                f"the fields are: {', '.join(sorted(_FIELDS))}"
             )
         check_values(changes)
         return Config(**{**vars(self.snapshot()), **changes})
@@ -432,13 +441,13 @@ class CompileOptions:
         if self.mode not in MODES:
             raise UsageError(
                 "DM104",
-                f"unknown mode {self.mode!r}",
+                f"unknown mode {self.mode!r}{did_you_mean(self.mode, MODES[1:])}",
                 cure="use one of " + ", ".join(repr(m) for m in MODES[1:]),
             )
         if unknown := sorted(set(self.options) - _FIELDS):
             raise UsageError(
                 "DM105",
-                f"unknown option {unknown[0]!r}",
+                f"unknown option {unknown[0]!r}{did_you_mean(unknown[0], _FIELDS)}",
                 why="options are fields of dynamotor.config",
                 cure="use one of " + ", ".join(sorted(_FIELDS)),
             )

@@ -55,10 +55,13 @@ known while tracing.
 
 * `_C.Dispatcher` (`dispatch.py`, `csrc/dispatch.c`) is a vectorcall object. It checks the guards, gathers the graph's
   inputs, calls the compiled graph and rebuilds the results. On a miss it calls Python (`frontend.py`), which captures,
-  adds an entry and runs it. Entries belong to the dispatcher, never to the code object.
+  adds an entry and runs it (`may_add` decides whether another one; `miss_reason` and `first_failure` of `dispatch.py`
+  say why none fits, and `recompiles.py` reports it). Entries belong to the dispatcher, never to the code object.
 
 ### Graph breaks
 
+* `breaks.py`: reasons, codes and cures; rules raise `unsupported(...)`. `cut.py`: places where a graph may end.
+  `Compiler._broken` (`frontend.py`) decides how the call continues, and `note_break` reports it.
 * `resume.py`: the breaking instruction runs in a copy of the user's frame. Resume functions go on from there; their
   code is the user's code object with a prefix, and each has a dispatcher of its own.
 * `inner_frames.py`, `csrc/frame_hook.c`: while the instruction runs, the PEP 523 hook sends each user function entered

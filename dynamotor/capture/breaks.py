@@ -45,7 +45,7 @@ CURES: dict[str, str] = {
     "side-effect": "move it out of the compiled function",
     "unsupported-call": "call it outside of the compiled function, make it an operator "
     "(torch.library.custom_op), or accept the break",
-    "unsupported-op": "say it in other words, or accept the break",
+    "unsupported-op": "rewrite it with supported operations, or accept the break",
     "unsupported-value": "pass plain numbers, tensors, containers or modules, or accept the break",
     "unsupported-mutation": "write outside of the compiled function, or return the new value",
     "random": "torch.rand and its kin, or pass the number as an argument",
@@ -138,13 +138,9 @@ class Unsupported(OfTrace):
         super().__init__(str(reason))
         self.reason = reason
         self.frames: tuple[Any, ...] = ()  # the inlined frames where it was raised
-        self.read_at: tuple[
-            Any, ...
-        ] = ()  # the frames and their steps where the number was read that is asked for
-        self.uncaptured_calls = False  # with `whole`: nor the function's callees
-        self.whole = (
-            False  # whether the part captured before cannot stand either, so that the call runs as it is
-        )
+        self.read_at: tuple[Any, ...] = ()  # frames and their steps where the number in question was read
+        self.uncaptured_calls = False  # with `whole`: the callees are not captured either
+        self.whole = False  # discard the captured part, run the whole call in eager PyTorch
 
     def at(self, stack: tuple[UserLine, ...]) -> Unsupported:
         """Fill in the user's stack, once."""
@@ -164,7 +160,7 @@ def unsupported(kind: str, what: str, cause: str = "", cure: str = "") -> Unsupp
 
 
 def unsupported_if(bad: Any, kind: str, what: str, cause: str = "", cure: str = "") -> None:
-    """Raise it where that is so; the texts must cost nothing."""
+    """Raise `unsupported(...)` if `bad`; the texts are evaluated in any case."""
     if bad:
         raise unsupported(kind, what, cause, cure)
 

@@ -429,6 +429,7 @@ class Compiler(siblings.Sibling):
         full = len(dispatcher.entries) >= most
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
+            self.refuse_more()
             return False
         flat = self.flat(call.args)
         reasons, lengths = [], 0
@@ -453,6 +454,7 @@ class Compiler(siblings.Sibling):
             )
             self.share.begin_again()
             counters["frames"]["cache_limit"] += 1
+            self.refuse_more()
             why = recompiles.why_many(dispatcher.entries, self.policy, self.options.dynamic)
             warn_once(
                 f"cache-limit-{self.share.number}",
@@ -462,6 +464,17 @@ class Compiler(siblings.Sibling):
                 RecompileWarning,
             )
         return not full
+
+    def refuse_more(self) -> None:
+        """An error where eager PyTorch may not run the variants beyond the limit."""
+        CaptureError.when(
+            self.strict,
+            "DM256",
+            f"{self.name} would run in eager PyTorch: it has as many variants as cache_size_limit allows",
+            why=self.why_eager,
+            cure="pass what changes as a tensor, mark changing sizes with dynamotor.mark_dynamic, raise "
+            "dynamotor.config.cache_size_limit, or accept it (fullgraph=False, strict=False)",
+        )
 
     def takes_any_module(self, args: tuple[Any, ...]) -> bool:
         """Whether modules that come as arguments have one program, as soon as a second one has come: where

@@ -59,7 +59,8 @@ class Reader:
         self._kept: list[Any] = []
 
     def guard(self, row: Any) -> None:
-        """Install a guard row (once). Rows that always hold are dropped."""
+        """Install a guard row (once). Rows that always hold are dropped: types, identities and values of a
+        `Const`."""
         if type(row) in _TRUE_OF_CONST and type(row.source) is Const:
             return
         for meet in self.watchers:

@@ -78,7 +78,7 @@ TEXT: dict[str, str] = {
     "ne": "{0} != {1}",
 }
 _ONE = """exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh
-tanh erf erfc erfinv trunc lgamma"""
+tanh erf erfc trunc lgamma"""
 for _name in _ONE.split():
     TEXT[_name] = f"libdevice.{_name}({{0}})"
 for _name in ("pow", "atan2", "hypot", "fmod", "copysign"):

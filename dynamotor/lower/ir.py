@@ -61,7 +61,6 @@ COST: dict[str, int] = {
     "log1p": 40,
     "expm1": 40,
     "erfc": 40,
-    "erfinv": 60,
     "log2": 40,
     "log10": 40,
     "exp2": 40,

@@ -19,6 +19,7 @@ from ..base.errors import link
 from ..base.events import Event, collect, counters, phase_seconds
 from ..capture.compiled_share import Counts
 from ..capture.frontend import eager_texts, served_entries
+from .tables import counted
 
 _CODE = re.compile(r"\.(DM\d{3})$")  # counters of whole graphs or backwards: `build.DM301`
 
@@ -69,11 +70,13 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.graph_count} graph(s), {self.op_count} torch calls, {self.graph_break_count} break(s), "
-            f"{sum(len(g) for g in self.guards)} guards"
+            f"{counted(self.graph_count, 'graph')}, {counted(self.op_count, 'torch call')}, "
+            f"{counted(self.graph_break_count, 'break')}, {counted(sum(map(len, self.guards)), 'guard')}"
         ]
         lines.append(str(self.counts))
-        lines += [f"left to eager: {n} torch calls: {why}" for why, n in self.counts.eager.most_common()]
+        lines += [
+            f"left to eager: {counted(n, 'torch call')}: {why}" for why, n in self.counts.eager.most_common()
+        ]
         if self.counts.eager:
             lines.append(f"seconds outside of graphs: {self.counts.seconds:.4f}")
         lines += [f"never captured: {name}: {why}" for name, why in self.native.items()]

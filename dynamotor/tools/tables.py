@@ -1,4 +1,4 @@
-"""Tables of plain text."""
+"""Tables and counts in plain text."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def render(rows: list[list[str]], header: Sequence[str]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in [list(header), *rows]
     )
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 graph`, `2 graphs`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -101,6 +101,19 @@ def test_at_the_limit_calls_run_eager_and_reasons_are_looked_for_once():
         assert counters["frames"]["cache_limit"] == 5
 
 
+@pytest.mark.parametrize("settings", [{"fullgraph": True}, {"options": {"strict": True}}], ids=str)
+def test_more_variants_than_the_limit_are_an_error_where_eager_may_not_run(settings):
+    compiled = dynamotor.compile(lambda x, k: x + len(k), backend="eager", **settings)
+    with dynamotor.config.patch(cache_size_limit=3):
+        for n in range(3):
+            assert compiled(torch.zeros(1), "a" * n).item() == n
+        for n in (3, 4):
+            with pytest.raises(dynamotor.CaptureError, match="as many variants as cache_size_limit") as error:
+                compiled(torch.zeros(1), "a" * n)
+            assert error.value.code == "DM256"
+        assert compiled(torch.zeros(1), "a").item() == 1, "entries go on serving the calls that they fit"
+
+
 def test_few_programs_are_kept_of_long_loops_of_changing_lengths(monkeypatch):
     def program(x):
         for column in range(x.shape[0]):

@@ -3,14 +3,16 @@ tensors.
 """
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from harness import check
 from test_activations import *  # noqa: E402, F403
 from test_index import *  # noqa: E402, F403
 from test_ops_loss import *  # noqa: E402, F403
 from test_pointwise import *  # noqa: E402, F403
-from test_pointwise_functions import test_a_bessel_function_is_as_in_eager  # noqa: E402, F401
+from test_pointwise_functions import LEFT, OPS, operands, test_a_bessel_function_is_as_in_eager  # noqa: E402, F401
 from test_pool import *  # noqa: E402, F403
 from test_random import *  # noqa: E402, F403
 from test_reduce import *  # noqa: E402, F403
@@ -32,3 +34,8 @@ pytestmark = [
 def _in_triton():
     with config.patch(target="triton"):
         yield
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in LEFT])
+def test_rare_functions_are_as_in_eager(op):
+    check(OPS[op], *operands(torch.float32))

@@ -864,7 +864,10 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         # Most likely the program's own mistake: running the call natively raises eager's error in the right
         # place.
         raise unsupported(
-            "unsupported-op", f"{target_name(target)} raised {type(error).__name__}", str(error)
+            "unsupported-op",
+            f"{target_name(target)} raised {type(error).__name__}",
+            str(error),
+            cure="if PyTorch refuses the arguments, its own error follows; else accept the break",
         ) from error
 
 

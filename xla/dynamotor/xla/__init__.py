@@ -23,7 +23,7 @@ the device, XLA itself starts at the first use.
 * **Dispatch** (`dispatch.py`). Each overload is classified once, from its schema and the registries:
   recorded, view, in place, `out=`, decomposed (ours, then torch's tables, then composites), or run on the CPU
   (`fallback.py`, counted as `aten::op`). `specials.py` holds what schemas do not say.
-* **Lowering** (`lowering.py`, `ops_*.py`): one `@op` function an op on jax arrays; docs/op-lowering.md.
+* **Lowering** (`lowering.py`, `ops_*.py`): one `@op` function an op on jax arrays; docs/xla-op-lowering.md.
 * **Flush** (`sync.py`, `execute.py`). Live roots (by reference count) are the outputs; the executable is
   found by key or compiled. The device's random state moves on when a draw is recorded; the keys of a trace's
   draws are an input of its graph (`rng.py`), in every mode.

@@ -73,7 +73,7 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
         "DM610",
         f"{func} cannot run on the XLA device",
         why=reason,
-        cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset "
+        cure="write it with other operations, add a lowering (docs/xla-op-lowering.md), or unset "
         "config.xla_strict",
     )
     metrics.counter(name)

@@ -6,7 +6,7 @@
 
 Tensors arrive as jax arrays, everything else as recorded; `device`, `layout`, `pin_memory` and
 `memory_format` never arrive. Results are cast to aten's dtype afterwards, so that a rule only has to compute
-with enough precision. docs/op-lowering.md is the guide.
+with enough precision. docs/xla-op-lowering.md is the guide.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _CURES = {
     "item": "keep the value in a tensor, or read it in a step closure (xm.add_step_closure)",
     "print": "print in a step closure (xm.add_step_closure)",
     "cpu": "copy to the CPU after mark_step",
-    "fallback": "write it with other ops, or add a lowering (docs/op-lowering.md)",
+    "fallback": "write it with other ops, or add a lowering (docs/xla-op-lowering.md)",
 }
 
 
