@@ -124,7 +124,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
 _TOKEN = re.compile(r"for\(([^;{}]*);([^;{}]*);([^;{}]*?)\)\{|(if|else)([^;{}]*)\{|([{}])|([^;{}]*);")
 _STORE = re.compile(r"st[be]?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
 _ADD = re.compile(r"st<\w+>\((\w+),ld<(?:[A-Z](\d+)|\w+)>\(\1\).*")
-_NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo|first_|last_?|stop_|until"
+_NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo|first_|last_?|stop_|until|j_"
 _POSITION = re.compile(rf"(?:const )?i64 ((?:,?\w+=(?:{_NAME}|\d+l?|[-+*/%()<?:])+)+)")
 _CHOICE = re.compile(r"(.+)<(.+)\?(.+):(.+)")
 

@@ -753,7 +753,7 @@ class CallProgram:
                 shared[name] = functools.partial(checked.fresh, shared[name])
         called = set(self._code.co_names) & shared.keys()
         self._calls_torch = not called <= {*self.listing.kernels, *_UNDISPATCHED}
-        if not self._calls_torch and self._checks is None:
+        if self._checks is None:
             self._direct = self._direct_call(shared)
         self._globals = shared
 
@@ -807,17 +807,20 @@ class CallProgram:
         return types.FunctionType(self._code, {**scope, **named}, "call")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        if self._direct is not None and not self.listing.takes and not _profiler_is_on():
+        if self._direct is None or self.listing.takes or _profiler_is_on():
+            return self._run(inputs)
+        if not self._calls_torch:
             return self._direct(*inputs)
-        return self._run(inputs)
+        with _below_autograd():
+            return self._direct(*inputs)
 
     def boxed(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
         """A call that empties the list: a backward frees its saved values as it goes, as eager's
         does.
         """
-        if self._direct is not None and self.listing.takes and not _profiler_is_on():
-            return self._direct(inputs)
-        return self._run(inputs)
+        if self._direct is None or self._calls_torch or not self.listing.takes or _profiler_is_on():
+            return self._run(inputs)
+        return self._direct(inputs)
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
         if self._globals is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..base import development
@@ -33,6 +33,7 @@ from .cpp_kernel import Emitter, isa
 from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
 from .cpp_tiles import TilesEmitter
+from .cpp_vertical import vertical_emitter
 from .scopes import title
 from .verify_emitted import verify_cpp, verify_places
 
@@ -82,7 +83,11 @@ class CFunction:
     sizes: bool = False
 
 
-EMITTERS: dict[Template, type[Emitter]] = {ROWS: TilesEmitter, COLS: ColsEmitter, SCAN: ScanEmitter}
+def _rows(kernel: Kernel) -> Emitter:
+    return vertical_emitter(kernel) or TilesEmitter(kernel)
+
+
+EMITTERS: dict[Template, Callable[[Kernel], Emitter]] = {ROWS: _rows, COLS: ColsEmitter, SCAN: ScanEmitter}
 _memo: dict[str, CFunction] = {}
 
 
@@ -164,9 +169,9 @@ def emit_kernel(kernel: Kernel) -> CFunction:
         name = f"{title(kernel)}_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
         emitter = EMITTERS[kernel.template](kernel)
         text = emitter.function(name)
-        verify_places(kernel, emitter.stores)
-        verify_cpp(kernel, text)
-        development.verify("verify_loops", kernel, text)
+        verify_places(emitter.kernel, emitter.stores)
+        verify_cpp(emitter.kernel, text)
+        development.verify("verify_loops", emitter.kernel, text)
         if kernel.symbols:  # the same text whatever the hints: one entry of the disk cache
             old, name = (
                 name,
