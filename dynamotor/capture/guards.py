@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import operator
 import re
+import reprlib
 import struct
 import sys
 import types
@@ -82,20 +83,33 @@ def is_constant(value: Any) -> bool:
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
+class _Brief(reprlib.Repr):
+    """Texts of a few characters, whatever a value holds: a storage shows every byte of a model's weights."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, torch.Tensor):
+            strided = x.layout == torch.strided
+            return f"a {type(x).__name__} of {TensorSpec.of(x)}" if strided else "a sparse tensor"
+        if isinstance(x, torch.UntypedStorage | torch.TypedStorage):
+            return f"a {type(x).__name__} of {x.nbytes()} bytes"
+        if type(x) is weakref.ref:
+            held = x()
+            return "a freed object" if held is None else self.repr1(held, level)
+        return super().repr1(x, level)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        try:
+            return repr(x)
+        except Exception:  # whatever a class of the program's raises: this is for people
+            return f"<{type(x).__name__}>"
+
+
+_brief = _Brief()
+_brief.maxstring = _brief.maxother = _brief.maxlong = 80
+
+
 def _short(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return (
-            f"a {type(value).__name__} of {TensorSpec.of(value)}"
-            if value.layout == torch.strided
-            else "a sparse tensor"
-        )
-    if type(value) is weakref.ref:
-        held = value()
-        return "a freed object" if held is None else _short(held)
-    try:
-        text = _ADDRESS.sub("", repr(value))
-    except Exception:  # whatever a class of the program's raises: this is for people
-        text = f"<{type(value).__name__}>"
+    text = _ADDRESS.sub("", _brief.repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

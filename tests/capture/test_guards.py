@@ -4,12 +4,15 @@ import collections
 import enum
 import math
 import sys
+import time
 import types
+import weakref
 
 import pytest
 import torch
 
 from dynamotor import _C
+from dynamotor.capture import guards
 from dynamotor.capture.dispatch import compile_program
 from dynamotor.capture.guards import (
     Absent,
@@ -757,3 +760,23 @@ def test_the_limit_of_digits_is_a_fact_of_programs_with_long_integers_alone():
     finally:
         sys.set_int_max_str_digits(before)
     assert DigitLimit.concerns((1, 10**700)) and not DigitLimit.concerns((1, "1" * 700))
+
+
+@pytest.mark.regression
+def test_messages_do_not_print_the_memory_of_tensors():
+    weights = torch.zeros(1 << 20)
+    start = time.perf_counter()
+    texts = [
+        guards._short(value)
+        for value in (
+            weights.untyped_storage(),
+            weakref.ref(weights.untyped_storage()),
+            [weights] * 3,
+            {"w": [weights.untyped_storage()]},
+            "x" * 1000,
+            10**4000,
+        )
+    ]
+    assert time.perf_counter() - start < 5, "printing the bytes of a model takes minutes"
+    assert texts[0] == "a UntypedStorage of 4194304 bytes" and texts[2].startswith("[a Tensor of ")
+    assert all(len(text) <= 80 for text in texts)
