@@ -184,7 +184,9 @@ template<class T,class M> struct packed { enum{ low=sizeof(typename tr<T>::E)<4,
  is=PACKED&&tr<T>::n>1&&!low&&sizeof(M)<4&&!__is_same(M,f16), half=PACKED&&tr<T>::n>1&&__is_same(M,f16)}; };
 template<class T,class M> INL T ld(const M*p){ typedef typename mem<M,tr<T>::n>::V V;
  if constexpr(packed<T,M>::low&&sizeof(M)==sizeof(typename tr<T>::E)) return (T)*(const V*)p;
- else if constexpr(__is_same(M,bf16)){ typedef typename tr<T>::I I; return bits<T>(cvt<I>(*(const V*)p)<<16); }
+ else if constexpr(__is_same(M,bf16)){ typedef typename tr<T>::I I;
+ if constexpr(PACKED&&tr<T>::n>1) return bits<T>(take<I,bf16>((const V*)p)<<16);
+ else return bits<T>(cvt<I>(*(const V*)p)<<16); }
  else if constexpr(__is_same(M,typename tr<T>::E)) return (T)*(const V*)p;
  else if constexpr(packed<T,M>::half) return cvt<T>(take<typename tr<T>::G,M>((const V*)p));
  else if constexpr(packed<T,M>::is) return cvt<T>(take<typename tr<T>::J,M>((const V*)p));

@@ -20,6 +20,7 @@ from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec, aten
 from .pass_helpers import placeholders, static_nodes
+from .realize import READ_ONCE
 
 _BATCH_NORM_EVAL = {
     aten.native_batch_norm.default,
@@ -145,7 +146,7 @@ def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
     """
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
-        if node not in static or all(user in static for user in node.users):
+        if node not in static or READ_ONCE in node.meta or all(user in static for user in node.users):
             continue
         while (
             node.op == "call_function"
@@ -155,6 +156,7 @@ def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
             node = operand(node, 0)
         if (
             node in static
+            and READ_ONCE not in node.meta
             and node.op == "call_function"
             and isinstance(node.target, compat.OpOverload)
             and node.target not in _CHEAP

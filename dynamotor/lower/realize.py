@@ -40,6 +40,7 @@ MAX_COST, MAX_LOADS = 400, 12
 # The same of operations one behind the other: what walks an expression goes as deep.
 MAX_DEPTH = 100
 IN_MEMORY = "in memory"  # key of a node's meta: its value is not computed again by each reader
+READ_ONCE = "read_once"  # in `meta`: computed where it is read, never kept: its operands take less memory
 CLONE, CLONE_OUT = torch.ops.aten.clone.default, torch.ops.aten.clone.out
 # Views pass their readers' count on to their bases.
 VIEW_OPS = frozenset(

@@ -1,6 +1,6 @@
 """Products of a few rows, where reading the weights takes the time: each row becomes sums over products.
 
-    mm(x, t(w))                       # on a GPU: x is one row, w is stored row by row
+    mm(x, t(w))                       # few rows of x, w is stored row by row
     mm(x, t(w).to(x.dtype) * s)       # bytes (int8, uint8) that are converted in the graph
     mm(x, t(stack([w & 15, w >> 4], -1).view(n, k)) * s)    # and those that hold several numbers
 
@@ -21,10 +21,12 @@ from ..graph.op_facts import facts
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, aten, numel
 from .lowering import lowerings
-from .realize import IN_MEMORY
+from .realize import IN_MEMORY, READ_ONCE
 
-# The most rows, by type of the product. On a CPU weights of bytes alone: oneDNN has instructions for halves.
-ROWS_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 2}
+# The most rows, by type of the product. Beyond them a library's blocks of registers are worth more: on a CPU
+# oneDNN's instructions for bfloat16 from few rows on.
+ROWS_CPU = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 4}
+NARROW_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 4}  # of weights in bytes
 ROWS_GPU = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1)
 LEAST = 1 << 16  # weights; below, a call costs more than their memory
 NARROW = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -47,7 +49,8 @@ def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) 
             continue
         _keep(x)
         with gm.graph.inserting_before(node):
-            take_place(_sums(gm.graph, x, w, bias, spec.dtype), node)
+            narrow = not on_gpu and _is_narrow(w, node)
+            take_place(_sums(gm.graph, x, w, bias, spec.dtype, narrow), node)
 
 
 def _pays(product: fx.Node, w: fx.Node, on_gpu: bool) -> bool:
@@ -55,16 +58,22 @@ def _pays(product: fx.Node, w: fx.Node, on_gpu: bool) -> bool:
     spec = spec_of(product)
     if not on_gpu and spec.device.type != "cpu":
         return False
-    if not 0 < spec.shape[0] <= (ROWS_GPU if on_gpu else ROWS_CPU).get(spec.dtype, 0):
-        return False
-    return _is_narrow(w, product) or (on_gpu and _lies_by_rows(w))
+    narrow = _is_narrow(w, product)
+    most = ROWS_GPU if on_gpu else NARROW_CPU if narrow else ROWS_CPU
+    few = 0 < spec.shape[0] <= most.get(spec.dtype, 0)
+    return few and (narrow or _lies_by_rows(w) and (on_gpu or _base(w).op == "placeholder"))
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """The node that a view shows."""
+    while isinstance(node.target, OpOverload) and facts(node.target).is_view:
+        node = operand(node, 0)
+    return node
 
 
 def _keep(x: fx.Node) -> None:
     """Let a row be computed once: each program that sums reads all of it."""
-    while isinstance(x.target, OpOverload) and facts(x.target).is_view:
-        x = operand(x, 0)
-    x.meta[IN_MEMORY] = True
+    _base(x).meta[IN_MEMORY] = True
 
 
 def _lies_by_rows(w: fx.Node) -> bool:
@@ -106,8 +115,12 @@ def _is_fused(node: fx.Node) -> bool:
     return node.target in _CHEAP or facts(overload(node)).is_view or facts(overload(node)).pointwise
 
 
-def _sums(graph: fx.Graph, x: fx.Node, w: fx.Node, bias: list[fx.Node], dtype: torch.dtype) -> fx.Node:
-    """The rows of x times w, each as one sum over w's rows, computed in float32."""
+def _sums(
+    graph: fx.Graph, x: fx.Node, w: fx.Node, bias: list[fx.Node], dtype: torch.dtype, convert: bool
+) -> fx.Node:
+    """The rows of x times w, each as one sum over w's rows, computed in float32. convert: the rows of x are
+    converted before all sums and not in each.
+    """
 
     def wide(value: fx.Node) -> fx.Node:
         if value.target is aten._to_copy.default and spec_of(operand(value, 0)).dtype in NARROW:
@@ -116,13 +129,20 @@ def _sums(graph: fx.Graph, x: fx.Node, w: fx.Node, bias: list[fx.Node], dtype: t
             return value
         return call(graph, aten._to_copy.default, value, dtype=torch.float32)
 
-    period, rows = _interleaved(w), []
-    columns = [wide(w)] if period == 1 else [wide(_column(graph, w, period, i)) for i in range(period)]
+    def columns_of(w: fx.Node) -> list[fx.Node]:
+        period = _interleaved(w)
+        parts = [w] if period == 1 else [_column(graph, w, period, i) for i in range(period)]
+        found = [wide(part) for part in parts]
+        _read_once([*parts, *found])
+        return found
+
+    period, rows, columns = _interleaved(w), [], columns_of(w)
     for n in range(spec_of(x).shape[0]):
         row = call(graph, aten.select.int, x, 0, n)
         total = None
         for start, weights in enumerate(columns):
             factors = wide(_every(graph, row, period, start))
+            factors.meta[IN_MEMORY] = convert and factors.op == "call_function"
             products = call(graph, aten.mul.Tensor, weights, call(graph, aten.unsqueeze.default, factors, 1))
             part = call(graph, aten.sum.dim_IntList, products, [0])
             total = part if total is None else call(graph, aten.add.Tensor, total, part)
@@ -131,6 +151,18 @@ def _sums(graph: fx.Graph, x: fx.Node, w: fx.Node, bias: list[fx.Node], dtype: t
     for addend in bias:
         result = call(graph, aten.add.Tensor, result, wide(addend))
     return result if dtype == torch.float32 else call(graph, aten._to_copy.default, result, dtype=dtype)
+
+
+def _read_once(weights: list[fx.Node]) -> None:
+    """Let weights be computed in the sums alone: constants of them would be read, and compared with their
+    sources at each call.
+    """
+    todo = list(weights)
+    while todo:
+        node = todo.pop()
+        if node.op == "call_function" and READ_ONCE not in node.meta:
+            node.meta[READ_ONCE] = True
+            todo += node.all_input_nodes
 
 
 def _every(graph: fx.Graph, value: fx.Node, period: int, start: int) -> fx.Node:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import dynamotor
+from dynamotor.base.events import counters
 
 WEIGHT = torch.randint(-127, 127, (256, 512), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
 SCALE = torch.rand(256, generator=torch.Generator().manual_seed(1))
@@ -120,3 +121,52 @@ def test_two_products_of_a_row_do_not_share_a_kernel():
 
     kernels = dynamotor.lower(block, torch.randn(1, 256)).call_program
     assert [line for line in kernels.splitlines() if "sum_dim" in line][1:] and "part" not in kernels
+
+
+class Layers(torch.nn.Module):
+    """Two products with weights of a module, which are constants of a program for inference."""
+
+    def __init__(self, dtype, narrow):
+        super().__init__()
+        weights = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(3))
+        self.register_buffer("weights", (weights * 40).to(torch.int8) if narrow else weights.to(dtype))
+        self.dtype = dtype
+
+    def forward(self, x):
+        for w in self.weights.unbind():
+            x = F.linear(x, w.to(self.dtype) / 40 if w.dtype is torch.int8 else w)
+        return x
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["dense", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_weights_of_a_module_are_read_where_they_are(dtype, narrow):
+    model, x = (
+        Layers(dtype, narrow),
+        torch.randn(1, 512, generator=torch.Generator().manual_seed(4)).to(dtype),
+    )
+    before = dict(counters["fold"])
+    compiled = dynamotor.compile(model)
+    with torch.no_grad():
+        got, eager = compiled(x), model(x)
+        exact = Layers(torch.float64, narrow)
+        if not narrow:
+            exact.weights = model.weights.double()
+        want = exact(x.double())
+    assert (got - want).abs().max() <= 1.5 * (eager - want).abs().max() + 1e-3 * want.abs().max()
+    assert counters["fold"] == before, "constants of weights are compared with them at each call"
+    with torch.no_grad():
+        model.weights.mul_(0)
+        assert not compiled(x).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 4)], ids=str
+)
+def test_few_rows_times_weights_in_memory_are_sums(dtype, rows):
+    w = torch.randn(512, 512, dtype=dtype)
+    for n, library in ((1, False), (rows, False), (rows + 1, True)):
+        text = dynamotor.lower(lambda x, w: F.linear(x, w), torch.randn(n, 512, dtype=dtype), w)
+        assert ("mm" in str(text.call_program)) == library
+    text = dynamotor.lower(lambda x, w: x @ w, torch.randn(1, 512, dtype=dtype), w)
+    assert "mm" in str(text.call_program), "columns of weights are strided"
