@@ -203,12 +203,18 @@ def summary(rows: list[dict[str, Any]], most: int) -> str:
         for r in timed[:most]
     ]
     peers = [r["us"]["ours"] / r["us"]["peer"] for r in timed if "peer" in r["us"]]
-    slow = sum(r["ratio"] > 1.05 for r in timed)
     failed = [f"failed: {r}" for r in rows if "failed" in r]
-    mean = f"{len(timed)} rows; ours / eager: geometric mean {geometric_mean([r['ratio'] for r in timed]):.3f}, above 1.05: {slow}"
+    means = [_mean(name, [r for r in timed if r["size"] == name]) for name in SIZES] + [_mean("all", timed)]
     if peers:
-        mean += f"; ours / peer: {geometric_mean(peers):.3f}"
-    return "\n".join([render(lines, COLUMNS), *failed, mean])
+        means.append(f"ours / peer: {geometric_mean(peers):.3f}")
+    return "\n".join([render(lines, COLUMNS), *failed, *filter(None, means)])
+
+
+def _mean(name: str, rows: list[dict[str, Any]]) -> str:
+    """The mean of some rows, and how many are slower than eager by more than a share."""
+    ratios = [r["ratio"] for r in rows]
+    above = ", ".join(f"{sum(r > least for r in ratios)} above {least}" for least in (1.05, 1.2, 1.5))
+    return f"{name}: {len(rows)} rows, ours / eager {geometric_mean(ratios):.3f}, {above}" if rows else ""
 
 
 def main(argv: list[str] | None = None) -> None:
