@@ -55,8 +55,9 @@ def vertical_rows(kernel: Kernel) -> Var | None:
     if any(e.op in _NO_VECTORS for e in exprs) or any(s.scatters or s.add for s in stores):
         return None
     along = kernel.inner[-1]
-    loads = [e.args[1] for e in exprs if e.op == "load" and along in e.vars]
-    places = [e.args[1] for e in exprs if e.op == "load"] + [s.index for s in stores]
+    read = [e for e in exprs if e.op == "load"]
+    loads = [e.args[1] for e in [e for e in read if along in e.vars] or read]  # or each row repeats one value
+    places = [e.args[1] for e in read] + [s.index for s in stores]
     for v in kernel.outer:
         beside = sum(is_one(place.coefficient(v) or 0) for place in loads)
         behind = sum(is_one(place.coefficient(along) or 0) for place in loads)

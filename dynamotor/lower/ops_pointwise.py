@@ -173,8 +173,14 @@ def _jump(fn: Callable[[Expr], Expr], ctx: LoopBuilder, x: LoopValue) -> LoopVal
     return jumping(ctx, fn, x)
 
 
+def _to_whole(name: str, ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    decline_if(ctx.spec.dtype is BOOL, "bools")
+    floats = ctx.spec.dtype.is_floating_point
+    return jumping(ctx, functools.partial(op, name), x) if floats else ctx.pointwise(lambda e: e, x)
+
+
 for _name in ("floor", "ceil", "round", "trunc"):
-    lowerings.add(getattr(aten, _name).default, functools.partial(_jump, functools.partial(op, _name)))
+    lowerings.add(getattr(aten, _name).default, functools.partial(_to_whole, _name))
 lowerings.add(aten.frac.default, functools.partial(_jump, lambda e: sub(e, op("trunc", e))))
 
 
@@ -410,7 +416,8 @@ def _left_shift(ctx: LoopBuilder, x: LoopValue, count: LoopValue | Scalar) -> Lo
 
 @lowering(aten.isinf.default)
 def _isinf(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-    decline_if(not x.dtype.is_floating_point, "integer operand")
+    if not x.dtype.is_floating_point:
+        return ctx.pointwise(lambda a: const(False, BOOL), x)
     return ctx.pointwise(
         lambda a: compare("eq", op("abs", a), like(float("inf"), a)), x, compute=COMPUTE_TYPE[x.dtype]
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..base.registry import register_all
 from ..graph.spec import HALVES, aten
 from . import value as views
-from .ir import BOOL, COMPUTE_TYPE, Expr, compare, op, select
+from .ir import BOOL, COMPUTE_TYPE, Expr, compare, const, op, select
 from .lowering import LoopBuilder, Scalar, decline_if, lowering
 from .ops_pointwise import add, clamp, div, jumping, like, mul, sigmoid, sub
 from .ops_view import concatenated
@@ -188,16 +188,19 @@ def _shrink_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, limit: float 
 
 
 def _signbit(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-    decline_if(not x.dtype.is_floating_point, "integer operand")
+    decline_if(x.dtype is BOOL, "bools")
 
     def fn(a: Expr) -> Expr:
-        return compare("lt", op("copysign", like(1, a), a), like(0, a))
+        signed = op("copysign", like(1, a), a) if a.dtype.is_floating_point else a
+        return compare("lt", signed, like(0, a))
 
     return ctx.pointwise(fn, x, compute=COMPUTE_TYPE[x.dtype])
 
 
 def _is(number: float, ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-    decline_if(not x.dtype.is_floating_point or ctx.spec.dtype is not BOOL, "integer operand")
+    decline_if(ctx.spec.dtype is not BOOL, "another type of result")
+    if not x.dtype.is_floating_point:
+        return ctx.pointwise(lambda a: const(False, BOOL), x)
     return ctx.pointwise(lambda a: compare("eq", a, like(number, a)), x, compute=COMPUTE_TYPE[x.dtype])
 
 

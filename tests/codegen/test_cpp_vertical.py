@@ -56,6 +56,7 @@ def test_the_first_of_equal_values_counts_and_nan_is_beyond_all(_vertical):
     x[7, 5] = x[9, 5] = x[3, 77] = float("nan")
     same(lambda x: (x.argmax(0), x.argmin(0), x.max(0), x.min(0)), x)
     same(lambda x: (x.argmax(0), x.argmin(0)), torch.randint(-3, 3, (40, 130), dtype=torch.int8))
+    same(lambda x: (x.expand(9, 130).prod(0), x.expand(9, 130).min(0)), torch.randn(1, 130))
     assert all(_vertical)
 
 

@@ -115,3 +115,12 @@ def test_gradients_are_eagers():
         want = torch.autograd.grad(fn(x).square().sum(), x)
         got = torch.autograd.grad(dynamotor.compile(fn, fullgraph=True)(x).square().sum(), x)
         torch.testing.assert_close(want, got)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_whole_numbers_are_never_infinite_and_stay_as_they_are_when_rounded(dtype):
+    x = torch.tensor([0, 1, -3, 100, 127]).to(dtype).repeat(40)
+    for fn in (torch.floor, torch.ceil, torch.round, torch.trunc):
+        check(lambda x, fn=fn: fn(x) + 1, x, kernels=1)
+    for fn in (torch.isinf, torch.isposinf, torch.isneginf, torch.signbit):
+        check(lambda x, fn=fn: (fn(x), ~fn(x)), x)
