@@ -12,7 +12,7 @@ tells them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -717,43 +717,47 @@ class DimRange:
     max: int | None
 
 
-def mark_dynamic(tensor: torch.Tensor, dim: int, *, min: int | None = None, max: int | None = None) -> None:
-    """Make a dimension a symbol from the first call on; `min` and `max`: the sizes that one program must
-    serve.
+def mark_dynamic(
+    tensor: torch.Tensor, dim: int | Sequence[int], *, min: int | None = None, max: int | None = None
+) -> None:
+    """Make a dimension, or several, a symbol from the first call on; `min` and `max`: the sizes that one program
+    must serve.
 
     Sizes 0 and 1 are programs of their own. Where the program needs the number itself the dimension is
-    specialised all the same, and `explain` says why. Raises IndexError for a dimension that the tensor has
-    not.
+    specialised all the same, and `explain` says why. Raises IndexError for a dimension out of range.
     """
-    dim = _checked(tensor, dim)
     UsageError.when(
         min is not None and max is not None and min > max,
         "DM144",
         f"mark_dynamic(min={min}, max={max}) admits no size",
         cure="pass a min that is at most max",
     )
-    tensor.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(dim)
-    tensor.__dict__.setdefault("_dynamo_dynamic_range", set()).add(DimRange(dim, min, max))
+    for n in _checked(tensor, dim):
+        tensor.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(n)
+        tensor.__dict__.setdefault("_dynamo_dynamic_range", set()).add(DimRange(n, min, max))
 
 
-def mark_static(tensor: torch.Tensor, dim: int | None = None) -> None:
-    """Keep a dimension, or all, numbers: every size is a program of its own. Raises IndexError as
+def mark_static(tensor: torch.Tensor, dim: int | Sequence[int] | None = None) -> None:
+    """Keep a dimension, several or all, numbers: every size is a program of its own. Raises IndexError as
     `mark_dynamic`.
     """
-    dims = range(tensor.dim()) if dim is None else (_checked(tensor, dim),)
+    dims = range(tensor.dim()) if dim is None else _checked(tensor, dim)
     tensor.__dict__.setdefault("_dynamo_static_indices", set()).update(dims)
 
 
-def _checked(tensor: torch.Tensor, dim: int) -> int:
+def _checked(tensor: torch.Tensor, dim: int | Sequence[int]) -> list[int]:
+    """The dimensions, counted from the first one."""
+    dims = list(dim) if isinstance(dim, Sequence) else [dim]
     UsageError.when(
-        not isinstance(tensor, torch.Tensor) or type(dim) is not int,
+        not isinstance(tensor, torch.Tensor) or any(type(n) is not int for n in dims),
         "DM144",
         f"a mark of dimension {dim!r} of a {type(tensor).__name__}",
-        cure="pass a tensor and one dimension; mark several one by one",
+        cure="pass a tensor, and a dimension or a list of dimensions",
     )
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
-    return dim % tensor.dim()
+    for n in dims:
+        if not -tensor.dim() <= n < tensor.dim():
+            raise IndexError(f"dimension {n} of a tensor with {tensor.dim()} dimensions")
+    return [n % tensor.dim() for n in dims]
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,8 @@ class VerticalEmitter(Emitter):
             place = _lane_of(row_major(self.kernel.inner), self.rows, self.unroll * self.width)
             at = f"{self.body.scratch[s.id]}+{self.body.index(place, scope)}"
             scope.lines.append(f"st<{ctype(s.expr.dtype, 1)}>({at},{value});")
-        elif s.position is not None:
-            scope.lines.append(Positions(s, self.count, self.body).track(total, scope))
+        elif of_kind(s, Reduce).position is not None:
+            scope.lines.append(Positions(of_kind(s, Reduce), self.count, self.body).track(total, scope))
         else:
             self.accumulate(of_kind(s, Reduce), total, scope)
 

@@ -225,6 +225,10 @@ def test_marks_make_symbols_at_the_first_call_and_keep_numbers() -> None:
     assert [str(s) for s in compiled.entries[0].info.inputs] == ["x.shape[1]", "x"]
     with pytest.raises(IndexError):
         dynamotor.mark_dynamic(x, 2)
+    x = torch.randn(4, 5)
+    dynamotor.mark_dynamic(x, [0, -1])
+    compiled = check_uncloned(lambda x: x + 1, [x, torch.randn(7, 9)])
+    assert len(compiled.entries) == 1
 
 
 def test_marks_inside_of_the_function_keep_numbers_too() -> None:
