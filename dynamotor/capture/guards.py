@@ -98,10 +98,7 @@ class _Brief(reprlib.Repr):
         return super().repr1(x, level)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        try:
-            return repr(x)
-        except Exception:  # whatever a class of the program's raises: this is for people
-            return f"<{type(x).__name__}>"
+        return repr(x)
 
 
 _brief = _Brief()
@@ -109,7 +106,10 @@ _brief.maxstring = _brief.maxother = _brief.maxlong = 80
 
 
 def _short(value: Any) -> str:
-    text = _ADDRESS.sub("", _brief.repr(value))
+    try:
+        text = _ADDRESS.sub("", _brief.repr(value))
+    except Exception:  # of a class that is named as one of Python's, an integer of too many digits
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -74,7 +74,8 @@ def narrow_lanes(kernel: Kernel, floats: int) -> NarrowLanes | None:
             in_vectors = all(_steps_evenly(s.index, v, (0, 1)) for s in stores) and all(
                 _has_vectors(e, v, lanes) for e in exprs
             )
-            return NarrowLanes(lanes, element) if in_vectors and _is_exact(exprs, held) else None
+            kept = all(_keeps_bits(e, nbytes, memories) for e in exprs)
+            return NarrowLanes(lanes, element) if in_vectors and kept and _is_exact(exprs, held) else None
     return None
 
 
@@ -106,6 +107,16 @@ def _has_vectors(e: Expr, v: Var, lanes: int) -> bool:
     if e.op == "masked":
         return same_for_all_lanes(e.args[0], v, lanes)
     return e.op == "const" or e.dtype is not F32 or v in e.vars
+
+
+def _keeps_bits(e: Expr, nbytes: int, memories: tuple[torch.dtype, ...]) -> bool:
+    """Whether a value's trip through a memory type changes no bit of the element: halves of their own type,
+    integers of at least as many bits.
+    """
+    if e.op != "round_to":
+        return True
+    memory: torch.dtype = e.args[1]
+    return memory in memories if e.dtype is F32 else memory is not BOOL and memory.itemsize >= nbytes
 
 
 def _steps_evenly(index: Index, v: Var, steps: tuple[int, ...]) -> bool:

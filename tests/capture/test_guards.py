@@ -780,3 +780,10 @@ def test_messages_do_not_print_the_memory_of_tensors():
     assert time.perf_counter() - start < 5, "printing the bytes of a model takes minutes"
     assert texts[0] == "a UntypedStorage of 4194304 bytes" and texts[2].startswith("[a Tensor of ")
     assert all(len(text) <= 80 for text in texts)
+
+
+def test_messages_name_values_that_have_no_text():
+    array = type("array", (), {})  # reprlib takes it for an array of Python's
+    assert guards._short(array()) == "<array>" and guards._short(2**100000) == "<int>"
+    refuses = type("Refuses", (), {"__repr__": lambda self: 1 / 0})
+    assert guards._short(refuses()) == "<Refuses>"

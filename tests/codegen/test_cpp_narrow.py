@@ -109,6 +109,22 @@ def test_rows_are_joined_filled_and_turned_around(dtype, _chosen):
     same(lambda x: x.repeat(1, 2), x)
 
 
+@pytest.mark.parametrize("narrower", [torch.int8, torch.uint8], ids=str)
+def test_integers_that_pass_through_narrower_types_lose_their_bits(narrower):
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16)
+    same(lambda x: (x.to(narrower).to(torch.int16), x.to(narrower) > 5), x)
+    same(lambda x: ((x.to(narrower) + 200).to(torch.int16) + x, x.to(narrower).abs().to(torch.int16)), x)
+    same(lambda x: torch.where(x.to(narrower) > 3, x, -x), x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)], ids=str
+)
+def test_halves_that_pass_through_the_other_type_are_rounded(dtype, other):
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    same(lambda x: (x.to(other).to(dtype), (-x).to(other).to(dtype)), x)
+
+
 def test_rows_and_scalars_are_read_beside_vectors(_chosen):
     x, y = pairs(torch.int8)
     same(lambda x, y: x + y[0] + y[:, :1], x, y)
