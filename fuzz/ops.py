@@ -279,7 +279,8 @@ def cut(g: Generator) -> Line:
 def cast(g: Generator) -> Line:
     x = g.pick()
     kinds = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "int8", "int16"]
-    return f"{{0}}.to(torch.{g.rng.choice(kinds)})", (x,)
+    back = g.rng.choice(["", ".to({0}.dtype)"])  # a value that another type has held
+    return f"{{0}}.to(torch.{g.rng.choice(kinds)}){back}", (x,)
 
 
 def gather(g: Generator) -> Line:
