@@ -37,6 +37,7 @@ from .graph import (
     ops,  # noqa: F401  (the definitions of ops)
     prims,
 )
+from .graph.bessel import J0_COSINE, J0_NEAR, J0_SINE, J0_ZEROS_SQUARED, Ratio
 from .graph.bucket_padding import Axes, CannotPad, Padder, Run, Values, Written, is_padded
 from .graph.kernel_checks import check as kernel_check, sees_twice
 from .graph.module import copied, graph_module, writes
@@ -70,8 +71,13 @@ __all__ = [
     "DynamotorError",
     "Event",
     "GraphInfo",
+    "J0_COSINE",
+    "J0_NEAR",
+    "J0_SINE",
+    "J0_ZEROS_SQUARED",
     "MaybeNone",
     "Padder",
+    "Ratio",
     "RESHAPED",
     "Registry",
     "Run",

@@ -24,7 +24,8 @@ F.hardtanh({0}) | F.softsign({0}) | F.logsigmoid({0}) | F.celu({0}, 0.5) | F.tan
 F.softshrink({0}) | F.hardshrink({0}) | F.threshold({0}, 0.25, 1.0) | {0}.clamp(-0.5, 0.75) | {0}.clamp(min=0)
 {0}.clamp(max=1) | {0}.isnan() | {0}.isfinite() | {0}.logical_not() | ~{0} | {0}.positive() | {0}.neg()
 {0}.deg2rad() | {0}.exp2() | {0}.sgn() | {0}.signbit() | {0}.isinf() | {0}.nan_to_num(0.5, 2.0, -2.0)
-torch.sinc({0}) | torch.special.bessel_j0({0}) | torch.special.xlogy({0}.abs(), {0}.abs() + 1) | {0}.lgamma() | {0}.cosh() | {0}.clone()
+torch.sinc({0}) | torch.special.xlogy({0}.abs(), {0}.abs() + 1) | {0}.lgamma() | {0}.cosh() | {0}.clone()
+torch.special.bessel_j0({0})
 {0}.contiguous() | {0}.detach() | torch.zeros_like({0}) | torch.ones_like({0}) | torch.full_like({0}, 2)
 {0} + 1 | {0} * 2 | {0} - 0.5 | {0} / 3 | 2 - {0} | 1 / ({0}.abs() + 1) | {0} ** 2 | {0} ** 3
 {0}.abs() ** 0.5 | 2 ** {0} | {0} > 0 | {0} <= 0.5 | {0} == 1 | {0} != 0 | {0} % 3 | {0} // 2

@@ -13,12 +13,11 @@ from ..graph.sizes import Dim, Size
 from ..lower.index_expr import Div, Index, Loaded, Mod, Var, is_one, is_zero, may_be_negative
 from ..lower.ir import BOOL, F32, Expr, const, walk
 from .cpp_narrow import NarrowLanes
-from .cpp_ops import ADDS_NOTHING, ctype, literal, operation
+from .cpp_ops import ADDS_NOTHING, COMPARISONS, TEXT, ctype, literal, operation
 from .lane_conditions import comparisons, same_for_all_lanes
 from .scopes import Rereads, ValueScope
 
-COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-LOGIC = {"and": "{0}&{1}", "or": "{0}|{1}", "xor": "{0}^{1}", "not": "~{0}"}
+LOGIC = ("and", "or", "xor", "not")
 MOST_COMPARED = 12  # expressions of a condition whose text is written into each of its readers
 
 
@@ -184,15 +183,15 @@ class CppBody:
     def _mask(self, condition: Expr, scope: CppScope, width: int, nbytes: int) -> str | None:
         """A condition as C++ text, of as many bytes a lane; None where it is no logic of such comparisons."""
         parts = [a for a in condition.args if isinstance(a, Expr)]
-        if condition.op in COMPARED:
+        if condition.op in COMPARISONS:
             if any(a.dtype is BOOL or a.dtype.itemsize != nbytes for a in parts):
                 return None
             a, b = (self.operand(part, scope, width) for part in parts)
-            return f"({a}{COMPARED[condition.op]}{b})"
+            return f"({a}{COMPARISONS[condition.op]}{b})"
         if condition.op not in LOGIC or len(walk(condition)) > MOST_COMPARED:
             return None
         masks = [self._mask(part, scope, width, nbytes) for part in parts]
-        return None if None in masks else f"({LOGIC[condition.op].format(*masks)})"
+        return None if None in masks else f"({TEXT[condition.op].format(*masks)})"
 
     def _define(self, result: str, text: str, scope: CppScope) -> str:
         name = self.fresh()

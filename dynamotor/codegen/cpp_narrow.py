@@ -2,7 +2,7 @@
 vectors of floats.
 
 A store keeps the low bits of a value. Sums, products and logic need only the low bits of their operands;
-comparisons, maxima and minima need operands that the element type holds as they are (`_exact`). Halves are
+comparisons, maxima and minima need operands that are numbers of the element type (`_EXACT`). Halves are
 moved, chosen and negated as bits.
 
 >>> narrow_lanes(kernel, 16)     # of `uint8 + uint8`, by lanes of 32 bits
@@ -28,8 +28,17 @@ _ELEMENTS: dict[str, tuple[str, int, Range, tuple[torch.dtype, ...]]] = {
     "bf16": ("H", 2, (0, -1), (torch.bfloat16,)),
     "f16": ("H", 2, (0, -1), (torch.float16,)),
 }
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-_EXACT = {*_COMPARISONS, "max", "min", "abs"}  # need the operands' values, not only their low bits
+_EXACT = {
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "max",
+    "min",
+    "abs",
+}  # need the operands' values, not only their low bits
 _MASKS = {"and", "or", "xor", "not", "eq", "ne"}  # of BOOL operands
 _OF_HALVES = {"load", "const", "neg", "abs", "copysign", "select", "masked", "round_to"}
 # The same operations on the bits of halves.

@@ -47,7 +47,7 @@ TEXT: dict[str, str] = {
     "round": "nearbyint_({0})",
     "normal_cdf": "(erf_({0}*0.7071067690849304f)+1.0f)*0.5f",
 }
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 ADDS_NOTHING = frozenset(("mul", "div", *COMPARISONS))  # readers that cannot become a multiply-add
 for _name in COMPARISONS:
     TEXT[_name] = f"{_name}({{0}},{{1}})"

@@ -36,6 +36,7 @@ from .cpp_positions import Positions
 from .cpp_sums import Strips, loses
 
 MOST_UNROLLED = 24  # expressions of a kernel of which several blocks of rows go side by side
+TASKS = 8  # blocks of rows, for threads, that are worth more than blocks side by side
 ROOM = 1 << 18  # bytes of values that are kept between passes, on the stack
 _NO_VECTORS = ("rand", "masked", "wrap_index")
 
@@ -55,12 +56,12 @@ def vertical_rows(kernel: Kernel) -> Var | None:
     if any(e.op in _NO_VECTORS for e in exprs) or any(s.scatters or s.add for s in stores):
         return None
     along = kernel.inner[-1]
-    read = [e for e in exprs if e.op == "load"]
-    loads = [e.args[1] for e in [e for e in read if along in e.vars] or read]  # or each row repeats one value
-    places = [e.args[1] for e in read] + [s.index for s in stores]
+    loads = [e for e in exprs if e.op == "load"]
+    places = [e.args[1] for e in loads] + [s.index for s in stores]
+    inner = [e.args[1] for e in loads if along in e.vars] or [e.args[1] for e in loads]  # of a repeated value
     for v in kernel.outer:
-        beside = sum(is_one(place.coefficient(v) or 0) for place in loads)
-        behind = sum(is_one(place.coefficient(along) or 0) for place in loads)
+        beside = sum(is_one(place.coefficient(v) or 0) for place in inner)
+        behind = sum(is_one(place.coefficient(along) or 0) for place in inner)
         even = all(place.coefficient(v) is not None for place in places)
         if even and beside > behind and type(v.size) is int and v.size >= machine_width():
             return v
@@ -77,7 +78,8 @@ def vertical_emitter(kernel: Kernel) -> VerticalEmitter | None:
     kept = sum(s.expr.dtype.itemsize for s in kernel.statements() if isinstance(s, Scratch))
     kept *= int(numel(v.size for v in kernel.inner)) * width
     unroll = 4 if len(exprs) <= MOST_UNROLLED and size >= 4 * width else 1
-    while unroll > 1 and kept * unroll > ROOM:
+    others = int(numel(v.size for v in kernel.outer)) // size
+    while unroll > 1 and (kept * unroll > ROOM or others * size < TASKS * unroll * width):
         unroll //= 2
     if width == 1 or kept > 2 * ROOM:
         return None

@@ -206,7 +206,9 @@ template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typena
  else *(V*)p=__builtin_convertvector(x,V); }
 // A number that bfloat16 holds needs no rounding.
 template<class M,class T> INL void ste(M*p,T x){ typedef typename tr<T>::I I; typedef typename mem<M,tr<T>::n>::V V;
- if constexpr(packed<T,M>::low) *(V*)p=(V)x; else { const I b=bits<I>(x)>>16; if constexpr(tr<T>::n==1) *p=(M)b; else if constexpr(PACKED) put<M>((V*)p,b); else *(V*)p=__builtin_convertvector(b,V); } }
+ if constexpr(packed<T,M>::low) *(V*)p=(V)x;
+ else { const I b=bits<I>(x)>>16; if constexpr(tr<T>::n==1) *p=(M)b;
+ else if constexpr(PACKED) put<M>((V*)p,b); else *(V*)p=__builtin_convertvector(b,V); } }
 template<class T> INL void stb(u8*p,T m){ st<u8>(p,m&1); }
 #ifdef __clang__
 template<class T,T...> struct numbers {};

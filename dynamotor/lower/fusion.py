@@ -398,10 +398,10 @@ def light_maps_beside_a_serial_scan(group: Group, m: Member) -> Refuse | None:
     """A scan in C++ goes through its row one element at a time, and with it all maps of its kernel. Costly
     maps have vectors in a kernel of their own, which are worth the memory traffic.
     """
-    nodes = [x.node for x in (*group.members, m)]
-    if not any(node.serial for node in nodes):
+    members = [*group.members, m]
+    if not any(x.node.serial for x in members):
         return None
-    costly = any(node.scan is None and total_cost(node.evaluate()) > LIGHT_COST for node in nodes)
+    costly = any(x.node.scan is None and total_cost(x.expr) > LIGHT_COST for x in members)
     return Refuse("a costly map beside a scan, which has no vectors") if costly else None
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from ..base.registry import register_all
+from ..graph.bessel import J0_COSINE, J0_NEAR, J0_SINE, J0_ZEROS_SQUARED, Ratio
 from ..graph.spec import HALVES, aten
 from . import value as views
 from .ir import BOOL, COMPUTE_TYPE, Expr, compare, const, op, select
@@ -70,61 +71,17 @@ def _polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
     return functools.reduce(lambda sum_, c: op("fma", sum_, x, c), rest, first)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split()))
-
-
-# Rational approximations of J0 (Cephes), as in aten: up to 5 in x^2, without its first two zeros; beyond, of
-# the factors of a cosine and a sine, in 25 / x^2.
-_J0_ZEROS_SQUARED = (5.78318596294678452118, 30.4712623436620863991)
-_J0_NEAR = (
-    _numbers(
-        """-4.79443220978201773821e9 1.95617491946556577543e12 -2.49248344360967716204e14
-        9.70862251047306323952e15"""
-    ),
-    _numbers(
-        """4.99563147152651017219e2 1.73785401676374683123e5 4.84409658339962045305e7
-        1.11855537045356834862e10 2.11277520115489217587e12 3.10518229857422583814e14
-        3.18121955943204943306e16 1.71086294081043136091e18"""
-    ),
-)
-_J0_COSINE = (
-    _numbers(
-        """7.96936729297347051624e-4 8.28352392107440799803e-2 1.23953371646414299388
-        5.44725003058768775090 8.74716500199817011941 5.30324038235394892183
-        9.99999999999999997821e-1"""
-    ),
-    _numbers(
-        """9.24408810558863637013e-4 8.56288474354474431428e-2 1.25352743901058953537
-        5.47097740330417105182 8.76190883237069594232 5.30605288235394617618
-        1.00000000000000000218"""
-    ),
-)
-_J0_SINE = (
-    _numbers(
-        """-1.13663838898469149931e-2 -1.28252718670509318512 -1.95539544257735972385e1
-        -9.32060152123768231369e1 -1.77681167980488050595e2 -1.47077505154951170175e2
-        -5.14105326766599330220e1 -6.05014350600728481186"""
-    ),
-    _numbers(
-        """6.43178256118178023184e1 8.56430025976980587198e2 3.88240183605401609683e3
-        7.24046774195652478189e3 5.93072701187316984827e3 2.06209331660327847417e3
-        2.42005740240291393179e2"""
-    ),
-)
-
-
 def _bessel_j0(a: Expr) -> Expr:
-    def ratio(of: tuple[tuple[float, ...], tuple[float, ...]], by: Expr) -> Expr:
+    def ratio(of: Ratio, by: Expr) -> Expr:
         return div(_polynomial(of[0], by), _polynomial(of[1], by))
 
     a = op("abs", a)
     square = mul(a, a)
-    first, second = (sub(square, like(zero, a)) for zero in _J0_ZEROS_SQUARED)
-    near = mul(mul(first, second), ratio(_J0_NEAR, square))
+    first, second = (sub(square, like(zero, a)) for zero in J0_ZEROS_SQUARED)
+    near = mul(mul(first, second), ratio(J0_NEAR, square))
     by, phase = div(like(25, a), square), sub(a, like(math.pi / 4, a))
-    cosine = mul(ratio(_J0_COSINE, by), op("cos", phase))
-    sine = mul(mul(div(like(5, a), a), ratio(_J0_SINE, by)), op("sin", phase))
+    cosine = mul(ratio(J0_COSINE, by), op("cos", phase))
+    sine = mul(mul(div(like(5, a), a), ratio(J0_SINE, by)), op("sin", phase))
     far = div(mul(sub(cosine, sine), like(math.sqrt(2 / math.pi), a)), op("sqrt", a))
     return select(compare("le", a, like(5, a)), near, far)
 

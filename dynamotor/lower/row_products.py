@@ -19,7 +19,7 @@ from ..base.compat import OpOverload
 from ..graph.nodes import arguments, find_spec, in_order, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
-from ..graph.spec import GraphInfo, aten, numel
+from ..graph.spec import GraphInfo, TensorSpec, aten, numel
 from .lowering import lowerings
 from .realize import IN_MEMORY, READ_ONCE
 
@@ -45,20 +45,20 @@ def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) 
     for node in [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
         *bias, x, w = arguments(node)
         spec = spec_of(node)
-        if node.kwargs or spec.is_symbolic or not _pays(node, w, on_gpu):
+        if node.kwargs or spec.is_symbolic:
             continue
-        _keep(x)
+        narrow = _is_narrow(w, node)
+        if not _pays(spec, w, narrow, on_gpu):
+            continue
+        _base(x).meta[IN_MEMORY] = True  # each program that sums reads all of the row
         with gm.graph.inserting_before(node):
-            narrow = not on_gpu and _is_narrow(w, node)
-            take_place(_sums(gm.graph, x, w, bias, spec.dtype, narrow), node)
+            take_place(_sums(gm.graph, x, w, bias, spec.dtype, convert=narrow and not on_gpu), node)
 
 
-def _pays(product: fx.Node, w: fx.Node, on_gpu: bool) -> bool:
-    """Whether sums are faster than the library's product."""
-    spec = spec_of(product)
+def _pays(spec: TensorSpec, w: fx.Node, narrow: bool, on_gpu: bool) -> bool:
+    """Whether sums are faster than the library's product, a result of this spec."""
     if not on_gpu and spec.device.type != "cpu":
         return False
-    narrow = _is_narrow(w, product)
     most = ROWS_GPU if on_gpu else NARROW_CPU if narrow else ROWS_CPU
     few = 0 < spec.shape[0] <= most.get(spec.dtype, 0)
     return few and (narrow or _lies_by_rows(w) and (on_gpu or _base(w).op == "placeholder"))
@@ -69,11 +69,6 @@ def _base(node: fx.Node) -> fx.Node:
     while isinstance(node.target, OpOverload) and facts(node.target).is_view:
         node = operand(node, 0)
     return node
-
-
-def _keep(x: fx.Node) -> None:
-    """Let a row be computed once: each program that sums reads all of it."""
-    _base(x).meta[IN_MEMORY] = True
 
 
 def _lies_by_rows(w: fx.Node) -> bool:
@@ -129,20 +124,16 @@ def _sums(
             return value
         return call(graph, aten._to_copy.default, value, dtype=torch.float32)
 
-    def columns_of(w: fx.Node) -> list[fx.Node]:
-        period = _interleaved(w)
-        parts = [w] if period == 1 else [_column(graph, w, period, i) for i in range(period)]
-        found = [wide(part) for part in parts]
-        _read_once([*parts, *found])
-        return found
-
-    period, rows, columns = _interleaved(w), [], columns_of(w)
+    period, rows = _interleaved(w), []
+    columns = [wide(w)] if period == 1 else [wide(_column(graph, w, period, i)) for i in range(period)]
+    _read_once(columns)
     for n in range(spec_of(x).shape[0]):
         row = call(graph, aten.select.int, x, 0, n)
         total = None
         for start, weights in enumerate(columns):
             factors = wide(_every(graph, row, period, start))
-            factors.meta[IN_MEMORY] = convert and factors.op == "call_function"
+            if convert and factors.op == "call_function":
+                factors.meta[IN_MEMORY] = True
             products = call(graph, aten.mul.Tensor, weights, call(graph, aten.unsqueeze.default, factors, 1))
             part = call(graph, aten.sum.dim_IntList, products, [0])
             total = part if total is None else call(graph, aten.add.Tensor, total, part)

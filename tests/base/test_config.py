@@ -1,4 +1,4 @@
-"""Settings by name: what a misspelt one says."""
+"""Settings by name: the error for a misspelt one."""
 
 import pytest
 
