@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.tool import read_json, write_json
@@ -43,8 +44,12 @@ def run(
     only: Sequence[str],
     seconds: float,
     plugin: str = "bench.dynamo_stand_ins",
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Rows:
-    """Each test of a file: its outcome and why. A test that ends the process has failed; the rest go on."""
+    """Each test of a file: its outcome and why. A test that ends the process has failed; the rest go on.
+
+    settings: further environment variables.
+    """
     rows: Rows = {}
     while True:
         with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as notes:
@@ -56,6 +61,7 @@ def run(
                 "PYTHONPATH": os.pathsep.join(
                     filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
                 ),
+                **settings,
             }
             command = [
                 sys.executable,

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+FILE = "file"  # the row of a file that cannot be imported
 SECONDS = int(os.environ.get("DYNAMO_TESTS_SECONDS", "60"))  # for one test
 
 
@@ -44,8 +45,13 @@ class _Absent:
 
 def pytest_pycollect_makemodule(module_path: Path) -> None:
     """Before a test file is imported: give PyTorch's modules the names that it imports from them."""
+    stand_in(module_path, _PACKAGES)
+
+
+def stand_in(module_path: Path, packages: tuple[str, ...]) -> None:
+    """Give modules of these packages the names that a test file imports from them and that are missing."""
     for node in ast.parse(module_path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _PACKAGES:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in packages:
             name = str(node.module)
             try:
                 module = importlib.import_module(name)
@@ -86,6 +92,13 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
         for item in items[::every]
         if name_of(item) not in done and (not wanted or {item.originalname, name_of(item)} & wanted)
     ]
+
+
+def pytest_collectreport(report: Any) -> None:
+    """A row for a file that cannot be imported, with the last line of the error."""
+    if report.failed:
+        error = [line[1:].strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
+        note({"test": FILE, "outcome": "failed", "why": " ".join(error)[:400]})
 
 
 @pytest.hookimpl(hookwrapper=True)
