@@ -67,12 +67,14 @@ class GpuKernel:
 
 class GuardProgram:
     sizes: dict[str, int]
+    settled: GuardProgram | None
     def __init__(
         self,
         nodes: list[tuple[str, int, Any]],
         checks: list[tuple[str, int, Any, Any]],
         inputs: Sequence[int],
         ambient: Any = ...,
+        settled: GuardProgram = ...,
     ) -> None: ...
     def check(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 

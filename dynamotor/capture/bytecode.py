@@ -175,25 +175,43 @@ class CodeInfo:
             else:
                 offset = next(i.offset for i in self.instrs[at:] if i.op in ("RERAISE", "CLEANUP_THROW"))
 
+    def _passes(self, at: int, lets_pass: Callable[[str], bool]) -> bool:
+        """Whether the handler at the position `at` consists of `except` clauses for classes that are named by globals,
+        all of which let an error pass.
+        """
+        while True:
+            at = start = at + 1
+            while self.instrs[at].op == "LOAD_GLOBAL":
+                at += 1
+            names = [instr.argval for instr in self.instrs[start:at]]
+            at += self.instrs[at].op == "BUILD_TUPLE"
+            if self.instrs[at].op != "CHECK_EXC_MATCH":
+                return at == start and self.instrs[at].op == "RERAISE"
+            if not names or not all(map(lets_pass, names)):
+                return False
+            at = self.index[self.instrs[at + 1].goal] - 1
+
     def acts_on_exit(self, offset: int) -> bool:
         """Whether code runs when a generator that waits at an offset is closed: not that of `except` clauses for
         builtin exceptions that are Exceptions, since GeneratorExit passes over them.
         """
-        for _, at in self._met(offset):
-            while self.instrs[at + 1].op == "LOAD_GLOBAL" and self.instrs[at + 2].op == "CHECK_EXC_MATCH":
-                caught = getattr(builtins, self.instrs[at + 1].argval, None)
-                if not (isinstance(caught, type) and issubclass(caught, Exception)):
-                    return True
-                at = self.index[self.instrs[at + 3].goal] - 1
-            if self.instrs[at + 1].op != "RERAISE":
-                return True
-        return False
 
-    def is_caught(self, offset: int, may_suppress: Callable[[int], bool]) -> bool:
+        def lets_pass(name: str) -> bool:
+            caught = getattr(builtins, name, None)
+            return isinstance(caught, type) and issubclass(caught, Exception)
+
+        return not all(self._passes(at, lets_pass) for _, at in self._met(offset))
+
+    def is_caught(
+        self, offset: int, may_suppress: Callable[[int], bool], lets_pass: Callable[[str], bool]
+    ) -> bool:
         """Whether an `except` clause covers an offset, a `with` whose `__exit__` may suppress an error (asked with its
-        position on the stack), or a `finally` that returns.
+        position on the stack), or a `finally` that returns. lets_pass: whether a global name is that of a class
+        that no such error is an instance of.
         """
         for found, at in self._met(offset):
+            if self._passes(at, lets_pass):
+                continue
             rest = self.instrs[at + 1 :]
             first = next(instr for instr in rest if instr.op not in _NAMES_CLASSES)
             leaves = first.op == "WITH_EXCEPT_START" and may_suppress(found.depth + 3 - first.arg)

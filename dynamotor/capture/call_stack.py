@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -56,13 +57,18 @@ class CallStack:
         """The inlined stack, outermost first."""
         return tuple(f.user_line() for f in self.frames if not f.code.co_filename.startswith(POLYFILLS))
 
-    def is_caught(self) -> bool:
+    def is_caught(self, errors: Sequence[type[Exception]]) -> bool:
         """Whether the program's own code may catch an error of the current instruction: a frame, or a generator
-        that waits in front of it (of `contextlib.contextmanager`).
+        that waits in front of it (of `contextlib.contextmanager`). errors: the classes that an error may have
+        itself, none for any.
         """
         waiting = [g.frame for g in self.generators if g.frame.started and not g.finished]
         return any(
-            frame.info.is_caught(frame.instr.offset, lambda at: _may_suppress(frame.stack[at]))  # noqa: B023
+            frame.info.is_caught(
+                frame.instr.offset,
+                lambda at: _may_suppress(frame.stack[at]),  # noqa: B023
+                lambda name: _lets_pass(frame.func, name, errors),  # noqa: B023
+            )
             for frame in (*self.frames, *waiting)
             if not frame.code.co_filename.startswith((POLYFILLS, TORCH))
         )
@@ -98,6 +104,14 @@ def _may_suppress(leave: Value) -> bool:
     ):
         return fn is None
     return not returns_nothing(fn.__code__)
+
+
+def _lets_pass(function: FunctionValue, name: str, errors: Sequence[type[Exception]]) -> bool:
+    """Whether a function's global is a builtin class that none of these errors is an instance of."""
+    caught = getattr(builtins, name, None)
+    if not errors or not isinstance(caught, type) or any(issubclass(error, caught) for error in errors):
+        return False
+    return function.globals.lookup(name) is None
 
 
 def _innermost(frames: Iterable[Frame], outside_of: tuple[str, ...]) -> UserLine | None:

@@ -8,9 +8,12 @@ miss.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from dynamotor import _C
 
@@ -19,6 +22,8 @@ from .source import Arg, Called, Const, InstanceDict, Joined, Missing, Source
 
 ALL_ARGS = Arg(-1, "all arguments")  # the tuple of them
 _NONE: Mapping[int, Any] = {}
+KEPT_ARG = "kept_arg"  # the step to an argument that a program is bound to
+MANY = 64  # sources on one argument from which on a program is bound to it; a walk costs 20 ns a source, with cold caches 100
 _RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart", "sizes"})
 
 
@@ -29,8 +34,8 @@ class _Nodes:
     each call, becomes nodes that are bound once.
     """
 
-    def __init__(self, guards: Sequence[Guard], bound: Mapping[int, Any]) -> None:
-        self.bound = bound
+    def __init__(self, guards: Sequence[Guard], bound: Mapping[int, Any], kept: frozenset[int]) -> None:
+        self.bound, self.kept = bound, kept
         self.objects = {g.source: g.obj for g in guards if type(g) is IdIs}
         self.steps: list[tuple[str, int, Any]] = []  # (kind of step, number of the parent, key)
         self.held: list[bool] = []
@@ -51,7 +56,8 @@ class _Nodes:
         if type(source) is Arg and source.index in self.bound:
             return self.number(Const(self.bound[source.index], str(source)))
         if base is None:
-            return self._append(source, -1, type(source) is Const)
+            keeps = type(source) is Arg and source.index in self.kept
+            return self._append(source, -1, keeps or type(source) is Const, keeps)
         parent = self.number(base)
         if base in self.objects:
             parent = self.number(Const(self.objects[base], str(base)))
@@ -71,14 +77,16 @@ class _Nodes:
 
         return fetch
 
-    def _append(self, source: Source, parent: int, held: bool) -> int:
-        self.steps.append((source.step_kind, parent, source.key))
+    def _append(self, source: Source, parent: int, held: bool, keeps: bool = False) -> int:
+        self.steps.append((KEPT_ARG if keeps else source.step_kind, parent, source.key))
         self.held.append(held)
         return len(self.steps) - 1
 
     def placed(self) -> list[int]:
-        """For each number the place in the program: those on arguments first, then those on held objects."""
-        order = sorted(range(len(self.steps)), key=self.held.__getitem__)
+        """For each number the place in the program: those on arguments first, then those on held objects,
+        beginning with arguments that are bound.
+        """
+        order = sorted(range(len(self.steps)), key=lambda n: (self.held[n], self.steps[n][0] != KEPT_ARG))
         places = [0] * len(order)
         for place, number in enumerate(order):
             places[number] = place
@@ -95,9 +103,46 @@ def compile_program(
     arguments that no call has, by their numbers.
     """
     rows = list(dict.fromkeys(guards))
+    kept = _kept_args(rows, bound)
+    settled = _program(rows, inputs, bound, kept) if kept else None
+    return _program(rows, inputs, bound, settled=settled)
+
+
+def _kept_args(rows: Sequence[AnyGuard], bound: Mapping[int, Any]) -> frozenset[int]:
+    """The numbers of the arguments that a program may be bound to: many sources hang on one, and its class allows
+    weak references.
+    """
+    weak = {row.source: row.cls for row in rows if type(row) is TypeIs and type(row.source) is Arg}
+    roots: dict[Source, Source] = {}
+    count: Counter[Source] = Counter()
+    for source in {source for row in rows if isinstance(row, Guard) for source in row.sources}:
+        way = []
+        while source not in roots and source.base is not None:
+            way.append(source)
+            source = source.base
+        roots.update(dict.fromkeys(way, root := roots.get(source, source)))
+        count[root] += len(way)
+    return frozenset(
+        arg.index
+        for arg, cls in weak.items()
+        if count[arg] >= MANY
+        and arg.index not in bound
+        and arg.index >= 0
+        and cls.__weakrefoffset__
+        and not issubclass(cls, torch.Tensor)
+    )
+
+
+def _program(
+    rows: Sequence[AnyGuard],
+    inputs: Sequence[Source],
+    bound: Mapping[int, Any],
+    kept: frozenset[int] = frozenset(),
+    settled: _C.GuardProgram | None = None,
+) -> _C.GuardProgram:
     ambient = next((g for g in rows if isinstance(g, Ambient)), None)
     plain = [g for g in rows if isinstance(g, Guard)]
-    nodes = _Nodes(plain, bound)
+    nodes = _Nodes(plain, bound, kept)
     read = [[nodes.number(source) for source in row.sources] for row in plain]
     taken = [nodes.number(source) for source in inputs]
     places = nodes.placed()
@@ -108,13 +153,25 @@ def compile_program(
     steps: list[Any] = [None] * len(places)
     for place, (kind, parent, key) in zip(places, nodes.steps):
         steps[place] = (kind, places[parent] if parent >= 0 else -1, key)
-    # Checks of one node are adjacent, cheap ones first; those that relate nodes come last.
+    checks = _checks(nodes, plain, read, places, node)
+    more = () if settled is None else (settled,)
+    return _C.GuardProgram(steps, checks, [places[i] for i in taken], ambient, *more)
+
+
+def _checks(
+    nodes: _Nodes,
+    rows: Sequence[Guard],
+    read: Sequence[Sequence[int]],
+    places: Sequence[int],
+    node: Callable[[Source], int],
+) -> list[tuple[str, int, Any, Any]]:
+    """The encoded checks: those of one node adjacent, cheap ones first; those that relate nodes last."""
     checks = [
         (
             (row.code in _RELATIONS, places[numbers[0]], row.code != TypeIs.code),
             (row.code, places[numbers[0]], row.encode(node), getattr(row, "check_value", None)),
         )
-        for row, numbers in zip(plain, read)
+        for row, numbers in zip(rows, read)
     ]
     # `obj.__class__ = other` moves no dict, so the class of a held object whose `__dict__` is read is
     # checked.
@@ -122,8 +179,7 @@ def compile_program(
         ((False, places[i], False), (TypeIs.code, places[i], type(obj), None))
         for i, obj in nodes.with_dict.items()
     ]
-    checks.sort(key=lambda pair: pair[0])
-    return _C.GuardProgram(steps, [check for _, check in checks], [places[i] for i in taken], ambient)
+    return [check for _, check in sorted(checks, key=lambda pair: pair[0])]
 
 
 @dataclass

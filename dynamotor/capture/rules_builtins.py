@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import functools
 import operator
@@ -201,6 +202,8 @@ def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
         "unsupported-call",
         f"isinstance() asks the protocol {kind.__name__} after objects were changed",
     )
+    if hook is abc.ABCMeta.__instancecheck__ and _shows_its_class(trace, cls):
+        return _is_subclass(trace, trace.make(cls), trace.make(kind))  # one question for all instances
     if value.source is not None:
         return _ask(trace, value.source, real, f"being a {kind!r}", lambda now: isinstance(now, kind))
     return _ask(
@@ -231,13 +234,17 @@ def _made_is_instance(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
 
 def _claims(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
     """Whether the object's `__class__` says what its type does not."""
-    if not isinstance(value, UserObject) or (
-        trace.type_attr(cls, "__class__") is object.__dict__["__class__"]
-        and _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))
-    ):
+    if not isinstance(value, UserObject) or _shows_its_class(trace, cls):
         return False
     claimed = value.getattr(trace, "__class__").as_constant()
     return claimed is not cls and isinstance(claimed, type) and trace.derives(claimed, kind)
+
+
+def _shows_its_class(trace: Trace, cls: type) -> bool:
+    """Whether `__class__` of an instance is its type."""
+    return trace.type_attr(cls, "__class__") is object.__dict__["__class__"] and _C.is_plain_access(
+        trace.type_attr(cls, "__getattribute__")
+    )
 
 
 def _is_subclass(trace: Trace, value: Value, kinds: Value) -> bool:

@@ -95,7 +95,7 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
         if parts is not None and not device_of(parts.device.gm)[1]:
             return parts.around(compile_aten(parts.device.gm, parts.info, cuda_graphs))
         return _on_aten_kernels(gm, device, why_not)
-    if cuda_graphs and device.type == "cuda":
+    if device.type == "cpu" or cuda_graphs and device.type == "cuda":
         of_sizes = size_parts.split(gm, info)
         if of_sizes is not None:
             return of_sizes.around(compile_aten)

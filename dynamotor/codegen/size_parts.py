@@ -200,16 +200,23 @@ def _read_ends_of_joins(gm: fx.GraphModule) -> None:
 
 
 def _lay_out_columns(gm: fx.GraphModule) -> None:
-    """Copy views of a fixed shape whose strides change, as a column of rows that grow, for their readers."""
+    """Copy views of a fixed shape whose strides change, as a column of rows that grow, for their readers; a single
+    element, as a sequence's last token, has any strides.
+    """
     for node in gm.graph.nodes:
         spec = node.meta.get("val")
         if node.op != "call_function" or not _is_view(node) or not isinstance(spec, TensorSpec):
             continue
-        others = [u for u in node.users if u.op == "call_function" and u.target is not aten.clone.default]
+        copies = () if spec.is_contiguous else (aten.clone.default,)  # which stay
+        others = [u for u in node.users if u.op == "call_function" and u.target not in copies]
         readers = [u for u in others if not _is_view(u) and not writes(u)]
         if not spec.is_symbolic or is_symbolic(spec.shape) or not readers:
             continue
         with gm.graph.inserting_after(node):
-            column = call(gm.graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+            if spec.is_contiguous:
+                column = call(gm.graph, aten.view.default, node, list(spec.shape))
+                column.meta["val"] = TensorSpec.dense(spec.shape, spec.dtype, spec.device)
+            else:
+                column = call(gm.graph, aten.clone.default, node, memory_format=torch.contiguous_format)
         for user in readers:
             user.replace_input_with(node, column)

@@ -3,6 +3,7 @@
 
 static const char *STEP_NAMES[N_STEPS] = {
     "arg", "const", "getattr", "instance_dict", "dict_item", "seq_item", "type_attr", "slot", "size_of", "stride_of",
+    "kept_arg",
 };
 static const char *CHECK_NAMES[N_CHECKS] = {
     "type_is", "id_is", "tensor_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "replaceable", "missing_type_attr",
@@ -136,9 +137,27 @@ static bool hold_weakly(GuardProgram *program) {
 
 enum { AGAIN = 2 };
 
+/* Whether the call's arguments are those that the program is bound to. */
+static bool has_kept(const GuardProgram *program, PyObject *const *args, Py_ssize_t nargs) {
+    for (int i = program->first_kept; i < program->first_kept + program->n_kept; i++) {
+        const Node *node = &program->nodes[i];
+        if (node->number >= nargs || args[node->number] != node->value) return false;
+    }
+    return true;
+}
+
+/* A new reference to an argument whose checks hold and that can be held weakly, or NULL. */
+static PyObject *kept_arg(const GuardProgram *program, const Node *node, PyObject *const *args, Py_ssize_t nargs) {
+    PyObject *value = node->number < nargs ? args[node->number] : NULL;
+    if (value == NULL || !PyType_SUPPORTS_WEAKREFS(Py_TYPE(value)) || (shim.ready && is_tensor(value))) return NULL;
+    for (int c = node->first_check; c < node->first_check + node->n_checks; c++)
+        if (!check_holds(&program->checks[c], value)) return NULL;
+    return Py_NewRef(value);
+}
+
 /* Evaluate every bound node anew and keep the values. 1 done, AGAIN, 0 a guard fails, -1 no memory. Python code may run
  * meanwhile, even this very function, so nothing is stored before all is known. */
-static int rebind(GuardProgram *program) {
+static int rebind(GuardProgram *program, PyObject *const *args, Py_ssize_t nargs) {
     int n = program->n_nodes, bound = 1;
     PyObject **values = PyMem_Calloc((size_t)n + 1, sizeof(PyObject *));
     if (values == NULL) {
@@ -149,7 +168,9 @@ static int rebind(GuardProgram *program) {
     for (int i = 0; bound == 1 && i < n; i++) {
         const Node *node = &program->nodes[i];
         if (node->life != BOUND) continue;
-        values[i] = node_evaluate(program, node, node->parent < 0 ? NULL : values[node->parent]);
+        values[i] = node->step == STEP_KEPT_ARG
+                        ? kept_arg(program, node, args, nargs)
+                        : node_evaluate(program, node, node->parent < 0 ? NULL : values[node->parent]);
         if (values[i] == NULL) bound = 0;
     }
     uint64_t epoch = program->epoch + 1;
@@ -172,16 +193,16 @@ static int rebind(GuardProgram *program) {
 
 enum { REBINDS = 3 };
 
-static int run_bound(GuardProgram *program, PyObject **slots) {
+static int run_bound(GuardProgram *program, PyObject *const *args, Py_ssize_t nargs, PyObject **slots) {
     for (int i = 0; i < REBINDS; i++) {
-        if (program->bound) {
+        if (program->bound && has_kept(program, args, nargs)) {
             Verdict verdict = watches_run(program, slots);
             if (verdict != MOVED) return verdict == HOLD;
         }
-        int rebound = rebind(program);
+        int rebound = rebind(program, args, nargs);
         if (rebound <= 0) return rebound;
     }
-    return program->bound && watches_run(program, slots) == HOLD;
+    return program->bound && has_kept(program, args, nargs) && watches_run(program, slots) == HOLD;
 }
 
 static bool are_distinct(const GuardProgram *program, const Check *check, PyObject **slots) {
@@ -249,12 +270,25 @@ static bool relations_hold(const GuardProgram *program, PyObject **slots) {
 
 Py_ssize_t guard_program_n_inputs(GuardProgram *program) { return program->n_inputs; }
 
+enum { REBIND_COST = 16, MOST_CREDIT = 4 * REBIND_COST }; /* calls: to bind takes as long as a few walks from the arguments */
+
+/* Whether the settled form serves this call: its arguments are those of the last one, or it may be bound to these. One
+ * program may serve many models in turn. */
+static bool is_settled(GuardProgram *settled, PyObject *const *args, Py_ssize_t nargs) {
+    if (settled->credit < MOST_CREDIT) settled->credit++;
+    if (LIKELY(settled->bound && has_kept(settled, args, nargs))) return true;
+    if (settled->credit < REBIND_COST) return false;
+    settled->credit -= REBIND_COST;
+    return true;
+}
+
 int guard_program_run(GuardProgram *program, PyObject *const *args, Py_ssize_t nargs, PyObject **inputs) {
+    if (program->settled != NULL && is_settled(program->settled, args, nargs)) program = program->settled;
     if (UNLIKELY(program->cleared)) return 0;
     PyObject **slots = alloca(sizeof(PyObject *) * (size_t)(program->n_slots + 1));
     memset(slots, 0, sizeof(PyObject *) * (size_t)(program->n_slots + 1));
     int holds = run_per_call(program, args, nargs, slots) && (!program->has_ambient || ambient_matches(&program->ambient));
-    if (holds) holds = run_bound(program, slots);
+    if (holds) holds = run_bound(program, args, nargs, slots);
     if (holds == 1) holds = relations_hold(program, slots);
     if (holds == 1)
         for (int i = 0; i < program->n_inputs; i++)
@@ -274,7 +308,7 @@ static int parse_node(GuardProgram *program, int index, PyObject *encoded) {
     }
     Py_INCREF(node->key);
     int step = name_index(name, STEP_NAMES, N_STEPS);
-    bool is_root = step == STEP_ARG || step == STEP_CONST;
+    bool is_root = step == STEP_ARG || step == STEP_CONST || step == STEP_KEPT_ARG;
     if (step < 0) return -1;
     if (node->parent >= index || is_root != (node->parent < 0)) {
         PyErr_SetString(PyExc_ValueError, "a guard program's nodes must come after their parents");
@@ -283,11 +317,18 @@ static int parse_node(GuardProgram *program, int index, PyObject *encoded) {
     node->step = (Step)step;
     node->first_child = node->next_sibling = node->slot = -1;
     bool in_tensor = step == STEP_SIZE_OF || step == STEP_STRIDE_OF;
-    if (in_tensor || step == STEP_ARG || step == STEP_SEQ_ITEM) node->number = PyLong_AsSsize_t(node->key);
+    if (in_tensor || step == STEP_ARG || step == STEP_KEPT_ARG || step == STEP_SEQ_ITEM) node->number = PyLong_AsSsize_t(node->key);
     if (step == STEP_SLOT) node->number = slot_number(node->key);
     if (step == STEP_DICT_ITEM) node->hash = PyObject_Hash(node->key);
+    if (step == STEP_KEPT_ARG) {
+        if (program->n_kept++ == 0) program->first_kept = index;
+        if (index != program->first_kept + program->n_kept - 1) {
+            PyErr_SetString(PyExc_ValueError, "a guard program's bound arguments must be adjacent");
+            return -1;
+        }
+    }
     if (step == STEP_ARG) node->life = PER_CALL;
-    else if (step == STEP_CONST) node->life = BOUND;
+    else if (is_root) node->life = BOUND;
     else {
         Node *parent = &program->nodes[node->parent];
         node->life = parent->life == BOUND && (in_tensor || step == STEP_GETATTR) ? VOLATILE : parent->life;
@@ -401,16 +442,20 @@ static int parse_program(GuardProgram *program, PyObject *nodes, PyObject *check
 }
 
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"nodes", "checks", "inputs", "ambient", NULL};
-    PyObject *nodes, *checks, *inputs, *state = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O|O", names, &PyList_Type, &nodes, &PyList_Type, &checks, &inputs,
-                                     &state))
+    static char *names[] = {"nodes", "checks", "inputs", "ambient", "settled", NULL};
+    PyObject *nodes, *checks, *inputs, *state = Py_None, *settled = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O|OO!", names, &PyList_Type, &nodes, &PyList_Type, &checks, &inputs,
+                                     &state, &GuardProgram_Type, &settled))
         return NULL;
     GuardProgram *program = (GuardProgram *)type->tp_alloc(type, 0);
     PyObject *self = program != NULL ? PyCapsule_New(program, NULL, NULL) : NULL;
     if (self != NULL) program->on_end = PyCFunction_New(&unbind_function, self);
     Py_XDECREF(self);
     if (program != NULL && program->on_end == NULL) Py_CLEAR(program);
+    if (program != NULL) {
+        program->credit = MOST_CREDIT;
+        program->settled = (GuardProgram *)Py_XNewRef(settled);
+    }
     if (program != NULL && parse_program(program, nodes, checks, inputs, state) < 0) Py_CLEAR(program);
     return (PyObject *)program;
 }
@@ -427,6 +472,7 @@ static int program_traverse(PyObject *self, visitproc visit, void *arg) {
         Py_VISIT(program->checks[i].slow);
     }
     Py_VISIT(program->on_end);
+    Py_VISIT(program->settled);
     Py_VISIT(program->ambient.state);
     return 0;
 }
@@ -450,6 +496,7 @@ static int program_clear(PyObject *self) {
     }
     program->has_ambient = false;
     Py_CLEAR(program->ambient.state);
+    Py_CLEAR(program->settled);
     Py_CLEAR(program->on_end);
     return 0;
 }
@@ -488,12 +535,18 @@ static PyObject *program_sizes(PyObject *self, void *unused) {
                          program->n_watches, "inputs", program->n_inputs, "rebinds", (unsigned long long)program->rebinds);
 }
 
+static PyObject *program_settled(PyObject *self, void *unused) {
+    GuardProgram *program = (GuardProgram *)self;
+    return Py_NewRef(program->settled != NULL ? (PyObject *)program->settled : Py_None);
+}
+
 static PyMethodDef program_methods[] = {
     {"check", program_check, METH_VARARGS, "check(args) -> tuple of the inputs when every guard holds, else None"},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef program_getset[] = {
     {"sizes", program_sizes, NULL, "counts of nodes, checks, watches, inputs and rebinds", NULL},
+    {"settled", program_settled, NULL, "the same guards, bound to the arguments of the last call, or None", NULL},
     {NULL},
 };
 

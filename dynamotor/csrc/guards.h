@@ -2,7 +2,10 @@
  *
  * Nodes that hang on a call argument are evaluated at every call. Nodes that hang on an object held by the entry are
  * bound: their values are kept, and a list of `Watch`es, made from what each step read, says whether every step would
- * give the same value again (see hot_list.c). Only when a watch moved are the bound nodes evaluated again.
+ * give the same value again (see watches.c). Only when a watch moved are the bound nodes evaluated again.
+ *
+ * A program with many nodes on an argument (a model) has a second form, `settled`, where these are bound to the argument
+ * of the last call, which it holds weakly.
  */
 #ifndef DYNAMOTOR_GUARDS_H
 #define DYNAMOTOR_GUARDS_H
@@ -13,6 +16,7 @@
 typedef enum {
     STEP_ARG, STEP_CONST, STEP_GETATTR, STEP_INSTANCE_DICT, STEP_DICT_ITEM, STEP_SEQ_ITEM, STEP_TYPE_ATTR,
     STEP_SLOT, STEP_SIZE_OF, STEP_STRIDE_OF,
+    STEP_KEPT_ARG, /* an argument that is bound: capture/dispatch.py */
     N_STEPS
 } Step;
 
@@ -26,7 +30,7 @@ typedef enum {
 
 typedef enum {
     PER_CALL, /* hangs on a call argument: evaluated first, at every call */
-    BOUND,    /* hangs on a held object by steps that can be watched */
+    BOUND,    /* hangs on a held object, or on an argument that stays, by steps that can be watched */
     VOLATILE, /* hangs on a held object by a getattr or a tensor's size: evaluated at every call, among the watches */
 } Life;
 
@@ -80,6 +84,7 @@ typedef struct {
 struct GuardProgram {
     PyObject_HEAD
     int n_nodes, n_checks, n_related, n_slots, n_inputs, n_watches;
+    int first_kept, n_kept; /* the nodes of arguments that are bound */
     int n_first;       /* the watches up to the last volatile node that may run Python code */
     Node *nodes;
     Check *checks; /* those of one node are adjacent; the n_related that relate nodes come last */
@@ -89,6 +94,8 @@ struct GuardProgram {
     uint64_t rebinds;
     uint64_t epoch; /* counts how often values were let go: whoever ran Python code meanwhile looks whether it changed */
     PyObject *on_end; /* called by the weak references */
+    GuardProgram *settled; /* the same guards with arguments bound; NULL where few nodes hang on one */
+    int credit;            /* of `settled`: calls earn it, binding to other arguments costs REBIND_COST */
     bool has_ambient;
     Ambient ambient;
 };

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,6 +58,8 @@ _BOUNDED = {
     "_histogramdd_from_bin_tensors",
     "segment_reduce", "_ctc_loss_backward",
 }  # fmt: skip
+# The classes themselves of the errors that they raise then.
+DATA_ERRORS = (IndexError, RuntimeError, ValueError, torch.linalg.LinAlgError)
 _BOUNDED_FORMS = {
     *(aten.bernoulli.default, aten.bernoulli_.Tensor, aten.normal.float_Tensor, aten.normal.Tensor_Tensor),
     *(aten.div.Tensor_mode, aten.div_.Tensor_mode),
@@ -178,6 +182,14 @@ def sees_strides(target: object) -> bool:
         return target is not operator.getitem
     draws = facts(target).random and "attention" not in target._schema.name
     return draws or target in _ADDRESS_MEMORY or is_custom(target)
+
+
+def draws(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an op draws random numbers: attention does for dropout alone."""
+    if not facts(target).random or "attention" not in target._schema.name:
+        return facts(target).random
+    given = dict(zip((argument.name for argument in target._schema.arguments), args)) | dict(kwargs)
+    return given.get("dropout_p", 0.0) != 0.0
 
 
 def is_collective(target: object) -> bool:

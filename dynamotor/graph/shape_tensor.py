@@ -18,7 +18,7 @@ from ..base.compat import OpOverload, TorchDispatchMode
 from . import kernel_checks, ops, products  # noqa: F401  (`ops` and `products` register)
 from .data_sizes import DataSizes
 from .op_definition import Unknown, definition
-from .op_facts import HIDDEN_WRITES, VIEW_FORMS, facts, is_custom, written_names
+from .op_facts import HIDDEN_WRITES, VIEW_FORMS, draws, facts, is_custom, written_names
 from .shapes import UnsupportedOp, check_supported, infer_spec
 from .sizes import DataDependent, leaves_in
 from .spec import TensorSpec, aten
@@ -324,11 +324,12 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
     it such ops raise DataDependent. `reads_settings`: an op was met for which settings choose the
     kernel; `reads_tf32`: a product on a GPU; `draws`: random numbers; `asserts`: a test of data
     that only raises; `may_raise`: an op was met that may raise as the data are, when it is called (on a GPU
-    such errors come later, and end the process)."""
+    such errors come later, and end the process); `runs_custom`: such an op from outside of PyTorch."""
 
     def __init__(self, data_sizes: DataSizes | None = None) -> None:
         super().__init__(self._checked)
-        self.reads_settings = self.reads_tf32 = self.draws = self.asserts = self.may_raise = False
+        self.reads_settings = self.reads_tf32 = self.draws = self.asserts = False
+        self.may_raise = self.runs_custom = False
         self.data_sizes = data_sizes
 
     def _checked(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -338,10 +339,11 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
         if func in kernel_checks.PRODUCTS and args[0].device.type == "cuda":
             self.reads_tf32 = True
         about = facts(func)
-        self.draws = self.draws or about.random
+        self.draws = self.draws or draws(func, args, kwargs)
         self.asserts = self.asserts or about.asserts
         if about.bounded and (is_custom(func) or all(map(_is_on_cpu, leaves_in(args)))):
             self.may_raise = True
+            self.runs_custom = self.runs_custom or is_custom(func)
         if self.data_sizes is not None and about.data_dependent and definition(func).sizes_from_data:
             try:
                 specs, named = spec_of(args), {name: spec_of(v) for name, v in kwargs.items()}

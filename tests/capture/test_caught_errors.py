@@ -171,6 +171,38 @@ def test_what_raises_again_does_not_break_the_graph() -> None:
         compiled(torch.ones(3), raised_again, torch.randn(5, 2), torch.tensor([0, 7]))
 
 
+def other_clauses(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        try:
+            return w[at]
+        except NotImplementedError:
+            return w
+    except (KeyError, ArithmeticError):
+        return w + 1
+
+
+def test_clauses_for_classes_that_no_kernel_raises_do_not_break_the_graph() -> None:
+    """As around the writes of the caches of transformers."""
+    compiled = dynamotor.compile(first, backend="eager", fullgraph=True)
+    compiled(torch.ones(3), other_clauses, torch.randn(5, 2), torch.tensor([0, 1]))
+    with pytest.raises(IndexError):
+        compiled(torch.ones(3), other_clauses, torch.randn(5, 2), torch.tensor([0, 7]))
+
+
+def hiding_clause(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return w[at]
+    except OSError:
+        return w
+
+
+def test_a_global_may_hide_the_builtin_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "OSError", IndexError)
+    compiled = dynamotor.compile(first, backend="eager")
+    given = [(torch.ones(3), hiding_clause, torch.ones(5, 2), torch.tensor([0, 7])) for _ in range(2)]
+    assert all(map(torch.equal, compiled(*given[0]), first(*given[1])))
+
+
 def test_nothing_breaks_away_from_the_cpu() -> None:
     """A GPU's errors come later, and end the process."""
 

@@ -50,12 +50,12 @@ def step(ids, cache, table, w, ends):
     return ids, done, token.float() / ids.shape[1]
 
 
-def run(function, others, lengths=(5, 6, 7, 9)):
+def run(function, others, lengths=(5, 6, 7, 9), batch=2):
     torch.manual_seed(0)
     compiled = dynamotor.compile(function, mode="reduce-overhead")  # sizes that stay are numbers
     ours, theirs = [o.clone() for o in others], [o.clone() for o in others]
     for n in lengths:
-        ids = torch.randint(0, 10, (2, n))
+        ids = torch.randint(0, 10, (batch, n))
         got, want = compiled(ids, *ours), function(ids, *theirs)
         for a, b in zip([*got, *ours], [*want, *theirs], strict=True):
             torch.testing.assert_close(a, b)
@@ -69,6 +69,11 @@ def test_a_decoding_step_is_one_part_of_fixed_sizes_between_two_small_ones(parts
     assert row[0][1] == ["aten.slice.Tensor", "aten.clone.default"]
     assert len(row[1][1]) > 40 and "aten.copy_.default" in row[1][1]
     assert sorted(row[2][1]) == ["aten.cat.default", "aten.div.Tensor"]
+
+
+def test_the_last_element_of_a_single_row_is_not_copied(parts):
+    run(step, [torch.zeros(1, 4, 8), torch.randn(10, 8), torch.randn(8, 8), torch.tensor([3])], batch=1)
+    assert parts[0][0][1] == ["aten.slice.Tensor", "aten.view.default"]
 
 
 def penalised(ids, table, w):

@@ -24,7 +24,7 @@ from ...base.narrowing import checked
 from ...base.registry import Deferred, Registry
 from ...graph.error_lines import history_is_refused
 from ...graph.kernel_checks import tf32
-from ...graph.op_facts import written_names
+from ...graph.op_facts import DATA_ERRORS, written_names
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.sizes import Size, is_unbacked, leaves_in
 from ...graph.spec import TensorSpec, is_lazy
@@ -844,7 +844,7 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
         trace.calls.may_raise = trace.calls.may_raise or mode.asserts or mode.may_raise
         if mode.asserts:
             trace.checks.within(target_name(target), args)
-        elif mode.may_raise and trace.stack.is_caught():
+        elif mode.may_raise and trace.stack.is_caught(() if mode.runs_custom else DATA_ERRORS):
             trace.checks.caught(target_name(target))
         if mode.reads_tf32:
             trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
