@@ -33,6 +33,7 @@ def test_a_layout_in_words_lists_the_devices() -> None:
     assert words((0, None), xs.Mesh([3, 2, 1, 0], (4,))) == "{devices=[4,1]3,2,1,0}"
     y = x.to("xla") * 2
     assert _XLAC._get_xla_sharding_spec(y) == "" and _XLAC._get_xla_sharding_type(y) is None
+    assert "mul" in _XLAC._get_xla_tensor_debug_info(y)
     xs.mark_sharding(y, mesh, (("model", "data"), None))     # not computed yet
     assert y.sharding_spec == "{devices=[4,1]0,2,1,3}" and torch.equal(y.cpu(), x * 2)
     """)
@@ -123,6 +124,24 @@ def test_annotations_take_effect_with_the_next_graph() -> None:
     f(v).sum().backward()
     torch.testing.assert_close(v.grad.cpu(), 2 * x.cos())
     assert "sharding_constraint" in seen[0].code
+    """)
+
+
+def test_programs_see_one_device_in_spmd_mode() -> None:
+    run("""
+    import torch.distributed as dist, dynamotor.xla.distributed.xla_backend
+    from dynamotor.xla import runtime as xr
+    from dynamotor.xla.core import xla_model as xm
+    from dynamotor.xla.debug import metrics as met
+    t = xs.mark_sharding(x.to("xla"), mesh, (0, 1))
+    assert xm.get_xla_supported_devices() == ["xla:0"] and xr.global_device_count() == 1
+    assert xr.global_runtime_device_count() == 4 and xm.xla_replication_devices(["xla:0"]) == ["CPU:0"]
+    met.clear_all()
+    (t + 1).cpu()
+    assert met.metric_data("ExecuteReplicatedTime")[0] == 1
+    try: dist.init_process_group("xla", init_method="xla://")
+    except AssertionError as error: assert "DM649" in str(error)
+    else: raise AssertionError
     """)
 
 

@@ -18,6 +18,14 @@ from .execute import Graph
 from .sync import sync
 from .tensor import node_of
 
+
+def _described(t: torch.Tensor) -> str:
+    """A tensor's device, the operation that waits to compute it, and its layout."""
+    waits = node_of(t).instruction  # type: ignore[arg-type]
+    layout = words(layout_of(t), t.dim()) or None
+    return f"Device: {t.device}\nIR: {waits and waits.show()}\nShardingSpec: {layout}\n"
+
+
 _ROWS = {
     "_get_use_eager_mode": regions.is_eager_mode,
     "_get_xla_tensors_hlo": xm.get_stablehlo,
@@ -44,6 +52,7 @@ _ROWS = {
     "_get_xla_sharding_type": lambda t: None if layout_of(t) is None else t.sharding_type,
     "_xla_mark_sharding": lambda t, sharding: lay_out(t, fitting(t.shape, sharding)),
     "_xla_clear_sharding": clear_sharding,
+    "_get_xla_tensor_debug_info": _described,
     # One process has all devices in SPMD mode, and replicas meet by themselves.
     "_ensure_xla_coordinator_initialized": lambda global_rank=0, world_size=1, **facts: require_layout(
         world_size == 1, "SPMD mode in several processes", "use one process that drives all devices"

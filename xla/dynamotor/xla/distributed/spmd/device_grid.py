@@ -163,7 +163,7 @@ _global_mesh: list[Mesh] = []
 
 def set_global_mesh(mesh: Mesh | None) -> None:
     """Remember a mesh for `get_global_mesh`."""
-    _global_mesh[:] = [mesh]
+    _global_mesh[:] = [] if mesh is None else [mesh]
 
 
 def get_global_mesh() -> Mesh | None:

@@ -68,8 +68,8 @@ def mark_of(t: torch.Tensor) -> Mark | None:
     return t.__dict__.get("_mark")
 
 
-def spread(mesh: jax.sharding.Mesh) -> None:
-    """Turn SPMD mode on over a mesh."""
+def spread(mesh: Any) -> None:
+    """Turn SPMD mode on over a mesh of jax's."""
     require_layout(
         replication.size() <= 1, "SPMD mode in several processes", "use one process that drives all devices"
     )
@@ -160,10 +160,12 @@ def _pending(node: Node) -> NamedSharding | None:
 
 def layout_of(t: torch.Tensor) -> NamedSharding | None:
     """The sharding of a tensor over the mesh. None outside of SPMD mode, and for one that was not marked and
-    is yet to be computed: XLA will choose it."""
+    is yet to be computed, or whose mark was taken away: XLA will choose it."""
     if not is_xla(t):
         return None
     node = node_of(t)
+    if "_mark" in t.__dict__ and mark_of(t) is None:
+        return None  # cleared
     if node.data is None and (said := _pending(node)) is not None:
         return said
     if node.data is None and mark_of(t) is None:

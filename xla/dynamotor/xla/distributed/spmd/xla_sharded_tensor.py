@@ -78,8 +78,6 @@ class XLAShardedTensor(metaclass=_Named):
     [slice(0, 2, 1), slice(0, 4, 1)]
     """
 
-    shape: torch.Size
-
     def __new__(
         cls,
         elem: Any,
@@ -97,18 +95,18 @@ class XLAShardedTensor(metaclass=_Named):
         return elem.detach().requires_grad_() if requires_grad else elem
 
     @property
-    def global_tensor(self) -> Any:
+    def global_tensor(self: Any) -> Any:
         """The tensor itself."""
         return self
 
     @property
-    def mesh_shape(self) -> tuple[int, ...] | None:
+    def mesh_shape(self: Any) -> tuple[int, ...] | None:
         """Sizes of the mesh that it was marked with; None where it was not."""
         said = mark_of(self)
         return None if said is None else said.mesh.mesh_shape
 
     @property
-    def partition_spec(self) -> tuple[Any, ...]:
+    def partition_spec(self: Any) -> tuple[Any, ...]:
         """The axis or axes of each dimension, None for whole ones: as it was marked, else as XLA has it."""
         said, sharding = mark_of(self), layout_of(self)
         if said is not None:
@@ -117,12 +115,12 @@ class XLAShardedTensor(metaclass=_Named):
         return spec + (None,) * (len(self.shape) - len(spec))
 
     @property
-    def sharding_spec(self) -> str:
+    def sharding_spec(self: Any) -> str:
         """Its layout in XLA's words: "{devices=[4,1]0,1,2,3}", "{replicated}"; "" where it has none yet."""
         return words(layout_of(self), len(self.shape))
 
     @property
-    def sharding_type(self) -> Any:
+    def sharding_type(self: Any) -> Any:
         """REPLICATED, TILED or PARTIAL (divided along some axes and repeated along others), as a
         `ShardingType`."""
         sharding, shape = data_of(self).sharding, tuple(self.shape)
@@ -131,14 +129,14 @@ class XLAShardedTensor(metaclass=_Named):
         return ShardingType(name)
 
     @property
-    def local_shards(self) -> list[XLAShard]:
+    def local_shards(self: Any) -> list[XLAShard]:
         """The parts on the devices of this process."""
         return [XLAShard(*part) for part in parts_of(self)]
 
-    def load_local_shards_(self, shards: Sequence[XLAShard]) -> None:
+    def load_local_shards_(self: Any, shards: Sequence[XLAShard]) -> None:
         """Give the tensor the data of its parts, one a device. DM649 where some are missing, have another
         shape, or the tensor is whole on each device."""
-        sharding = layout_of(self)
+        sharding: Any = layout_of(self)
         divided = sharding is not None and not sharding.is_fully_replicated
         require_layout(divided, "a tensor that is whole on each device has no parts", "use copy_")
         by_device = {shard.shard_device: shard.data for shard in shards}
@@ -146,19 +144,19 @@ class XLAShardedTensor(metaclass=_Named):
         put(self, whole_of(ordered, sharding, self.shape), sharding)
 
     @property
-    def _cached_spec(self) -> Any:
+    def _cached_spec(self: Any) -> Any:
         said = mark_of(self)
         return None if said is None else said.dtensor_spec
 
-    def invalidate_spec_cache(self) -> None:
+    def invalidate_spec_cache(self: Any) -> None:
         """Let `_spec` be made anew."""
         if (said := mark_of(self)) is not None:
             said.dtensor_spec = None
 
     @property
-    def _spec(self) -> Any:
+    def _spec(self: Any) -> Any:
         """PyTorch's DTensorSpec of the mark."""
-        said = mark_of(self)
+        said: Any = mark_of(self)
         require_layout(
             said is not None, "the tensor was not marked, XLA chooses its layout", "use mark_sharding"
         )
@@ -168,13 +166,13 @@ class XLAShardedTensor(metaclass=_Named):
         return said.dtensor_spec
 
     @property
-    def placements(self) -> tuple[Placement, ...]:
+    def placements(self: Any) -> tuple[Placement, ...]:
         """PyTorch's placement for each axis of the mesh. DM649, a ValueError, for a tensor that was not
         marked."""
         return self._spec.placements
 
     def redistribute(
-        self, device_mesh: Any, placements: Sequence[Placement], *, async_op: bool = False
+        self: Any, device_mesh: Any, placements: Sequence[Placement], *, async_op: bool = False
     ) -> Any:
         """Give the tensor another layout, by one placement for each axis of the mesh (`Mesh` or PyTorch's
         `DeviceMesh`); it is returned, or with async_op a copy that is laid out so."""

@@ -90,7 +90,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Put a tensor whole on every device again; it is returned."""
-    t.__dict__.pop("_mark", None)
+    t.__dict__["_mark"] = None
     home = placement.spmd()
     return t if home is None else lay_out(t, home)
 
