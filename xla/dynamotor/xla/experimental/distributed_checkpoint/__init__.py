@@ -19,6 +19,7 @@ from fsspec.core import url_to_fs
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ...compat import tree_map
 from ...distributed.spmd.xla_sharding import lay_out
@@ -91,7 +92,8 @@ class SPMDSavePlanner(_Sorted, DefaultSavePlanner):
 
 
 class SPMDLoadPlanner(_Sorted, DefaultLoadPlanner):
-    """Reads on the CPU; a tensor that is complete goes to its devices, divided as it was."""
+    """Reads on the CPU, each part of a divided tensor by itself; a tensor that is complete goes to its
+    devices, divided as it was."""
 
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
         super().set_up_planner(state_dict, metadata, is_coordinator)
@@ -103,9 +105,22 @@ class SPMDLoadPlanner(_Sorted, DefaultLoadPlanner):
     def _whole(self) -> dict[str, Any]:
         return {**self.state_dict, **self._targets}
 
-    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
-        self._left = Counter([item.dest_index.fqn for item in new_plan.items])
-        return super().finish_plan(new_plan)
+    def create_local_plan(self) -> LoadPlan:
+        plan, divided = super().create_local_plan(), self.sharded_state_dict
+        items = [item for item in plan.items if item.dest_index.fqn not in divided]
+        for name, t in divided.items():
+            saved: Any = self.metadata.state_dict_metadata[name]
+            chunks = [ChunkStorageMetadata(at, torch.Size(part.shape)) for at, (_, part) in _parts(t).items()]
+            items += create_read_items_for_chunk_list(name, saved, chunks)
+        self._left = Counter([item.dest_index.fqn for item in items])
+        return replace(plan, items=items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        whole = self.state_dict[index.fqn]
+        if index.offset is None or index.fqn not in self._targets:
+            return super().lookup_tensor(index)
+        shape = _parts(self._targets[index.fqn])[index.offset][1].shape
+        return whole[tuple(slice(at, at + size) for at, size in zip(index.offset, shape))]
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         name = read_item.dest_index.fqn
