@@ -191,13 +191,17 @@ def words(sharding: NamedSharding | None, dims: int) -> str:
 def parts_of(t: XLATensor) -> list[tuple[torch.Tensor, Any, str, int]]:
     """(copy on the CPU, index, device, number of the replica) of each part on this process's devices, in
     their order."""
-    found = []
-    for shard in sorted(data_of(t).addressable_shards, key=lambda shard: shard.device.id):
-        index: Any = [slice(*at.indices(size)) for at, size in zip(shard.index, t.shape)]
-        whole = shard.data.shape == tuple(t.shape)
-        number = shard.replica_id
-        found.append((download(shard.data, t.dtype), ... if whole else index, str(shard.device), number))
-    return found
+    return [
+        (
+            download(shard.data, t.dtype),
+            ...
+            if shard.data.shape == tuple(t.shape)
+            else [slice(*at.indices(size)) for at, size in zip(shard.index, t.shape)],
+            str(shard.device),
+            shard.replica_id,
+        )
+        for shard in sorted(data_of(t).addressable_shards, key=lambda shard: shard.device.id)
+    ]
 
 
 def whole_of(

@@ -53,14 +53,8 @@ class XLAShard:
     shard_device: str
     replica_id: int = 0
 
-    @property
-    def unpadded_data(self) -> torch.Tensor:
-        """The data without padding. There is none: a dimension that its devices do not divide stays whole."""
-        return self.data
-
-    @unpadded_data.setter
-    def unpadded_data(self, t: torch.Tensor) -> None:
-        self.data[...] = t
+    # There is no padding: a dimension that its devices do not divide stays whole.
+    unpadded_data = property(lambda shard: shard.data, lambda shard, t: shard.data.copy_(t))
 
 
 class _Named(type):
