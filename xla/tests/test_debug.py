@@ -39,6 +39,17 @@ def test_counters_and_times():
     assert met.metric_names() == []
 
 
+def test_bytes_that_move_are_counted():
+    met.clear_all()
+    x = torch.ones(4, 8).to("xla")
+    assert met.metric_data("OutboundData")[:2] == (1, 128) and met.metric_data("InboundData") is None
+    (x * 2).cpu()
+    assert met.metric_data("InboundData")[1] == 128 == met.metric_data("InboundData")[2][0][1]
+    assert "OutboundData" in met.metric_names() and "Metric: InboundData\n" in met.metrics_report()
+    met.clear_metrics()
+    assert met.metric_data("OutboundData") is None
+
+
 def test_the_report_has_the_known_shape():
     met.clear_all()
     x = torch.randn(3, 7, device="xla")

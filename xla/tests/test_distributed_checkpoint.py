@@ -75,3 +75,33 @@ print("done")
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )
     assert "done" in loaded.stdout, loaded.stderr
+
+
+def test_planners_take_divided_tensors_by_parts(tmp_path):
+    done = run_forked(
+        """
+import sys, torch, torch.distributed.checkpoint as dcp
+import dynamotor.xla.start
+import dynamotor.xla.distributed.spmd as xs
+from dynamotor.xla.experimental.distributed_checkpoint import CheckpointManager, SPMDLoadPlanner, SPMDSavePlanner
+row, x = xs.Mesh(range(4), (4,), ("x",)), torch.arange(32.0).reshape(8, 4)
+state = lambda spec, value: {"w": xs.mark_sharding(value.to("xla"), row, spec), "b": torch.ones(3).to("xla")}
+planner = SPMDSavePlanner()
+planner.set_up_planner(state(("x", None), x), is_coordinator=True)
+assert list(planner.sharded_state_dict) == ["w"] and list(planner.unsharded_state_dict) == ["b"]
+assert sorted(item.index.index for item in planner.create_local_plan().items if item.index.fqn == "w") == [0, 1, 2, 3]
+manager = CheckpointManager(sys.argv[1], 1, max_to_keep=2)
+for step in (3, 4, 1): manager.save(step, state(("x", None), x * step))
+assert manager.all_steps() == [1, 4]                    # the one written first is gone, not the lowest
+target, reader = state((None, "x"), -x), dcp.FileSystemReader(sys.argv[1] + "/4")
+planner = SPMDLoadPlanner()
+planner.set_up_planner(target, reader.read_metadata(), True)
+assert len([item for item in planner.create_local_plan().items if item.dest_index.fqn == "w"]) == 16
+manager.restore(4, target)
+assert torch.equal(target["w"].cpu(), x * 4) and target["w"].sharding_spec == "{devices=[1,4]0,1,2,3}"
+print("done")
+""",
+        str(tmp_path),
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
+    assert "done" in done.stdout, done.stdout + done.stderr

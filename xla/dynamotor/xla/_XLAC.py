@@ -12,10 +12,19 @@ from . import backends, regions
 from .core import xla_model as xm
 from .debug import metrics
 from .device import device_count
-from .distributed.spmd.xla_sharding import XLAShardedTensor
+from .distributed.spmd.marks import fitting, from_cpu_shards, lay_out, layout_of, require_layout, words
+from .distributed.spmd.xla_sharding import clear_sharding
 from .execute import Graph
 from .sync import sync
 from .tensor import node_of
+
+
+def _described(t: torch.Tensor) -> str:
+    """A tensor's device, the operation that waits to compute it, and its layout."""
+    waits = node_of(t).instruction  # type: ignore[arg-type]
+    layout = words(layout_of(t), t.dim()) or None
+    return f"Device: {t.device}\nIR: {waits and waits.show()}\nShardingSpec: {layout}\n"
+
 
 _ROWS = {
     "_get_use_eager_mode": regions.is_eager_mode,
@@ -38,13 +47,17 @@ _ROWS = {
     "_xla_set_mat_mul_precision": backends.set_mat_mul_precision,
     "_xla_set_rng_seed": xm.set_rng_state,
     "_xla_wait_device_ops": xm.wait_device_ops,
-    # Layout of a tensor over the devices, in XLA's words; "" and None for one that is on a single device.
-    "_get_xla_sharding_spec": lambda t: (
-        XLAShardedTensor(t).hlo_sharding if XLAShardedTensor(t).sharding_spec else ""
+    # Layout of a tensor over the devices, in XLA's words; "" and None for one that has none yet.
+    "_get_xla_sharding_spec": lambda t: words(layout_of(t), t.dim()),
+    "_get_xla_sharding_type": lambda t: None if layout_of(t) is None else t.sharding_type,
+    "_xla_mark_sharding": lambda t, sharding: lay_out(t, fitting(t.shape, sharding)),
+    "_xla_clear_sharding": clear_sharding,
+    "_get_xla_tensor_debug_info": _described,
+    # One process has all devices in SPMD mode, and replicas meet by themselves.
+    "_ensure_xla_coordinator_initialized": lambda global_rank=0, world_size=1, **facts: require_layout(
+        world_size == 1, "SPMD mode in several processes", "use one process that drives all devices"
     ),
-    "_get_xla_sharding_type": lambda t: (
-        XLAShardedTensor(t).sharding_type if XLAShardedTensor(t).sharding_spec else None
-    ),
+    "_global_tensor_from_cpu_shards": from_cpu_shards,
     "_xla_sync_multi": lambda tensors, devices=(), wait=False, sync_xla_data=True: sync(wait=wait),
     "_xla_step_marker": lambda device="", devices=(), wait=True, reset_scope=True: sync(wait, device or None),
     "_xla_tensors_from_aten": lambda tensors, devices, shardings=None: [

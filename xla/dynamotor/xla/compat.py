@@ -74,6 +74,8 @@ tensor_metadata_setter = probe.attribute("torch._utils.set_tensor_metadata", off
 module_apply = _name("torch.nn.Module._apply")
 BatchNorm = _name("torch.nn.modules.batchnorm._BatchNorm", instead=torch.nn.BatchNorm1d.__mro__[1])
 resolve_group = probe.late("torch.distributed.distributed_c10d._resolve_process_group", off=XLA)
+dtensor_spec = probe.late("torch.distributed.tensor._dtensor_spec.DTensorSpec", off=XLA)
+dtensor_meta = probe.late("torch.distributed.tensor._dtensor_spec.TensorMeta", off=XLA)
 work_from_future = probe.late("torch._C._distributed_c10d._create_work_from_future", off=XLA)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from dynamotor.extension_api import user_line as user_line
@@ -21,6 +21,23 @@ counters: Counter[str] = Counter()
 # Counters that are kept elsewhere (a hot path counts in place): (read, clear).
 sources: list[tuple[Callable[[], Counter[str]], Callable[[], None]]] = []
 timings: defaultdict[str, _C.Timing] = defaultdict(_C.Timing)
+
+
+class Bytes:
+    """Samples of bytes: their number, their sum, and the last 1,024 as (when by `time.perf_counter()`,
+    bytes)."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0
+        self.samples: deque[tuple[float, int]] = deque(maxlen=1024)
+
+    def add(self, size: int) -> None:
+        """Add a sample."""
+        self.count, self.total = self.count + 1, self.total + size
+        self.samples.append((time.perf_counter(), size))
+
+
+amounts: defaultdict[str, Bytes] = defaultdict(Bytes)
 
 
 def counter(name: str, n: int = 1) -> None:
@@ -57,3 +74,4 @@ def clear() -> None:
     """Forget all counters and times."""
     clear_counters()
     timings.clear()
+    amounts.clear()

@@ -112,8 +112,8 @@ def local_device_count() -> int:
 
 
 def global_device_count() -> int:
-    """The number of devices of all processes."""
-    return len(jax.devices())
+    """The number of devices that programs of all processes see: one a process in SPMD mode."""
+    return world_size() if is_spmd() else len(jax.devices())
 
 
 def addressable_runtime_device_count() -> int:
@@ -121,7 +121,9 @@ def addressable_runtime_device_count() -> int:
     return len(jax.local_devices())
 
 
-global_runtime_device_count = global_device_count
+def global_runtime_device_count() -> int:
+    """The number of physical devices of all processes."""
+    return len(jax.devices())
 
 
 def runtime_device_attributes(device: str) -> dict[str, Any]:

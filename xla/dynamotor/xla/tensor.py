@@ -190,7 +190,7 @@ class NoStorage(XlaError, NotImplementedError):
     """DM616, as libraries expect it that look for memory that is shared (safetensors)."""
 
 
-_OURS = ("_alias", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
+_OURS = ("_alias", "_is_param", "_mark", "__tensor_flatten__", "__tensor_unflatten__")
 
 
 class XlaStorage(torch.UntypedStorage):

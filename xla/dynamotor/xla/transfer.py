@@ -41,6 +41,7 @@ def upload(tensor: torch.Tensor, device: jax.Device | jax.sharding.Sharding) -> 
     host = tensor.numpy() if narrow is None else tensor.view(narrow).numpy().view(held)
     if host.dtype != held:
         host = host.astype(held)
+    metrics.amounts["OutboundData"].add(host.nbytes)
     try:
         return jax.device_put(host, device)
     except jax.errors.JaxRuntimeError as error:
@@ -50,6 +51,7 @@ def upload(tensor: torch.Tensor, device: jax.Device | jax.sharding.Sharding) -> 
 def download(value: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     """A copy of an array's data as a CPU tensor of a dtype."""
     host = np.array(value)
+    metrics.amounts["InboundData"].add(host.nbytes)
     narrow = _AS_INTEGER.get(torch_dtype(host.dtype))
     if narrow is None:
         return torch.from_numpy(host).to(dtype)

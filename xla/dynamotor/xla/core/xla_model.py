@@ -22,7 +22,7 @@ import torch
 
 from dynamotor.extension_api import XlaError
 
-from .. import device as _devices, rng as _rng, stablehlo as _stablehlo, sync as _sync
+from .. import device as _devices, placement, rng as _rng, stablehlo as _stablehlo, sync as _sync
 from ..collectives import (
     REDUCE_AND,
     REDUCE_MAX,
@@ -122,17 +122,26 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
 
 def get_xla_supported_devices(devkind: str | None = None, max_devices: int | None = None) -> list[str]:
     """The names of this process's devices ("xla:0", ...), of kind "TPU", "GPU" or "CPU" only, at most
-    `max_devices`.
+    `max_devices`. In SPMD mode it is "xla:0", which stands for all of them.
     """
     if devkind is not None and _kind(devkind) != _kind(_devices.platform()):
         return []
-    return [str(device) for device in _devices.xla_devices()][:max_devices]
+    names = [str(device) for device in _devices.xla_devices()]
+    return (names[:1] if placement.spmd() else names)[:max_devices]
 
 
 def xla_real_devices(devices: Sequence[Any] | None = None) -> list[str]:
     """The hardware behind devices (all of this process, where none are given), as "CPU:0", "CUDA:1"."""
     chosen = devices or _devices.xla_devices()
     return [f"{_devices.platform()}:{_devices.jax_device(torch.device(d)).id}" for d in chosen]
+
+
+def xla_replication_devices(local_devices: Sequence[Any] | None = None) -> list[str]:
+    """The hardware of all replicas, as "CPU:0": a replica has one device, which in SPMD mode stands for all
+    of its process.
+    """
+    [local] = {name.partition(":")[0] for name in xla_real_devices(local_devices)}
+    return [f"{local}:{ordinal}" for ordinal in range(size())]
 
 
 def xla_device_hw(device: str | torch.device) -> str:

@@ -45,26 +45,35 @@ def counter_value(name: str) -> int | None:
 
 
 def metric_names() -> list[str]:
-    """The names of all times that were taken."""
-    return sorted([*_metrics.timings, *[name for name, same in _ALSO.items() if same in _metrics.timings]])
+    """The names of all times that were taken, and of the bytes that were moved."""
+    return sorted(
+        [
+            *_metrics.timings,
+            *_metrics.amounts,
+            *[name for name, same in _ALSO.items() if same in _metrics.timings],
+        ]
+    )
 
 
 def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
     """(number of samples, their sum, the latest samples as (when, value)); None where there are none.
 
-    Values are nanoseconds, `when` is seconds since 1970. The list is limited, number and sum are not.
+    Values are nanoseconds, or bytes ("OutboundData", "InboundData"); `when` is seconds since 1970. The list
+    is limited, number and sum are not.
     """
-    timing = _metrics.timings.get(_ALSO.get(name, name))
-    if timing is None:
+    taken = _metrics.timings.get(_ALSO.get(name, name)) or _metrics.amounts.get(name)
+    if taken is None:
         return None
+    unit = 1 if name in _metrics.amounts else _NANOSECONDS
     epoch = time.time() - time.perf_counter()
-    samples = [(epoch + when, seconds * _NANOSECONDS) for when, seconds in timing.samples]
-    return timing.count, timing.total * _NANOSECONDS, samples
+    samples = [(epoch + when, value * unit) for when, value in taken.samples]
+    return taken.count, taken.total * unit, samples
 
 
 def clear_metrics() -> None:
-    """Forget all times."""
+    """Forget all times and amounts."""
     _metrics.timings.clear()
+    _metrics.amounts.clear()
 
 
 def executed_fallback_ops() -> list[str]:
@@ -90,6 +99,10 @@ def short_metrics_report(
 
 def _report(metric_names: list[str], counter_names: list[str]) -> str:
     lines = [line for name in metric_names if name in _metrics.timings for line in _metric_lines(name)]
+    for name in metric_names:
+        if amount := _metrics.amounts.get(name):
+            total = f"{amount.total / 2**20:.2f}MB"
+            lines += [f"Metric: {name}", f"  TotalSamples: {amount.count}", f"  Accumulator: {total}"]
     counters = _metrics.all_counters()
     for name in counter_names:
         if counters.get(name):

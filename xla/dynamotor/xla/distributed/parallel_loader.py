@@ -94,7 +94,7 @@ class ParallelLoader:
     device_prefetch_size: how many batches may wait to be uploaded, and on each device to be used.
     host_to_device_transfer_threads: threads that upload to one device; more than one may change the order of
     batches. input_sharding: an object with `apply(tensor)` that says how a batch is laid out (see
-    distributed.spmd).
+    distributed.spmd), or a dictionary of them for batches that are dictionaries with the same keys.
     """
 
     def __init__(
@@ -156,11 +156,22 @@ class ParallelLoader:
             self._ready[device].end(error)
 
     def _move(self, batch: Any, target: jax.Device) -> Any:
+        if not isinstance(self._sharding, dict):
+            return self._move_all(batch, target, self._sharding)
+        torch._check_value(
+            isinstance(batch, dict), lambda: f"input_sharding has keys, the batch is a {type(batch).__name__}"
+        )
+        missing = batch.keys() - self._sharding
+        if missing:
+            raise KeyError(f"input_sharding has no {sorted(missing)}")
+        return {name: self._move_all(part, target, self._sharding[name]) for name, part in batch.items()}
+
+    def _move_all(self, batch: Any, target: jax.Device, sharding: Any) -> Any:
         # Not `.to(device)`: that would record ops, and the trace belongs to the thread of the program.
         def move(tensor: torch.Tensor) -> torch.Tensor:
             moved = wrap_array(upload(tensor, target), tensor.dtype).requires_grad_(tensor.requires_grad)
-            if self._sharding is not None:
-                self._sharding.apply(moved)
+            if sharding is not None:
+                sharding.apply(moved)
             return moved
 
         return for_each_instance_rewrite(

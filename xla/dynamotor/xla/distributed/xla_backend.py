@@ -22,12 +22,13 @@ import torch.distributed as dist
 
 from dynamotor.extension_api import XlaError
 
-from .. import collectives, compat, metrics, replication, sync
+from .. import collectives, compat, metrics, placement, replication, sync
 from ..errors import require
 from . import (  # noqa: F401
     device_mesh,  # a mesh of replicas has process groups
     functional_collectives,  # of DTensor and FSDP
 )
+from .spmd.marks import require_layout
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: collectives.REDUCE_SUM,
@@ -291,6 +292,9 @@ def _create(store: dist.Store, rank: int, size: int, timeout: Any) -> XlaProcess
 
 def _meet(url: str, timeout: Any = None, **kwargs: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """`xla://`: the replicas that xmp.spawn or torchrun has started, by the store that they have met in."""
+    require_layout(
+        placement.spmd() is None, "a process group of replicas in SPMD mode", "one process drives all devices"
+    )
     world = replication.start()
     store = dist.HashStore() if world.store is None else dist.PrefixStore("torch.distributed", world.store)
     yield store, world.place.rank, world.place.size

@@ -5,6 +5,7 @@
 """
 
 from .api import xla_distribute_module, xla_distribute_tensor
+from .debugging import visualize_sharding, visualize_tensor_sharding
 from .xla_sharding import (
     HybridMesh,
     Mesh,
@@ -12,6 +13,7 @@ from .xla_sharding import (
     ShardingType,
     XLAShard,
     XLAShardedTensor,
+    annotate_custom_sharding,
     clear_sharding,
     get_1d_mesh,
     get_global_mesh,
@@ -19,10 +21,9 @@ from .xla_sharding import (
     mark_sharding,
     mark_sharding_with_gradients,
     set_global_mesh,
+    shard_as,
     unwrap_sharded_tensor,
     use_spmd,
-    visualize_sharding,
-    visualize_tensor_sharding,
     wrap_as_sharded_tensor,
     wrap_if_sharded,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "ShardingType",
     "XLAShard",
     "XLAShardedTensor",
+    "annotate_custom_sharding",
     "clear_sharding",
     "get_1d_mesh",
     "get_global_mesh",
@@ -41,6 +43,7 @@ __all__ = [
     "mark_sharding",
     "mark_sharding_with_gradients",
     "set_global_mesh",
+    "shard_as",
     "unwrap_sharded_tensor",
     "use_spmd",
     "visualize_sharding",

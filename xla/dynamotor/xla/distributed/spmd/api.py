@@ -14,31 +14,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel.style import ParallelStyle
-from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, Replicate
 
-from ...errors import require
 from ..device_mesh import as_any_device, has_groups
-from .xla_sharding import Mesh, mark_sharding
-
-
-def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
-    """The `Mesh` with the same devices, sizes and names of axes."""
-    names = dt_mesh.mesh_dim_names
-    return Mesh(dt_mesh.mesh.flatten().tolist(), tuple(dt_mesh.mesh.shape), tuple(names) if names else None)
-
-
-def convert_to_xla_partition_spec(
-    tensor: torch.Tensor, placement_spec: Sequence[Placement]
-) -> tuple[int | None, ...]:
-    """For each dimension the axis of the mesh over which it is divided, or None. DM649 for partial sums."""
-    spec: list[int | None] = [None] * tensor.dim()
-    for axis, placement in enumerate(placement_spec):
-        if isinstance(placement, Shard):
-            spec[placement.dim] = axis
-        else:
-            what = f"a tensor cannot be laid out as {placement}"
-            require(isinstance(placement, Replicate), "DM649", what, cure="use Shard or Replicate")
-    return tuple(spec)
+from .xla_sharded_tensor import convert_to_xla_mesh, convert_to_xla_partition_spec
+from .xla_sharding import mark_sharding
 
 
 def xla_distribute_tensor(
