@@ -21,5 +21,11 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
     stand_in(module_path, ("torch_xla",))
 
 
+def pytest_collection_finish() -> None:
+    """Before tests run: options that they define with absl have their defaults."""
+    if "absl.flags" in sys.modules:
+        sys.modules["absl.flags"].FLAGS([sys.argv[0]])
+
+
 dynamotor.xla.install_as_torch_xla()
 del sys.argv[1:]  # the test files read options of their own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from . import backends, regions
+from . import backends, regions, stablehlo
 from .core import xla_model as xm
 from .debug import metrics
 from .device import device_count
@@ -19,7 +19,7 @@ from .tensor import node_of
 
 _ROWS = {
     "_get_use_eager_mode": regions.is_eager_mode,
-    "_get_xla_tensors_hlo": xm.get_stablehlo,
+    "_get_xla_tensors_hlo": stablehlo.pending_hlo,
     "_get_xla_tensors_text": xm.get_stablehlo,
     "_set_use_eager_mode": regions.eager_mode,
     "_xla_counter_names": metrics.counter_names,

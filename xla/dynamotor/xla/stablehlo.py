@@ -320,7 +320,20 @@ def save_torch_model_as_stablehlo(
 
 def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported:
     """The program that the next barrier would run for these tensors (for all that wait, where none are
-    given), exported by jax.
+    given), exported by jax. DM672 where there is none.
+    """
+    function, inputs = _pending(tensors)
+    return jax.export.export(function)(*inputs)
+
+
+def pending_hlo(tensors: Sequence[torch.Tensor] = ()) -> str:
+    """The same program in XLA's own text."""
+    function, inputs = _pending(tensors)
+    return function.lower(*inputs).as_text(dialect="hlo")
+
+
+def _pending(tensors: Sequence[torch.Tensor]) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """The program, not yet lowered, and its inputs.
 
     DM672 where nothing waits to be computed, or a collective does: that program belongs to all replicas.
     """
@@ -339,7 +352,7 @@ def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in graph.leaves]
     avals += [jax.ShapeDtypeStruct((graph.scalars,), jax.numpy.float64)] if graph.scalars else []
     avals += [jax.ShapeDtypeStruct((graph.draws, 2), jax.numpy.uint32)] if graph.draws else []
-    return jax.export.export(jax.jit(to_function(graph), keep_unused=True))(*avals)
+    return jax.jit(to_function(graph), keep_unused=True), avals
 
 
 class _Interpreter(torch.fx.Interpreter):

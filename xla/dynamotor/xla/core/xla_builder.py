@@ -20,8 +20,10 @@ from jax import lax
 from ..device import lane_of
 from ..dtypes import jax_dtype, torch_dtype
 from ..ir import Meta
-from ..jax_call import call_jax
+from ..jax_call import call_jax, numbers
 from ..tensor import Alias, wrap
+
+_JAX_TO_XLA_COMPUTATION_CACHE = numbers  # functions that were recorded, and their gradients
 
 
 @dataclass(frozen=True)
@@ -267,3 +269,7 @@ def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch
     """A tensor without a value, for tracing: to read one is DM601."""
     lane = lane_of(torch.device("xla", 0))
     return wrap(Alias(lane.leaf(None, Meta.of(tuple(shape), dtype))))
+
+
+def _jax_to_xla_computation_cache_elements() -> int:
+    return len(numbers)
