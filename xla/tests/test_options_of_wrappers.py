@@ -84,6 +84,9 @@ def test_fsdp_wrappers_have_torch_xlas_methods() -> None:
     model(x).sum().backward()
     assert len(model.params_with_grad()) == 2
     assert model.clip_grad_norm_(1.0, groups=[[0]]).item() > 1
+    parts = torch.nn.Sequential(torch.nn.Linear(4, 4, device="meta"), torch.nn.LayerNorm(4, device="meta"))
+    norm = XlaFullyShardedDataParallel(parts)[1]
+    assert parts[0].weight.device.type == "xla" and norm.weight.tolist() == [1.0] * 4
     with pytest.raises(TypeError, match="no_such_option"):
         XlaFullyShardedDataParallel(Model(), no_such_option=1)
 
