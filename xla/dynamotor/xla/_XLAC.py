@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from . import backends, regions, stablehlo
-from .core import xla_model as xm
+from .core import xla_builder, xla_model as xm
 from .debug import metrics
 from .device import device_count
 from .distributed.spmd.xla_sharding import XLAShardedTensor
@@ -24,6 +24,7 @@ _ROWS = {
     "_set_use_eager_mode": regions.eager_mode,
     "_xla_counter_names": metrics.counter_names,
     "_xla_counter_value": metrics.counter_value,
+    "_xla_dot_general": xla_builder.dot_general,
     "_xla_get_default_device": xm.xla_device,
     "_xla_get_devices": xm.get_xla_supported_devices,
     "_xla_get_mat_mul_precision": backends.get_mat_mul_precision,

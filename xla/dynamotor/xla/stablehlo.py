@@ -44,12 +44,14 @@ _DEVICE = torch.device("xla", 0)
 class StableHLOExportOptions:
     """How to export. include_human_readable_text: save the text beside the program.
     override_tracing_arguments, override_tracing_kwargs: example inputs in place of those of torch.export.
-    save_weights: save parameters and buffers."""
+    save_weights: save parameters and buffers. export_weights: keep them beside the program; a program without
+    them can be saved, not called."""
 
     include_human_readable_text: bool = True
     override_tracing_arguments: tuple[Any, ...] | None = None
     override_tracing_kwargs: Mapping[str, Any] | None = None
     save_weights: bool = True
+    export_weights: bool = True
 
 
 @dataclass
@@ -239,7 +241,8 @@ def exported_program_to_stablehlo(
     specs = treespec_dumps(in_spec), treespec_dumps(out_spec)
     text, bytecode = str(exported.mlir_module()), exported.mlir_module_serialized
     function = _Function("forward", places, dtypes, *specs, text, bytecode, exported)
-    state = {key: value.detach().cpu() for key, value in program.state_dict.items()}
+    kept = program.state_dict if options.export_weights else {}
+    state = {key: value.detach().cpu() for key, value in kept.items()}
     made = StableHLOGraphModule(StableHLOModelBundle([function], state, constants))
     if exported_model.range_constraints:
         made._sizes = _Sizes(exported_model, [t for t in inputs if isinstance(t, torch.Tensor)])

@@ -7,6 +7,7 @@ names.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -273,3 +274,22 @@ def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch
 
 def _jax_to_xla_computation_cache_elements() -> int:
     return len(numbers)
+
+
+def dot_general(
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    dimension_numbers: tuple[Any, Any],
+    precision_config: Any = None,
+    preferred_element_type: torch.dtype | None = None,
+) -> torch.Tensor:
+    """XLA's product over pairs of dimensions: ((summed of lhs, of rhs), (batch of lhs, of rhs)).
+    precision_config: jax's `precision`. preferred_element_type: the result's dtype."""
+    tensors = (lhs, rhs)
+    pairs = [
+        tuple(tuple([d % t.dim() for d in dims]) for t, dims in zip(tensors, pair or ((), ())))
+        for pair in dimension_numbers
+    ]
+    wanted = None if preferred_element_type is None else jax_dtype(preferred_element_type)
+    options = {"dimension_numbers": tuple(pairs), "preferred_element_type": wanted}
+    return call_jax(functools.partial(lax.dot_general, **options, precision=precision_config), tensors)

@@ -87,9 +87,10 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
     allowed, not needed. Attributes that it does not have are the wrapped module's.
 
     module: moved to the device if it is not there; parts on the meta device are made by `param_init_fn(part)`
-    or their `reset_parameters()`. compute_dtype: parameters are cast to it before they are gathered. buffer_dtype: floating-point buffers are cast to it. The options after reshard_after_forward
-    that say how torch_xla flattens, wraps, reshards and orders its work are accepted: XLA decides when a
-    gathered parameter is needed and freed.
+    or their `reset_parameters()`. compute_dtype: parameters are cast to it before they are gathered.
+    buffer_dtype: floating-point buffers are cast to it. The options after reshard_after_forward that say how
+    torch_xla flattens, wraps, reshards and orders its work are accepted: XLA decides when a gathered
+    parameter is needed and freed.
     """
 
     def __init__(
