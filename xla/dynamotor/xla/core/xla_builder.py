@@ -291,5 +291,5 @@ def dot_general(
         for pair in dimension_numbers
     ]
     wanted = None if preferred_element_type is None else jax_dtype(preferred_element_type)
-    options = {"dimension_numbers": tuple(pairs), "preferred_element_type": wanted}
+    options: dict[str, Any] = {"dimension_numbers": tuple(pairs), "preferred_element_type": wanted}
     return call_jax(functools.partial(lax.dot_general, **options, precision=precision_config), tensors)
