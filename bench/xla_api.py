@@ -103,7 +103,11 @@ LATER = [
     Entry("core.xla_builder.xla_computation_as_func", "computation"),
     Entry("core.xla_builder.get_computation_hlo", "computation"),
     Entry("core.xla_builder.create_placeholder_tensor", "shape, dtype"),
+    Entry("core.xla_builder.dot_general", "lhs, rhs, dimension_numbers"),
     Entry("core.xla_op_registry.register", "name, opfn"),
+    Entry("experimental.scan.tree_flatten_none", "pytree"),
+    Entry("experimental.xla_quantized_matmul.quantized_matmul", "x, w, scaler, zero_point=None"),
+    Entry("experimental.xla_quantized_matmul.XlaQuantizedLinear", "input_dim, output_dim"),
     Entry("core.xla_model.ToXlaTensorArena"),
     Entry("core.xla_model.optimization_barrier_", "tensors"),
     Entry("core.xla_model.all_gather_bucketized", "input_list, dim=0, groups=None"),
@@ -296,7 +300,7 @@ MISSING = [
     ),
     ("`tf_saved_model_integration`, `utils.stablehlo_test_utils`", "they need TensorFlow"),
     (
-        "`experimental.quantized`, `xla_quantized_matmul`, `custom_kernel.quantized_matmul_int8`",
+        "`experimental.quantized`, `custom_kernel.quantized_matmul_int8`",
         "not written; the product of the dequantized weight is the same",
     ),
     (

@@ -127,6 +127,10 @@ SETTINGS = {
 }
 
 
+REPLICAS = 2  # processes of a program that torchrun has to start
+TORCHRUN = {"test_mp_early_exit"}
+
+
 def environment(path: Path, file: str, virtual: int) -> dict[str, str]:
     """The variables of a file's process: its settings, and `virtual` devices for one that spreads tensors."""
     # The tests' folder has a `bench.py`, which must not hide this package.
@@ -148,7 +152,10 @@ def ask(path: Path, file: str, only: list[str], seconds: float, virtual: int) ->
         place = path / file
         rows = run(place.parent, place.name, "", only, seconds, PLUGIN, settings)
         return dict.fromkeys(tests_of(path, file), rows[FILE]) if FILE in rows else rows
-    command = [sys.executable, "-m", "dynamotor", "run", "--torch-xla", f"{path / file}.py"]
+    command = [sys.executable, "-m"]
+    if file in TORCHRUN:
+        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={REPLICAS}", "-m"]
+    command += ["dynamotor", "run", "--torch-xla", f"{path / file}.py"]
     try:
         done = subprocess.run(
             command, env=os.environ | settings, capture_output=True, text=True, timeout=seconds

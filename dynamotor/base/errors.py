@@ -171,8 +171,8 @@ def is_mistake(error: BaseException) -> bool:
     """Whether our own code is at fault: a check of ours failed, or a line of the package raised what no
     program of the user's and no op of PyTorch's does there.
     """
-    if isinstance(error, InternalError):
-        return True
+    if isinstance(error, DynamotorError):  # some are of Python's kinds, too
+        return isinstance(error, InternalError)
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

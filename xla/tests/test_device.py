@@ -239,3 +239,17 @@ def test_random_state_repeats_and_differs_between_steps():
     two = torch.randn(4, device="xla").cpu()
     rng.set_state(5)
     assert torch.equal(torch.randn(4, device="xla").cpu(), one) and not torch.equal(one, two)
+
+
+def test_elements_of_a_computed_tensor_are_read_without_a_program():
+    expected = torch.arange(24.0).reshape(2, 3, 4)
+    x = expected.to("xla") * 1
+    xla.sync()
+    before = metrics.counters["UncachedCompile"]
+    assert [v.item() for v in x.view(-1)] == list(range(24))
+    assert torch.equal(x[1, :, 2:].t().cpu(), expected[1, :, 2:].t())
+    assert torch.equal(x.permute(2, 0, 1)[1:, None].cpu(), expected.permute(2, 0, 1)[1:, None])
+    assert metrics.counters["UncachedCompile"] == before
+    row = x[1]
+    x[1, 0] = 7
+    assert row[0].tolist() == [7.0] * 4

@@ -277,6 +277,10 @@ def test_small_names(tmp_path, capsys):
     xm.optimization_barrier_([y])
     assert y.tolist() == [1.0, 2.0, 3.0, 4.0] and xm.xla_device_kind() == jax.local_devices()[0].device_kind
     assert xm.all_gather_bucketized([x])[0].tolist() == x.tolist()
+    outputs = [torch.empty_like(x), torch.empty_like(x)]
+    assert xm.all_gather_bucketized([x, x], output=outputs) is outputs
+    assert xm.reduce_scatter_bucketized("sum", [x, x + 1], 1.0, 0, 1, output=outputs) is outputs
+    assert [t.tolist() for t in outputs] == [x.tolist(), (x + 1).tolist()]
     pending, same, other = x * 3, x * 3, x * 3.5 - 1
     assert _XLAC._check_tensor_need_materialization([pending, x]) == [True, False]
     assert _XLAC._get_graph_hash([pending]) != _XLAC._get_graph_hash([other])

@@ -31,9 +31,39 @@ def test_zero_redundancy_options_take_effect() -> None:
     assert optimizer.grad_norm.item() > 0.5
     state = optimizer.state_dict()
     assert "base_state" in state and state["sharded_master_weights"][0].dtype is torch.float32
-    optimizer.load_state_dict(state)
+    assert state["shape_info"] == {0: (4, 4), 1: (4,)} and state["base_state"] == {}
+    expected = [p.clone() for p in model.parameters()]
+    with torch.no_grad():
+        model.weight.zero_()
+    optimizer.load_state_dict(state)  # the parameters follow the saved parts
+    torch.testing.assert_close(list(model.parameters()), expected)
     with pytest.raises(DynamotorError, match="DM681"):
         ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, sharding_groups=[[0], [1]])
+
+
+def test_zero_redundancy_steps_from_the_parameters_that_were_loaded() -> None:
+    model = torch.nn.Linear(2, 2).to("xla")
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.0, grad_clipping=False)
+    with torch.no_grad():
+        model.weight.fill_(3)
+    optimizer.load_state_dict(optimizer.state_dict())
+    model(torch.ones(1, 2, device="xla")).sum().backward()
+    optimizer.step()
+    assert (model.weight == 3).all()
+
+
+def test_zero_redundancy_adds_gradients_up_in_its_own_dtype() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3, device="xla", dtype=torch.bfloat16))
+    options = {"use_grad_acc_hook": True, "higher_cc_precision": True, "lazy_init": True, "lr": 1.0}
+    optimizer = ZeroRedundancyOptimizer([weight], torch.optim.SGD, grad_clipping=False, **options)
+    optimizer.init_zero()
+    for scale in (256.0, 1.0):  # 257 is no bfloat16
+        (weight * scale).sum().backward()
+    assert weight.grad is None and weight.main_grad.tolist() == [257.0] * 3
+    optimizer.step()
+    assert optimizer.base_optimizer.param_groups[0]["params"][0].tolist() == [-257.0] * 3
+    optimizer.zero_grad()
+    assert not hasattr(weight, "main_grad")
 
 
 def test_fsdp_wrappers_have_torch_xlas_methods() -> None:
@@ -54,6 +84,9 @@ def test_fsdp_wrappers_have_torch_xlas_methods() -> None:
     model(x).sum().backward()
     assert len(model.params_with_grad()) == 2
     assert model.clip_grad_norm_(1.0, groups=[[0]]).item() > 1
+    parts = torch.nn.Sequential(torch.nn.Linear(4, 4, device="meta"), torch.nn.LayerNorm(4, device="meta"))
+    norm = XlaFullyShardedDataParallel(parts)[1]
+    assert parts[0].weight.device.type == "xla" and norm.weight.tolist() == [1.0] * 4
     with pytest.raises(TypeError, match="no_such_option"):
         XlaFullyShardedDataParallel(Model(), no_such_option=1)
 

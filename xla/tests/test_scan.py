@@ -270,3 +270,66 @@ def test_functions_made_anew_are_the_same_jax_function():
     for k in (2, 3):
         assert call_jax(functools.partial(lambda k, x: x * k, k), (x,)).tolist() == [k] * 3
     assert len(jax_call.functions) - before == 3
+
+
+def test_layers_take_a_tuple_as_their_arguments():
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x, y):
+            return self.linear(y).sin(), x
+
+    layers = [Pair().to("xla") for _ in range(3)]
+    state = expected = (torch.ones(3, device="xla"), torch.zeros(3, device="xla"))
+    for layer in layers:
+        expected = layer(*expected)
+    torch.testing.assert_close(scan_layers(layers, state), expected)
+
+
+def test_a_pure_loop_is_traced_once_in_each_direction():
+    traced = []
+
+    def step(carry, x):
+        traced.append(1)
+        return carry + x, x.sin()
+
+    xs = torch.ones(3, 2, device="xla", requires_grad=True)
+    for _ in range(3):
+        scan(step, torch.zeros(2, device="xla"), xs, is_fn_pure=True)[1].sum().backward()
+    assert len(traced) == 2
+    torch.testing.assert_close(xs.grad.cpu(), 3 * torch.ones(3, 2).cos())
+
+
+def test_a_loop_keeps_what_its_backward_pass_reads():
+    kept = []
+    init = torch.ones(2, device="xla", requires_grad=True)
+    xs = torch.ones(5, 2, device="xla", requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        carry, ys = scan(lambda c, x: (c * 2, x.sin()), init, xs)
+    assert [t for t in kept if t.shape == xs.shape] == [xs]
+    (carry.sum() + ys.sum()).backward()
+    torch.testing.assert_close(init.grad.cpu(), torch.full((2,), 32.0))
+    torch.testing.assert_close(xs.grad.cpu(), torch.ones(5, 2).cos())
+
+
+def test_errors_are_caught_as_torch_xlas():
+    xs = torch.ones(2, 3, device="xla")
+    with pytest.raises(ValueError, match="DM671"):
+        scan(1000, xs[0], xs)
+    with pytest.raises(ValueError, match="mismatched keys"):
+        scan_layers([torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2))], xs)
+    with pytest.raises(AssertionError, match="DM669"):
+        scan(lambda c, x: (c, x.add_(1)), xs[0], xs)
+    with pytest.raises(AssertionError, match="rng_seed"):
+        assume_pure(torch.rand_like, add_rng_seed_argument=True)(xs)
+
+
+def test_a_traced_function_may_lay_its_argument_out():
+    from dynamotor.xla.distributed.spmd import xla_sharding as xs
+
+    mesh = xs.Mesh([0], (1,), ("all",))
+    x = torch.ones(4, 2, device="xla") * 3
+    y = assume_pure(lambda t: xs.mark_sharding(t, mesh, ("all", None)))(x)
+    torch.testing.assert_close(y.cpu(), torch.full((4, 2), 3.0))

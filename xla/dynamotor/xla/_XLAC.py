@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from . import backends, regions
-from .core import xla_model as xm
+from . import backends, regions, stablehlo
+from .core import xla_builder, xla_model as xm
 from .debug import metrics
 from .device import device_count
 from .distributed.spmd.marks import fitting, from_cpu_shards, lay_out, layout_of, require_layout, words
@@ -28,11 +28,12 @@ def _described(t: torch.Tensor) -> str:
 
 _ROWS = {
     "_get_use_eager_mode": regions.is_eager_mode,
-    "_get_xla_tensors_hlo": xm.get_stablehlo,
+    "_get_xla_tensors_hlo": stablehlo.pending_hlo,
     "_get_xla_tensors_text": xm.get_stablehlo,
     "_set_use_eager_mode": regions.eager_mode,
     "_xla_counter_names": metrics.counter_names,
     "_xla_counter_value": metrics.counter_value,
+    "_xla_dot_general": xla_builder.dot_general,
     "_xla_get_default_device": xm.xla_device,
     "_xla_get_devices": xm.get_xla_supported_devices,
     "_xla_get_mat_mul_precision": backends.get_mat_mul_precision,

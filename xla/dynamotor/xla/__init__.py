@@ -63,6 +63,7 @@ from . import (  # noqa: F401
     toplevel,
     utils,
 )
+from .core import xla_model as xm  # noqa: F401  (programs say torch_xla.xm, too)
 from .debug import analysis
 from .distributed import xla_backend  # noqa: F401  (makes the backend and `xla://` known)
 from .install import install_as_torch_xla, make_callable

@@ -128,7 +128,11 @@ def _each(function: Callable[..., torch.Tensor], given: Any, output: Any) -> Any
         f"{len(results)} tensors, but output has {0 if output is None else len(output)}",
         "give one output for each",
     )
-    return results if output is None else [out.copy_(one) for out, one in zip(output, results)]
+    if output is None:
+        return results
+    for out, one in zip(output, results):
+        out.copy_(one)
+    return output
 
 
 def all_gather(

@@ -10,7 +10,23 @@ from typing import Any
 from dynamotor.extension_api import XlaError, user_line
 
 
+class XlaValueError(XlaError, ValueError):
+    """Arguments do not fit together: programs for torch_xla catch a ValueError there."""
+
+
+class XlaTraceError(XlaError, AssertionError):
+    """DM669: a function cannot be traced. torch_xla's loops fail an assertion there."""
+
+
+_KINDS = {"DM669": XlaTraceError, "DM671": XlaValueError, "DM674": XlaValueError}
+
+
+def coded(code: str, what: str, **more: Any) -> XlaError:
+    """The error of a code, as the class that programs may catch it by."""
+    return _KINDS.get(code, XlaError)(code, what, **more)
+
+
 def require(holds: Any, code: str, what: str, *, why: str = "", cure: str = "") -> None:
     """Raise the XlaError that the rest describes, unless it holds."""
     if not holds:
-        raise XlaError(code, what, why=why, cure=cure, where=user_line())
+        raise coded(code, what, why=why, cure=cure, where=user_line())

@@ -27,16 +27,16 @@ from .subgraph import Subgraph
 torch.library.define("dynamotor_xla::jax", "(Tensor[] inputs, int function) -> Tensor[]")
 
 functions: list[Callable[..., Any]] = []  # each takes arrays and returns a list of arrays
-_numbers: dict[Any, int] = {}
+numbers: dict[Any, int] = {}  # by what tells functions apart
 _trees = Recent(256)
 
 
 def number_of(key: Any, make: Callable[[], Callable[..., Any]]) -> int:
     """The number of a function; `key` says which functions are the same."""
-    if key not in _numbers:
-        _numbers[key] = len(functions)
+    if key not in numbers:
+        numbers[key] = len(functions)
         functions.append(make())
-    return _numbers[key]
+    return numbers[key]
 
 
 def same_function(function: Callable[..., Any]) -> Any:

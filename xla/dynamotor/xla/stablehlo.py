@@ -44,12 +44,14 @@ _DEVICE = torch.device("xla", 0)
 class StableHLOExportOptions:
     """How to export. include_human_readable_text: save the text beside the program.
     override_tracing_arguments, override_tracing_kwargs: example inputs in place of those of torch.export.
-    save_weights: save parameters and buffers."""
+    save_weights: save parameters and buffers. export_weights: keep them beside the program; a program without
+    them can be saved, not called."""
 
     include_human_readable_text: bool = True
     override_tracing_arguments: tuple[Any, ...] | None = None
     override_tracing_kwargs: Mapping[str, Any] | None = None
     save_weights: bool = True
+    export_weights: bool = True
 
 
 @dataclass
@@ -239,7 +241,8 @@ def exported_program_to_stablehlo(
     specs = treespec_dumps(in_spec), treespec_dumps(out_spec)
     text, bytecode = str(exported.mlir_module()), exported.mlir_module_serialized
     function = _Function("forward", places, dtypes, *specs, text, bytecode, exported)
-    state = {key: value.detach().cpu() for key, value in program.state_dict.items()}
+    kept = program.state_dict if options.export_weights else {}
+    state = {key: value.detach().cpu() for key, value in kept.items()}
     made = StableHLOGraphModule(StableHLOModelBundle([function], state, constants))
     if exported_model.range_constraints:
         made._sizes = _Sizes(exported_model, [t for t in inputs if isinstance(t, torch.Tensor)])
@@ -320,7 +323,20 @@ def save_torch_model_as_stablehlo(
 
 def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported:
     """The program that the next barrier would run for these tensors (for all that wait, where none are
-    given), exported by jax.
+    given), exported by jax. DM672 where there is none.
+    """
+    function, inputs = _pending(tensors)
+    return jax.export.export(function)(*inputs)
+
+
+def pending_hlo(tensors: Sequence[torch.Tensor] = ()) -> str:
+    """The same program in XLA's own text."""
+    function, inputs = _pending(tensors)
+    return function.lower(*inputs).as_text(dialect="hlo")
+
+
+def _pending(tensors: Sequence[torch.Tensor]) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """The program, not yet lowered, and its inputs.
 
     DM672 where nothing waits to be computed, or a collective does: that program belongs to all replicas.
     """
@@ -339,7 +355,7 @@ def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in graph.leaves]
     avals += [jax.ShapeDtypeStruct((graph.scalars,), jax.numpy.float64)] if graph.scalars else []
     avals += [jax.ShapeDtypeStruct((graph.draws, 2), jax.numpy.uint32)] if graph.draws else []
-    return jax.export.export(jax.jit(to_function(graph), keep_unused=True))(*avals)
+    return jax.jit(to_function(graph), keep_unused=True), avals
 
 
 class _Interpreter(torch.fx.Interpreter):

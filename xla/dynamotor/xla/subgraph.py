@@ -19,11 +19,13 @@ from dynamotor.extension_api import Event, XlaError, subscribe
 from . import metrics
 from .compat import OpOverload, TorchDispatchMode, TreeSpec, tree_flatten, tree_map, tree_unflatten
 from .device import lane_of, using_lane
-from .errors import require
+from .errors import coded, require
 from .execute import Graph, scalar_vector, to_function
 from .fallback import written
 from .ir import Lane, Meta, Node
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
+
+_LAYOUT = "dynamotor_xla.sharding_constraint.default"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Subgraph:
     outputs: list[Meta]
     key: tuple
     literals: int = 0
+
+    def reads(self) -> set[int]:
+        """The places of those inputs that the program reads or hands out."""
+        steps = [p for step in self.graph.steps.values() for p in step.inputs]
+        return {-p - 1 for p in [*steps, *self.graph.outputs] if p < 0}
 
     def without_captured(self) -> Subgraph:
         """The program alone, for tables that live as long as the process."""
@@ -105,7 +112,7 @@ _traces: list[_Importing] = []  # under way, the innermost last
 
 
 def _lost_write(name: str, what: str) -> XlaError:
-    return XlaError(
+    return coded(
         "DM669",
         f"{name} changes {what} in place",
         why="it is traced once and run many times: the change would be lost",
@@ -136,7 +143,7 @@ def trace(
 
     def no_values(event: Event) -> None:
         if event.kind == "xla.flush":
-            raise XlaError(
+            raise coded(
                 "DM669",
                 f"{name} needs a tensor's value while it is traced ({event.data['cause']})",
                 cure="keep values in tensors (torch.where instead of if); ops without a lowering cannot be "
@@ -154,7 +161,7 @@ def trace(
     finally:
         _traces.pop()
         unsubscribe()
-    if any(tensor._alias.node is not leaf for tensor, leaf in list(zip(given, leaves))[writable:]):
+    if any(_value(tensor._alias.node) is not leaf for tensor, leaf in list(zip(given, leaves))[writable:]):
         raise _lost_write(name, "one of its arguments")
     require(
         not lane.collective,
@@ -202,6 +209,13 @@ def trace_call(
         return results
 
     return trace(body, list(metas.values()), device, name), trees[0]
+
+
+def _value(node: Node) -> Node:
+    """A node without what only says where its value is."""
+    while node.instruction is not None and str(node.instruction.func) == _LAYOUT:
+        node = node.inputs[0]
+    return node
 
 
 def _node(result: Any, importing: _Importing) -> Node:

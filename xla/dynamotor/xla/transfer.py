@@ -16,6 +16,8 @@ from .errors import require
 from .ir import Cut, Lane, Meta, Node, lock
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 
+aten = torch.ops.aten
+
 # Types that numpy does not name: moved as integers of the same width.
 _AS_INTEGER = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 
@@ -101,16 +103,55 @@ def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
         return tensor
     metrics.counter("TransferFromDevice")
     try:
-        data = data_of(tensor, cause)
-        replication.wait([data])
-        with metrics.timing("TransferFromDeviceTime"):
-            host, stride = download(data, tensor.dtype), layout.preserved(tensor._alias)
+        host, stride = _part_of_small(tensor._alias), layout.preserved(tensor._alias)
+        if host is None:
+            data = data_of(tensor, cause)
+            replication.wait([data])
+            with metrics.timing("TransferFromDeviceTime"):
+                host = download(data, tensor.dtype)
         if stride is None:
             return host
         # No symbols are here.
         return torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)  # type: ignore[arg-type]
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
+
+
+# Views that can be made of a row-major copy, whatever strides the tensors report.
+_ON_HOST = {
+    aten.alias.default,
+    aten.detach.default,
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.squeeze.dim,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+}
+_SMALL = 1 << 20  # bytes
+
+
+def _part_of_small(alias: Alias) -> torch.Tensor | None:
+    """A view of a computed value, cut out of it on the CPU: a loop over `x[i].item()` would compile a program
+    for every index. None where that cannot be."""
+    root, chain = alias.root, []
+    while alias.parent is not None:
+        chain.append(alias)
+        alias = alias.parent
+    data = None if root is None or root.lane.recording else root.node.data
+    if data is None or data.nbytes > _SMALL or not data.is_fully_addressable:
+        return None
+    if any(view.func not in _ON_HOST for view in chain):
+        return None
+    replication.wait([data])
+    with metrics.timing("TransferFromDeviceTime"):
+        host = download(data, root.meta.dtype)
+    for view in reversed(chain):
+        func = aten.reshape.default if view.func is aten.view.default else view.func
+        host = func(host, *view.args, **(view.kwargs or {}))
+    return host.clone(memory_format=torch.contiguous_format)
 
 
 def array(tensor: XLATensor) -> jax.Array:

@@ -7,6 +7,7 @@ names.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,10 @@ from jax import lax
 from ..device import lane_of
 from ..dtypes import jax_dtype, torch_dtype
 from ..ir import Meta
-from ..jax_call import call_jax
+from ..jax_call import call_jax, numbers
 from ..tensor import Alias, wrap
+
+_JAX_TO_XLA_COMPUTATION_CACHE = numbers  # functions that were recorded, and their gradients
 
 
 @dataclass(frozen=True)
@@ -267,3 +270,26 @@ def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch
     """A tensor without a value, for tracing: to read one is DM601."""
     lane = lane_of(torch.device("xla", 0))
     return wrap(Alias(lane.leaf(None, Meta.of(tuple(shape), dtype))))
+
+
+def _jax_to_xla_computation_cache_elements() -> int:
+    return len(numbers)
+
+
+def dot_general(
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    dimension_numbers: tuple[Any, Any],
+    precision_config: Any = None,
+    preferred_element_type: torch.dtype | None = None,
+) -> torch.Tensor:
+    """XLA's product over pairs of dimensions: ((summed of lhs, of rhs), (batch of lhs, of rhs)).
+    precision_config: jax's `precision`. preferred_element_type: the result's dtype."""
+    tensors = (lhs, rhs)
+    pairs = [
+        tuple(tuple([d % t.dim() for d in dims]) for t, dims in zip(tensors, pair or ((), ())))
+        for pair in dimension_numbers
+    ]
+    wanted = None if preferred_element_type is None else jax_dtype(preferred_element_type)
+    options: dict[str, Any] = {"dimension_numbers": tuple(pairs), "preferred_element_type": wanted}
+    return call_jax(functools.partial(lax.dot_general, **options, precision=precision_config), tensors)

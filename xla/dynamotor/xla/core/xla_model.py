@@ -418,12 +418,15 @@ class ToXlaTensorArena:
 
 
 def all_gather_bucketized(
-    input_list: Sequence[torch.Tensor], dim: int = 0, groups: Any = None, **options: Any
+    input_list: Sequence[torch.Tensor],
+    dim: int = 0,
+    groups: Any = None,
+    output: Sequence[torch.Tensor] | None = None,
+    pin_layout: bool = False,
+    bucket_cap_mb: int = 160,
 ) -> list[torch.Tensor]:
-    """`all_gather` of each tensor. The options that say how large a bucket is are accepted: one graph has all
-    of them.
-    """
-    return all_gather(list(input_list), dim, groups)
+    """`all_gather` of each tensor. pin_layout, bucket_cap_mb: accepted, since one graph has all of them."""
+    return all_gather(list(input_list), dim, groups, output)
 
 
 def reduce_scatter_bucketized(
@@ -433,12 +436,13 @@ def reduce_scatter_bucketized(
     scatter_dim: int,
     shard_count: int,
     groups: Any = None,
-    **options: Any,
+    output: Sequence[torch.Tensor] | None = None,
+    pin_layout: bool = False,
+    bucket_cap_mb: int = 160,
 ) -> list[torch.Tensor]:
-    """`reduce_scatter` of each tensor. The options that say how large a bucket is are accepted: one graph has
-    all of them.
-    """
-    return reduce_scatter(reduce_type, list(input_list), scale, scatter_dim, shard_count, groups)
+    """`reduce_scatter` of each tensor. pin_layout, bucket_cap_mb: accepted, since one graph has all of
+    them."""
+    return reduce_scatter(reduce_type, list(input_list), scale, scatter_dim, shard_count, groups, output)
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:

@@ -23,12 +23,13 @@ from ..compat import tree_flatten, tree_unflatten
 from ..errors import require
 from ..execute import scalar_vector
 from ..ir import Meta
-from ..jax_call import apply, call_jax, number_of
+from ..jax_call import apply, call_jax, number_of, numbers
 from ..recent import Recent
 from ..subgraph import Subgraph, trace_call
 from ..tensor import is_xla
 
 _KEPT = 256
+_XLA_COMPUTATION_CACHE = numbers  # where the programs of pure functions are found
 
 
 def assume_pure(fn: Callable[..., Any], *, add_rng_seed_argument: bool = False) -> Callable[..., Any]:
@@ -41,7 +42,7 @@ def assume_pure(fn: Callable[..., Any], *, add_rng_seed_argument: bool = False) 
     it draws random numbers without that, uses tensors from outside (pass them), or needs a value while it is
     traced.
     """
-    programs = Recent(_KEPT)
+    programs, name = Recent(_KEPT), getattr(fn, "__name__", type(fn).__name__)
     module = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
 
     @functools.wraps(fn)
@@ -59,8 +60,13 @@ def assume_pure(fn: Callable[..., Any], *, add_rng_seed_argument: bool = False) 
             found = programs[key] = _program(fn, leaves, tree, metas, inputs[0].device, add_rng_seed_argument)
         number, result_tree, literals = found
         if add_rng_seed_argument:
-            seed = torch.tensor(0 if rng_seed is None else rng_seed, dtype=torch.int64)
-            inputs.append(seed.to(inputs[0].device))
+            require(
+                rng_seed is not None,
+                "DM669",
+                f"the pure function {name} needs rng_seed=",
+                why="without one, each call would draw the same numbers",
+            )
+            inputs.append(torch.as_tensor(rng_seed, dtype=torch.int64).to(inputs[0].device))
         return tree_unflatten(apply(number, [*inputs, *literals]), result_tree)
 
     return pure

@@ -9,7 +9,7 @@ iterations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -60,23 +60,19 @@ def scan(
     loop = (_pure_loop if is_fn_pure else _Loop.of)(fn, flat_init, flat_xs, carry_spec, x_spec, length)
     results = _Scan.apply(loop, *flat_init, *flat_xs, *loop.forward.captured)
     count = len(flat_init)
-    return tree_unflatten(list(results[:count]), carry_spec), loop.y.unflatten(list(results[count:]))
+    return tree_unflatten(list(results[:count]), carry_spec), loop.unflatten(list(results[count:]))
 
 
-class _Kind:
-    """How a y is nested: its containers, and where it has None instead of a tensor."""
+def tree_flatten_none(pytree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves of nested containers that are not None, and what nests further ones in the same way."""
+    leaves, spec = tree_flatten(pytree)
+    present = [leaf is not None for leaf in leaves]
 
-    def __init__(self, y: Any) -> None:
-        leaves, self.spec = tree_flatten(y)
-        self.present = [leaf is not None for leaf in leaves]
+    def unflatten(given: Sequence[Any]) -> Any:
+        found = iter(given)
+        return tree_unflatten([next(found) if there else None for there in present], spec)
 
-    @staticmethod
-    def tensors(y: Any) -> list[Any]:
-        return [leaf for leaf in tree_flatten(y)[0] if leaf is not None]
-
-    def unflatten(self, tensors: Sequence[Any]) -> Any:
-        found = iter(tensors)
-        return tree_unflatten([next(found) if there else None for there in self.present], self.spec)
+    return [leaf for leaf in leaves if leaf is not None], unflatten
 
 
 def common_length(what: str, tensors: Sequence[Any]) -> int:
@@ -109,9 +105,9 @@ def _in_python(
     rows: list[list[Any]] = []
     for i in range(length):
         carry, y = fn(carry, tree_unflatten([x[i] for x in flat_xs], x_spec))
-        kind = _Kind(y)
-        rows.append(kind.tensors(y))
-    return carry, kind.unflatten([torch.stack(column) for column in zip(*rows)])
+        row, unflatten = tree_flatten_none(y)
+        rows.append(row)
+    return carry, unflatten([torch.stack(column) for column in zip(*rows)])
 
 
 @dataclass
@@ -123,21 +119,23 @@ class _Loop:
     n_carry: int
     n_xs: int
     length: int
-    y: _Kind
+    unflatten: Callable[[Sequence[Any]], Any]  # the ys
     device: torch.device
+    backwards: dict[tuple[bool, ...], Subgraph] = field(default_factory=dict)  # by what needs a gradient
 
     @classmethod
     def of(
         cls, fn: Callable[..., Any], init: Flat, xs: Flat, carry_spec: TreeSpec, x_spec: TreeSpec, length: int
     ) -> _Loop:
-        kinds: list[_Kind] = []
+        nestings: list[Any] = []
 
         def step(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
             new, y = fn(tree_unflatten(carry, carry_spec), tree_unflatten(x, x_spec))
             flat_new, new_spec = tree_flatten(new)
-            kinds.append(_Kind(y))
             _need_same_carry(new_spec == carry_spec, carry_spec, new_spec)
-            return flat_new, _Kind.tensors(y)
+            flat_y, unflatten = tree_flatten_none(y)
+            nestings.append(unflatten)
+            return flat_new, flat_y
 
         metas = [_meta(t) for t in init] + [
             _meta(x[0]) if length else Meta.of(x.shape[1:], x.dtype) for x in xs
@@ -153,9 +151,16 @@ class _Loop:
             forward = trace(body, metas, device, "scan's function", writable=count)
         for before, after in zip(metas, forward.outputs[:count]):
             _need_same_carry(before is after, before, after)
-        return cls(step, forward, count, len(xs), length, kinds[0], device)
+        return cls(step, forward, count, len(xs), length, nestings[0], device)
 
-    def trace_backward(self, needs: list[bool]) -> Subgraph:
+    def backward(self, needs: Sequence[bool]) -> Subgraph:
+        """`_trace_backward`, done once: a pure function's loop is called many times."""
+        found = self.backwards.get(tuple(needs))
+        if found is None:
+            found = self.backwards[tuple(needs)] = self._trace_backward(needs)
+        return found
+
+    def _trace_backward(self, needs: Sequence[bool]) -> Subgraph:
         """One iteration backwards: (gradients of the carry and, summed up so far, of captured tensors; carry,
         x, gradients of ys) -> (the same gradients one iteration earlier; gradients of x). Computes the
         iteration's forward again."""
@@ -197,7 +202,7 @@ class _Loop:
         return trace(body, [*state, *carry, *x_metas, *smooth_ys], self.device, "scan's backward pass")
 
 
-_pure_loops = Recent(64)
+_SCAN_COMPUTATION_CACHE = Recent(64)  # loops of pure functions; torch_xla's tests clear it by this name
 
 
 def _pure_loop(
@@ -206,11 +211,11 @@ def _pure_loop(
     """The loop of a pure function, traced once for tensors of these kinds."""
     metas = tuple([_meta(t) for t in init + xs])
     key = (same_function(fn), metas, carry_spec, x_spec, length, Ambient.current(), placement.settings())
-    loop = _pure_loops.get(key)
+    loop = _SCAN_COMPUTATION_CACHE.get(key)
     if loop is None:
         loop = _Loop.of(fn, init, xs, carry_spec, x_spec, length)
         if not loop.forward.captured:  # else it would keep tensors from outside alive, or use old ones
-            _pure_loops[key] = loop
+            _SCAN_COMPUTATION_CACHE[key] = loop
     return loop
 
 
@@ -227,12 +232,12 @@ class _Scan(torch.autograd.Function):
         results = run(loop.forward, init, xs, captured, loop.length, seeds, keep_carries=keep)
         n_out = len(loop.forward.outputs)
         if keep:
-            ctx.backward_body = loop.trace_backward(ctx.needs)
-            ctx.has_seeds = seeds is not None
-            # The captured tensors come last, so that autograd notices when they are changed in between.
-            ctx.save_for_backward(
-                *results[n_out:], *xs, *([seeds] if seeds is not None else []), *ctx.backward_body.captured
-            )
+            body = ctx.backward_body = loop.backward(ctx.needs)
+            # Rows that the backward pass does not read need not be kept. Captured tensors come last, so that
+            # autograd notices when they are changed in between.
+            reads, first = body.reads(), len(body.outputs) - sum(ctx.needs[n : n + m])
+            rows = [t if first + i in reads else None for i, t in enumerate([*results[n_out:], *xs])]
+            ctx.save_for_backward(*rows, seeds, *body.captured)
         ctx.mark_non_differentiable(
             *[t for t in results[:n_out] if not (t.is_floating_point() or t.is_complex())]
         )
@@ -244,15 +249,17 @@ class _Scan(torch.autograd.Function):
         loop, needs = ctx.loop, ctx.needs
         n, m = loop.n_carry, loop.n_xs
         saved = list(ctx.saved_tensors)
-        carries, xs = saved[:n], saved[n : n + m]
-        seeds = saved[n + m] if ctx.has_seeds else None
-        captured = saved[n + m + ctx.has_seeds :]
-        outputs = loop.forward.outputs
+        seeds, captured, outputs = saved[n + m], saved[n + m + 1 :], loop.forward.outputs
+        metas = outputs[:n] + loop.forward.graph.leaves[n : n + m]
+        kept = [
+            torch.empty((loop.length, *meta.shape), dtype=meta.dtype, device=loop.device) if t is None else t
+            for t, meta in zip(saved, metas)
+        ]
         smooth = [g for g, meta in zip(grads, outputs) if _smooth(meta)]
         n_smooth = sum(map(_smooth, outputs[:n]))
         wanted = [c for i, c in enumerate(loop.forward.captured) if needs[n + m + i]]
         sums = [torch.zeros(c.shape, dtype=c.dtype, device=c.device) for c in wanted]
-        init, rows = smooth[:n_smooth] + sums, [*carries, *xs, *smooth[n_smooth:]]
+        init, rows = smooth[:n_smooth] + sums, [*kept, *smooth[n_smooth:]]
         results = run(ctx.backward_body, init, rows, captured, loop.length, seeds, reverse=True)
         carry_grads, rest = iter(results[:n_smooth]), iter(results[n_smooth : n_smooth + len(wanted)])
         x_grads = iter(results[n_smooth + len(wanted) :])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,14 +69,28 @@ class _Whole(torch.nn.Module):
         return whole(part if self.dtype is None else part.to(self.dtype), self.shape)
 
 
+def _make_real(module: torch.nn.Module, init: Callable[[torch.nn.Module], Any] | None) -> None:
+    """Give parts of a module that are on the meta device parameters: `init(part)`, else its own
+    `reset_parameters()`."""
+    for part in module.modules():
+        if not any(t.is_meta for t in [*part._parameters.values(), *part._buffers.values()] if t is not None):
+            continue
+        if init is not None:
+            init(part)
+        else:
+            part.to_empty(device="xla", recurse=False)
+            part.reset_parameters()  # type: ignore[operator]
+
+
 class XlaFullyShardedDataParallel(torch.nn.Module):
     """A module whose parameters are divided over the replicas. Wrapping parts of a model before the whole is
     allowed, not needed. Attributes that it does not have are the wrapped module's.
 
-    module: moved to the device if it is not there. compute_dtype: parameters are cast to it before they are
-    gathered. buffer_dtype: floating-point buffers are cast to it. The options after reshard_after_forward
-    that say how torch_xla flattens, wraps, reshards and orders its work are accepted: XLA decides when a
-    gathered parameter is needed and freed.
+    module: moved to the device if it is not there; parts on the meta device are made by `param_init_fn(part)`
+    or their `reset_parameters()`. compute_dtype: parameters are cast to it before they are gathered.
+    buffer_dtype: floating-point buffers are cast to it. The options after reshard_after_forward that say how
+    torch_xla flattens, wraps, reshards and orders its work are accepted: XLA decides when a gathered
+    parameter is needed and freed.
     """
 
     def __init__(
@@ -94,6 +108,7 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise TypeError(f"XlaFullyShardedDataParallel got unexpected options: {', '.join(unknown)}")
+        _make_real(module, options.get("param_init_fn"))
         self.module = module.to("xla")
         for owner in module.modules():
             for name, buffer in owner._buffers.items():
