@@ -30,6 +30,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     """Wrap a compiled graph that takes no part in autograd."""
+    begin = None if recipe.constants else getattr(compiled, "begin", None)
     compiled = prepared(compiled, recipe)
     rebuild = rebuilder(recipe)
     quiet = torch.is_grad_enabled()
@@ -41,7 +42,11 @@ def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
         return values if rebuild is None else rebuild(inputs, values)
 
     views = [step for plan in recipe.plans for step in plan.steps]
-    return run if quiet or not any(grad_mode for *_, grad_mode in views) else _graded(run)
+    if not quiet and any(grad_mode for *_, grad_mode in views):
+        return _graded(run)
+    if begin is not None:
+        vars(run)["begin"] = lambda *inputs: call_without_grad(begin, inputs)
+    return run
 
 
 def training_callable(

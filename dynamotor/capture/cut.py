@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from ..base.errors import traceback_at
 from .breaks import Unsupported, unsupported_if
@@ -21,6 +23,7 @@ from .interpreter import Frame, GeneratorValue, run_frame
 from .ops_control import HandledValue
 from .result_emitter import ResultEmitter
 from .resume import (
+    JUMPS_WITH_TEST,
     NULL,
     UNBOUND,
     Boundary,
@@ -36,8 +39,12 @@ from .trace import Trace
 from .values.base import Iterator, Value
 from .values.constant import BoundBuiltin
 from .values.function import FunctionValue, globals_of
+from .values.torch_function import HeldNumber
 from .values.traceback import lacks_traceback
 
+LATE = "late"  # the name of a bool of a tensor that is waited for last
+SAME = 2  # times that a bool was the same, before it is guessed
+GUESSED = ("cuda",)  # where a bool may still be computed
 _PUSH_NOTHING = ("DELETE_", "RAISE_", "RETURN_", "STORE_")
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
@@ -117,17 +124,66 @@ class Continuation:
     """A break function's result instead of a call of the resume dispatcher: a loop with a break in each
     round must not grow the stack."""
 
-    __slots__ = ("dispatcher", "flat")
+    __slots__ = ("dispatcher", "flat", "forget")
 
     def __init__(self, dispatcher: Callable[..., Any], *flat: Any) -> None:
         self.dispatcher, self.flat = dispatcher, flat
+        self.forget: Callable[[], None] | None = None  # ends what `begin` did
+
+    def begin(self) -> None:
+        """Do what has no effect of the call that comes if a guess is right."""
+        for entry in getattr(self.dispatcher, "entries", ()):
+            inputs = entry.program.check(self.flat)
+            if inputs is not None:
+                begin = getattr(entry.info.data, "begin", None)
+                self.forget = begin(*inputs) if begin is not None else None
+                return
 
 
 def drive(result: Any) -> Any:
     """Go on until a frame has its result."""
     while type(result) is Continuation:
-        result = result.dispatcher(*result.flat)
+        forget = result.forget
+        try:
+            result = result.dispatcher(*result.flat)
+        finally:
+            if forget is not None:
+                forget()
     return result
+
+
+class LateBool:
+    """A bool that a GPU still computes when the program branches on it, at one place of the program. Where it was the
+    same several times, the host looks for the program that follows and prepares its inputs before it waits.
+
+    >>> late = LateBool()
+    >>> late(tensor, lambda flag: resume(flag))     # what follows, which has no effect: it may be asked twice
+    """
+
+    __slots__ = ("latest", "times")
+
+    def __init__(self) -> None:
+        self.latest, self.times = False, 0
+
+    def __call__(self, tensor: torch.Tensor, follow: Callable[[bool], Any]) -> Any:
+        if self.times < SAME or tensor.device.type not in GUESSED:
+            return follow(self._read(tensor))
+        guess = self.latest
+        result = follow(guess)
+        if type(result) is Continuation:
+            result.begin()
+        value = self._read(tensor)
+        if value is guess:
+            return result
+        if type(result) is Continuation and result.forget is not None:
+            result.forget()
+        return follow(value)
+
+    def _read(self, tensor: torch.Tensor) -> bool:
+        value = bool(tensor.item())
+        self.times = self.times + 1 if value is self.latest else 0
+        self.latest = value
+        return value
 
 
 def in_flight(error: BaseException) -> None:
@@ -193,6 +249,8 @@ def emit_break(
                 )
                 emitter.statement(f"{emitter.constant(in_flight)}({emitter.emit(value)})")
         states.append((frame, at, list(at.flat(slots, stack))))
+    late = _late_bool(emitter, states)
+    tensor, begin = emitter.emit(late.tensor) if late is not None else "", len(emitter.lines)
     for _, at, values in states:  # what has a name is what CPython has there
         for value in values[: len(at.bound_slots)]:
             emitter.emit(value)
@@ -217,4 +275,26 @@ def emit_break(
         if not inner:
             step = functools.partial(natively, step)
         expression = f"{emitter.constant(step)}({', '.join(words)})"
+    if late is not None and emitter.only_reads(begin):
+        emitter.nest(begin, f"def follow({LATE}):", expression)
+        expression = f"{emitter.constant(LateBool())}({tensor}, follow)"
+    elif late is not None:
+        emitter.lines.insert(begin, f"{LATE} = {tensor}.item()")
     return f"{emitter.constant(drive)}({expression})" if root else expression
+
+
+def _late_bool(
+    emitter: ResultEmitter, states: Sequence[tuple[Frame, Boundary, list[Value]]]
+) -> HeldNumber | None:
+    """The bool of a tensor that the innermost frame branches on, if all frames but the outermost only hand out values
+    from there on.
+    """
+    frame, at, _ = states[0]
+    held = frame.stack[-1] if frame.stack and at.instr.op in JUMPS_WITH_TEST else None
+    if type(held) is not HeldNumber or held.kind is not bool or emitter.is_emitted(held):
+        return None
+    for n, (_, place, _) in enumerate(states[:-1]):
+        if not all(map(way_out, successors(place, inner=n > 0))):
+            return None
+    emitter.remember(held, LATE)
+    return held

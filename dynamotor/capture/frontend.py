@@ -413,6 +413,7 @@ class Compiler(siblings.Sibling):
         guards = captured.guards if row is None else [*captured.guards, row]
         if type(self) is Compiler and captured.reason is not None:
             captured.finish = self.share.ends_calls(captured.finish)
+        captured.begin = getattr(run, "begin", None)
         run = undone(checked(run, captured.check, captured.draws), captured.undone or ())
         run = left_when_raising(run, captured.gm)
         entry = make_entry(

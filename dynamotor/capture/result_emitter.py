@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from .values.number import FloatValue
 from .values.size import ConditionValue, QuotientValue, SizeValue
 from .values.torch_function import HeldNumber
 
+_READS = re.compile(r"v\d+ = (outs|args)\[\d+\]|\w+ = lambda: .*")
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
 
 
@@ -117,6 +119,19 @@ class ResultEmitter:
     def statement(self, text: str) -> None:
         """Add a line."""
         self.lines.append(text)
+
+    def is_emitted(self, value: Value) -> bool:
+        """Whether a value has a name."""
+        return id(value) in self.names
+
+    def only_reads(self, begin: int) -> bool:
+        """Whether the lines from number `begin` on only name outputs, arguments and functions."""
+        return all(map(_READS.fullmatch, self.lines[begin:]))
+
+    def nest(self, begin: int, head: str, result: str) -> None:
+        """Make the lines from number `begin` on the body of a function with this head, which returns an expression."""
+        body = [*self.lines[begin:], f"return {result}"]
+        self.lines[begin:] = [head, *(f"    {line}" for line in body)]
 
     def constant(self, obj: Any) -> str:
         """An expression of a known real object."""

@@ -127,7 +127,7 @@ def why_not_resumable(code: types.CodeType) -> str | None:
 # ---- effects of an instruction on a boundary ----
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
-_JUMPS_WITH_TEST = frozenset(
+JUMPS_WITH_TEST = frozenset(
     {
         "POP_JUMP_IF_FALSE",
         "POP_JUMP_IF_TRUE",
@@ -480,7 +480,7 @@ def break_function(
     out.emit("NOP")
     if inner:
         out.call(0)
-    elif instr.op in _JUMPS_WITH_TEST:
+    elif instr.op in JUMPS_WITH_TEST:
         name = dis.opname[instr.opcode].replace("BACKWARD", "FORWARD")
         out.test(name, len(leaves[0]) // 2)
     else:

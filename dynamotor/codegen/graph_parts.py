@@ -1,7 +1,7 @@
 """Some calls of a graph as a graph of their own, and a call that runs several such parts in order.
 
 >>> first, second = part_of(gm, nodes[:3], [nodes[2]]), part_of(gm, nodes[3:], [nodes[-1]])
->>> run = chained(placeholders, results, [(compiled_first, first), (compiled_second, second)])
+>>> run = Chain(placeholders, results, [(compiled_first, first), (compiled_second, second)])
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from ..graph.module import copied, graph_module
+from ..runtime.cuda_graphs import are_same
 
 Compiled = Callable[..., tuple[Any, ...]]
 
@@ -49,21 +50,54 @@ def part_of(
     return Part(part, inputs, outputs)
 
 
-def chained(
-    placeholders: Sequence[fx.Node], results: Sequence[Any], steps: Sequence[tuple[Compiled, Part]]
-) -> Compiled:
-    """The call of the whole graph: each part takes its inputs from the call's arguments and earlier parts."""
-    places = {node: i for i, node in enumerate(placeholders)}
-    for _, part in steps:
-        for node in part.outputs:
-            places[node] = len(places)
-    rows = [(call, [places[node] for node in part.inputs]) for call, part in steps]
-    shown = [(places[r], None) if isinstance(r, fx.Node) else (None, r) for r in results]
+class Chain:
+    """The call of a whole graph: each part takes its inputs from the call's arguments and earlier parts.
 
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        values = list(inputs)
+    pure: how many parts come before the first effect, and run op by op.
+    """
+
+    def __init__(
+        self,
+        placeholders: Sequence[fx.Node],
+        results: Sequence[Any],
+        steps: Sequence[tuple[Compiled, Part]],
+        pure: int = 0,
+    ) -> None:
+        places = {node: i for i, node in enumerate(placeholders)}
+        for _, part in steps:
+            for node in part.outputs:
+                places[node] = len(places)
+        self._rows = [(call, [places[node] for node in part.inputs]) for call, part in steps]
+        self._shown = [(places[r], None) if isinstance(r, fx.Node) else (None, r) for r in results]
+        self._pure = pure
+        self._begun: tuple[tuple[Any, ...], list[Any]] | None = None
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        begun, self._begun = self._begun, None
+        if begun is not None and are_same(begun[0], inputs):
+            values, rows = begun[1], self._rows[self._pure :]
+        else:
+            values, rows = list(inputs), self._rows
         for call, taken in rows:
             values += call(*[values[i] for i in taken])
-        return tuple([constant if i is None else values[i] for i, constant in shown])
+        return tuple([constant if i is None else values[i] for i, constant in self._shown])
 
-    return run
+    def begin(self, *inputs: Any) -> Callable[[], None]:
+        """Run what has no effect of a call that is likely to come next with these very inputs, and what the part
+        behind it can prepare; gives the function that forgets it.
+        """
+        values = list(inputs)
+        for call, taken in self._rows[: self._pure]:
+            values += call(*[values[i] for i in taken])
+        forget = None
+        for call, taken in self._rows[self._pure : self._pure + 1]:
+            begin = getattr(call, "begin", None)
+            forget = begin(*[values[i] for i in taken]) if begin is not None else None
+        self._begun = inputs, values
+
+        def forget_all() -> None:
+            self._begun = None
+            if forget is not None:
+                forget()
+
+        return forget_all

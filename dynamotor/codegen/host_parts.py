@@ -16,7 +16,7 @@ from torch import fx
 from ..graph.module import writes
 from ..graph.size_nodes import is_size
 from ..graph.spec import GraphInfo, TensorSpec
-from .graph_parts import Compiled, Part, chained, inputs_of, part_of
+from .graph_parts import Chain, Compiled, Part, inputs_of, part_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HostSplit:
             (self.after, self.after.gm.forward),
         )
         steps = [(call, part) for part, call in calls if part.outputs or part is self.after]
-        return chained(self.placeholders, self.results, steps)
+        return Chain(self.placeholders, self.results, steps)
 
 
 def split(gm: fx.GraphModule, info: GraphInfo) -> HostSplit | None:

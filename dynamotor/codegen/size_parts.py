@@ -20,12 +20,12 @@ from torch import fx
 from ..base.compat import OpOverload
 from ..graph.module import copy_of, writes
 from ..graph.nodes import arguments, overload, reached, spec_of
-from ..graph.op_facts import facts
+from ..graph.op_facts import facts, is_custom
 from ..graph.shapes import call
 from ..graph.size_nodes import is_size
 from ..graph.sizes import equal, is_symbolic
 from ..graph.spec import GraphInfo, TensorSpec, aten
-from .graph_parts import Compiled, Part, chained, inputs_of, part_of
+from .graph_parts import Chain, Compiled, Part, inputs_of, part_of
 
 LEAST_CALLS = 8  # of fixed sizes, for each call on changing sizes: else parts cost more than they save
 # Calls on changing sizes that run op by op: their kernels would be bound anew for each set of sizes.
@@ -43,12 +43,13 @@ class SizeSplit:
 
     def around(self, compile_part: Callable[[fx.GraphModule, GraphInfo, bool], Compiled]) -> Compiled:
         """The whole graph's call; `compile_part(gm, info, fixed)` compiles one part."""
-        steps = []
+        steps, pure = [], 0
         for part, fixed, info in self.parts:
             computed = sum(n.op == "call_function" and not _is_view(n) for n in part.gm.graph.nodes)
             plain = computed <= (0 if fixed else MOST_PLAIN)
+            pure += pure == len(steps) and plain and all(map(_is_pure, part.gm.graph.nodes))
             steps.append((part.gm.forward if plain else compile_part(part.gm, info, fixed), part))
-        return chained(self.placeholders, self.results, steps)
+        return Chain(self.placeholders, self.results, steps, pure)
 
 
 def split(gm: fx.GraphModule, info: GraphInfo) -> SizeSplit | None:
@@ -127,6 +128,13 @@ def _is_view(node: fx.Node) -> bool:
 
 def _is_random(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and facts(node.target).random
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether a call has no effect beside its result."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return True
+    return not (writes(node) or _is_random(node) or is_custom(node.target) or facts(node.target).bounded)
 
 
 def _levels(calls: Sequence[fx.Node], changing: set[fx.Node]) -> dict[fx.Node, int]:

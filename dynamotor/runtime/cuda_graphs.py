@@ -160,6 +160,7 @@ class _Recording:
         recorder: CallRecorder,
     ) -> None:
         self.replays = 0
+        self.begun: tuple[Any, ...] | None = None  # the inputs of a call that has begun
         self.stream, self.inference = recorder.stream(), torch.is_inference_mode_enabled()
         self.fixed: list[int] = []  # inputs that must keep their addresses
         self.copied: list[tuple[int, torch.Tensor]] = []
@@ -236,12 +237,18 @@ class _Recording:
             else _NOT_REPLAYED
         )
 
-    def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Replay."""
+    def fill(self, inputs: Sequence[Any]) -> None:
+        """Copy inputs to where the recording reads them."""
         for positions, places in self.together:
             torch._foreach_copy_(places, [inputs[i] for i in positions], True)
         for i, place in self.alone:
             write(place, inputs[i], non_blocking=True)
+
+    def run(self, inputs: Sequence[Any], filled: bool = False) -> tuple[Any, ...]:
+        """Replay. filled: `fill` has copied these inputs."""
+        if not filled:
+            self.fill(inputs)
+        self.begun = None
         self.replay()
         self.replays += 1
         for i, place in self.copied_back:
@@ -255,6 +262,11 @@ class _Recording:
                 for r in self.results
             ]
         )
+
+
+def are_same(begun: tuple[Any, ...], inputs: tuple[Any, ...]) -> bool:
+    """Whether a call has the very inputs that it began with."""
+    return all(x is y or type(x) is int and x == y for x, y in zip(begun, inputs, strict=True))
 
 
 def _by_dtype(copied: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[list[int], list[torch.Tensor]]]:
@@ -339,14 +351,37 @@ class GraphedCall:
         if not self._lock.acquire(blocking=False):
             return self._plainly("another thread is in this call", inputs)
         try:
-            recording = self._recording_for(inputs)
+            begun = next((r for r in self._recordings if r.begun is not None and are_same(r.begun, inputs)), None)
+            recording = begun or self._recording_for(inputs)
             if recording is not None:
                 counters["cudagraphs"]["replayed"] += 1
                 with _below_autograd():
-                    return recording.run(inputs)
+                    return recording.run(inputs, recording is begun)
         finally:
             self._lock.release()
         return self.call(*inputs)
+
+    def begin(self, *inputs: Any) -> Callable[[], None]:
+        """Copy the inputs of a call that is likely to come next, before anything else, with these very inputs; gives
+        the function that forgets it.
+        """
+        found = None
+        if self._recordings and self._lock.acquire(blocking=False):
+            try:
+                stream = self._recorder.stream()
+                found = next((r for r in self._recordings if not r.why_not(inputs, stream)), None)
+                if found is not None:
+                    with _below_autograd():
+                        found.fill(inputs)
+                    found.begun = inputs
+            finally:
+                self._lock.release()
+
+        def forget() -> None:
+            if found is not None:
+                found.begun = None
+
+        return forget
 
     def _plainly(self, why: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
         counters["cudagraphs"][why] += 1
