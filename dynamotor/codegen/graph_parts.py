@@ -93,10 +93,11 @@ class Chain:
         for call, taken in self._rows[self._pure : self._pure + 1]:
             begin = getattr(call, "begin", None)
             forget = begin(*[values[i] for i in taken]) if begin is not None else None
-        self._begun = inputs, values
+        begun = self._begun = inputs, values
 
         def forget_all() -> None:
-            self._begun = None
+            if self._begun is begun:  # not the call after it
+                self._begun = None
             if forget is not None:
                 forget()
 

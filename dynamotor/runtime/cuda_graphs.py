@@ -378,7 +378,7 @@ class GraphedCall:
                 self._lock.release()
 
         def forget() -> None:
-            if found is not None:
+            if found is not None and found.begun is inputs:  # not the call after it
                 found.begun = None
 
         return forget

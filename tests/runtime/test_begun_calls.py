@@ -61,6 +61,19 @@ def test_a_forgotten_call_copies_its_inputs_again() -> None:
     assert torch.equal(call(x, y)[0], x * 2 + y)
 
 
+def test_the_end_of_a_call_does_not_forget_the_next() -> None:
+    call, x, y = graphed(), torch.ones(3), torch.ones(3)
+    forget = call.begin(x, y)
+    call(x, y)
+    z = torch.full((3,), 4.0)
+    call.begin(z, y)
+    forget()
+    z.fill_(9)  # what was copied ahead is what the call reads
+    assert torch.equal(call(z, y)[0], torch.full((3,), 9.0))
+    call.begin(z, y)
+    assert [r.begun is not None for r in call._recordings] == [True]
+
+
 def test_another_thread_may_begin_meanwhile() -> None:
     call, x, y, z = graphed(), torch.ones(3), torch.ones(3), torch.full((3,), 7.0)
     call.begin(x, y)
