@@ -58,7 +58,7 @@ class Captured:
     asked: frozenset[str] = frozenset()  # facts of tensors that the program looks at: see `Trace`
     for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
     settings: Any = None  # what `config` was
-    begin: Callable[..., Callable[[], None]] | None = None  # what a call can do before it is sure to come
+    begin: Callable[..., Callable[[], None]] | None = None  # steps of a call that may come
     missed: int = 0  # runs that no hit of an entry counts
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from dynamotor import _C
+
 from ..base.errors import traceback_at
 from .breaks import Unsupported, unsupported_if
 from .bytecode import Instr, localsplus_names
@@ -44,7 +46,6 @@ from .values.traceback import lacks_traceback
 
 LATE = "late"  # the name of a bool of a tensor that is waited for last
 SAME = 2  # times that a bool was the same, before it is guessed
-GUESSED = ("cuda",)  # where a bool may still be computed
 _PUSH_NOTHING = ("DELETE_", "RAISE_", "RETURN_", "STORE_")
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
@@ -124,31 +125,45 @@ class Continuation:
     """A break function's result instead of a call of the resume dispatcher: a loop with a break in each
     round must not grow the stack."""
 
-    __slots__ = ("dispatcher", "flat", "forget")
+    __slots__ = ("dispatcher", "flat", "ready")
 
     def __init__(self, dispatcher: Callable[..., Any], *flat: Any) -> None:
         self.dispatcher, self.flat = dispatcher, flat
-        self.forget: Callable[[], None] | None = None  # ends what `begin` did
+        self.ready: tuple[_C.Entry, tuple[Any, ...], Callable[[], None]] | None = None
 
     def begin(self) -> None:
-        """Do what has no effect of the call that comes if a guess is right."""
+        """Find the program that runs if a guess is right, and do those of its steps that have no effect."""
         for entry in getattr(self.dispatcher, "entries", ()):
             inputs = entry.program.check(self.flat)
             if inputs is not None:
                 begin = getattr(entry.info.data, "begin", None)
-                self.forget = begin(*inputs) if begin is not None else None
+                self.ready = entry, inputs, begin(*inputs) if begin is not None else _nothing
                 return
+
+    def forget(self) -> None:
+        """Leave the steps that `begin` did without effect."""
+        if self.ready is not None:
+            self.ready[2]()
+            self.ready = None
+
+    def go(self) -> Any:
+        """The call of the dispatcher."""
+        if self.ready is None:
+            return self.dispatcher(*self.flat)
+        assert isinstance(self.dispatcher, _C.Dispatcher)
+        try:  # the guards held just now: only the device was waited for
+            return self.dispatcher.serve(*self.ready[:2], self.flat)
+        finally:
+            self.forget()
+
+
+def _nothing() -> None: ...
 
 
 def drive(result: Any) -> Any:
     """Go on until a frame has its result."""
     while type(result) is Continuation:
-        forget = result.forget
-        try:
-            result = result.dispatcher(*result.flat)
-        finally:
-            if forget is not None:
-                forget()
+        result = result.go()
     return result
 
 
@@ -157,16 +172,17 @@ class LateBool:
     same several times, the host looks for the program that follows and prepares its inputs before it waits.
 
     >>> late = LateBool()
-    >>> late(tensor, lambda flag: resume(flag))     # what follows, which has no effect: it may be asked twice
+    >>> late(tensor, lambda flag: resume(flag))     # the second has no effect: it may be called twice
     """
 
     __slots__ = ("latest", "times")
+    devices = ("cuda",)  # where it may still be computed
 
     def __init__(self) -> None:
         self.latest, self.times = False, 0
 
     def __call__(self, tensor: torch.Tensor, follow: Callable[[bool], Any]) -> Any:
-        if self.times < SAME or tensor.device.type not in GUESSED:
+        if self.times < SAME or tensor.device.type not in self.devices:
             return follow(self._read(tensor))
         guess = self.latest
         result = follow(guess)
@@ -175,7 +191,7 @@ class LateBool:
         value = self._read(tensor)
         if value is guess:
             return result
-        if type(result) is Continuation and result.forget is not None:
+        if type(result) is Continuation:
             result.forget()
         return follow(value)
 

@@ -83,8 +83,8 @@ class Chain:
         return tuple([constant if i is None else values[i] for i, constant in self._shown])
 
     def begin(self, *inputs: Any) -> Callable[[], None]:
-        """Run what has no effect of a call that is likely to come next with these very inputs, and what the part
-        behind it can prepare; gives the function that forgets it.
+        """Do the steps without effect of a call that is likely to come next with these very inputs; gives the
+        function that forgets them.
         """
         values = list(inputs)
         for call, taken in self._rows[: self._pure]:

@@ -208,8 +208,8 @@ def _read_ends_of_joins(gm: fx.GraphModule) -> None:
 
 
 def _lay_out_columns(gm: fx.GraphModule) -> None:
-    """Copy views of a fixed shape whose strides change, as a column of rows that grow, for their readers; a single
-    element, as a sequence's last token, has any strides.
+    """Copy views of a fixed shape whose strides change, as a column of rows that grow, for their readers. A
+    single element, as a sequence's last token, has any strides.
     """
     for node in gm.graph.nodes:
         spec = node.meta.get("val")

@@ -252,6 +252,26 @@ done:
     return result;
 }
 
+/* The call of an entry whose guards were found to hold for these arguments, and that gave these inputs. */
+static PyObject *dispatcher_serve(PyObject *callable, PyObject *args) {
+    Dispatcher *self = (Dispatcher *)callable;
+    PyObject *served, *inputs, *flat;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &Entry_Type, &served, &PyTuple_Type, &inputs, &PyTuple_Type, &flat)) return NULL;
+    PyObject *const *items = &PyTuple_GET_ITEM(flat, 0);
+    Py_ssize_t n = PyTuple_GET_SIZE(flat);
+    if (other_hooks_see_frames() || self->disabled || force_eager || self->entries == NULL)
+        return dispatcher_call(callable, items, (size_t)n, NULL);
+    Entry *entry = (Entry *)served;
+    PyObject *hook = frame_hook_suspend();
+    Py_INCREF(callable);
+    entry->hits++;
+    PyObject *outs = PyObject_Vectorcall(entry->run, &PyTuple_GET_ITEM(inputs, 0), (size_t)PyTuple_GET_SIZE(inputs), NULL);
+    PyObject *result = outs != NULL ? finish_call(entry, outs, items, n) : handle_raised(self, entry, items, n, NULL);
+    frame_hook_restore(hook);
+    Py_DECREF(callable);
+    return result;
+}
+
 bool dispatcher_is_disabled(PyObject *dispatcher) { return ((Dispatcher *)dispatcher)->disabled; }
 
 /* ---- Dispatcher ---- */
@@ -386,6 +406,7 @@ static PyObject *dispatcher_repr(PyObject *object) {
 static PyMethodDef dispatcher_methods[] = {
     {"add", dispatcher_add, METH_O, "add(entry): try this entry first from now on, a general one first of the general ones"},
     {"remove", dispatcher_remove, METH_O, "remove(entry): forget an entry"},
+    {"serve", dispatcher_serve, METH_VARARGS, "serve(entry, inputs, args): run an entry that `entry.program.check(args)` gave these inputs"},
     {"clear", dispatcher_clear, METH_NOARGS, "clear(): forget all entries"},
     {NULL, NULL, 0, NULL},
 };

@@ -220,9 +220,15 @@ class _Recording:
             return "another number"
         if _C.data_ptrs([inputs[i] for i in self.fixed]) != self.pointers:
             return self._moved(inputs)
-        return (
-            "results of the last replay are still in use" if not all(r.is_free() for r in self.lent) else ""
-        )
+        return ""
+
+    def has_begun(self, inputs: tuple[Any, ...]) -> bool:
+        """Whether these inputs are copied already, and nothing is in the way of a replay."""
+        return self.begun is not None and are_same(self.begun, inputs) and self.is_free()
+
+    def is_free(self) -> bool:
+        """Whether the results of the last replay are no longer in use."""
+        return all(r.is_free() for r in self.lent)
 
     def _moved(self, inputs: Sequence[Any]) -> str:
         """Why an input is not at the address that the recording reads."""
@@ -279,6 +285,7 @@ def _by_dtype(copied: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[list[int
     return list(found.values())
 
 
+IN_USE = "results of the last replay are still in use"
 MOVED = "a parameter, or an input that is written, has moved"
 _NOT_REPLAYED = "an input comes from a call that was not replayed"
 
@@ -351,7 +358,7 @@ class GraphedCall:
         if not self._lock.acquire(blocking=False):
             return self._plainly("another thread is in this call", inputs)
         try:
-            begun = next((r for r in self._recordings if r.begun is not None and are_same(r.begun, inputs)), None)
+            begun = next((r for r in self._recordings if r.has_begun(inputs)), None)
             recording = begun or self._recording_for(inputs)
             if recording is not None:
                 counters["cudagraphs"]["replayed"] += 1
@@ -362,8 +369,8 @@ class GraphedCall:
         return self.call(*inputs)
 
     def begin(self, *inputs: Any) -> Callable[[], None]:
-        """Copy the inputs of a call that is likely to come next, before anything else, with these very inputs; gives
-        the function that forgets it.
+        """Copy the inputs of a call that is likely to come next with these very inputs; gives the function
+        that forgets it.
         """
         found = None
         if self._recordings and self._lock.acquire(blocking=False):
@@ -395,8 +402,9 @@ class GraphedCall:
         why = ""
         for recording in tuple(self._recordings):
             why = recording.why_not(inputs, stream)
-            if not why:
+            if not why and recording.is_free():
                 return recording
+            why = why or IN_USE
             if why == MOVED:
                 self._recordings.remove(recording)
                 self._wasted += recording.replays < WORTH

@@ -1,4 +1,4 @@
-"""What a call does before it is sure to come: for a bool that a device still computes."""
+"""Calls that begin before they are sure to come, while a device computes the bool that decides."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_end_of_a_call_does_not_forget_the_next() -> None:
     z = torch.full((3,), 4.0)
     call.begin(z, y)
     forget()
-    z.fill_(9)  # what was copied ahead is what the call reads
+    z.fill_(9)  # the call reads the copy
     assert torch.equal(call(z, y)[0], torch.full((3,), 9.0))
     call.begin(z, y)
     assert [r.begun is not None for r in call._recordings] == [True]
@@ -101,10 +101,10 @@ def decode(ids: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, end: int
 def test_a_loop_until_a_bool_of_a_tensor_does_what_eager_does(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut, "GUESSED", ("cpu",))
+    monkeypatch.setattr(cut.LateBool, "devices", ("cpu",))
     begun = []
     begin = cut.Continuation.begin
-    monkeypatch.setattr(cut.Continuation, "begin", lambda self: (begun.append(self), begin(self))[1])
+    monkeypatch.setattr(cut.Continuation, "begin", lambda self: (begun.append(self), begin(self)))
     compiled = dynamotor.compile(decode, backend=backend)
     table = torch.randn(10, 4)
     for first, end in [(0, 9), (3, 1), (0, 9), (2, 8)]:
@@ -114,11 +114,11 @@ def test_a_loop_until_a_bool_of_a_tensor_does_what_eager_does(
         assert torch.equal(ours, theirs)
         torch.testing.assert_close(*caches)
     assert len(begun) > 5
-    assert all(getattr(c, "forget", None) is None or c.forget() is None for c in begun)
+    assert all(c.ready is None for c in begun)  # nothing is kept
 
 
 def test_a_wrong_guess_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "GUESSED", ("cpu",))
+    monkeypatch.setattr(cut.LateBool, "devices", ("cpu",))
     seen: list[float] = []
 
     def program(x: torch.Tensor) -> torch.Tensor:
