@@ -74,6 +74,17 @@ def test_a_parallel_loader_has_one_iterator_a_device() -> None:
         next(one)
 
 
+def test_an_input_sharding_can_be_added_to_a_loader_that_is_there() -> None:
+    class Noted:
+        def apply(self, t: torch.Tensor) -> None:
+            shapes.append(t.shape)
+
+    shapes: list[torch.Size] = []
+    batches = pl.MpDeviceLoader([torch.ones(2, 3)], DEVICE)
+    batches._parallel_loader_kwargs["input_sharding"] = Noted()  # as transformers' Trainer does
+    assert [t.shape for t in batches] == shapes == [(2, 3)]
+
+
 def test_an_exception_of_the_loader_is_raised_in_the_program() -> None:
     def broken() -> Iterator[torch.Tensor]:
         yield torch.ones(1)

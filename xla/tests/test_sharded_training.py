@@ -89,3 +89,4 @@ def test_memory_is_given_back_and_taken_again() -> None:
         with pytest.raises(XlaError, match="DM619"):
             wrong.resize_(size)
     assert view.tolist() == [1] * 6 and view.untyped_storage().size() == 24
+    assert x[1].untyped_storage().size() == 24  # a view of a part has the memory of the whole

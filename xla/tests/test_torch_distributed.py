@@ -130,6 +130,50 @@ def test_distributed_data_parallel_trains_as_one_process_does(view: bool, unused
     assert all("done" in text for text in texts)
 
 
+@pytest.mark.slow
+def test_buckets_are_agreed_on_within_a_step_that_is_one_graph() -> None:
+    texts = run_replicas(
+        PROGRAM
+        + """
+    from dynamotor.xla.regions import compile
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3))
+    reference = copy.deepcopy(model)
+    model = nn.parallel.DistributedDataParallel(model.to("xla"), gradient_as_bucket_view=True, bucket_cap_mb=0.001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = torch.optim.SGD(reference.parameters(), lr=0.1)
+
+    @compile(full_graph=True)
+    def step(x, y):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x.to("xla")), y.to("xla")).backward()
+        optimizer.step()
+
+    for _ in range(4):
+        x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+        step(x[me::2], y[me::2])
+        expected.zero_grad()
+        nn.functional.cross_entropy(reference(x), y).backward()
+        expected.step()
+    for got, want in zip(model.parameters(), reference.parameters()):
+        assert torch.allclose(got.cpu(), want, atol=2e-6), (got.cpu() - want).abs().max()
+
+    @compile(full_graph=True)
+    def cut(x):
+        y = full(1) + x     # what came before the step is not the replicas' talk
+        dist.all_reduce(y)
+        return y.tolist()
+
+    try:
+        cut(full(1) * 2)
+    except Exception as error:
+        assert "DM663" in str(error), error
+        print("done")
+    """
+    )
+    assert all("done" in text for text in texts)
+
+
 def test_one_process_is_a_group_of_one() -> None:
     done = run_forked(
         PROGRAM

@@ -164,8 +164,20 @@ class Node:
     """One value: pending (instruction and inputs) or on the device (data). `item`: which result of a
     multi-result instruction it is."""
 
-    __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item", "owners")
+    __slots__ = (
+        "instruction",
+        "inputs",
+        "meta",
+        "data",
+        "lane",
+        "epoch",
+        "position",
+        "item",
+        "owners",
+        "uploaded",
+    )
     instruction: Instruction | MaybeNone  # None for a leaf
+    uploaded: int  # the lane's epoch when its data came from the CPU; leaves of other origin have none
 
     def __init__(
         self,

@@ -86,7 +86,8 @@ def compile(
     context manager.
 
     f: function or module. full_graph: raise DM663, with the line, where the body needs a value early
-    (`.item()`, `print`, an op that falls back to the CPU) and would be cut into several graphs. name: how
+    (`.item()`, `print`, an op that falls back to the CPU) and would be cut into several graphs; what replicas
+    tell each other before the first operation, such as DDP's order of buckets, may be read. name: how
     errors call it. max_different_graphs: raise DM664 when calls compiled more graphs than this (shapes or
     constants keep changing).
     """
@@ -134,7 +135,7 @@ class _Region(contextlib.ContextDecorator):
             eager_mode(self.eager)
 
     def _check(self, event: Event) -> None:
-        if event.kind == "xla.flush" and self.full_graph and not self.at_end:
+        if event.kind == "xla.flush" and self.full_graph and not (self.at_end or event.data["apart"]):
             raise XlaError(
                 "DM663",
                 f"{self.name} is not one graph",

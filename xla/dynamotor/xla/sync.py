@@ -103,11 +103,19 @@ def flush(lane: Lane, cause: str) -> None:
     with lock:
         outputs = live_nodes(lane)
         if listening("xla.flush"):
-            emit("xla.flush", cause=cause, nodes=len(lane.nodes), line=metrics.user_line())
+            facts = {"nodes": len(lane.nodes), "line": metrics.user_line(), "apart": _is_apart(lane)}
+            emit("xla.flush", cause=cause, **facts)
         if outputs or lane.collective:
             _run(lane, outputs, cause)
         else:
             lane.clear()
+
+
+def _is_apart(lane: Lane) -> bool:
+    """Whether all that waits is what replicas tell each other of numbers that the CPU has since given: no
+    part of a program's graph. DDP agrees so on its buckets, in its second forward pass, and reads the answer.
+    """
+    return lane.collective and all(getattr(leaf, "uploaded", -1) == lane.epoch for leaf in lane.leaves)
 
 
 @tensor.relieve.define

@@ -213,7 +213,8 @@ class XlaStorage(torch.UntypedStorage):
         return self.alias.lane.device
 
     def _full_size(self) -> int:
-        return torch.Size(self.alias.meta.shape).numel() * self.alias.meta.dtype.itemsize
+        memory = (self.alias.root or self.alias).meta  # a view has that of its base
+        return torch.Size(memory.shape).numel() * memory.dtype.itemsize
 
     def size(self) -> int:
         """In bytes."""

@@ -68,7 +68,9 @@ def from_cpu(tensor: torch.Tensor, lane: Lane) -> Node:
     """A leaf with a copy of a CPU tensor."""
     metrics.counter("TransferToDevice")
     with metrics.timing("TransferToDeviceTime"):
-        return lane.leaf(upload(tensor, placement.home(lane.device)), Meta.of(tensor.shape, tensor.dtype))
+        leaf = lane.leaf(upload(tensor, placement.home(lane.device)), Meta.of(tensor.shape, tensor.dtype))
+    leaf.uploaded = lane.epoch
+    return leaf
 
 
 def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:

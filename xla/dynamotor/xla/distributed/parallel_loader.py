@@ -208,10 +208,11 @@ class MpDeviceLoader:
     """
 
     def __init__(self, loader: Any, device: Device, **kwargs: Any) -> None:
-        self._loader, self._device, self._kwargs = loader, device, kwargs
+        self._loader, self._device = loader, device
+        self._parallel_loader_kwargs = kwargs  # transformers' Trainer adds an input_sharding to them
 
     def __iter__(self) -> PerDeviceLoader:
-        parallel = ParallelLoader(self._loader, [self._device], **self._kwargs)
+        parallel = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
         return PerDeviceLoader(parallel, parallel.devices[0], owner=True)
 
     def __len__(self) -> int:
