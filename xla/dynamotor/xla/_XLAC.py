@@ -6,28 +6,41 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
-from . import backends, regions
+import dynamotor
+
+from . import backends, ir_text, metrics as counters, regions
 from .core import xla_model as xm
 from .debug import metrics
 from .device import device_count
 from .distributed.spmd.xla_sharding import XLAShardedTensor
-from .execute import Graph
 from .sync import sync
-from .tensor import node_of
+from .tensor import is_xla, node_of
+from .transfer import data_of
 
 _ROWS = {
+    "_get_base_seed_as_tensor": lambda device="": torch.tensor(
+        xm.get_rng_state(device or None), device=device or "xla"
+    ),
+    "_get_executed_fallback_ops": metrics.executed_fallback_ops,
+    "_get_git_revs": lambda: {"torch": torch.version.git_version, "xla": dynamotor.__version__},
     "_get_use_eager_mode": regions.is_eager_mode,
-    "_get_xla_tensors_hlo": xm.get_stablehlo,
-    "_get_xla_tensors_text": xm.get_stablehlo,
+    "_get_xla_tensor_debug_info": ir_text.debug_info,
+    "_get_xla_tensor_shape_type": lambda tensor: ir_text.type_text(tensor.dtype),
+    "_get_xla_tensors_hlo": ir_text.hlo_text,
+    "_get_xla_tensors_text": lambda tensors: ir_text.text(ir_text.pending(tensors)[0]),
     "_set_use_eager_mode": regions.eager_mode,
     "_xla_counter_names": metrics.counter_names,
     "_xla_counter_value": metrics.counter_value,
+    "_unsafe_buffer_pointer": lambda tensor: data_of(tensor).unsafe_buffer_pointer(),
     "_xla_get_default_device": xm.xla_device,
     "_xla_get_devices": xm.get_xla_supported_devices,
     "_xla_get_mat_mul_precision": backends.get_mat_mul_precision,
     "_xla_get_rng_seed": xm.get_rng_state,
+    "_xla_increment_counter": counters.counter,
     "_xla_memory_info": xm.get_memory_info,
     "_xla_metric_data": metrics.metric_data,
     "_xla_metric_names": metrics.metric_names,
@@ -54,9 +67,10 @@ _ROWS = {
         t.shape[dim], dtype=torch.int32, device=t.device
     ),
     "_xla_get_tensor_id": lambda tensor: id(node_of(tensor)),  # its value's own, while it lives
-    "_check_tensor_need_materialization": lambda tensors: [node_of(t).data is None for t in tensors],
-    "_get_graph_hash": lambda tensors: str(
-        Graph.of(node_of(tensors[0]).lane, [node_of(t).position for t in tensors])
-    ),
+    "_check_tensor_need_materialization": lambda tensors: [
+        is_xla(t) and node_of(t).data is None for t in tensors
+    ],
+    "_get_graph_hash": lambda tensors: ir_text.text(ir_text.pending(tensors)[0]),
+    "lowering": SimpleNamespace(LoweringContext=ir_text.LoweringContext),
 }
 globals().update(_ROWS)

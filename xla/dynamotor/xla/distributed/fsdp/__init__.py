@@ -215,5 +215,6 @@ def consolidate_sharded_model_checkpoints(
 
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
     """The same module; its forward pass is computed again in the backward pass instead of being kept."""
-    module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    # To the end, as a reentrant one does (step closures): XLA drops what no gradient needs.
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False, early_stop=False)
     return module

@@ -10,8 +10,10 @@ from .xla_sharding import (
     Mesh,
     ShardingSpec,
     ShardingType,
+    XLAPatchedLinear,
     XLAShard,
     XLAShardedTensor,
+    apply_xla_patch_to_nn_linear,
     clear_sharding,
     get_1d_mesh,
     get_global_mesh,
@@ -25,6 +27,7 @@ from .xla_sharding import (
     visualize_tensor_sharding,
     wrap_as_sharded_tensor,
     wrap_if_sharded,
+    xla_patched_nn_linear_forward,
 )
 
 __all__ = [
@@ -32,8 +35,10 @@ __all__ = [
     "Mesh",
     "ShardingSpec",
     "ShardingType",
+    "XLAPatchedLinear",
     "XLAShard",
     "XLAShardedTensor",
+    "apply_xla_patch_to_nn_linear",
     "clear_sharding",
     "get_1d_mesh",
     "get_global_mesh",
@@ -49,4 +54,5 @@ __all__ = [
     "wrap_if_sharded",
     "xla_distribute_module",
     "xla_distribute_tensor",
+    "xla_patched_nn_linear_forward",
 ]
