@@ -129,6 +129,8 @@ def environment(path: Path, file: str, virtual: int) -> dict[str, str]:
     """The variables of a file's process: its settings, and `virtual` devices for one that spreads tensors."""
     # The tests' folder has a `bench.py`, which must not hide this package.
     found = {"PJRT_DEVICE": "CPU", "PYTHONSAFEPATH": "1"} | SETTINGS.get(file, {})
+    # The class with which PyTorch's device tests are made for xla.
+    found["TORCH_TEST_DEVICES"] = str(path / "pytorch_test_base.py")
     places = [Path(__file__).parents[1], path, (path / file).parent, os.environ.get("PYTHONPATH", "")]
     found["PYTHONPATH"] = os.pathsep.join(str(place) for place in places)
     if file in FOUR_DEVICES:

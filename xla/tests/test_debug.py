@@ -56,6 +56,8 @@ def test_the_report_has_the_known_shape():
     short = met.short_metrics_report(["MarkStep"], ["CompileTime"])
     assert "MarkStep" in short and "CompileTime" in short and "ExecuteTime" not in short
     assert "MarkStep" in met.short_metrics_report()
+    torch.ones(2).to("xla")
+    assert "Metric: TensorToData\n" in met.metrics_report()
 
 
 @pytest.mark.parametrize(
@@ -135,8 +137,9 @@ def test_profiles(tmp_path):
         y = torch.ones(4, device="xla") * 5
     thread.join()
     assert list((tmp_path / "p").rglob("*.xplane.pb")) and y.sum().item() == 20
+    assert xp.start_server(29512) is server
     with pytest.raises(DynamotorError, match="DM667"):
-        xp.start_server(29512)
+        xp.start_server(29513)
 
 
 @pytest.mark.slow

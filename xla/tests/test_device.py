@@ -8,6 +8,8 @@ import torch
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
+from children import run_forked  # noqa: E402
+
 from dynamotor import config, xla  # noqa: E402
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import metrics, transfer  # noqa: E402
@@ -239,3 +241,25 @@ def test_random_state_repeats_and_differs_between_steps():
     two = torch.randn(4, device="xla").cpu()
     rng.set_state(5)
     assert torch.equal(torch.randn(4, device="xla").cpu(), one) and not torch.equal(one, two)
+
+
+def test_a_process_has_as_many_virtual_cpus_as_it_is_told():
+    program = """
+        import os
+        import dynamotor.xla as torch_xla
+        torch_xla.runtime.set_device_type("CPU")
+        os.environ["CPU_NUM_DEVICES"] = "3"
+        print(torch_xla.devices()[-1], torch_xla.real_devices(), torch_xla.device(2))
+        try:
+            torch_xla.device(10)
+        except IndexError as error:
+            print(error.code)
+        try:
+            torch_xla.runtime.set_device_type("TPU")
+        except RuntimeError as error:
+            print(error.code)
+    """
+    done = run_forked(program)
+    assert done.stdout.split("\n")[:3] == [
+        "xla:2 ['CPU:0', 'CPU:1', 'CPU:2'] xla:2", "DM660", "DM658"
+    ], done.stdout + done.stderr  # fmt: skip

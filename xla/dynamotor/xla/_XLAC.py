@@ -12,10 +12,10 @@ import torch
 
 import dynamotor
 
-from . import backends, ir_text, metrics as counters, regions
+from . import backends, ir_text, metrics as counters, regions, runtime
 from .core import xla_model as xm
 from .debug import metrics
-from .device import device_count
+from .device import device_count, has_started, local_devices
 from .distributed.spmd.xla_sharding import XLAShardedTensor
 from .sync import sync
 from .tensor import is_xla, node_of
@@ -32,10 +32,15 @@ _ROWS = {
     "_get_xla_tensor_shape_type": lambda tensor: ir_text.type_text(tensor.dtype),
     "_get_xla_tensors_hlo": ir_text.hlo_text,
     "_get_xla_tensors_text": lambda tensors: ir_text.text(ir_text.pending(tensors)[0]),
+    "_init_computation_client": local_devices,
+    "_set_allow_execution": regions.allow_execution,
     "_set_use_eager_mode": regions.eager_mode,
     "_xla_counter_names": metrics.counter_names,
     "_xla_counter_value": metrics.counter_value,
     "_unsafe_buffer_pointer": lambda tensor: data_of(tensor).unsafe_buffer_pointer(),
+    "_xla_get_all_devices": lambda: [
+        attributes["name"] for attributes in runtime.global_runtime_device_attributes()
+    ],
     "_xla_get_default_device": xm.xla_device,
     "_xla_get_devices": xm.get_xla_supported_devices,
     "_xla_get_mat_mul_precision": backends.get_mat_mul_precision,
@@ -48,6 +53,7 @@ _ROWS = {
     "_xla_num_devices": device_count,
     "_xla_optimization_barrier_": xm.optimization_barrier_,
     "_xla_real_devices": xm.xla_real_devices,
+    "_xla_runtime_is_initialized": has_started,
     "_xla_set_mat_mul_precision": backends.set_mat_mul_precision,
     "_xla_set_rng_seed": xm.set_rng_state,
     "_xla_wait_device_ops": xm.wait_device_ops,

@@ -11,6 +11,7 @@ Metric: CompileTime
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from .. import metrics as _metrics
 from ..metrics import (
@@ -54,12 +55,16 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
     Values are nanoseconds, `when` is seconds since 1970. The list is limited, number and sum are not.
     """
-    timing = _metrics.timings.get(_ALSO.get(name, name))
+    timing = _timing(name)
     if timing is None:
         return None
     epoch = time.time() - time.perf_counter()
     samples = [(epoch + when, seconds * _NANOSECONDS) for when, seconds in timing.samples]
     return timing.count, timing.total * _NANOSECONDS, samples
+
+
+def _timing(name: str) -> Any:
+    return _metrics.timings.get(_ALSO.get(name, name))
 
 
 def clear_metrics() -> None:
@@ -89,7 +94,7 @@ def short_metrics_report(
 
 
 def _report(metric_names: list[str], counter_names: list[str]) -> str:
-    lines = [line for name in metric_names if name in _metrics.timings for line in _metric_lines(name)]
+    lines = [line for name in metric_names if _timing(name) for line in _metric_lines(name)]
     counters = _metrics.all_counters()
     for name in counter_names:
         if counters.get(name):
@@ -98,7 +103,7 @@ def _report(metric_names: list[str], counter_names: list[str]) -> str:
 
 
 def _metric_lines(name: str) -> list[str]:
-    timing = _metrics.timings[name]
+    timing = _timing(name)
     samples = timing.samples
     lines = [
         f"Metric: {name}",
