@@ -25,6 +25,7 @@ def test_counters_and_times():
     (x @ x.T).cpu()
     torch.unique(x, dim=0)
     assert met.counter_value("xla::mm") == 1 and met.counter_value("nothing") is None
+    torch.ops.prims.item(torch.ones((), device="xla"))  # reads a number, as `item` does
     assert met.executed_fallback_ops() == ["aten::unique_dim"]
     total, accumulated, samples = met.metric_data("ExecuteTime")
     assert (
