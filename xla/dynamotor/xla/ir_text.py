@@ -150,7 +150,8 @@ class LoweringContext:
 
     def hlo(self) -> bytes:
         """The program as XLA's serialized module."""
-        return self._lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        module: Any = self._lowered.compiler_ir("hlo")
+        return module.as_serialized_hlo_module_proto()
 
     def hlo_text(self) -> str:
         """The program as XLA's text."""

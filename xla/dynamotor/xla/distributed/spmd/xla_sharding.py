@@ -427,7 +427,8 @@ class XLAPatchedLinear:
         """input @ weight.T + bias."""
         if torch.is_autocast_enabled("xla"):
             dtype = torch.get_autocast_dtype("xla")
-            input, weight, bias = [t if t is None else t.to(dtype) for t in (input, weight, bias)]
+            input, weight = input.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
         batch = "abcdefghijkl"[: input.dim() - 1]
         product = torch.ops.dynamotor_xla.contraction(input, weight, f"{batch}n,mn->{batch}m")
         return product if bias is None else product + bias
