@@ -117,7 +117,7 @@ LATER = [
     ),
     Entry("core.xla_model.xla_device_kind", "device=None"),
     Entry("debug.model_comparator.configure", "save_dir"),
-    Entry("debug.model_comparator.save", "tensor, name=None, dir=None"),
+    Entry("debug.model_comparator.save", "name, tensor, step=None"),
     Entry("debug.model_comparator.compare", "dir1, dir2, rtol=1e-05, atol=1e-08"),
     Entry("debug.profiler.trace_me", "scope"),
     Entry("distributed.data_parallel.DataParallel", "network, device_ids=None"),

@@ -135,6 +135,8 @@ def environment(path: Path, file: str, virtual: int) -> dict[str, str]:
     """The variables of a file's process: its settings, and `virtual` devices for one that spreads tensors."""
     # The tests' folder has a `bench.py`, which must not hide this package.
     found = {"PJRT_DEVICE": "CPU", "PYTHONSAFEPATH": "1"} | SETTINGS.get(file, {})
+    # The class with which PyTorch's device tests are made for xla.
+    found["TORCH_TEST_DEVICES"] = str(path / "pytorch_test_base.py")
     # A file's own folder comes before the others, as where it is run: there are two `args_parse.py`.
     places = [Path(__file__).parents[1], (path / file).parent, path, os.environ.get("PYTHONPATH", "")]
     found["PYTHONPATH"] = os.pathsep.join(str(place) for place in places)
