@@ -16,7 +16,11 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import xla_tests
+from bench.tool import read_json
+
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "xla-api.md"
+RESULTS = DOCUMENT.with_name("results") / "xla-tests.json"
 
 
 class Entry(NamedTuple):
@@ -415,6 +419,7 @@ def document() -> str:
         lines += [_row(entry) for entry in entries]
     lines += ["", "## What is missing", "", "| entry | why |", "|---|---|"]
     lines += [f"| {names} | {why} |" for names, why in MISSING]
+    lines += ["", *xla_tests.section(read_json(RESULTS)["totals"])]
     return "\n".join(lines) + "\n"
 
 

@@ -22,13 +22,6 @@ from .sync import sync
 from .tensor import is_xla, node_of
 from .transfer import data_of
 
-
-def _described(t: torch.Tensor) -> str:
-    """The state of a tensor, and its layout."""
-    layout = f"ShardingSpec: {words(layout_of(t), t.dim()) or None}\n" if is_xla(t) else ""
-    return ir_text.debug_info(t) + layout
-
-
 _ROWS = {
     "_get_base_seed_as_tensor": lambda device="": torch.tensor(
         xm.get_rng_state(device or None), device=device or "xla"
@@ -36,7 +29,7 @@ _ROWS = {
     "_get_executed_fallback_ops": metrics.executed_fallback_ops,
     "_get_git_revs": lambda: {"torch": torch.version.git_version, "xla": dynamotor.__version__},
     "_get_use_eager_mode": regions.is_eager_mode,
-    "_get_xla_tensor_debug_info": _described,
+    "_get_xla_tensor_debug_info": lambda t: ir_text.debug_info(t, words(layout_of(t), t.dim())),
     "_get_xla_tensor_shape_type": lambda tensor: ir_text.type_text(tensor.dtype),
     "_get_xla_tensors_hlo": ir_text.hlo_text,
     "_get_xla_tensors_text": lambda tensors: ir_text.text(ir_text.pending(tensors)[0]),

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from . import device as devices, rng
+from . import device as devices, placement, rng
 from .dtypes import jax_dtype
 from .errors import require
 from .execute import Graph, scalar_vector, to_function
@@ -113,17 +113,23 @@ def text(graph: Graph) -> str:
     return "\n".join(["IR {", *lines, "}", ""])
 
 
-def debug_info(tensor: torch.Tensor) -> str:
-    """The state of a tensor: its shape, the operation that waits to be done, the data that it has."""
+def debug_info(tensor: torch.Tensor, layout: str = "") -> str:
+    """The state of a tensor: its shape, the operation that waits to be done, the data that it has. layout: its
+    layout over the devices, in XLA's words."""
     if not is_xla(tensor):
         return "Not a XLATensor\n"
     node, shape = node_of(tensor), shape_text(node_of(tensor).meta)
-    device = f"{devices.platform()}:{devices.jax_device(tensor.device).id}"
+    spread = placement.spmd() is not None
+    device = "SPMD:0" if spread else f"{devices.platform()}:{devices.jax_device(tensor.device).id}"
     data = "None" if node.data is None else f"\n  Data Device: {device}\n  Data Shape: {shape}"
+    if sharded := node.data is not None and bool(layout):
+        data += f"\n  OpSharding: {layout}\n  NumShards: {len(node.data.sharding.device_set)}"
     waits = "None" if node.instruction is None else node.instruction.show()
     if node.instruction is not None:
         waits = waits.replace(str(node.instruction.func), node.instruction.func._schema.name, 1)
-    lines = {"Tensor id": id(node), "Device": device, "XLA Shape": shape, "IR": waits, "XLAData": data}
+    lines = {"Tensor id": id(node), "Device": device, "XLA Shape": shape}
+    lines |= {"ShardingSpec": layout or None, "IR": waits, "XLAShardedData" if sharded else "XLAData": data}
+    lines["Tensor on host"] = None  # a tensor is uploaded at once
     return "".join([f"{name}: {value}\n" for name, value in lines.items()])
 
 
