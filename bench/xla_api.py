@@ -16,7 +16,11 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import xla_tests
+from bench.tool import read_json
+
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "xla-api.md"
+RESULTS = DOCUMENT.with_name("results") / "xla-tests.json"
 
 
 class Entry(NamedTuple):
@@ -117,7 +121,7 @@ LATER = [
     ),
     Entry("core.xla_model.xla_device_kind", "device=None"),
     Entry("debug.model_comparator.configure", "save_dir"),
-    Entry("debug.model_comparator.save", "tensor, name=None, dir=None"),
+    Entry("debug.model_comparator.save", "name, tensor, step=None"),
     Entry("debug.model_comparator.compare", "dir1, dir2, rtol=1e-05, atol=1e-08"),
     Entry("debug.profiler.trace_me", "scope"),
     Entry("distributed.data_parallel.DataParallel", "network, device_ids=None"),
@@ -415,6 +419,7 @@ def document() -> str:
         lines += [_row(entry) for entry in entries]
     lines += ["", "## What is missing", "", "| entry | why |", "|---|---|"]
     lines += [f"| {names} | {why} |" for names, why in MISSING]
+    lines += ["", *xla_tests.section(read_json(RESULTS)["totals"])]
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ python -m bench xla_tests PATH [--files test_operations,spmd/test_fsdp_v2] [--on
 PATH is the folder `test` of pytorch/xla's sources; its tests need absl-py. A file without test functions is a
 program, run with `python -m dynamotor run --torch-xla`. A file given again replaces its rows; with --only, those
 of the tests named. The reason for a failure is a row of xla_tests.tsv: a part of "file::Class.test: error", the
-kind ("private": needs a name that is no part of the API) and the reason.
+kind (a key of KINDS) and the reason. `python -m bench.xla_api` writes docs/xla-api.md from the file of --json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from .rows_of_tests import FILE
 
 PLUGIN = "bench.xla_tests_plugin"
 REASONS = Path(__file__).with_suffix(".tsv")
-PRIVATE = "private"
+# Why a test does not pass, in the order of the document.
+KINDS = {
+    "open": "open: something is missing here",
+    "private": "needs a name that is no part of torch_xla's API",
+    "internals": "tests torch_xla's own parts, or an order that only they have",
+    "text": "compares texts: programs, messages, names of counters",
+    "hardware": "needs another machine, library or more time",
+}
 PROGRAM = "program"  # the name of the only row of a file without test functions
 
 # The files of each target, as its name in the totals.
@@ -135,9 +142,11 @@ def environment(path: Path, file: str, virtual: int) -> dict[str, str]:
     """The variables of a file's process: its settings, and `virtual` devices for one that spreads tensors."""
     # The tests' folder has a `bench.py`, which must not hide this package.
     found = {"PJRT_DEVICE": "CPU", "PYTHONSAFEPATH": "1"} | SETTINGS.get(file, {})
+    # The class with which PyTorch's device tests are made for xla.
+    found["TORCH_TEST_DEVICES"] = str(path / "pytorch_test_base.py")
     # A file's own folder comes before the others, as where it is run: there are two `args_parse.py`.
-    places = [Path(__file__).parents[1], (path / file).parent, path, os.environ.get("PYTHONPATH", "")]
-    found["PYTHONPATH"] = os.pathsep.join(str(place) for place in places)
+    places = [Path(__file__).parents[1], (path / file).parent, path, path.parent / "examples"]
+    found["PYTHONPATH"] = os.pathsep.join([*map(str, places), os.environ.get("PYTHONPATH", "")])
     if file in FOUR_DEVICES:
         found["CPU_NUM_DEVICES"] = "4"
     if virtual > 1 and file not in ONE_DEVICE and (file.startswith("spmd/") or "spmd" in file):
@@ -208,6 +217,41 @@ def totals(files: dict[str, Rows]) -> dict[str, Any]:
                     failing[f"{file}::{test}"] = {"why": error, "kind": kind, "reason": why}
         found[group] = {"counts": dict(counts), "failing": failing}
     return found
+
+
+def section(found: dict[str, Any]) -> list[str]:
+    """The lines of docs/xla-api.md about a file that `main` wrote."""
+    lines = ["## PyTorch/XLA's own tests", "", *ABOUT.splitlines(), ""]
+    lines += [f"| group | tests | pass | skipped | {' | '.join(KINDS)} |", "|---" * (4 + len(KINDS)) + "|"]
+    for group in GROUPS:
+        counts = found[group]["counts"]
+        tests = sum(counts.get(outcome, 0) for outcome in ("passed", "skipped", "failed"))
+        cells = [tests, *[counts.get(key, 0) for key in ("passed", "skipped", *KINDS)]]
+        lines += [f"| {group} | {' | '.join(map(str, cells))} |"] if tests else []
+    failing = [each for group in GROUPS for each in found[group]["failing"].items()]
+    for kind, title in KINDS.items():
+        by_reason: dict[str, list[str]] = {}
+        for test, row in failing:
+            if row["kind"] == kind:
+                by_reason.setdefault(row["reason"], []).append(test)
+        lines += ["", f"### {title[0].upper()}{title[1:]}", "", "| reason | tests |", "|---|---|"]
+        lines += [f"| {why} | {compact(tests)} |" for why, tests in sorted(by_reason.items())]
+    return lines
+
+
+def compact(tests: list[str]) -> str:
+    """Names of tests, each file's said once: "`spmd/test_fsdp_v2`: basic, stack"."""
+    names: dict[str, list[str]] = {}
+    for test in tests:
+        file, _, name = test.partition("::")
+        names.setdefault(file, []).append(name.rpartition(".")[2].removeprefix("test_"))
+    return "; ".join(f"`{file}`: {', '.join(sorted(found))}" for file, found in sorted(names.items()))
+
+
+ABOUT = """The tests of pytorch/xla (its last commit, 41398bfff3 of April 2026) in their own files, with this package under the name
+`torch_xla`; on CPUs, where files of SPMD have four virtual devices. `python -m bench xla_tests PATH --json
+docs/results/xla-tests.json` wrote the figures (PATH: the folder `test` of pytorch/xla's sources); a test has a minute. The names
+below are without their `test_`."""
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from pathlib import Path
@@ -24,26 +25,25 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
     stand_in(module_path, ("torch_xla",))
 
 
-def pytest_collection_finish() -> None:
-    """Before tests run: options that they define with absl have their defaults."""
-    if "absl.flags" in sys.modules:
-        sys.modules["absl.flags"].FLAGS([sys.argv[0]])
-
-
-def give_torchvision_its_operators() -> None:
-    """Its models need only names of its operators, which are missing where its library is for another
-    PyTorch."""
+def _import_torchvision() -> None:
+    """Where torchvision's library does not fit this PyTorch, its models are there, and its ops have names."""
     try:
         importlib.import_module("torchvision")
-    except ImportError:
-        return
     except RuntimeError:
         for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float threshold) -> Tensor")
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
+            torch.library.define(
+                f"torchvision::{name}", "(Tensor dets, Tensor scores, float limit) -> Tensor"
+            )
 
 
-give_torchvision_its_operators()
+def _parse_no_flags() -> None:
+    """absl's tests read flags, which their own main function would have parsed."""
+    importlib.import_module("absl.testing.absltest")
+    importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
+
+
+for prepare in (_import_torchvision, _parse_no_flags):
+    with contextlib.suppress(ImportError):
+        prepare()
 dynamotor.xla.install_as_torch_xla()
 del sys.argv[1:]  # the test files read options of their own

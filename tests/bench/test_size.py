@@ -23,7 +23,7 @@ LIMITS = {
     "step": 2_400,
     "tools": 2_250,
 }
-XLA = 10_600  # dynamotor-xla
+XLA = 11_200  # dynamotor-xla
 
 
 def test_every_room_has_a_limit() -> None:

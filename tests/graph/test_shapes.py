@@ -331,6 +331,9 @@ def test_indexing_and_losses():
         agree(lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2])), x)
         agree(lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2]), reduction="none"), x)
         agree(lambda x: F.mse_loss(x, x), x)
+    none = torch.empty(2, 0, dtype=torch.int64)  # no position, so that none is out of bounds
+    agree(lambda x: x[none, :, torch.tensor([[1], [2]])], torch.rand(0, 3, 0))
+    agree(lambda x: x[none], torch.rand(0, 3))
 
 
 def test_factories():

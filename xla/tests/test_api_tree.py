@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("jax")
-from bench import xla_api  # noqa: E402
+from bench import xla_api, xla_tests  # noqa: E402
+from bench.tool import read_json  # noqa: E402
 
 
 @pytest.mark.parametrize("entry", xla_api.DOCUMENTED + xla_api.LATER, ids=lambda e: e.name)
@@ -41,3 +42,14 @@ def test_the_check_finds_what_it_looks_for():
     assert "default of b" in xla_api.wrong_parameters(good, "a, b=2")
     assert "without defaults" in xla_api.wrong_parameters(_stub, "")
     assert "missing" in xla_api.problem(xla_api.Entry("core.xla_model.no_such_thing"))
+
+
+def test_each_test_of_theirs_that_does_not_pass_has_a_reason():
+    groups = read_json(xla_api.RESULTS)["totals"]
+    rows = {test: row for group in groups.values() for test, row in group["failing"].items()}
+    assert len(rows) > 80 and not [test for test, row in rows.items() if not row["reason"]]
+    assert {row["kind"] for row in rows.values()} == set(xla_tests.KINDS)
+    text = xla_api.document()
+    assert not [test for test in rows if test.rpartition(".")[2].removeprefix("test_") not in text]
+    some = ["a/test_b::C.test_two", "test_a::C.test_x", "a/test_b::D.test_one"]
+    assert xla_tests.compact(some) == "`a/test_b`: one, two; `test_a`: x"

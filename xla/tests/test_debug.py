@@ -25,6 +25,7 @@ def test_counters_and_times():
     (x @ x.T).cpu()
     torch.unique(x, dim=0)
     assert met.counter_value("xla::mm") == 1 and met.counter_value("nothing") is None
+    torch.ops.prims.item(torch.ones((), device="xla"))  # reads a number, as `item` does
     assert met.executed_fallback_ops() == ["aten::unique_dim"]
     total, accumulated, samples = met.metric_data("ExecuteTime")
     assert (
@@ -67,6 +68,8 @@ def test_the_report_has_the_known_shape():
     short = met.short_metrics_report(["MarkStep"], ["CompileTime"])
     assert "MarkStep" in short and "CompileTime" in short and "ExecuteTime" not in short
     assert "MarkStep" in met.short_metrics_report()
+    torch.ones(2).to("xla")
+    assert "Metric: TensorToData\n" in met.metrics_report()
 
 
 @pytest.mark.parametrize(
@@ -146,8 +149,9 @@ def test_profiles(tmp_path):
         y = torch.ones(4, device="xla") * 5
     thread.join()
     assert list((tmp_path / "p").rglob("*.xplane.pb")) and y.sum().item() == 20
+    assert xp.start_server(29512) is server
     with pytest.raises(DynamotorError, match="DM667"):
-        xp.start_server(29512)
+        xp.start_server(29513)
 
 
 @pytest.mark.slow

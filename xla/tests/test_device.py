@@ -8,6 +8,8 @@ import torch
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
+from children import run_forked  # noqa: E402
+
 from dynamotor import config, xla  # noqa: E402
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import metrics, transfer  # noqa: E402
@@ -253,3 +255,25 @@ def test_elements_of_a_computed_tensor_are_read_without_a_program():
     row = x[1]
     x[1, 0] = 7
     assert row[0].tolist() == [7.0] * 4
+
+
+def test_a_process_has_as_many_virtual_cpus_as_it_is_told():
+    program = """
+        import os
+        import dynamotor.xla as torch_xla
+        torch_xla.runtime.set_device_type("CPU")
+        os.environ["CPU_NUM_DEVICES"] = "3"
+        print(torch_xla.devices()[-1], torch_xla.real_devices(), torch_xla.device(2))
+        try:
+            torch_xla.device(10)
+        except IndexError as error:
+            print(error.code)
+        try:
+            torch_xla.runtime.set_device_type("TPU")
+        except RuntimeError as error:
+            print(error.code)
+    """
+    done = run_forked(program)
+    assert done.stdout.split("\n")[:3] == [
+        "xla:2 ['CPU:0', 'CPU:1', 'CPU:2'] xla:2", "DM660", "DM658"
+    ], done.stdout + done.stderr  # fmt: skip

@@ -91,6 +91,9 @@ def test_computations_branch_and_loop():
         grown = pair.get_tuple_element(0)
         return (grown > x).mkconditional([grown, x], lambda g, x: g + x, lambda g, x: g - x)
 
+    solve = xor.register("solve", lambda a, b: a.triangualr_solve(b, True, True, False, False))
+    a, b = torch.tensor([[2.0, 0.0], [1.0, 4.0]]), torch.tensor([[2.0], [9.0]])
+    assert solve(a.to("xla"), b.to("xla")).tolist() == [[1.0], [2.0]]
     x, limit = torch.tensor(1.5, device="xla"), torch.tensor(20.0, device="xla")
     built = xb.create_computation("grow", body, xb.tensor_shape([x, limit]))
     assert xb.xla_computation_as_func(built)([x, limit]).item() == 24.0 + 1.5
@@ -221,13 +224,14 @@ def test_two_runs_are_compared_by_the_names_of_their_tensors(tmp_path):
     for device in ("cpu", "xla"):
         model_comparator.configure(str(tmp_path / device))
         for step in range(2):
-            model_comparator.save(
-                torch.ones(2, device=device) * (step + (device == "xla") * step * 1e-3), "hidden"
-            )
-        model_comparator.save(torch.zeros(1, device=device))
+            value = torch.ones(2, device=device) * (step + (device == "xla") * step * 1e-3)
+            model_comparator.save("hidden", value)
+            model_comparator.save("hidden", value * 0, step)
+        model_comparator.save(None, torch.zeros(1, device=device))
     text = model_comparator.compare(str(tmp_path / "cpu"), str(tmp_path / "xla"))
     assert "hidden-1.pt" in text and "hidden-0.pt" not in text
     assert model_comparator.compare(str(tmp_path / "cpu"), str(tmp_path / "xla"), rtol=1e-2) == ""
+    assert (tmp_path / "xla" / "step-1" / "hidden-0.pt").exists()
     (tmp_path / "cpu" / "hidden-0.pt").unlink()
     assert "hidden-0.pt is only in" in model_comparator.compare(
         str(tmp_path / "cpu"), str(tmp_path / "xla"), rtol=1e-2

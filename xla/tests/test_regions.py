@@ -9,7 +9,8 @@ pytest.importorskip("jax")
 import dynamotor.xla as torch_xla  # noqa: E402
 from dynamotor.base.errors import DynamotorError  # noqa: E402
 from dynamotor.base.events import collect  # noqa: E402
-from dynamotor.xla import experimental  # noqa: E402
+from dynamotor.xla import _XLAC, experimental  # noqa: E402
+from dynamotor.xla.debug import metrics  # noqa: E402
 
 
 def executions(events):
@@ -95,3 +96,28 @@ def test_eager_mode_trains():
     with experimental.eager_mode_context(True):
         model(x.to("xla")).pow(2).sum().backward()
     torch.testing.assert_close(model.weight.grad.cpu(), expected)
+
+
+def test_eager_mode_keeps_parameters_and_has_its_own_times():
+    with experimental.eager_mode_context(True):
+        metrics.clear_all()
+        layer = torch.nn.Linear(2, 3)
+        weight = layer.weight
+        layer.to("xla")
+        y = layer(torch.ones(1, 2, device="xla"))
+        assert layer.weight is weight and y.shape == (1, 3)
+        assert metrics.metric_data("EagerOpExecuteTime")[0] >= 1
+        assert metrics.metric_data("EagerOpCompileTime") and metrics.metric_data("ExecuteTime") is None
+        layer.to("cpu")
+        assert layer.weight is weight
+
+
+def test_executions_can_be_refused():
+    x = torch.ones(2, device="xla") + 1
+    _XLAC._set_allow_execution(False)
+    try:
+        with pytest.raises(DynamotorError, match="DM663"):
+            x.tolist()
+    finally:
+        _XLAC._set_allow_execution(True)
+    assert (x + 1).tolist() == [3.0, 3.0]

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 pytest.importorskip("jax")
+from children import run_forked  # noqa: E402
+
 import dynamotor.xla  # noqa: E402
 from dynamotor.base.errors import DynamotorError  # noqa: E402
 from dynamotor.xla import jax_call, metrics  # noqa: E402
@@ -327,9 +329,15 @@ def test_errors_are_caught_as_torch_xlas():
 
 
 def test_a_traced_function_may_lay_its_argument_out():
-    from dynamotor.xla.distributed.spmd import xla_sharding as xs
-
-    mesh = xs.Mesh([0], (1,), ("all",))
-    x = torch.ones(4, 2, device="xla") * 3
-    y = assume_pure(lambda t: xs.mark_sharding(t, mesh, ("all", None)))(x)
-    torch.testing.assert_close(y.cpu(), torch.full((4, 2), 3.0))
+    # In a process of its own: a mark turns SPMD mode on, which stays on.
+    done = run_forked("""
+        import torch
+        import dynamotor.xla.start
+        from dynamotor.xla.distributed.spmd import xla_sharding as xs
+        from dynamotor.xla.experimental.assume_pure import assume_pure
+        mesh = xs.Mesh([0], (1,), ("all",))
+        x = torch.ones(4, 2, device="xla") * 3
+        y = assume_pure(lambda t: xs.mark_sharding(t, mesh, ("all", None)))(x)
+        assert torch.equal(y.cpu(), torch.full((4, 2), 3.0))
+    """)
+    assert done.returncode == 0, done.stderr

@@ -2,12 +2,33 @@
 SyncBatchNorm; metrics.
 """
 
+import copy
+
 import pytest
+import torch
 
 pytest.importorskip("jax", reason="jax is not installed")
 
 from children import run_forked  # noqa: E402
 from replicas import run_replicas  # noqa: E402
+
+from dynamotor.xla import _XLAC  # noqa: E402
+from dynamotor.xla.distributed import spmd as xs  # noqa: E402
+from dynamotor.xla.distributed.fsdp import checkpoint_module  # noqa: E402
+
+
+def test_a_checkpointed_module_runs_to_its_end_again():
+    class Counted(torch.nn.Linear):
+        ends = 0
+
+        def forward(self, x):
+            y = super().forward(x).relu()
+            self.ends += 1
+            return y
+
+    module = checkpoint_module(Counted(3, 2).to("xla"))
+    module(torch.ones(2, 3, device="xla")).sum().backward()
+    assert module.ends == 2 and module.weight.grad.shape == (2, 3)
 
 
 def test_helpers_on_four_devices():
@@ -40,6 +61,30 @@ def test_helpers_on_four_devices():
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
     assert "done" in done.stdout and "CPU" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_patched_linear_layers_multiply_without_reshapes(dtype):
+    layer = torch.nn.Linear(3, 6, dtype=dtype)
+    ours = xs.apply_xla_patch_to_nn_linear(copy.deepcopy(layer)).to("xla")
+    for shape in ((3,), (4, 3), (2, 5, 4, 3)):
+        x = torch.randn(shape, dtype=dtype, requires_grad=True)
+        moved = x.detach().to("xla").requires_grad_()
+        found, want = ours(moved), layer(x)
+        grads = [torch.autograd.grad(y.abs().sum(), (given, *made.parameters()))
+                 for y, given, made in ((found, moved, ours), (want, x, layer))]  # fmt: skip
+        torch.testing.assert_close([t.cpu() for t in (found, *grads[0])], [want, *grads[1]])
+    product = xs.XLAPatchedLinear.apply(moved, ours.weight)
+    assert "reshape" not in _XLAC._get_xla_tensors_hlo([product])
+
+
+def test_patched_linear_layers_follow_autocast_and_are_captured():
+    layer, x = torch.nn.Linear(3, 2).to("xla"), torch.rand(4, 5, 3).to("xla")
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        assert xs.xla_patched_nn_linear_forward(layer, x).dtype is torch.bfloat16
+    captured = torch.compile(xs.xla_patched_nn_linear_forward, backend="xla")
+    captured(layer, x).sum().backward()
+    torch.testing.assert_close(layer.weight.grad.cpu(), x.sum((0, 1)).cpu().expand(2, 3))
 
 
 @pytest.mark.slow

@@ -113,8 +113,9 @@ def test_the_pending_program():
     assert xm.get_stablehlo_bytecode()[:4] == b"ML\xefR"
     xm.mark_step()
     assert y.shape == (3, 3) and z.shape == (2,)
+    assert "tanh" not in xm.get_stablehlo([y])  # computed: the program returns its input
     with pytest.raises(DynamotorError, match="DM672"):
-        xm.get_stablehlo([y])
+        xm.get_stablehlo()
 
 
 def test_random_models_are_refused():

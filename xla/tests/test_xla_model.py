@@ -140,6 +140,8 @@ def test_send_data_and_print(capsys):
     )
     assert sent[0].device.type == "xla" and sent[1]["a"][0].device.type == "xla" and sent[1]["a"][1] == "x"
     assert sent[2].nodes.device.type == "xla" and sent[2].name == "g"
+    (key,) = xm.send_cpu_data_to_device({torch.ones(2): 1}, xm.xla_device())
+    assert key.device.type == "xla"
     assert xm.is_xla_tensor(sent[0]) and not xm.is_xla_tensor(torch.ones(1))
     xm.master_print("hello", 3)
     assert capsys.readouterr().out == "hello 3\n"

@@ -36,6 +36,8 @@ def test_a_layout_in_words_lists_the_devices() -> None:
     assert "mul" in _XLAC._get_xla_tensor_debug_info(y)
     xs.mark_sharding(y, mesh, (("model", "data"), None))     # not computed yet
     assert y.sharding_spec == "{devices=[4,1]0,2,1,3}" and torch.equal(y.cpu(), x * 2)
+    about = _XLAC._get_xla_tensor_debug_info(y)
+    assert "Data Device: SPMD:0" in about and "OpSharding: {devices=[4,1]0,2,1,3}\\n  NumShards: 4" in about
     """)
 
 

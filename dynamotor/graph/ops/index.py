@@ -146,9 +146,6 @@ def _index_layout(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> Tensor
         what = f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}"
         raise IndexError(what) from None
     at = [d for d, index in enumerate(indices) if index is not None]
-    whole = (torch.int64, torch.int32)
-    if any(not n and i is not None and i.dtype in whole and i.numel for n, i in zip(x.shape, indices)):
-        raise IndexError("index is out of bounds for dimension with size 0")
     rest = [stride for d, stride in enumerate(x.stride) if d not in at]
     before = (
         at[0] if at == list(range(at[0], at[0] + len(at))) else 0
@@ -156,6 +153,10 @@ def _index_layout(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> Tensor
     after, count = len(rest) - before, len(out.shape) - len(rest)
     source = replace(x, shape=out.shape, stride=(*rest[:before], *[0] * count, *rest[before:]))
     shape = out.shape[before : before + count]
+    whole = (torch.int64, torch.int32)
+    picked = any(not n and i is not None and i.dtype in whole for n, i in zip(x.shape, indices))
+    if picked and 0 not in shape:
+        raise IndexError("index is out of bounds for dimension with size 0")
     positions = [
         TensorSpec.of(meta_tensor(i).expand(shape).reshape((*[1] * before, *shape, *[1] * after)))
         for i in indices

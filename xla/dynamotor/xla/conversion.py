@@ -19,11 +19,13 @@ from dynamotor.extension_api import allow_step_hook, warn_once
 
 from . import compat
 from .compat import tree_map_only
+from .regions import is_eager_mode
 from .tensor import is_xla
 
 # References to a tensor that is nothing but an argument of one of our kernels: by the dispatcher's key, by
-# __torch_dispatch__.
+# __torch_dispatch__; further ones by the mode of eager mode.
 _HELD, _HELD_XLA = 2, 4
+_EAGER, _EAGER_XLA = 4, 1
 _conversions = 0
 _served: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
@@ -58,7 +60,8 @@ def _whole(*_: Any) -> Any:
 
 def _swappable(tensor: torch.Tensor) -> bool:
     """Whether nothing but Python and its own gradient node hold the tensor; a warning says where not."""
-    own = (_HELD_XLA if is_xla(tensor) else _HELD) + tensor.requires_grad  # one may be its gradient node
+    plain, eager = (_HELD_XLA, _EAGER_XLA) if is_xla(tensor) else (_HELD, _EAGER)
+    own = plain + eager * is_eager_mode() + tensor.requires_grad  # one may be its gradient node
     held = tensor._use_count() > own  # type: ignore[attr-defined]
     references = weakref.getweakrefs(tensor) + (
         [] if tensor.grad is None else weakref.getweakrefs(tensor.grad)

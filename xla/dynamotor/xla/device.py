@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import torch
+from jax._src import xla_bridge  # jax has no public way to ask whether it has started
 
 from dynamotor.extension_api import BuildError, load_library
 
@@ -148,9 +150,24 @@ def local_devices() -> list[jax.Device]:
     XLA: importing does not."""
     if not _started:
         replication.start()
+        _make_virtual_cpus()
         _started.extend(jax.local_devices())
         _tell_guard("set_device_count", len(_started))
     return _started
+
+
+def has_started() -> bool:
+    """Whether the devices were asked for."""
+    return bool(_started)
+
+
+def _make_virtual_cpus() -> None:
+    """CPU_NUM_DEVICES devices, where this process is no replica (one has one) and jax was not told
+    otherwise."""
+    count = int(os.environ.get("CPU_NUM_DEVICES", "1"))
+    told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if count > 1 and replication.size() == 1 and not told and not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def platform() -> str:

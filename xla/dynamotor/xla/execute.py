@@ -135,20 +135,21 @@ class Executable:
     start: Callable[[list[jax.Array]], list[jax.Array]]
     timing: str = "ExecuteTime"  # the name of its times
 
-    def run(self, inputs: list[jax.Array]) -> list[jax.Array]:
-        """Run (asynchronously, as jax does) and count it. Errors of the device become coded errors."""
+    def run(self, inputs: list[jax.Array], kind: str = "") -> list[jax.Array]:
+        """Run (asynchronously, as jax does) and count it as `kind`. Errors of the device become coded
+        errors."""
         start = time.perf_counter()
         try:
             results = self.start(inputs)
         except Exception as error:
             raise_coded(error)
-        metrics.timings[self.timing].since(start)
+        metrics.timings[f"{kind}ExecuteTime" if kind else self.timing].since(start)
         return results
 
 
-def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
+def compile_graph(graph: Graph, inputs: list[Any], kind: str = "") -> Executable:
     """Compile for inputs like these (jax arrays, or jax.ShapeDtypeStruct with a sharding); counts and times
-    it.
+    it as `kind`.
 
     XlaError DM604 when XLA refuses the program, DM603 when it runs out of memory.
     """
@@ -164,7 +165,7 @@ def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
                 executable.timing = "ExecuteReplicatedTime"
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
         raise failure(error, "DM604", "XLA could not compile this graph") from error
-    metrics.timings["CompileTime"].since(start)
+    metrics.timings[f"{kind}CompileTime"].since(start)
     metrics.counter("UncachedCompile")
     emit("xla.compiled", seconds=time.perf_counter() - start, nodes=len(graph.steps), graph=graph)
     return executable

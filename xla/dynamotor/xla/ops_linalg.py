@@ -351,6 +351,37 @@ def _linear(x, weight, bias=None):
     return result if bias is None else result + wide(bias)
 
 
+# Two factors by letters (`torch.einsum`'s), as one product: torch.einsum folds dimensions into one.
+torch.library.define("dynamotor_xla::contraction", "(Tensor x, Tensor y, str letters) -> Tensor")
+
+
+@torch.library.register_fake("dynamotor_xla::contraction")
+def _fake_contraction(x: torch.Tensor, y: torch.Tensor, letters: str) -> torch.Tensor:
+    return x.new_empty(torch.einsum(letters, x, y).shape)
+
+
+@op(torch.ops.dynamotor_xla.contraction)
+def _contraction(x, y, letters):
+    return contract(partial(jnp.einsum, letters), x, y).astype(x.dtype)
+
+
+def _save_factors(ctx, inputs, output):
+    x, y, ctx.letters = inputs
+    ctx.save_for_backward(x, y)
+
+
+def _contraction_backward(ctx, grad):
+    (x, y), product = ctx.saved_tensors, torch.ops.dynamotor_xla.contraction
+    one, other, result = ctx.letters.replace("->", ",").split(",")
+    of_x = product(grad, y.conj(), f"{result},{other}->{one}")
+    return of_x, product(grad, x.conj(), f"{result},{one}->{other}"), None
+
+
+torch.library.register_autograd(
+    "dynamotor_xla::contraction", _contraction_backward, setup_context=_save_factors
+)
+
+
 @op(aten._trilinear)
 def _trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     """The sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` dimensions."""

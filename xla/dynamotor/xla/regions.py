@@ -69,6 +69,17 @@ def eager_mode_context(enable: bool) -> Iterator[None]:
         eager_mode(before)
 
 
+_refusing: list[Callable[[], None]] = []  # ends the refusal
+
+
+def allow_execution(allowed: bool) -> None:
+    """With False, each execution is an error (DM663) from now on."""
+    while _refusing:
+        _refusing.pop()()
+    if not allowed:
+        _refusing.append(subscribe(_Region("the program", True, None)._check))
+
+
 def step() -> contextlib.AbstractContextManager[None]:
     """`with step():` earlier records run first, and those of the body run, as one graph, at
     its end.
@@ -111,7 +122,7 @@ class _Region(contextlib.ContextDecorator):
     def __init__(
         self, name: str, full_graph: bool, limit: int | None, graphs: list[str] | None = None
     ) -> None:
-        self.name, self.full_graph, self.limit = name, full_graph, limit
+        self.name, self.full_graph, self.limit, self.at_end = name, full_graph, limit, False
         self.graphs: list[str] = (
             [] if graphs is None else graphs
         )  # why each graph was compiled, over all calls
@@ -139,7 +150,8 @@ class _Region(contextlib.ContextDecorator):
             raise XlaError(
                 "DM663",
                 f"{self.name} is not one graph",
-                why=f"a value is needed before its end ({event.data['cause']})",
+                why="Unexpected execution happens inside the compiled function, exiting at the line that "
+                f"needs a value before its end ({event.data['cause']})",
                 cure="move that line out of it, or compile with full_graph=False",
                 where=event.data["line"],
             )

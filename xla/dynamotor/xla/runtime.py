@@ -50,17 +50,19 @@ __all__ = [
 
 
 def set_device_type(pjrt_device: str) -> None:
-    """Say which device type is used: "CPU", "CUDA" or "TPU". It is chosen by PJRT_DEVICE before
-    `dynamotor.xla` is imported; afterwards only the type in use can be named (DM658 otherwise)."""
-    environment.platforms(pjrt_device)
+    """Say which device type is used: "CPU", "CUDA" or "TPU". Once XLA has started, only the type in use can
+    be named (DM658 otherwise)."""
+    names, started = environment.platforms(pjrt_device), _devices.has_started()
     wanted = {"GPU": "CUDA"}.get(pjrt_device.upper(), pjrt_device.upper())
     require(
-        wanted == device_type(),
+        not started or wanted == device_type(),
         "DM658",
-        f"the device type is {device_type()} and cannot become {pjrt_device} any more",
+        f"the device type cannot become {pjrt_device} any more",
         why="XLA has started in this process",
         cure=f"set PJRT_DEVICE={pjrt_device} in the environment",
     )
+    if not started:
+        jax.config.update("jax_platforms", names)
     os.environ["PJRT_DEVICE"] = pjrt_device
 
 

@@ -40,6 +40,7 @@ rows(
         ): lambda func, args, kwargs: wrap_view(args[0]._alias, args[0]),
         aten._linalg_check_errors.default: check_solvers,
         aten._local_scalar_dense.default: lambda func, args, kwargs: transfer.to_cpu(args[0], "item").item(),
+        torch.ops.prims.item.default: lambda func, args, kwargs: transfer.to_cpu(args[0], "item").item(),
         aten.is_pinned.default: lambda func, args, kwargs: False,
         aten.nonzero.default: lambda func, args, kwargs: torch.nonzero_static(
             args[0], size=int(torch.count_nonzero(args[0]))

@@ -25,15 +25,14 @@ import torch
 from dynamotor.extension_api import XlaError
 
 from .compat import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
-from .device import current_device, jax_device, lane_of
+from .device import jax_device
 from .dtypes import jax_dtype
 from .errors import require
-from .execute import Graph, to_function
+from .execute import to_function
 from .ir import Meta
+from .ir_text import pending
 from .recent import Recent
 from .subgraph import Subgraph, trace
-from .sync import live_nodes
-from .tensor import node_of
 from .transfer import download, upload
 from .utils.checked_load import checked_load, damaged, with_checksums
 
@@ -325,37 +324,11 @@ def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported
     """The program that the next barrier would run for these tensors (for all that wait, where none are
     given), exported by jax. DM672 where there is none.
     """
-    function, inputs = _pending(tensors)
-    return jax.export.export(function)(*inputs)
-
-
-def pending_hlo(tensors: Sequence[torch.Tensor] = ()) -> str:
-    """The same program in XLA's own text."""
-    function, inputs = _pending(tensors)
-    return function.lower(*inputs).as_text(dialect="hlo")
-
-
-def _pending(tensors: Sequence[torch.Tensor]) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    """The program, not yet lowered, and its inputs.
-
-    DM672 where nothing waits to be computed, or a collective does: that program belongs to all replicas.
-    """
-    device = tensors[0].device if tensors else torch.device("xla", current_device())
-    lane = lane_of(device)
-    nodes = [node_of(t) for t in tensors] if tensors else live_nodes(lane)  # type: ignore[arg-type]
-    positions = tuple(node.position for node in nodes if node.data is None and node.epoch == lane.epoch)
-    require(
-        positions and not lane.collective,
-        "DM672",
-        "there is no program to show",
-        why="a collective is part of it" if positions else "all values were computed already",
-        cure="call it before mark_step and before reading values",
-    )
-    graph = Graph.of(lane, positions)
+    graph, _ = pending(tensors)
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in graph.leaves]
     avals += [jax.ShapeDtypeStruct((graph.scalars,), jax.numpy.float64)] if graph.scalars else []
     avals += [jax.ShapeDtypeStruct((graph.draws, 2), jax.numpy.uint32)] if graph.draws else []
-    return jax.jit(to_function(graph), keep_unused=True), avals
+    return jax.export.export(jax.jit(to_function(graph), keep_unused=True))(*avals)
 
 
 class _Interpreter(torch.fx.Interpreter):

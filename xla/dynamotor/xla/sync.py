@@ -127,6 +127,7 @@ def _relieve() -> None:
 
 
 def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
+    kind = "EagerOp" if cause == "eager mode" else ""  # in the report
     leaves, scalars, draws, checks = lane.leaves, lane.scalars, lane.draws, lane.checks
     positions = tuple([node.position for node in outputs])
     # Written in place and without another holder: the result may take the buffer over.
@@ -145,12 +146,12 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
             with metrics.timing("LazyTracing"):  # what recording left to do
                 graph = execute.Graph.of(lane, positions, donated)
             _reasons.explain(graph, key, cause)
-            executable = _executables[key] = execute.compile_graph(graph, inputs)
+            executable = _executables[key] = execute.compile_graph(graph, inputs, kind)
         else:
             metrics.counter("CachedCompile")
     finally:
         lane.clear()
-    run(executable, inputs, outputs)
+    run(executable, inputs, outputs, kind)
     raise_failed(checks, [check.bad.node.data for check in checks])
 
 
@@ -172,9 +173,9 @@ def _donated(lane: Lane) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[Node]) -> None:
+def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[Node], kind: str = "") -> None:
     """Run and hand the results to their nodes."""
-    for node, array in zip(outputs, executable.run(inputs)):
+    for node, array in zip(outputs, executable.run(inputs, kind)):
         node.data = array
         node.instruction, node.inputs, node.epoch = None, (), -1
 
@@ -219,6 +220,8 @@ def run_step_closures() -> None:
         def work() -> None:
             if before is not None:
                 before.join()
+            if _async_errors:  # an earlier one failed
+                return
             try:
                 for closure, args in background:
                     closure(*args)

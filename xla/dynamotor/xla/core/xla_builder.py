@@ -75,6 +75,16 @@ class Op:
         """The value's sizes and dtype."""
         return Shape(tuple(self.value.shape), torch_dtype(self.value.dtype))
 
+    def builder(self) -> None:
+        """An argument for functions that take a builder: a computation is traced by calling its function."""
+
+    @staticmethod
+    def to_torch_type(dtype: torch.dtype) -> torch.dtype:
+        """PyTorch's dtype of a `Type`, which are the same."""
+        return dtype
+
+    from_torch_type = to_torch_type
+
     def slice_in_dim(self, start_index: int, limit_index: int, dimno: int, stride: int = 1) -> Op:
         """Elements `start_index` to `limit_index` of one dimension."""
         return Op(lax.slice_in_dim(self.value, start_index, limit_index, stride, dimno))
@@ -211,6 +221,12 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "dynamic_slice": lax.dynamic_slice,
     "dynamic_update_slice": lax.dynamic_update_slice,
     "cast": lambda x, to_type: x.astype(jax_dtype(to_type)),
+    # Its name in torch_xla.
+    "triangualr_solve": lambda a, b, left_side, lower, unit_diagonal, transpose_a: (
+        lax.linalg.triangular_solve(
+            a, b, left_side=left_side, lower=lower, unit_diagonal=unit_diagonal, transpose_a=transpose_a
+        )
+    ),
     "select": lambda x, true_value, false_value: lax.select(x, true_value, false_value),
     "clamp": lambda x, min_value, max_value: lax.clamp(min_value, x, max_value),
     "get_tuple_element": lambda x, index: x[index],

@@ -102,6 +102,10 @@ _HARDWARE = {"CUDA": "GPU"}  # jax's platform -> the hardware's name
 # ---- devices
 
 
+class NoDevice(XlaError, IndexError):
+    """DM660, as torch_xla's programs expect it."""
+
+
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
     """A device of this process: number `n` of those of kind `devkind`, or the current one.
 
@@ -112,7 +116,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     found = get_xla_supported_devices(devkind)
     if not found or not 0 <= (n or 0) < len(found):
         kind = f" of kind {devkind}" if devkind else ""
-        raise XlaError(
+        raise NoDevice(
             "DM660",
             f"there is no XLA device {n or 0}{kind}",
             why=f"this process has {', '.join(xla_real_devices())}",

@@ -11,6 +11,7 @@ Metric: CompileTime
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from .. import metrics as _metrics
 from ..metrics import (
@@ -61,13 +62,17 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     Values are nanoseconds, or bytes ("OutboundData", "InboundData"); `when` is seconds since 1970. The list
     is limited, number and sum are not.
     """
-    taken = _metrics.timings.get(_ALSO.get(name, name)) or _metrics.amounts.get(name)
+    taken = _timing(name) or _metrics.amounts.get(name)
     if taken is None:
         return None
     unit = 1 if name in _metrics.amounts else _NANOSECONDS
     epoch = time.time() - time.perf_counter()
     samples = [(epoch + when, value * unit) for when, value in taken.samples]
     return taken.count, taken.total * unit, samples
+
+
+def _timing(name: str) -> Any:
+    return _metrics.timings.get(_ALSO.get(name, name))
 
 
 def clear_metrics() -> None:
@@ -98,7 +103,7 @@ def short_metrics_report(
 
 
 def _report(metric_names: list[str], counter_names: list[str]) -> str:
-    lines = [line for name in metric_names if name in _metrics.timings for line in _metric_lines(name)]
+    lines = [line for name in metric_names if _timing(name) for line in _metric_lines(name)]
     for name in metric_names:
         if amount := _metrics.amounts.get(name):
             total = f"{amount.total / 2**20:.2f}MB"
@@ -111,7 +116,7 @@ def _report(metric_names: list[str], counter_names: list[str]) -> str:
 
 
 def _metric_lines(name: str) -> list[str]:
-    timing = _metrics.timings[name]
+    timing = _timing(name)
     samples = timing.samples
     lines = [
         f"Metric: {name}",

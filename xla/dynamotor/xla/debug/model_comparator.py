@@ -1,6 +1,6 @@
 """Values of two runs of a model, side by side: each run saves tensors by name into a folder of its own.
 
->>> mc.configure("/tmp/cpu"); mc.save(hidden, "hidden"); ...     # and the same with "/tmp/xla" on the device
+>>> mc.configure("/tmp/cpu"); mc.save("hidden", hidden); ...     # and the same with "/tmp/xla" on the device
 >>> print(mc.compare("/tmp/cpu", "/tmp/xla", rtol=1e-5))
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _folder: list[Path] = []
-_saved: Counter[str] = Counter()
+_saved: Counter[Path] = Counter()
 
 
 def configure(save_dir: str) -> None:
@@ -26,20 +26,22 @@ def configure(save_dir: str) -> None:
     _saved.clear()
 
 
-def save(
-    tensor: torch.Tensor, name: str | None = None, dir: str | None = None, id: int | None = None
-) -> None:  # noqa: A002
-    """Write a tensor's value.
+def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> None:
+    """Write a tensor's value; nothing where no folder is configured.
 
-    name: by default the line that calls. dir: another folder. id: its number among the values of this name.
+    name: None for the line that calls. step: a folder of its own for each step.
     """
-    where = Path(dir) if dir else _folder[0] if _folder else Path(os.environ["MODELCMP_SAVEDIR"])
+    where = _folder[0] if _folder else Path(os.environ.get("MODELCMP_SAVEDIR", ""))
+    if not _folder and "MODELCMP_SAVEDIR" not in os.environ:
+        return
+    if step is not None:
+        where /= f"step-{step}"
+        where.mkdir(exist_ok=True)
     if name is None:
         frame = sys._getframe(1)
         name = f"{Path(frame.f_code.co_filename).stem}.l{frame.f_lineno}"
-    number = _saved[name] if id is None else id
-    _saved[name] += 1
-    torch.save(tensor.detach().cpu(), where / f"{name}-{number}.pt")
+    torch.save(tensor.detach().cpu(), where / f"{name}-{_saved[where / name]}.pt")
+    _saved[where / name] += 1
 
 
 def compare_tensors(
@@ -57,7 +59,7 @@ def compare(dir1: str, dir2: str, rtol: float = 1e-05, atol: float = 1e-08) -> s
     """How the tensors in two folders differ: missing ones, and those that are not close. "" where nothing
     does.
     """
-    names = [{path.name for path in Path(folder).glob("*.pt")} for folder in (dir1, dir2)]
+    names = [{str(p.relative_to(folder)) for p in Path(folder).rglob("*.pt")} for folder in (dir1, dir2)]
     lines = [
         f"{name} is only in {dir1 if name in names[0] else dir2}\n" for name in sorted(names[0] ^ names[1])
     ]

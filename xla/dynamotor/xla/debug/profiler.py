@@ -31,6 +31,8 @@ def start_server(port: int, only_on_master: bool = True) -> object | None:
     """
     if only_on_master and not xm.is_master_ordinal():
         return None
+    if port in _servers:
+        return _servers[port]
     try:
         server = _servers[port] = jax.profiler.start_server(port)
     except (ValueError, RuntimeError, jax.errors.JaxRuntimeError) as error:

@@ -14,6 +14,7 @@ import functools
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -170,7 +171,8 @@ class _Rewriter:
             self._done[id(value)] = value.from_tensors([self.rewrite(t) for t in value.get_tensors()])
         elif isinstance(value, dict):
             self._done[id(value)] = new = {} if type(value) is dict else value.copy()
-            new.update((k, self.rewrite(v)) for k, v in value.items())
+            new.clear()
+            new.update((self.rewrite(k), self.rewrite(v)) for k, v in value.items())
         elif isinstance(value, list):
             self._done[id(value)] = items = [] if type(value) is list else copy.copy(value)
             items[:] = [self.rewrite(v) for v in value]
@@ -202,7 +204,7 @@ class _Rewriter:
         if isinstance(value, DataWrapper):
             items: Any = value.get_tensors()
         elif isinstance(value, dict):
-            items = value.values()
+            items = [*value, *value.values()]
         else:
             plain = isinstance(value, self._LEAVES) or not hasattr(value, "__dict__")
             items = (
@@ -269,6 +271,10 @@ def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> list[
     """`fn` of the items of each iterable, on threads; the results in order."""
     with futures.ThreadPoolExecutor(num_workers) as workers:
         return list(workers.map(fn, *args))
+
+
+class TmpFolder(tempfile.TemporaryDirectory[str]):
+    """A folder for the life of the object; `name` is its path."""
 
 
 class LazyProperty:

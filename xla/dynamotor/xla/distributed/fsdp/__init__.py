@@ -22,7 +22,7 @@ from ... import replication
 from ...collectives import REDUCE_MAX, REDUCE_SUM, all_reduce, differentiable_all_gather
 from ...errors import require
 from ...utils.checkpoint import checkpoint
-from ..spmd.xla_sharding import apply_xla_patch_to_nn_linear  # noqa: F401  (torch_xla's place for it)
+from ..spmd.patched_linear import apply_xla_patch_to_nn_linear  # noqa: F401  (torch_xla's place for it)
 
 _SUFFIX = ".original"
 
@@ -230,5 +230,6 @@ def consolidate_sharded_model_checkpoints(
 
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
     """The same module; its forward pass is computed again in the backward pass instead of being kept."""
-    module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    # To the end, as a reentrant one does (step closures): XLA drops what no gradient needs.
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False, early_stop=False)
     return module

@@ -6,6 +6,7 @@
 
 from .api import xla_distribute_module, xla_distribute_tensor
 from .debugging import visualize_sharding, visualize_tensor_sharding
+from .patched_linear import XLAPatchedLinear, apply_xla_patch_to_nn_linear, xla_patched_nn_linear_forward
 from .xla_sharding import (
     HybridMesh,
     Mesh,
@@ -33,9 +34,11 @@ __all__ = [
     "Mesh",
     "ShardingSpec",
     "ShardingType",
+    "XLAPatchedLinear",
     "XLAShard",
     "XLAShardedTensor",
     "annotate_custom_sharding",
+    "apply_xla_patch_to_nn_linear",
     "clear_sharding",
     "get_1d_mesh",
     "get_global_mesh",
@@ -52,4 +55,5 @@ __all__ = [
     "wrap_if_sharded",
     "xla_distribute_module",
     "xla_distribute_tensor",
+    "xla_patched_nn_linear_forward",
 ]

@@ -24,6 +24,11 @@ from ...compat import tree_flatten, tree_unflatten
 from ...jax_call import call_jax
 from .device_grid import HybridMesh, Mesh, get_1d_mesh, get_global_mesh, set_global_mesh  # noqa: F401
 from .marks import Spec, lay_out, mark, require_layout, spread
+from .patched_linear import (  # noqa: F401
+    XLAPatchedLinear,
+    apply_xla_patch_to_nn_linear,
+    xla_patched_nn_linear_forward,
+)
 from .xla_sharded_tensor import (  # noqa: F401
     ShardingType,
     XLAShard,
@@ -141,23 +146,3 @@ class ShardingSpec:
                 "pad the batch, or drop the last one",
             )
             mark_sharding(t, self.mesh, self.partition_spec)
-
-
-def apply_xla_patch_to_nn_linear(module: torch.nn.Module) -> torch.nn.Module:
-    """Let each `nn.Linear` of a module multiply without folding its batch dimensions into one, which XLA
-    could not keep divided over a mesh; the module is returned."""
-    for part in module.modules():
-        if isinstance(part, torch.nn.Linear):
-            part.__dict__["forward"] = lambda x, layer=part: _unfolded_linear(x, layer.weight, layer.bias)
-    return module
-
-
-def _unfolded_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    product = torch.einsum("...n,mn->...m", x, weight)
-    return product if bias is None else product + bias
-
-
-class XLAPatchedLinear:
-    """The product that `apply_xla_patch_to_nn_linear` puts into a layer: `apply(x, weight, bias)`."""
-
-    apply = staticmethod(_unfolded_linear)
