@@ -362,6 +362,7 @@ class _Replayed:
             program = self._programs.get(recorded)
             if program is None:
                 program = self._programs[recorded] = Program(lane, first, results, updates, donate=True)
+            lane.clear()  # nodes name their lane: a cycle, and each step may record one
         return program, inputs
 
 
