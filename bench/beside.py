@@ -12,7 +12,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from . import share
 from .numerics import largest_error, output_tensors
 
 Tensors = dict[str, torch.Tensor]
+T = TypeVar("T")
 FLOOR = 2e-5  # of float32, relative to the largest element: what another order of sums does to small programs
 SPREAD = 4  # how many times eager's own error a compiled program may have
 
@@ -245,6 +246,12 @@ def torch_counts(program: Callable[[Way], Tensors]) -> tuple[int | None, int | N
 
 def in_child(name: str, work: Callable[[], Row], timeout: float) -> Row:
     """Run `work` in a forked process, so that neither a crash nor a patch reaches the next."""
+    found = apart(work, timeout, "in eager: ")
+    return Row(name, error=found) if isinstance(found, str) else found
+
+
+def apart(work: Callable[[], T], timeout: float, prefix: str = "") -> T | str:
+    """The result of `work` in a forked process, or its error (after `prefix`) in one line."""
     context = multiprocessing.get_context("fork")
     ours, its = context.Pipe(duplex=False)
 
@@ -252,18 +259,18 @@ def in_child(name: str, work: Callable[[], Row], timeout: float) -> Row:
         try:
             its.send(work())
         except Exception as e:
-            its.send(Row(name, error=f"in eager: {told(e)}"))
+            its.send(prefix + told(e))
 
     child = context.Process(target=body)
     child.start()
     its.close()
     try:
         if not ours.poll(timeout):
-            return Row(name, error=f"no result within {timeout:.0f} s")
+            return f"no result within {timeout:.0f} s"
         return ours.recv()
     except EOFError:
         child.join()
-        return Row(name, error=f"the process ended with status {child.exitcode}")
+        return f"the process ended with status {child.exitcode}"
     finally:
         child.kill()
         child.join()

@@ -120,6 +120,19 @@ def test_grouped_products_run_on_the_device(offs: list[int]) -> None:
     assert torch.allclose(got, want, atol=1e-4) and not metrics.executed_fallback_ops()
 
 
+def test_grouped_products_of_many_weights_and_their_gradients_are_the_cpu_s() -> None:
+    """Of more elements than the CPU's kernel is asked with whole; transposed, as mixtures of experts call it."""
+
+    def products(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        x, weight = (torch.randn(shape).to(device).requires_grad_() for shape in ((8, 48), (2, 96, 48)))
+        ends = torch.tensor([3, 8], dtype=torch.int32).to(device)
+        out = torch.nn.functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
+        return [t.cpu() for t in (out, *torch.autograd.grad(out.square().sum(), (x, weight)))]
+
+    torch.testing.assert_close(products("xla"), products("cpu"), rtol=1e-5, atol=1e-3)
+
+
 def test_histograms_of_integers_have_their_type_as_on_gpus() -> None:
     x = torch.tensor([0, 2, 2, 5], dtype=torch.int32, device="xla")
     counts = torch.histc(x, bins=3, min=0, max=2)

@@ -1,6 +1,7 @@
 """compile_step and compile_optimizer: whole steps as one executable, equal to lazy training."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ pytest.importorskip("jax", reason="jax is not installed")
 import dynamotor  # noqa: E402
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import metrics  # noqa: E402
+from dynamotor.xla.ir import Lane  # noqa: E402
 from dynamotor.xla.step import compile_optimizer, compile_step  # noqa: E402
 from dynamotor.xla.sync import sync  # noqa: E402
 
@@ -104,13 +106,53 @@ def test_a_model_on_the_cpu_is_refused_with_a_code():
         compile_step(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_a_step_that_reads_data_is_refused_with_a_code():
-    model = network().to("xla")
-
+def test_a_forward_pass_that_reads_data_trains_on_the_lazy_device():
     def loss_fn(output, target):
-        return output.sum() * (1.0 if output.sum().item() > 0 else 2.0)
+        loss = torch.nn.functional.cross_entropy(output, target)
+        return loss * (1.0 if output.sum().item() > 0 else 2.0)
 
-    step = compile_step(model, loss_fn, OPTIMIZERS["sgd"](model.parameters()))
+    def train(device):
+        model = network().to(device)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+
+        def eager(x, y):
+            optimizer.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = compile_step(model, loss_fn, optimizer) if device == "xla" else eager
+        return [*[step(x.to(device), y.to(device)).cpu() for x, y in batches()], *model.state_dict().values()]
+
+    with pytest.warns(UserWarning, match="trains on the lazy device.*it reads data"):
+        got = [t.cpu() for t in train("xla")]
+    torch.testing.assert_close(got, train("cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_steps_that_are_recorded_each_time_leave_no_cycles():
+    """Cycles keep the arrays of a recording until the collector of garbage comes, which is seldom."""
+    model = network().to("xla")
+    step = compile_step(model, torch.nn.functional.cross_entropy, OPTIMIZERS["adam"](model.parameters()))
+    counts = []
+    gc.disable()
+    try:
+        for x, y in batches():
+            step(x, y)
+            counts.append(sum(type(each) is Lane for each in gc.get_objects()))
+    finally:
+        gc.enable()
+    assert counts[2] == counts[-1]
+
+
+def test_an_optimizer_that_reads_data_is_refused_with_a_code():
+    class Reading(torch.optim.SGD):
+        def step(self, closure=None):
+            if self.param_groups[0]["params"][0].grad.sum().item() < 1e9:
+                super().step(closure)
+
+    model = network().to("xla")
+    step = compile_step(model, torch.nn.functional.cross_entropy, Reading(model.parameters(), lr=0.1))
     x, y = batches()[0]
     step(x, y)
     with pytest.raises(XlaError, match="DM618"):

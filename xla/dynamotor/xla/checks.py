@@ -30,7 +30,7 @@ from .tensor import Alias, aten, new_root, value
 _OTHER = re.compile(
     r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|"
     r'"histogram_cpu" not implemented|'  # other devices count integers
-    r"stride\(|is_contiguous"
+    r"stride\(|strides/sizes|is_contiguous"
 )
 
 

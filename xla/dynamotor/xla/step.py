@@ -67,10 +67,12 @@ def compile_step(
     The first `n_inputs` tensors of the batch go to the model, the rest, after the model's output, to
     `loss_fn`. Gradients are cleared at the end of a step. Optimizers that keep numbers on the CPU (Adam
     without `capturable=True`) are recorded at each step: right, slower; so is a forward pass that cannot be
-    captured as a whole (a warning says why). clip, scaler, accumulate, keep_grads: as
-    `dynamotor.compile_step` has them; a clip that is a function, and the other three, keep the step on the
-    lazy device, which records it at each call: what their Python reads may change. XlaError DM617 when the
-    model has parameters that are not on the device, DM618 when the step cannot be recorded as a whole.
+    captured as a whole (a warning says why). One that reads data (`if labels.max() >= n`) trains on the lazy
+    device, with a warning; the Python of its forward pass runs twice in the second step. clip, scaler,
+    accumulate, keep_grads: as `dynamotor.compile_step` has them; a clip that is a function, and the other
+    three, keep the step on the lazy device, which records it at each call: what their Python reads may
+    change. XlaError DM617 when the model has parameters that are not on the device, DM618 when the update
+    cannot be recorded.
     """
     _check_device(model.named_parameters())
 
@@ -187,9 +189,10 @@ def _clip(clip: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _learn(loss: torch.Tensor, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-    loss.backward()
-    _clip(clip, optimizer)
-    optimizer.step()
+    with _as_a_whole():
+        loss.backward()
+        _clip(clip, optimizer)
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -231,6 +234,15 @@ def _whole_step(
 _loss_of_step = torch.ops.dynamotor_xla.loss_of_step
 
 
+@contextlib.contextmanager
+def _as_a_whole() -> Iterator[None]:
+    """Around what changes gradients and state, and so cannot begin again on the lazy device."""
+    try:
+        yield
+    except Cut as cut:
+        raise _not_whole(str(cut)) from cut
+
+
 def _not_whole(why: str) -> XlaError:
     return XlaError(
         "DM618",
@@ -249,7 +261,8 @@ def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     replayed = _Replayed(lambda: [*_parameters_of(optimizer), *_state_of(optimizer)])
 
     def body(*grads: torch.Tensor) -> list[Any]:
-        optimizer.step()
+        with _as_a_whole():
+            optimizer.step()
         return []
 
     def step() -> None:
@@ -268,7 +281,8 @@ class _Replayed:
     `state()` lists the tensors that the body reads and writes beside its arguments. It is known by object:
     when something
     puts another tensor in its place (`optimizer.load_state_dict`, a new parameter), all begins anew. While
-    there are numbers on the CPU among it, each call is recorded, since an executable cannot see them.
+    there are numbers on the CPU among it, each call is recorded, since an executable cannot see them. A body
+    that reads data before it writes any stays on the lazy device.
     """
 
     def __init__(self, state: Callable[[], list[torch.Tensor]]) -> None:
@@ -276,6 +290,7 @@ class _Replayed:
         self._programs = Recent(_KEPT)  # by the record
         self._known: list[torch.Tensor] = []
         self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
+        self._lazy: set[Any] = set()  # structures that cannot be recorded
         self._calls = Recent(_KEPT)  # (Program, Inputs, tensors beside the arguments)
 
     def __call__(
@@ -295,7 +310,8 @@ class _Replayed:
             self._known = state
             self._warm.clear()
             self._calls.clear()
-        if structure not in self._warm or not all(map(is_xla, arguments)):  # a constant on the CPU may change
+        cold = structure not in self._warm or structure in self._lazy
+        if cold or not all(map(is_xla, arguments)):  # a constant on the CPU may change
             return self._run_lazily(structure, body, arguments)
         found = (
             self._calls.get((structure, settings))
@@ -305,7 +321,13 @@ class _Replayed:
         if found is None:
             taken = {id(t) for t in arguments}
             read = list({id(t): t for t in state if is_xla(t) and id(t) not in taken}.values())
-            found = self._calls[structure, settings] = *self._record(body, arguments, read), read
+            try:
+                found = self._calls[structure, settings] = *self._record(body, arguments, read), read
+            except Cut as cut:
+                self._lazy.add(structure)
+                why = f"since its forward pass cannot be recorded: {cut}"
+                warn_once(f"xla.step.{new_number()}", f"compile_step trains on the lazy device, {why}")
+                return self._run_lazily(structure, body, arguments)
         program, inputs, read = found
         program.take(inputs)
         return program(*arguments, *read)
@@ -327,11 +349,8 @@ class _Replayed:
         tensors = [*arguments, *state]
         lane = Lane(devices.lane_of(tensors[0].device).device, recording=True)
         with lock, _stand_ins(lane, tensors) as first:
-            try:
-                with devices.using_lane(lane):
-                    results = body(*arguments)
-            except Cut as cut:
-                raise _not_whole(str(cut)) from cut
+            with devices.using_lane(lane):
+                results = body(*arguments)
             if not _same(self._state(), self._known):
                 raise _not_whole(
                     "it puts new tensors in the place of its state (an optimizer that replaces its state)"
@@ -343,6 +362,7 @@ class _Replayed:
             program = self._programs.get(recorded)
             if program is None:
                 program = self._programs[recorded] = Program(lane, first, results, updates, donate=True)
+            lane.clear()  # nodes name their lane: a cycle, and each step may record one
         return program, inputs
 
 
