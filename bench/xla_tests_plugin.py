@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 import dynamotor.xla
@@ -23,6 +26,23 @@ from .rows_of_tests import (  # noqa: F401
 def pytest_pycollect_makemodule(module_path: Path) -> None:
     """Before a test file is imported: its other tests run, too, where a name that it imports is missing."""
     stand_in(module_path, ("torch_xla",))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Give each file the modules that it imports only where it is run as a program, as pytorch/xla runs it."""
+    for module in dict.fromkeys(item.getparent(pytest.Module) for item in session.items):
+        if module is not None:
+            import_as_program(module.path, vars(module.obj))
+
+
+def import_as_program(path: Path, names: dict[str, Any]) -> None:
+    """Execute the imports below `if __name__ == "__main__":` that can be done here."""
+    for block in ast.parse(path.read_text()).body:
+        if isinstance(block, ast.If) and "__main__" in ast.unparse(block.test):
+            for node in block.body:
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    with contextlib.suppress(ImportError):
+                        exec(ast.unparse(node), names)
 
 
 def _import_torchvision() -> None:

@@ -136,8 +136,9 @@ class Continuation:
         for entry in getattr(self.dispatcher, "entries", ()):
             inputs = entry.program.check(self.flat)
             if inputs is not None:
-                begin = getattr(entry.info.data, "begin", None)
-                self.ready = entry, inputs, begin(*inputs) if begin is not None else _nothing
+                begin = getattr(entry.info.data, "begin", None) or _nothing
+                with contextlib.suppress(Exception):  # the call raises it, if it comes
+                    self.ready = entry, inputs, begin(*inputs)
                 return
 
     def forget(self) -> None:
@@ -157,7 +158,8 @@ class Continuation:
             self.forget()
 
 
-def _nothing() -> None: ...
+def _nothing(*inputs: Any) -> Callable[[], None]:
+    return lambda: None
 
 
 def drive(result: Any) -> Any:
