@@ -102,7 +102,8 @@ def mark(t: torch.Tensor, mesh: Any, partition_spec: Spec, move: bool = True) ->
 def lay_out(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
     """Give a tensor a layout, in place; the tensor is returned. A value that is yet to be computed is laid
     out when it is."""
-    alias, node = t._alias, node_of(t)  # type: ignore[attr-defined,arg-type]
+    assert is_xla(t)
+    alias, node = t._alias, node_of(t)
     if alias.parent is not None or node.data is None:
         return _constrain(t, sharding)
     data = jax.device_put(node.data, sharding)
@@ -121,8 +122,8 @@ def _number(sharding: NamedSharding) -> int:
 
 def _constrain(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
     # Not an in-place op: the value is the same, and autograd need not know.
-    node = node_of(t)  # type: ignore[arg-type]
-    write(t._alias, record(_constraint, (node, _number(sharding))))  # type: ignore[attr-defined]
+    assert is_xla(t)
+    write(t._alias, record(_constraint, (node_of(t), _number(sharding))))
     return t
 
 
