@@ -219,8 +219,9 @@ def totals(files: dict[str, Rows]) -> dict[str, Any]:
     return found
 
 
-def section(found: dict[str, Any]) -> list[str]:
+def section(figures: dict[str, Any]) -> list[str]:
     """The lines of docs/xla-api.md about a file that `main` wrote."""
+    found = figures["totals"]
     lines = ["## PyTorch/XLA's own tests", "", *ABOUT.splitlines(), ""]
     lines += [f"| group | tests | pass | skipped | {' | '.join(KINDS)} |", "|---" * (4 + len(KINDS)) + "|"]
     for group in GROUPS:
@@ -228,6 +229,8 @@ def section(found: dict[str, Any]) -> list[str]:
         tests = sum(counts.get(outcome, 0) for outcome in ("passed", "skipped", "failed"))
         cells = [tests, *[counts.get(key, 0) for key in ("passed", "skipped", *KINDS)]]
         lines += [f"| {group} | {' | '.join(map(str, cells))} |"] if tests else []
+    if absent := [f"`{file}`" for files in GROUPS.values() for file in files if file not in figures["files"]]:
+        lines += ["", f"Not run: {', '.join(absent)}."]
     failing = [each for group in GROUPS for each in found[group]["failing"].items()]
     for kind, title in KINDS.items():
         by_reason: dict[str, list[str]] = {}
@@ -248,10 +251,10 @@ def compact(tests: list[str]) -> str:
     return "; ".join(f"`{file}`: {', '.join(sorted(found))}" for file, found in sorted(names.items()))
 
 
-ABOUT = """The tests of pytorch/xla (its last commit, 41398bfff3 of April 2026) in their own files, with this package under the name
+ABOUT = """The tests of pytorch/xla (commit 41398bfff3 of April 2026) in their own files, with this package under the name
 `torch_xla`; on CPUs, where files of SPMD have four virtual devices. `python -m bench xla_tests PATH --json
-docs/results/xla-tests.json` wrote the figures (PATH: the folder `test` of pytorch/xla's sources); a test has a minute. The names
-below are without their `test_`."""
+docs/results/xla-tests.json` wrote the figures (PATH: the folder `test` of pytorch/xla's sources); a test has a minute; of `test_ops`
+about every sixth ran. The names below are without their `test_`."""
 
 
 def main() -> None:

@@ -47,9 +47,10 @@ def test_the_check_finds_what_it_looks_for():
 def test_each_test_of_theirs_that_does_not_pass_has_a_reason():
     groups = read_json(xla_api.RESULTS)["totals"]
     rows = {test: row for group in groups.values() for test, row in group["failing"].items()}
-    assert len(rows) > 80 and not [test for test, row in rows.items() if not row["reason"]]
+    assert len(rows) >= 80 and not [test for test, row in rows.items() if not row["reason"]]
     assert {row["kind"] for row in rows.values()} == set(xla_tests.KINDS)
     text = xla_api.document()
-    assert not [test for test in rows if test.rpartition(".")[2].removeprefix("test_") not in text]
+    names = [test.partition("::")[2].rpartition(".")[2].removeprefix("test_") for test in rows]
+    assert not [name for name in names if name not in text]
     some = ["a/test_b::C.test_two", "test_a::C.test_x", "a/test_b::D.test_one"]
     assert xla_tests.compact(some) == "`a/test_b`: one, two; `test_a`: x"

@@ -115,9 +115,7 @@ def text(graph: Graph) -> str:
 
 def debug_info(tensor: torch.Tensor, layout: str = "") -> str:
     """The state of a tensor: its shape, the operation that waits to be done, the data that it has.
-
-    layout: its layout over the devices, in XLA's words.
-    """
+    layout: over the devices, in XLA's words."""
     if not is_xla(tensor):
         return "Not a XLATensor\n"
     node, shape = node_of(tensor), shape_text(node_of(tensor).meta)
