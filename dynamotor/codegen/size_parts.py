@@ -43,7 +43,8 @@ class SizeSplit:
 
     def around(self, compile_part: Callable[[fx.GraphModule, GraphInfo, bool], Compiled]) -> Compiled:
         """The whole graph's call; `compile_part(gm, info, fixed)` compiles one part."""
-        steps, pure = [], 0
+        steps: list[tuple[Compiled, Part]] = []
+        pure = 0  # parts before the first effect
         for part, fixed, info in self.parts:
             computed = sum(n.op == "call_function" and not _is_view(n) for n in part.gm.graph.nodes)
             plain = computed <= (0 if fixed else MOST_PLAIN)
