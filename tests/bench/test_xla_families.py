@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.xla_families import Float64, judged
+from bench.xla_families import Float64, judged, row_of
 
 
 def found(gradient=1.0, losses=(3.0, 2.0, 1.0), programs=(1, 2, 2), devices=1):
@@ -31,6 +31,14 @@ def test_one_difference_makes_a_way_wrong(wrong):
 def test_the_cpu_s_own_error_is_the_measure():
     assert judged(found(gradient=1.003), [found(), found(gradient=0.999)], found(), 1)["right"]
     assert not judged(found(gradient=1.005), [found(), found(gradient=0.999)], found(), 1)["right"]
+
+
+def test_a_way_that_is_right_in_float64_alone_differs_by_rounding():
+    far, exact = found(gradient=1.1), found()
+    row = row_of(lambda dtype, seed: found(), lambda *dtype: exact if dtype else far, [found()], exact, 1)
+    assert row["right"] and row["float64"] == 0 and row["gradient"]["error"] == pytest.approx(0.1)
+    assert not row_of(lambda dtype, seed: found(), lambda *dtype: far, [found()], exact, 1)["right"]
+    assert not row_of(None, lambda *dtype: "an error", [found()], exact, 1)["right"]
 
 
 def test_the_reference_has_float64_where_models_ask_for_float32():
