@@ -57,6 +57,9 @@ def split(gm: fx.GraphModule, info: GraphInfo) -> SizeSplit | None:
     """The parts of a graph; None where its sizes are fixed, or too many calls depend on those that change."""
     if not any(is_size(node) for node in gm.graph.nodes if node.op == "placeholder"):
         return None
+    calls = [node for node in gm.graph.nodes if node.op == "call_function" and not is_size(node)]
+    if 2 * sum(map(_sees_sizes, calls)) > len(calls):  # before the graph is copied: most graphs of changing sizes
+        return None
     gm = copy_of(gm)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     results: Any = next(node for node in gm.graph.nodes if node.op == "output").args[0]
@@ -216,9 +219,11 @@ def _lay_out_columns(gm: fx.GraphModule) -> None:
         spec = node.meta.get("val")
         if node.op != "call_function" or not _is_view(node) or not isinstance(spec, TensorSpec):
             continue
-        copies = () if spec.is_contiguous else (aten.clone.default,)  # which stay
-        others = [u for u in node.users if u.op == "call_function" and u.target not in copies]
-        readers = [u for u in others if not _is_view(u) and not writes(u)]
+        others = [u for u in node.users if u.op == "call_function" and not _is_view(u) and not writes(u)]
+        if spec.is_contiguous:
+            readers = [u for u in others if not _is_symbolic(u)]  # else their strides follow the view's
+        else:
+            readers = [u for u in others if u.target is not aten.clone.default]
         if not spec.is_symbolic or is_symbolic(spec.shape) or not readers:
             continue
         with gm.graph.inserting_after(node):

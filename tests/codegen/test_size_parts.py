@@ -76,6 +76,18 @@ def test_the_last_element_of_a_single_row_is_not_copied(parts):
     assert parts[0][0][1] == ["aten.slice.Tensor", "aten.view.default"]
 
 
+def laid_out_alike(ids, w):
+    last = ids[:, -1:]
+    ids = torch.cat([ids, deep(deep(w[last], w), w).argmax(-1)], 1)
+    return ids, last.clone(), last.float(), torch.zeros_like(last), last * 2, last.contiguous()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_results_that_take_the_strides_of_a_growing_row_keep_them(parts, batch):
+    run(laid_out_alike, [torch.randn(10, 10)], batch=batch)
+    assert parts[0] is not None
+
+
 def penalised(ids, table, w):
     hidden = deep(table[ids[:, -1]], w)
     scores = hidden @ table.t()
