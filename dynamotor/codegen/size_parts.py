@@ -58,7 +58,7 @@ def split(gm: fx.GraphModule, info: GraphInfo) -> SizeSplit | None:
     if not any(is_size(node) for node in gm.graph.nodes if node.op == "placeholder"):
         return None
     calls = [node for node in gm.graph.nodes if node.op == "call_function" and not is_size(node)]
-    if 2 * sum(map(_sees_sizes, calls)) > len(calls):  # before the graph is copied: most graphs of changing sizes
+    if 2 * sum(map(_sees_sizes, calls)) > len(calls):  # as most graphs: asked before the graph is copied
         return None
     gm = copy_of(gm)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
