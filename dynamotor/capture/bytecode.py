@@ -62,7 +62,6 @@ NORMALISED = {
     "MAKE_FUNCTION": "argval: flags of the items below the code (1 defaults, 2 of keywords, 4 annotations, 8 closure, 16 a function "
     "that computes annotations), from the top down",
     "IS_OP": "argval: True when inverted; CONTAINS_OP likewise",
-    "RETURN_CONST": "argval: the constant; 3.12 only",
     "UNARY_POSITIVE": "and LIST_TO_TUPLE, IMPORT_STAR, PRINT_EXPR, STOPITERATION_ERROR, PREP_RERAISE_STAR: intrinsics by name",
 }
 

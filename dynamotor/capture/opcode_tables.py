@@ -112,6 +112,7 @@ def _both(first: str, second: str) -> Callable[[int], tuple[tuple[str, int], ...
 PARTS: dict[str, Callable[[int], tuple[tuple[str, int], ...]]] = {
     # A borrowed reference is one that the compiler of CPython knows to need no count; a copy elsewhere needs one.
     "LOAD_FAST_BORROW": lambda arg: (("LOAD_FAST", arg),),
+    "RETURN_CONST": lambda arg: (("LOAD_CONST", arg), ("RETURN_VALUE", 0)),
     "LOAD_FAST_LOAD_FAST": _both("LOAD_FAST", "LOAD_FAST"),
     "LOAD_FAST_BORROW_LOAD_FAST_BORROW": _both("LOAD_FAST", "LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": _both("STORE_FAST", "LOAD_FAST"),

@@ -165,12 +165,6 @@ def return_value(frame: Frame, instr: Instr, target: int) -> bool:
     return True
 
 
-@opcode("RETURN_CONST")
-def return_const(frame: Frame, instr: Instr, target: int) -> bool:
-    frame.result = Constant(instr.argval)
-    return True
-
-
 # Generators -------------------------------------------------------------------------------------------------
 @opcode("SEND")
 def send(frame: Frame, instr: Instr, target: int) -> None:

@@ -126,7 +126,7 @@ def why_not_resumable(code: types.CodeType) -> str | None:
 
 # ---- effects of an instruction on a boundary ----
 
-_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
+_ENDS = frozenset({"RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 JUMPS_WITH_TEST = frozenset(
     {
         "POP_JUMP_IF_FALSE",
@@ -267,7 +267,7 @@ def way_out(after: Boundary) -> tuple[Instr, ...]:
     info, found = decode(after.code), []
     for instr in info.instrs[info.index[after.offset] :]:
         found.append(instr)
-        if instr.op in ("RETURN_VALUE", "RETURN_CONST"):
+        if instr.op == "RETURN_VALUE":
             return tuple(found)
         if instr.op not in _PLAIN or instr.op == "LOAD_FAST" and instr.arg in after.unbound:
             break

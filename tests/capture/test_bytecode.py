@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from dynamotor.capture.bytecode import decode, encode_exception_table, parse_exception_table
+from dynamotor.capture.bytecode import decode, encode_exception_table, parse_exception_table, returns_nothing
 from dynamotor.capture.opcode_tables import VERSION
 
 
@@ -66,6 +66,7 @@ def test_no_version_specific_instruction_is_left(codes):
         "PRECALL",
         "KW_NAMES",
         "LOAD_FAST_CHECK",
+        "RETURN_CONST",
         "JUMP_BACKWARD",
         "JUMP_FORWARD",
         "POP_JUMP_FORWARD_IF_TRUE",
@@ -124,6 +125,24 @@ def test_fused_instructions_are_apart():
     compared = seen.index(("COMPARE_OP", "<"))
     assert info.instrs[compared + 1].op in ("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE")
     assert all(info.at(i.offset) is i for i in info.instrs)
+
+
+def test_functions_that_return_nothing():
+    def falls_off(x):
+        x()
+
+    def gives_false(x):
+        return False if x() else None
+
+    def gives_true(x):
+        if x():
+            return True
+
+    def gives_one(x):
+        return 1
+
+    assert returns_nothing(falls_off.__code__) and returns_nothing(gives_false.__code__)
+    assert not any(returns_nothing(f.__code__) for f in (gives_true, gives_one, lambda x: x()))
 
 
 def test_method_loads_and_pushed_nulls():

@@ -76,6 +76,12 @@ def managers(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return w
 
 
+def suppressed(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    with Quiet():
+        return w[at]
+    return w
+
+
 def generator(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return next(rows(w, at))
 
@@ -162,6 +168,16 @@ def test_the_programs_own_handler_sees_the_error(program: Any, read: Any, backen
         given[1][2].copy_(given[0][2])
         ours, theirs = compiled(*given[0]), program(*given[1])
         assert all(map(torch.equal, ours, theirs)) and torch.equal(given[0][0], given[1][0])
+
+
+@pytest.mark.regression
+def test_a_manager_that_returns_true_is_a_handler() -> None:
+    """Also behind a write that is too large to be undone."""
+    compiled = dynamotor.compile(first, backend="eager")
+    for at in (1, 7, 2):
+        given = [(torch.ones(20_000), suppressed, torch.ones(5, 2), torch.tensor([0, at])) for _ in range(2)]
+        ours, theirs = compiled(*given[0]), first(*given[1])
+        assert all(map(torch.equal, ours, theirs))
 
 
 def test_what_raises_again_does_not_break_the_graph() -> None:
