@@ -783,7 +783,8 @@ def test_messages_do_not_print_the_memory_of_tensors():
 
 
 def test_messages_name_values_that_have_no_text():
-    array = type("array", (), {})  # reprlib takes it for an array of Python's
-    assert guards._short(array()) == "<array>" and guards._short(2**100000) == "<int>"
+    array = type("array", (), {"__module__": "array"})  # reprlib takes it for an array of Python's
+    assert guards._short(array()) == "<array>"
+    assert guards._short(2**100000).startswith("<int")  # of Python itself since 3.14
     refuses = type("Refuses", (), {"__repr__": lambda self: 1 / 0})
     assert guards._short(refuses()) == "<Refuses>"

@@ -214,6 +214,8 @@ def test_torch_compile_hands_jagged_tensors_on():
 
 def test_a_plain_tensor_with_a_jagged_size_is_left_to_eager(monkeypatch):
     """PyTorch's formula makes zeros of the size that it shows."""
+    if torch.__version__ < "2.13":
+        pytest.skip("this PyTorch has no derivative of nextafter")
     monkeypatch.setattr(config, "strict", False)
     fn, before = lambda x, y: torch.nextafter(x, y), counters["fallback"]["aot.DM260"]
     x, other = rows_of_numbers(), torch.randn(2, 1, requires_grad=True)

@@ -110,7 +110,10 @@ def test_a_sum_without_nan_of_any_type_and_size():
         check(lambda i: (i.nansum(1), i.nansum(dtype=torch.float32), i.nansum(1, dtype=torch.bool)), i)
     check(lambda x: (x.nansum(1), x.nansum(), x.nansum(0)), torch.randn(3, 0))
     check(lambda x: x.nansum(), torch.tensor(float("nan")))
-    check(lambda x: x.nansum(1, dtype=torch.int64), x.isfinite() * 2.0, fallbacks=("aten.nansum.default",))
+    if torch.__version__ >= "2.13":  # eager has no such kernel before
+        check(
+            lambda x: x.nansum(1, dtype=torch.int64), x.isfinite() * 2.0, fallbacks=("aten.nansum.default",)
+        )
 
 
 def test_a_sum_without_nan_is_one_kernel_and_its_gradient_skips_nan():
