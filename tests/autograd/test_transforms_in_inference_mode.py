@@ -33,15 +33,22 @@ TRANSFORMED: list[Callable[[torch.Tensor], Any]] = [
 ]
 
 
+def _outcome(run: Callable[[torch.Tensor], Any], region: Any) -> Any:
+    """Each result's values and whether it is an inference tensor, or the error: PyTorch 2.11 lacks rules."""
+    try:
+        with region():
+            found = run(torch.ones(3))
+    except RuntimeError as error:
+        return str(error)
+    return [
+        (part.is_inference(), part.tolist()) for part in (found if isinstance(found, tuple) else (found,))
+    ]
+
+
 @pytest.mark.regression
 @pytest.mark.parametrize("region", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_what_transforms_give_under_inference_mode(region: Any) -> None:
     """They were inference tensors, which no backward may save; eager's are not."""
     for function in TRANSFORMED:
-        said = []
-        for run in (function, dynamotor.compile(function, backend="aot_eager")):
-            with region():
-                found: Any = run(torch.ones(3))
-            parts = found if isinstance(found, tuple) else (found,)
-            said.append([(part.is_inference(), part.tolist()) for part in parts])
-        assert said[1] == said[0]
+        want = _outcome(function, region)
+        assert _outcome(dynamotor.compile(function, backend="aot_eager"), region) == want
