@@ -77,3 +77,25 @@ def test_typing_aliases_in_the_forward():
         return typing.cast(torch.Tensor, found[0])
 
     same(fn, torch.randn(3), backend="eager")
+
+
+READ_ONLY_CHANGES = [
+    "del c['made_up']",
+    "del c['table']",
+    "del c[3]",
+    "del c[1:]",
+    "c[1:] = 5",
+    "c[3] = 5",
+    "c |= {}",
+]
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("change", READ_ONLY_CHANGES)
+def test_the_dict_of_a_class_is_read_only(change: str) -> None:
+    """An item was deleted in the trace, and a slice was refused as a key."""
+    text = f"def program(x):\n c = Table.__dict__\n try:\n  {change}\n except Exception as e:\n  return x, repr(e)"
+    space: dict[str, Any] = {"Table": Table}
+    exec(text, space)
+    program, x = space["program"], torch.ones(2)
+    assert dynamotor.compile(program, backend="eager", fullgraph=True)(x)[1] == program(x)[1]

@@ -8,7 +8,7 @@ import operator
 import types
 import typing
 from collections import namedtuple
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -210,11 +210,25 @@ class TypeDictValue(DictValue):
         raw = self.trace.type_attr(self.cls, key)
         return self.trace.make(raw if raw is not MISSING else self.obj[key])
 
-    def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
-        raise trace.error(TypeError, "'mappingproxy' object does not support item assignment")
+    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        trace.real(operator.setitem, _READ_ONLY, None, None)
+
+    def delitem(self, trace: Trace, key: Value) -> None:
+        number = 0 if hasattr(key.python_type(), "__index__") else None  # it has a text of its own
+        trace.real(operator.delitem, _READ_ONLY, number)
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        if op is operator.ior:
+            trace.real(op, _READ_ONLY, {})
+        return super().binary(trace, op, other, reflected)
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
         return f"{emitter.constant(self.cls)}.__dict__"
+
+
+_READ_ONLY: Any = types.MappingProxyType({})
 
 
 def _own_names(cls: type) -> tuple[str, ...]:
