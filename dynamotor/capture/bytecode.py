@@ -450,5 +450,7 @@ def _set_outside(code: types.CodeType) -> set[str]:
 @by_code
 def returns_nothing(code: types.CodeType) -> bool:
     """Whether a function returns None or False, whatever happens."""
-    given = [a for a, b in itertools.pairwise(decode(code).instrs) if b.op == "RETURN_VALUE"]
-    return all(before.op == "LOAD_CONST" and not before.argval for before in given)
+    info = decode(code)
+    given = [(a, b) for a, b in itertools.pairwise(info.instrs) if b.op == "RETURN_VALUE"]
+    aims = {info.at(instr.target).offset for instr in info.instrs if instr.target is not None}
+    return all(a.op == "LOAD_CONST" and not a.argval and b.offset not in aims for a, b in given)

@@ -132,7 +132,8 @@ def test_functions_that_return_nothing():
         x()
 
     def gives_false(x):
-        return False if x() else None
+        if x():
+            return False
 
     def gives_true(x):
         if x():
@@ -141,8 +142,11 @@ def test_functions_that_return_nothing():
     def gives_one(x):
         return 1
 
+    def gives_either(x):
+        return x or False
+
     assert returns_nothing(falls_off.__code__) and returns_nothing(gives_false.__code__)
-    assert not any(returns_nothing(f.__code__) for f in (gives_true, gives_one, lambda x: x()))
+    assert not any(returns_nothing(f.__code__) for f in (gives_true, gives_one, gives_either, lambda x: x()))
 
 
 def test_method_loads_and_pushed_nulls():
