@@ -32,7 +32,6 @@ from ..base.errors import (
     EagerWarning,
     InternalError,
     RecompileWarning,
-    UsageError,
 )
 from ..base.events import Event, collect, counters, emit, log, timed, warn_once
 from ..base.probe import COMPILE, lost, require
@@ -94,7 +93,7 @@ from .lazy_modules import Afresh
 from .result_emitter import ResultEmitter
 from .resume import unwind
 from .source import Arg, Source
-from .stance import stance
+from .stance import may_compile
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
 from .undo import JOINED, undone
@@ -216,14 +215,7 @@ class Compiler(siblings.Sibling):
         if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
-        if stance() != "default":
-            UsageError.when(
-                stance() == "fail_on_recompile",
-                "DM111",
-                f"{self.name} would be compiled",
-                why="the stance is fail_on_recompile",
-                cure="call it with such arguments before set_stance",
-            )
+        if not may_compile(self.name, lambda: self.why_none_fits(dispatcher, args, kwnames)):
             return self.eager(args, kwnames)
         begin = time.perf_counter()
         call = Invocation(args, kwnames, handling=sys.exception() is not None)
@@ -423,6 +415,14 @@ class Compiler(siblings.Sibling):
         entry.general = row is not None or rounds
         captured.sizes.close()
         return entry
+
+    def why_none_fits(
+        self, dispatcher: _C.Dispatcher, args: tuple[Any, ...], kwnames: tuple[str, ...]
+    ) -> str:
+        """Why no entry serves a call; "" where there is none."""
+        flat, n = self.flat(args), len(args) - len(kwnames)
+        reasons = [miss_reason(e, flat, n, kwnames) for e in dispatcher.entries]
+        return "; ".join(dict.fromkeys(reasons))
 
     def may_add(self, dispatcher: _C.Dispatcher, call: Invocation) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""

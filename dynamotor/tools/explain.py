@@ -19,6 +19,7 @@ from ..base.errors import link
 from ..base.events import Event, collect, counters, phase_seconds
 from ..capture.compiled_share import Counts
 from ..capture.frontend import eager_texts, served_entries
+from ..capture.stance import said_by, stance
 from .tables import counted
 
 _CODE = re.compile(r"\.(DM\d{3})$")  # counters of whole graphs or backwards: `build.DM301`
@@ -121,6 +122,9 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
             compiler.share.watched() as counts,
         ):
             compiled(*args, **kwargs)
+        if (holds := stance()) != "default":
+            without = "everything" if holds == "force_eager" else "code without a program that fits"
+            found.eager.append(f"{without}, since {said_by()} says {holds}")
         found.counts, found.native = counts, compiler.inner.native
         more = Counter(counters["fallback"]) - before
         for entry, n in hits.items():
