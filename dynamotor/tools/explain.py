@@ -19,6 +19,7 @@ from ..base.errors import link
 from ..base.events import Event, collect, counters, phase_seconds
 from ..capture.compiled_share import Counts
 from ..capture.frontend import eager_texts, served_entries
+from ..capture.recompiles import by_reason
 from ..capture.stance import said_by, stance
 from .tables import counted
 
@@ -30,6 +31,10 @@ class Explanation:
     """What ran in one call of a compiled callable; `str()` is the report."""
 
     graphs: list[torch.fx.GraphModule] = field(default_factory=list)
+    compile_ids: list[str] = field(default_factory=list)  # of the programs that ran, as the log has them
+    recompiles: list[str] = field(
+        default_factory=list
+    )  # the ID of each new program, and why those before did not fit, with their IDs
     guards: list[list[str]] = field(default_factory=list)
     break_reasons: list[Any] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -74,6 +79,9 @@ class Explanation:
             f"{counted(self.graph_count, 'graph')}, {counted(self.op_count, 'torch call')}, "
             f"{counted(self.graph_break_count, 'break')}, {counted(sum(map(len, self.guards)), 'guard')}"
         ]
+        if self.compile_ids:
+            lines.append(f"compile IDs: {', '.join(dict.fromkeys(self.compile_ids))}")
+        lines += self.recompiles
         lines.append(str(self.counts))
         lines += [
             f"left to eager: {counted(n, 'torch call')}: {why}" for why, n in self.counts.eager.most_common()
@@ -118,7 +126,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
         hits = {} if dispatcher is None else {entry: entry.hits for entry in served_entries(dispatcher)}
         found, compiler = Explanation(), dispatcher_of(compiled).miss.__self__
         with (
-            collect("capture", "break", "ddp", "fallback", "auto") as events,
+            collect("capture", "break", "ddp", "fallback", "auto", "recompile") as events,
             compiler.share.watched() as counts,
         ):
             compiled(*args, **kwargs)
@@ -134,6 +142,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
             _note(found, event)
             if event.kind == "capture":
                 found.sizes.append(event.data["captured"].sizes.report())
+                found.compile_ids.append(event.compile_id)
         found.fallbacks = Counter(
             {name: n for name, n in more.items() if not name.startswith("ddp.")}
         )  # in `gradients`
@@ -149,6 +158,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
 
 def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
     """Describe a version that was compiled before; its fallbacks."""
+    found.compile_ids.append(captured.compile_id)
     if captured.reason is not None:
         found.break_reasons.append(captured.reason)
     if captured.gm is not None:
@@ -164,6 +174,14 @@ def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
 def _note(found: Explanation, event: Event) -> None:
     if event.kind == "break":
         found.break_reasons.append(event.data.get("reason"))
+    elif event.kind == "recompile":
+        new = event.data["new"]
+        then = (
+            f"compiled again as {new}"
+            if new
+            else "in eager PyTorch, since there are as many programs as may be"
+        )
+        found.recompiles.append(f"{then}: {by_reason(event.data['reasons'], event.data['failed'])}")
     elif event.kind == "fallback":
         found.eager += eager_texts([event])
     elif event.kind == "auto":

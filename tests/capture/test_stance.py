@@ -212,3 +212,10 @@ def test_regions_under_torch_compilers_disable(make, more):
         return disabled(told(y) * 1) * 1
 
     assert dynamotor.compile(around)(x).equal(x + more)
+
+
+def test_warm_up_builds_nothing_where_all_runs_eager():
+    compiled = dynamotor.compile(told)
+    with torch.compiler.set_stance("force_eager"):
+        (left,) = compiled.warm_up(x)
+    assert "torch.compiler.set_stance says force_eager" in left and not compiled.entries
