@@ -24,6 +24,14 @@ from ..capture.stance import said_by, stance
 from .tables import counted
 
 _CODE = re.compile(r"\.(DM\d{3})$")  # counters of whole graphs or backwards: `build.DM301`
+_OP = re.compile(r"(?!xla\.)\w+\.\w+\.\w+")  # `aten.erfinv.default`
+
+
+def is_op(counter: str) -> bool:
+    """Whether a key of counters["fallback"] is an op that runs as PyTorch's kernel in a compiled program; others are
+    parts that run in eager PyTorch.
+    """
+    return _OP.fullmatch(counter) is not None and _CODE.search(counter) is None
 
 
 @dataclass
@@ -96,13 +104,18 @@ class Explanation:
         for i, choice in enumerate(self.choices):
             lines += [f"backends of graph {i + 1}, the quickest is {choice['chosen']}:"]
             lines += [f"  {one}" for one in choice["times"]]
-        ops = [f"{op} ×{n}" for op, n in self.fallbacks.most_common() if not _CODE.search(op)]
+        ops = [f"{op} ×{n}" for op, n in self.fallbacks.most_common() if is_op(op)]
         if ops:
             lines.append("aten kernels used for lack of a lowering: " + ", ".join(ops))
         lines += [
             f"left to PyTorch ×{n}: {code[1]} (reason: the log channel `fallbacks`; cure: {link(code[1])})"
             for name, n in self.fallbacks.most_common()
             if (code := _CODE.search(name)) and not any(code[1] in text for text in self.eager)
+        ]
+        lines += [
+            f"left to PyTorch ×{n}: {name} (reason: the log channel `fallbacks`)"
+            for name, n in self.fallbacks.most_common()
+            if not is_op(name) and not _CODE.search(name)
         ]
         if self.seconds:
             lines.append("seconds: " + ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items()))
