@@ -1,6 +1,7 @@
 """Where the compiler cannot work it says so with a code."""
 
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,23 @@ def test_a_free_threaded_build_is_refused(monkeypatch):
 def test_a_missing_extension_is_refused(monkeypatch):
     monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CaptureError, match="DM202"):
+        platform.check_platform()
+
+
+def test_a_source_tree_that_hides_the_installed_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "dynamotor").mkdir()
+    (tmp_path / "dynamotor" / f"_C{EXTENSION_SUFFIXES[0]}").touch()
+    (tmp_path / "dynamotor-9.dist-info").mkdir()
+    (tmp_path / "dynamotor-9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: dynamotor\nVersion: 9\n"
+    )
+    with pytest.raises(CaptureError, match="DM202") as raised:
+        platform.check_platform()
+    assert f"hides the package installed in {tmp_path}" in str(raised.value)
+    monkeypatch.setattr(platform.importlib.machinery, "EXTENSION_SUFFIXES", [])
+    with pytest.raises(CaptureError, match="build_ext --inplace"):
         platform.check_platform()
 
 
