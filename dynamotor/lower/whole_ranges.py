@@ -7,17 +7,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from .ir import Expr
 
 Range = tuple[int, int]
 
 
-def range_of_op(e: Expr, operands: Sequence[Range | None]) -> Range | None:
+class Expression(Protocol):
+    """An expression of `ir`, which imports this module."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+def range_of_op(e: Expression, operands: Sequence[Range | None]) -> Range | None:
     """The numbers of `e`, of a compute type of integers, over operands in these ranges; None: unknown."""
     if e.op == "const":
         return int(e.args[0]), int(e.args[0])
@@ -33,7 +41,7 @@ def range_of_op(e: Expr, operands: Sequence[Range | None]) -> Range | None:
     return found if found is not None and held.min <= found[0] and found[1] <= held.max else None
 
 
-def range_of(e: Expr, depth: int = 8) -> Range | None:
+def range_of(e: Expression, depth: int = 8) -> Range | None:
     """The numbers of an expression of integers; None where they are unknown, or the expression is deep."""
     if e.dtype.is_floating_point or e.dtype is torch.bool or not depth:
         return None
