@@ -85,8 +85,8 @@ def compile_module(
     Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either
     are seen by both; state outside of it (`__slots__`, the class) is the module's. Of a
     DistributedDataParallel module only the module inside is compiled: synchronisation stays DDP's own Python.
-    `anew(module, **arguments)` is `dynamotor.compile`; `again(module)` compiles a copy: `copy.deepcopy` of the
-    twin gives a compiled copy; pickling gives the plain module.
+    `anew(module, **arguments)` is `dynamotor.compile`; `again(module)` compiles a copy: `copy.deepcopy` of
+    the twin gives a compiled copy; pickling gives the plain module.
     """
     members = {
         **_entry(module, dispatcher),
@@ -127,8 +127,8 @@ def _in_place(anew: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _compile_in_place(twin: Any, anew: Callable[..., Any], **arguments: Any) -> None:
-    """`compiled.compile(...)`: in place, as on modules, with the arguments of `dynamotor.compile` and none of the
-    former ones. The module that was compiled stays as it is."""
+    """`compiled.compile(...)`: in place, as on modules, with the arguments of `dynamotor.compile` and none
+    of the former ones. The module that was compiled stays as it is."""
     cls = object.__dict__["__class__"].__get__(twin)
     (module,), members = vars(cls)["_held"]
     fresh = anew(module, **arguments)

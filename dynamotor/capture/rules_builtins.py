@@ -457,7 +457,7 @@ def _str_mod(trace: Trace, template: Value, value: Value) -> Value:
     return found if "%" in text.value else template
 
 
-builtin_rule(str.__rmod__)(lambda trace, value, template: _str_mod(trace, template, value))
+builtin_rule(vars(str)["__rmod__"])(lambda trace, value, template: _str_mod(trace, template, value))
 
 
 @builtin_rule(slice)

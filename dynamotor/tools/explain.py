@@ -28,8 +28,8 @@ _OP = re.compile(r"(?!xla\.)\w+\.\w+\.\w+")  # `aten.erfinv.default`
 
 
 def is_op(counter: str) -> bool:
-    """Whether a key of counters["fallback"] is an op that runs as PyTorch's kernel in a compiled program; others are
-    parts that run in eager PyTorch.
+    """Whether a key of counters["fallback"] is an op that runs as PyTorch's kernel in a compiled program;
+    others are parts that run in eager PyTorch.
     """
     return _OP.fullmatch(counter) is not None and _CODE.search(counter) is None
 

@@ -49,9 +49,10 @@ def test_a_source_tree_that_hides_the_installed_package_is_named(monkeypatch, tm
     with pytest.raises(CaptureError, match="DM202") as raised:
         platform.check_platform()
     assert f"hides the package installed in {tmp_path}" in str(raised.value)
-    monkeypatch.setattr(platform.importlib.machinery, "EXTENSION_SUFFIXES", [])
-    with pytest.raises(CaptureError, match="build_ext --inplace"):
+    (tmp_path / "dynamotor" / f"_C{EXTENSION_SUFFIXES[0]}").unlink()
+    with pytest.raises(CaptureError) as raised:
         platform.check_platform()
+    assert str(tmp_path) not in str(raised.value)
 
 
 @pytest.mark.parametrize("built_from", ["0123456789abcdef", None])
