@@ -19,6 +19,7 @@ import torch
 
 from ..base.registry import register_all
 from ..graph.nodes import operand, spec_of
+from ..graph.op_facts import may_overflow
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES, aten
 from .ir import BOOL, COMPUTE_TYPE, F32, F64, I64, Expr, cast, compare, const, op, round_to, select
@@ -436,6 +437,12 @@ def _where(ctx: LoopBuilder, condition: LoopValue, x: LoopValue | Scalar, y: Loo
     return ctx.generate(lambda index: select(cond.at(index), yes.at(index), no.at(index)))
 
 
+@lowering(aten.masked_fill.Tensor)
+def _masked_fill(ctx: LoopBuilder, x: LoopValue, mask: LoopValue, value: LoopValue) -> LoopValue:
+    decline_if(may_overflow(value.dtype, x.dtype), "a value that may not fit the dtype, where aten raises")
+    return _where(ctx, mask, value, x)
+
+
 @lowering(aten.clamp.default)
 def _clamp(ctx: LoopBuilder, x: LoopValue, min: Scalar | None = None, max: Scalar | None = None) -> LoopValue:
     def bound(number: Scalar, a: Expr, dtype: torch.dtype = ctx.spec.dtype) -> Expr:
@@ -755,7 +762,6 @@ register_all(
             lambda ctx, x: ctx.pointwise(lambda a: compare("ne", a, a), x, compute=COMPUTE_TYPE[x.dtype]),
         ),
         ((aten.masked_fill.Scalar,), lambda ctx, x, mask, value: _where(ctx, mask, value, x)),
-        ((aten.masked_fill.Tensor,), lambda ctx, x, mask, value: _where(ctx, mask, value, x)),
         ((aten.clamp_min.default,), lambda ctx, x, min: _clamp(ctx, x, min)),
         ((aten.clamp_max.default,), lambda ctx, x, max: _clamp(ctx, x, None, max)),
         ((aten.clamp_min.Tensor,), lambda ctx, x, min: _clamp_tensor(ctx, x, min)),
