@@ -693,9 +693,14 @@ def _log_sigmoid_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, decayed:
     return ctx.pointwise(fn, g, x, decayed)
 
 
-def _within(a: Expr, limit: Scalar) -> Expr:
-    """Whether -limit <= a <= limit."""
-    return op("and", compare("ge", a, like(-limit, a)), compare("le", a, like(limit, a)))
+def _hardshrink(ctx: LoopBuilder, x: LoopValue, limit: Scalar) -> LoopValue:
+    """Zero between -limit and limit, which aten rounds to the dtype."""
+
+    def fn(a: Expr) -> Expr:
+        low, high = (round_to(like(number, a), x.dtype) for number in (-limit, limit))
+        return select(op("and", compare("ge", a, low), compare("le", a, high)), like(0, a), a)
+
+    return jumping(ctx, fn, x)
 
 
 def _softshrink(a: Expr, limit: Scalar) -> Expr:
@@ -856,7 +861,7 @@ register_all(
         ),
         (
             (aten.hardshrink.default,),
-            lambda ctx, x, limit=0.5: jumping(ctx, lambda a: select(_within(a, limit), like(0, a), a), x),
+            lambda ctx, x, limit=0.5: _hardshrink(ctx, x, limit),
         ),
         (
             (aten.softshrink.default,),
