@@ -59,11 +59,11 @@ from .values.iterators import (
     ZipIterator,
 )
 from .values.klass import ClassValue, SuperValue
-from .values.lazy_text import late_format, late_str_format
+from .values.lazy_text import late_format, late_percent, late_str_format
 from .values.operators import c_name
 from .values.picked import pick
 from .values.slices import make_slice
-from .values.string import formatted, shown, text_of
+from .values.string import format_percent, formatted, shown, text_of
 from .values.tensor import TensorValue
 from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
@@ -455,6 +455,19 @@ def _str_format(trace: Trace, template: Value, /, *args: Value, **kwargs: Value)
         )
     words = {name: shown(trace, value) for name, value in kwargs.items()}
     return formatted(trace, text.format, *[shown(trace, value) for value in args], **words)
+
+
+@builtin_rule(str.__mod__)
+def _str_mod(trace: Trace, template: Value, value: Value) -> Value:
+    """`template % value` with an instance of a subclass of str on a side: Python asks its methods."""
+    text = getattr(template, "base", None) or template
+    if not isinstance(text, Constant) or not isinstance(text.value, str):
+        return Constant(NotImplemented)
+    found = late_percent(trace, text, value) or format_percent(trace, text, value)
+    return found if "%" in text.value else template
+
+
+builtin_rule(vars(str)["__rmod__"])(lambda trace, value, template: _str_mod(trace, template, value))
 
 
 @builtin_rule(slice)

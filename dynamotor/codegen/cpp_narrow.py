@@ -11,15 +11,15 @@ NarrowLanes(64, "u8")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
 from ..lower.index_expr import Index, Var
 from ..lower.ir import BOOL, F32, I32, Expr, Kernel, Store
+from ..lower.whole_ranges import OPS_WITH_RANGES, Range, range_of_op
 from .lane_conditions import same_for_all_lanes
 
-Range = tuple[int, int]
 _ELEMENTS: dict[str, tuple[str, int, Range, tuple[torch.dtype, ...]]] = {
     # element: vector type, bytes, numbers that it holds, memory types beside bool
     "u8": ("B", 1, (0, 255), (torch.uint8,)),
@@ -156,42 +156,8 @@ def _is_exact(exprs: Iterable[Expr], held: Range) -> bool:
         if asked and not all(inside(ranges[a]) for a in whole):
             return False
         if e.dtype is I32:
-            ranges[e] = _range_of(e, [ranges[a] for a in whole])
+            ranges[e] = range_of_op(e, [ranges[a] for a in whole])
     return True
 
 
-def _range_of(e: Expr, operands: list[Range | None]) -> Range | None:
-    if e.op == "const":
-        return int(e.args[0]), int(e.args[0])
-    if e.op in ("load", "round_to"):
-        info = torch.iinfo(e.args[-1]) if e.args[-1] is not BOOL else None
-        return (info.min, info.max) if info else None
-    if e.op == "cast":
-        return 0, 1  # of a truth value
-    known = [r for r in operands if r is not None]
-    rule = _RANGES.get(e.op)
-    return rule(*known) if rule is not None and len(known) == len(operands) else None
-
-
-def _union(a: Range, b: Range) -> Range:
-    return min(a[0], b[0]), max(a[1], b[1])
-
-
-def _product(a: Range, b: Range) -> Range:
-    ends = [x * y for x in a for y in b]
-    return min(ends), max(ends)
-
-
-_RANGES: dict[str, Callable[..., Range | None]] = {
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "mul": _product,
-    "neg": lambda a: (-a[1], -a[0]),
-    "abs": lambda a: (0, max(abs(a[0]), abs(a[1]))),
-    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "select": _union,
-    "masked": _union,
-    "bitnot": lambda a: (~a[1], ~a[0]),
-}
-_ALLOWED = {*_RANGES, *_EXACT, *_MASKS, "load", "const", "cast", "round_to"}
+_ALLOWED = {*(OPS_WITH_RANGES - {"shr"}), *_EXACT, *_MASKS, "load", "const", "cast", "round_to"}

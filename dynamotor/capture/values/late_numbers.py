@@ -167,4 +167,6 @@ def _laid_out(trace: Trace, call: WithNumbers, given: dict[int | str, Value], fo
 
 def _by_place(args: list[Value], kwargs: dict[str, Value]) -> dict[int | str, Value]:
     """Arguments by their position or name."""
-    return {**dict(enumerate(args)), **kwargs}
+    given: dict[int | str, Value] = dict(enumerate(args))
+    given.update(kwargs)
+    return given
