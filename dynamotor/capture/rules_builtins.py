@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import builtins
 import functools
+import locale
 import operator
 import sys
 import types
@@ -418,6 +419,7 @@ def _format(trace: Trace, value: Value, format_spec: Value = EMPTY) -> Value:
     if waiting is not None:
         return waiting
     if isinstance(value, Constant) and value.is_plain:
+        _ask_locale(trace, isinstance(spec, str) and spec.endswith("n"))
         return trace.real_call(format, value.value, spec)
     raw = trace.type_attr(value.python_type(), "__format__")
     if isinstance(raw, types.FunctionType):
@@ -431,6 +433,13 @@ def _format(trace: Trace, value: Value, format_spec: Value = EMPTY) -> Value:
     return trace.real_call(format, text_of(trace, value, str).as_constant(), spec)
 
 
+def _ask_locale(trace: Trace, format_asks: bool) -> None:
+    """Guard the locale where the format `n` may write a number as is usual there."""
+    if format_asks:
+        source = Const(locale.localeconv, "locale.localeconv")
+        trace.reader.ask(source, locale.localeconv, "the locale", lambda now: str(now()))
+
+
 @builtin_rule(str.format)
 def _str_format(trace: Trace, template: Value, /, *args: Value, **kwargs: Value) -> Value:
     text = (getattr(template, "base", None) or template).as_constant()
@@ -439,6 +448,7 @@ def _str_format(trace: Trace, template: Value, /, *args: Value, **kwargs: Value)
     waiting = late_str_format(trace, text, args, kwargs)
     if waiting is not None:
         return waiting
+    _ask_locale(trace, "n}" in text)
     if all_constant(args, kwargs):
         return trace.real_call(
             text.format, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()}
