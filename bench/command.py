@@ -1,7 +1,7 @@
 """`python -m dynamotor bench`: models × phases × compilers, each pair in a fresh process with fresh caches.
 
 First call cold and warm (a second process on the same cache), steady state interleaved with eager, errors
-against eager, graphs and breaks. Prints a table; --json writes the figures.
+against eager, graphs and breaks, and the part of a step's torch calls that runs compiled. Prints a table; --json writes the figures.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ COLUMNS = (
     "err grad",
     "graphs",
     "breaks",
+    "compiled",
     "pass",
 )
 TOLERANCE = {"none": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
@@ -179,6 +180,7 @@ def table_row(row: dict[str, Any]) -> list[str]:
         _number(row.get("error_grad"), ".1e"),
         _number(row.get("graphs"), "d"),
         _number(row.get("breaks"), "d"),
+        _number(row.get("compiled"), ".0%"),
         "yes" if row["pass"] else "NO " + row.get("error", "")[:80],
     ]
 

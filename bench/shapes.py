@@ -37,6 +37,7 @@ from bench.tool import write_json
 from bench.turns import turns
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import collect, counters
+from dynamotor.tools.explain import is_op
 
 from .shape_cases import CASES, Case, case_of, names_of
 
@@ -112,9 +113,10 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
         "eager_error": eagers,
     }
     if compiler == "ours":
-        row["left_to_eager"] = dict(counters["fallback"])
+        row["left_to_eager"] = {k: n for k, n in counters["fallback"].items() if not is_op(k)}
+        row["aten_calls"] = {k: n for k, n in counters["fallback"].items() if is_op(k)}
         row["specialised_by"] = dict(counters["specialised"])
-        row["parts"], row["breaks"] = counters["frames"]["parts compiled"], sum(counters["break"].values())
+        row["parts"], row["breaks"] = counters["frames"]["parts compiled"], sum(counters["breaks"].values())
         row["recompiles"] = [
             [re.sub(r"\S*/site-packages/", "", reason) for reason in event.data["reasons"]]
             for event in events

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dynamotor.api import compile as compile_
+from dynamotor.api import compile as compile_, dispatcher_of
 from dynamotor.base.events import counters
 
 from . import models
@@ -83,7 +83,7 @@ def time_task(job: dict[str, Any], steady: bool) -> dict[str, Any]:
             lambda: program.step(program.model), lambda: program.step(compiled), seconds=job["seconds"]
         )
         result["timing"] = dataclasses.asdict(timing)
-        result |= graph_counts(job["compiler"])
+        result |= graph_counts(compiled, lambda: program.step(compiled))
     return result
 
 
@@ -102,13 +102,21 @@ def start_task(job: dict[str, Any]) -> dict[str, Any]:
     return {"first": first, "eager": [min(column) for column in zip(*eager, strict=True)]}
 
 
-def graph_counts(compiler: str) -> dict[str, Any]:
-    """Graphs and breaks of our captures (other compilers: unknown)."""
-    if compiler not in ("dynamotor", "native", "aot_eager"):
-        return {"graphs": None, "breaks": None}
+def graph_counts(compiled: Any, step: Callable[[], object]) -> dict[str, Any]:
+    """Graphs and breaks of our captures, and the part of one more step's torch calls that runs compiled, with the
+    reasons for the others; unknown for other compilers. Captures count eager calls in their first calls alone, so
+    that the counts of the steps before would be too good.
+    """
+    dispatcher = dispatcher_of(compiled)
+    if dispatcher is None:
+        return {"graphs": None, "breaks": None, "compiled": None}
+    with dispatcher.miss.__self__.share.watched() as counts:
+        step()
     return {
         "graphs": counters["capture"]["graphs"],
         "breaks": sum(counters["breaks"].values()),
+        "compiled": counts.share,
+        "left_to_eager": dict(counts.eager),
         "fallbacks": dict(counters["fallback"]),
     }
 

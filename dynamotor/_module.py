@@ -1,7 +1,7 @@
 """A compiled module is the module: the same class, parameters, buffers, hooks and keys; only its call is
 compiled.
 
->>> compiled = compile_module(model, dispatcher, again)
+>>> compiled = compile_module(model, dispatcher, again, dynamotor.compile)
 >>> isinstance(compiled, type(model)) and compiled.state_dict().keys() == model.state_dict().keys()
 True
 """
@@ -9,6 +9,7 @@ True
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import sys
 import types
@@ -77,14 +78,15 @@ def compile_module(
     module: torch.nn.Module,
     dispatcher: Callable[..., Any],
     again: Callable[[Any], Any],
+    anew: Callable[..., Any],
 ) -> torch.nn.Module:
     """A twin of `module` that shares its `__dict__` and calls `dispatcher`.
 
     Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either
     are seen by both; state outside of it (`__slots__`, the class) is the module's. Of a
     DistributedDataParallel module only the module inside is compiled: synchronisation stays DDP's own Python.
-    `again(module)` compiles a copy: `copy.deepcopy` of the twin gives a compiled copy; pickling gives the
-    plain module.
+    `anew(module, **arguments)` is `dynamotor.compile`; `again(module)` compiles a copy: `copy.deepcopy` of
+    the twin gives a compiled copy; pickling gives the plain module.
     """
     members = {
         **_entry(module, dispatcher),
@@ -97,6 +99,7 @@ def compile_module(
             module, name
         ),  # parameters and the like, and later attributes of the module's class
         "__signature__": _Signature(module),
+        **(_in_place(anew) if type(module).compile is torch.nn.Module.compile else {}),
         "__prepare_scriptable__": lambda self: module,  # torch.jit.script compiles the module itself
         "_orig_mod": property(lambda self: module),
         "_dynamotor": dispatcher,
@@ -117,6 +120,37 @@ def compile_module(
     _strip_at_end(twin)
     _share_state(module, twin)
     return twin
+
+
+def _in_place(anew: Callable[..., Any]) -> dict[str, Any]:
+    return {"compile": functools.partialmethod(_compile_in_place, anew)}
+
+
+def _compile_in_place(twin: Any, anew: Callable[..., Any], **arguments: Any) -> None:
+    """`compiled.compile(...)`: in place, as on modules, with the arguments of `dynamotor.compile` and none
+    of the former ones. The module that was compiled stays as it is."""
+    cls = object.__dict__["__class__"].__get__(twin)
+    (module,), members = vars(cls)["_held"]
+    fresh = anew(module, **arguments)
+    if fresh is module:  # disable=True
+        vars(cls)["_dynamotor"].disabled = True
+        return
+    made = vars(object.__dict__["__class__"].__get__(fresh))
+    changed = {name: made[name] for name in _OF_DISPATCHER if name in made}
+    members.update(changed)  # for the class that a parametrization gives
+    for name, member in changed.items():
+        type.__setattr__(cls, name, member)
+
+
+_OF_DISPATCHER = (
+    "__call__",
+    "_run_ddp_forward",
+    "warm_up",
+    "forward",
+    "__deepcopy__",
+    "__copy__",
+    "_dynamotor",
+)
 
 
 def _share_state(module: torch.nn.Module, twin: Any) -> None:

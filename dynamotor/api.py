@@ -239,7 +239,7 @@ def _module(
     inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
     dispatcher = make(types.MethodType(type(inside).__call__, inside), backend if inside is plain else None)
     dispatcher.__wrapped__ = dispatcher.original  # for inspect
-    return compile_module(plain, dispatcher, compile_alike)
+    return compile_module(plain, dispatcher, compile_alike, compile)
 
 
 def _check_arguments(options: Any, recompile_limit: Any, shapes: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from . import (
     observers,
     offsets,
     operators,
+    options,
     packages,
     programs,
     report,
@@ -474,6 +475,7 @@ SEEDED: dict[str, tuple[Callable[[int], list[str]], int]] = {
     "distributions": (distributions.problems, 20),
     "offsets": (offsets.problems, 20),
     "numbers": (numbers.problems, 200),
+    "options": (options.problems, 10),
     "invalid": (invalid.problems, 20),
     "packages": (packages.problems, 40),
 }

@@ -293,3 +293,58 @@ def test_a_compiled_method_is_compiled_again():
     whole = dynamotor.compile(method, fullgraph=True)
     torch.testing.assert_close(whole(x), module(x))
     torch.testing.assert_close(dynamotor.export(method, x).module("eager")(x), module(x))
+
+
+class Told(nn.Linear):
+    """1 more when it runs compiled."""
+
+    def forward(self, x):
+        return super().forward(x) * 0 + (1 if dynamotor.is_compiling() else 0)
+
+
+def test_compile_of_a_compiled_module_is_in_place_and_leaves_the_module_alone():
+    model = Told(3, 3)
+    compiled = dynamotor.compile(model, fullgraph=True)
+    assert compiled(x).all()
+    for arguments in ({"backend": "eager"}, {}, {"fullgraph": True, "dynamic": True}):
+        assert compiled.compile(**arguments) is None
+        assert compiled(x).all() and compiled.forward(x).all() and not model(x).any()
+        settings = type(compiled)._dynamotor.miss.__self__.options
+        asked = arguments.get("fullgraph", False), arguments.get("dynamic")
+        assert (settings.fullgraph, settings.dynamic) == asked
+    assert model._compiled_call_impl is None and compiled.state_dict().keys() == model.state_dict().keys()
+    assert copy.deepcopy(compiled)(x).all()
+    compiled.compile(disable=True)
+    assert not compiled(x).any()
+    compiled.compile()
+    assert compiled(x).all()
+    with pytest.raises(TypeError, match="treads"):
+        compiled.compile(treads=2)
+
+
+def test_compile_in_place_survives_another_class():
+    compiled = dynamotor.compile(Told(3, 3))
+    compiled.compile(fullgraph=True)
+    parametrize.register_parametrization(compiled, "weight", nn.Identity())
+    assert compiled(x).all() and type(compiled)._dynamotor.miss.__self__.options.fullgraph
+
+
+def test_a_modules_own_compile_method_is_kept():
+    class Keras(nn.Linear):
+        def compile(self, optimizer):
+            return f"compiled for {optimizer}"
+
+    assert dynamotor.compile(Keras(3, 3)).compile("adam") == "compiled for adam"
+
+
+def test_compile_of_a_module_twice_in_place():
+    model = Told(3, 3)
+    with dynamotor.replace_torch_compile():
+        model.compile()
+        model.compile(fullgraph=True)
+    assert model(x).all() and list(model.state_dict()) == ["weight", "bias"]
+    assert dynamotor.compile(model)(x).all()
+    assert not copy.deepcopy(model)(x).any()  # as after torch.compile
+    with dynamotor.replace_torch_compile():
+        model.compile(disable=True)
+    assert not model(x).any()

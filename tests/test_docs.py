@@ -249,6 +249,13 @@ def test_search_leads_to_settings_and_leaves_design_notes_out() -> None:
     )  # one term of the index
 
 
+def test_the_site_has_a_dark_mode_and_names_the_repository() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert "repo_url: https://" in text and "scheme: slate" in text and "prefers-color-scheme: dark" in text
+    for page in ("guide/installation.md", "guide/faq.md", "guide/troubleshooting.md", "guide/training.md"):
+        assert page in text and (ROOT / "docs" / page).exists()
+
+
 def test_terms_of_the_glossary_name_files_that_exist() -> None:
     rows = re.findall(
         r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE

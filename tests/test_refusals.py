@@ -18,8 +18,9 @@ from children import run_forked
 import dynamotor
 from dynamotor import BackendError, BuildError, CaptureError, UsageError
 from dynamotor.__main__ import main
+from dynamotor.base import errors
 from dynamotor.base.config import config
-from dynamotor.base.errors import InternalError, UserLine, XlaError
+from dynamotor.base.errors import DynamotorError, InternalError, UserLine, XlaError
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,13 @@ def test_an_unknown_backend_gets_the_nearest_name_and_no_names_of_tests() -> Non
     assert "auto" in str(raised.value) and "TESTING_ONLY" not in str(raised.value)
     assert "auto" in dynamotor.list_backends()
     assert not [name for name in dynamotor.list_backends() if "TESTING_ONLY" in name]
+
+
+def test_every_error_and_warning_is_public() -> None:
+    defined = {
+        n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, (DynamotorError, Warning))
+    }
+    assert defined <= set(dynamotor.__all__)
 
 
 def test_a_positional_tensor_is_exported() -> None:

@@ -21,11 +21,25 @@ from torch import fx
 from ..base.config import config
 from ..base.errors import InternalError
 from ..base.events import counters, emit, log
+from ..graph.modes import preserved_modes
 from ..graph.module import copied, graph_module
+from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
-from ..graph.sizes import INFINITY, Guard, ShapeEnv, Size, Symbol, evaluate, hint, rewritten
+from ..graph.sizes import (
+    INFINITY,
+    DataDependent,
+    Guard,
+    ShapeEnv,
+    Size,
+    Symbol,
+    evaluate,
+    hint,
+    rewritten,
+)
 from ..graph.spec import Compiled, TensorSpec
 from ..graph.tensor_subclass import HeldPart, WrapperSpec, flatten, leaves_of
+from .graph_split import Trial
+from .program_cache import specs_of
 
 MOST = 8  # programs of a part; other sizes run in eager PyTorch
 LARGEST = 1 << 31  # numbers from tensors beyond it run in eager PyTorch: kernels compute in 64 bits
@@ -94,6 +108,8 @@ class Variants:
             if program is None:
                 try:
                     program = self._compiled(arguments)
+                except _Refuses:
+                    return None
                 except InternalError as error:
                     if config.verify or config.strict:
                         raise
@@ -124,8 +140,11 @@ class Variants:
         takes = tuple([i for i in range(len(self.inputs)) if i not in numbers])
         stage = self._graph(numbers, {**specs, **{i: sizes[symbol] for i, symbol in outer.items()}}, env)
         stage.meta["static_inputs"] = frozenset(k for k, i in enumerate(takes) if i in self.static)
+        given = [arguments[i] for i in takes]
+        if any(_least(outer[i]) < 0 for i in symbols):
+            _ask_kernels(stage, given)
         counters["frames"]["parts compiled"] += 1
-        call = self.backend(stage, [arguments[i] for i in takes])
+        call = self.backend(stage, given)
         checked = {i: leaves_of(spec) for i, spec in specs.items() if i not in self.static}
         least = {i: _least(outer[i]) for i in symbols}
         return _Program(numbers, symbols, least, checked, env.guards, takes, call)
@@ -142,6 +161,23 @@ class Variants:
         if len(numbers) < sum(map(is_size, self.inputs)):
             stage.meta["shape_env"] = env
         return stage
+
+
+class _Refuses(Exception):
+    """Eager's kernels raise for these numbers."""
+
+
+def _ask_kernels(stage: fx.GraphModule, arguments: Sequence[Any]) -> None:
+    """Ask eager's kernels about numbers that were not known when the whole graph was traced: one may not fit
+    the dtype that it fills, or the dtype have no kernel. The answers are guards.
+    """
+    try:
+        with preserved_modes():
+            Trial(stage, arguments, specs_of(stage, arguments))
+    except (UnsupportedOp, DataDependent):  # no kernel answered
+        return
+    except Exception as error:
+        raise _Refuses from error
 
 
 def _inner(env: ShapeEnv, symbol: Symbol, value: int) -> Size | int:

@@ -4,8 +4,10 @@ C extension.
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import sys
+from pathlib import Path
 
 from .errors import CaptureError
 
@@ -20,6 +22,18 @@ def _known() -> str:
 
 class PlatformError(CaptureError, ImportError):
     """DM160, DM201, DM202, DM695: the package cannot work in this Python, so it is not imported."""
+
+
+def _hidden_package() -> Path | None:
+    """The folder of an installed package with its extension, where this one is a source tree before it."""
+    from importlib import metadata  # takes time, and only an error needs it
+
+    endings = importlib.machinery.EXTENSION_SUFFIXES
+    for distribution in metadata.distributions(name="dynamotor"):
+        folder = Path(str(distribution.locate_file("dynamotor")))
+        if any((folder / f"_C{ending}").exists() for ending in endings):
+            return folder.parent
+    return None
 
 
 def check_platform() -> None:
@@ -41,11 +55,14 @@ def check_platform() -> None:
             cure=f"use CPython {_known()} as built by default",
         )
     if importlib.util.find_spec("dynamotor._C") is None:
+        here, hidden = Path(__file__).parents[2], _hidden_package()
         raise PlatformError(
             "DM202",
-            "the C extension dynamotor._C is not built",
+            f"the C extension dynamotor._C is not built in {here}",
             why="the package is used from a source tree, or was built for another Python",
-            cure="run `pip install -e .` (or `python setup.py build_ext --inplace`) with this Python",
+            cure=f"start Python in another folder than {here}, which hides the package installed in {hidden}"
+            if hidden
+            else "run `pip install -e .` (or `python setup.py build_ext --inplace`) with this Python",
         )
 
 

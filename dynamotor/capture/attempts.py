@@ -58,6 +58,7 @@ class Captured:
     asked: frozenset[str] = frozenset()  # facts of tensors that the program looks at: see `Trace`
     for_all: bool = False  # its module is an argument, the last one (`siblings.py`)
     settings: Any = None  # what `config` was
+    compile_id: str = ""  # "0/1": the second program of the first callable
     begin: Callable[..., Callable[[], None]] | None = None  # steps of a call that may come
     missed: int = 0  # runs that no hit of an entry counts
     fallbacks: Counter[str] = field(default_factory=Counter)

@@ -133,7 +133,9 @@ class Continuation:
 
     def begin(self) -> None:
         """Find the program that runs if a guess is right, and do those of its steps that have no effect."""
-        for entry in getattr(self.dispatcher, "entries", ()):
+        if not isinstance(self.dispatcher, _C.Dispatcher):  # CPython runs the rest of the function
+            return
+        for entry in self.dispatcher.entries:
             inputs = entry.program.check(self.flat)
             if inputs is not None:
                 begin = getattr(entry.info.data, "begin", None) or _nothing

@@ -112,7 +112,18 @@ def _kept_args(rows: Sequence[AnyGuard], bound: Mapping[int, Any]) -> frozenset[
     """The numbers of the arguments that a program may be bound to: many sources hang on one, and its class allows
     weak references.
     """
-    weak = {row.source: row.cls for row in rows if type(row) is TypeIs and type(row.source) is Arg}
+    weak = {
+        row.source
+        for row in rows
+        if type(row) is TypeIs
+        and type(row.source) is Arg
+        and row.source.index >= 0
+        and row.source.index not in bound
+        and row.cls.__weakrefoffset__
+        and not issubclass(row.cls, torch.Tensor)
+    }
+    if not weak:  # before the sources are walked: most programs take tensors alone
+        return frozenset()
     roots: dict[Source, Source] = {}
     count: Counter[Source] = Counter()
     for source in {source for row in rows if isinstance(row, Guard) for source in row.sources}:
@@ -122,15 +133,7 @@ def _kept_args(rows: Sequence[AnyGuard], bound: Mapping[int, Any]) -> frozenset[
             source = source.base
         roots.update(dict.fromkeys(way, root := roots.get(source, source)))
         count[root] += len(way)
-    return frozenset(
-        arg.index
-        for arg, cls in weak.items()
-        if count[arg] >= MANY
-        and arg.index not in bound
-        and arg.index >= 0
-        and cls.__weakrefoffset__
-        and not issubclass(cls, torch.Tensor)
-    )
+    return frozenset(arg.index for arg in weak if count[arg] >= MANY)
 
 
 def _program(

@@ -32,9 +32,8 @@ from ..base.errors import (
     EagerWarning,
     InternalError,
     RecompileWarning,
-    UsageError,
 )
-from ..base.events import Event, collect, counters, emit, log, timed, warn_once
+from ..base.events import Event, collect, compile_id, counters, emit, log, timed, warn_once
 from ..base.probe import COMPILE, lost, require
 from ..base.recursion import deep_recursion
 from ..graph.modes import left_when_raising, preserved_modes
@@ -94,7 +93,7 @@ from .lazy_modules import Afresh
 from .result_emitter import ResultEmitter
 from .resume import unwind
 from .source import Arg, Source
-from .stance import stance
+from .stance import may_compile, said_by, stance
 from .symbolic_inputs import FloatIs, SizePolicy, TraceSizes
 from .trace import Trace
 from .undo import JOINED, undone
@@ -216,14 +215,7 @@ class Compiler(siblings.Sibling):
         if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
-        if stance() != "default":
-            UsageError.when(
-                stance() == "fail_on_recompile",
-                "DM111",
-                f"{self.name} would be compiled",
-                why="the stance is fail_on_recompile",
-                cure="call it with such arguments before set_stance",
-            )
+        if not may_compile(self.name, lambda: self.why_none_fits(dispatcher, args, kwnames)):
             return self.eager(args, kwnames)
         begin = time.perf_counter()
         call = Invocation(args, kwnames, handling=sys.exception() is not None)
@@ -361,6 +353,8 @@ class Compiler(siblings.Sibling):
         """Capture and build for such a call, its backward too, and run nothing of it; gives what a call will
         still have to build, and why.
         """
+        if stance() == "force_eager":
+            return [f"{self.name} runs in eager PyTorch, since {said_by()} says force_eager"]
         call = Invocation((*args, *kwargs.values()), tuple(kwargs))
         with _compiling:
             found = self.entry_for(dispatcher, call)
@@ -424,6 +418,14 @@ class Compiler(siblings.Sibling):
         captured.sizes.close()
         return entry
 
+    def why_none_fits(
+        self, dispatcher: _C.Dispatcher, args: tuple[Any, ...], kwnames: tuple[str, ...]
+    ) -> str:
+        """Why no entry serves a call; "" where there is none."""
+        flat, n = self.flat(args), len(args) - len(kwnames)
+        reasons = [miss_reason(e, flat, n, kwnames) for e in dispatcher.entries]
+        return recompiles.by_reason(reasons, [e.info.data.compile_id for e in dispatcher.entries])
+
     def may_add(self, dispatcher: _C.Dispatcher, call: Invocation) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
         most = config.cache_size_limit * (MORE_SHAPES if self.options.dynamic else 1)
@@ -445,9 +447,9 @@ class Compiler(siblings.Sibling):
                 many = 2 * len(dispatcher.entries) >= most
                 if many or self.takes_any_module(call.args) or any(map(_is_gone, e.info.guards)):
                     self.policy.unbind(e.info.guards, flat)
-        emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
-        recompiles.report(self.title, reasons)
+        new = "" if full else self.compilations.upcoming()
+        recompiles.report(self.name, self.title, dispatcher.entries, reasons, new)
         if full:
             self.told_full = True
             self.why_eager = (
@@ -542,6 +544,7 @@ class Compiler(siblings.Sibling):
             functions_without_rule.clear()
         counters["frames"]["captured"] += 1
         counters["capture"]["graphs"] += captured.gm is not None
+        captured.compile_id = compile_id.get()
         emit("capture", name=self.name, graph=captured.gm, guards=captured.guards, captured=captured)
         return captured
 

@@ -10,10 +10,10 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from ..base.events import compile_id, log
+from ..base.events import compile_id, emit, log
 from .guards import ConstEquals
 from .symbolic_inputs import FloatIs, SizePolicy
 
@@ -28,12 +28,16 @@ class Compilations:
     def __init__(self) -> None:
         self.number, self.programs = -1, 0
 
+    def upcoming(self) -> str:
+        """The ID of the next compilation."""
+        if self.number < 0:
+            self.number = next(_callables)
+        return f"{self.number}/{self.programs}"
+
     @contextlib.contextmanager
     def next(self) -> Iterator[None]:
         """Number one more compilation, for the duration of a `with` block."""
-        if self.number < 0:
-            self.number = next(_callables)
-        before = compile_id.set(f"{self.number}/{self.programs}")
+        before = compile_id.set(self.upcoming())
         self.programs += 1
         try:
             yield
@@ -67,11 +71,28 @@ def one_report(miss: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def report(name: str, reasons: list[str]) -> None:
-    """Log why a callable is compiled again; `reasons` has one text per program that does not serve the call."""
-    if not _call.reported:
-        _call.reported = True
-        log("recompiles", lambda: f"{name} is compiled again: " + "; ".join(dict.fromkeys(reasons)))
+def by_reason(reasons: Iterable[str], failed: Iterable[str]) -> str:
+    """Each reason once, with the IDs of the programs that do not serve the call for it."""
+    programs: dict[str, list[str]] = {}
+    for reason, program in zip(reasons, failed):
+        programs.setdefault(reason, []).append(program)
+    return "; ".join(f"{reason} ({', '.join(found)})" for reason, found in programs.items())
+
+
+def report(name: str, title: str, entries: Sequence[Any], reasons: list[str], new: str) -> None:
+    """Say why a callable is compiled again; `reasons` has one text per entry, none of which serves the call.
+    `new`: the ID of the program that is made, "" where the call runs eager since there are as many as may be.
+    """
+    failed = [e.info.data.compile_id for e in entries]
+    before = compile_id.set(new)
+    try:
+        emit("recompile", name=name, reasons=reasons, failed=failed, new=new)
+        if not _call.reported:
+            _call.reported = True
+            then = f"is compiled again as {new}" if new else "runs in eager PyTorch, for its many programs"
+            log("recompiles", lambda: f"{title} {then}: {by_reason(reasons, failed)}")
+    finally:
+        compile_id.reset(before)
 
 
 def why_many(entries: tuple[Any, ...], policy: SizePolicy, dynamic: bool | None) -> str:

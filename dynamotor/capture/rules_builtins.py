@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import builtins
 import functools
+import locale
 import operator
 import sys
 import types
@@ -58,11 +59,11 @@ from .values.iterators import (
     ZipIterator,
 )
 from .values.klass import ClassValue, SuperValue
-from .values.lazy_text import late_format, late_str_format
+from .values.lazy_text import late_format, late_percent, late_str_format
 from .values.operators import c_name
 from .values.picked import pick
 from .values.slices import make_slice
-from .values.string import formatted, shown, text_of
+from .values.string import format_percent, formatted, shown, text_of
 from .values.tensor import TensorValue
 from .values.torch_function import HeldNumber
 from .values.user_object import UserObject
@@ -418,6 +419,7 @@ def _format(trace: Trace, value: Value, format_spec: Value = EMPTY) -> Value:
     if waiting is not None:
         return waiting
     if isinstance(value, Constant) and value.is_plain:
+        _ask_locale(trace, isinstance(spec, str) and spec.endswith("n"))
         return trace.real_call(format, value.value, spec)
     raw = trace.type_attr(value.python_type(), "__format__")
     if isinstance(raw, types.FunctionType):
@@ -431,6 +433,13 @@ def _format(trace: Trace, value: Value, format_spec: Value = EMPTY) -> Value:
     return trace.real_call(format, text_of(trace, value, str).as_constant(), spec)
 
 
+def _ask_locale(trace: Trace, format_asks: bool) -> None:
+    """Guard the locale where the format `n` may write a number as is usual there."""
+    if format_asks:
+        source = Const(locale.localeconv, "locale.localeconv")
+        trace.reader.ask(source, locale.localeconv, "the locale", lambda now: str(now()))
+
+
 @builtin_rule(str.format)
 def _str_format(trace: Trace, template: Value, /, *args: Value, **kwargs: Value) -> Value:
     text = (getattr(template, "base", None) or template).as_constant()
@@ -439,12 +448,26 @@ def _str_format(trace: Trace, template: Value, /, *args: Value, **kwargs: Value)
     waiting = late_str_format(trace, text, args, kwargs)
     if waiting is not None:
         return waiting
+    _ask_locale(trace, "n}" in text)
     if all_constant(args, kwargs):
         return trace.real_call(
             text.format, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()}
         )
     words = {name: shown(trace, value) for name, value in kwargs.items()}
     return formatted(trace, text.format, *[shown(trace, value) for value in args], **words)
+
+
+@builtin_rule(str.__mod__)
+def _str_mod(trace: Trace, template: Value, value: Value) -> Value:
+    """`template % value` with an instance of a subclass of str on a side: Python asks its methods."""
+    text = getattr(template, "base", None) or template
+    if not isinstance(text, Constant) or not isinstance(text.value, str):
+        return Constant(NotImplemented)
+    found = late_percent(trace, text, value) or format_percent(trace, text, value)
+    return found if "%" in text.value else template
+
+
+builtin_rule(vars(str)["__rmod__"])(lambda trace, value, template: _str_mod(trace, template, value))
 
 
 @builtin_rule(slice)

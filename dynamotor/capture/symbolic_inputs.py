@@ -738,8 +738,8 @@ def mark_dynamic(
 
 
 def mark_static(tensor: torch.Tensor, dim: int | Sequence[int] | None = None) -> None:
-    """Keep a dimension, several or all, numbers: every size is a program of its own. Raises IndexError as
-    `mark_dynamic`.
+    """Keep a dimension, several or all, numbers: every size is a program of its own; dimensions that are marked
+    dynamic, too, stay dynamic. Raises IndexError as `mark_dynamic`.
     """
     dims = range(tensor.dim()) if dim is None else _checked(tensor, dim)
     tensor.__dict__.setdefault("_dynamo_static_indices", set()).update(dims)
@@ -760,9 +760,13 @@ def _checked(tensor: torch.Tensor, dim: int | Sequence[int]) -> list[int]:
     return [n % tensor.dim() for n in dims]
 
 
+_DYNAMIC = "dynamic", "weak_dynamic", "propagated_dynamic", "unbacked", "strict_unbacked"
+
+
 @dataclass(frozen=True)
 class Marks:
-    """The marks of a tensor, under the names that `torch._dynamo` gives them."""
+    """The marks of a tensor, under the names that `torch._dynamo` gives them. A dimension that is marked dynamic
+    and static is dynamic, as there; one that is marked unbacked is dynamic."""
 
     static: frozenset[int]
     dynamic: frozenset[int]
@@ -771,15 +775,15 @@ class Marks:
     @staticmethod
     def of(tensor: torch.Tensor) -> Marks:
         """The marks on a tensor."""
-        own = tensor.__dict__
+        own, n = tensor.__dict__, tensor.dim()
         ranges = {
-            r.dim: (max(r.min or 2, 2), r.max or INFINITY) for r in own.get("_dynamo_dynamic_range", ())
+            r.dim % n: (max(r.min or 2, 2), r.max or INFINITY) for r in own.get("_dynamo_dynamic_range", ())
         }
-        marks = [
-            own.get(f"_dynamo_{how}_indices", ()) for how in ("dynamic", "weak_dynamic", "propagated_dynamic")
-        ]
-        dynamic = frozenset().union(*marks)
-        return Marks(frozenset(own.get("_dynamo_static_indices", ())), dynamic, ranges)
+        dynamic, static = (
+            frozenset(d % n for kind in kinds for d in own.get(f"_dynamo_{kind}_indices", ()) if -n <= d < n)
+            for kinds in (_DYNAMIC, ("static",))
+        )
+        return Marks(static - dynamic, dynamic, ranges)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.static, self.dynamic))

@@ -15,7 +15,7 @@ from ..lower.ir import Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
 from .cpp_kernel import FINAL, ONCE, TAIL, Emitter, beyond, times
-from .cpp_ops import ctype, reduce_start
+from .cpp_ops import ctype, kept_type, reduce_start
 from .cpp_sums import Strips, loses
 
 
@@ -24,8 +24,7 @@ class ColsEmitter(Emitter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        if self.width > 1:
-            self.body.widths.add(self.width)
+        self.take_lanes()
         self.outer = [*kernel.outer, *kernel.inner[:-1]]
         self.reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
 
@@ -98,7 +97,7 @@ class ColsEmitter(Emitter):
             t = ctype(s.expr.dtype, width)
             for name in (f"a{s.id}_{u}" for u in range(unroll)):
                 kept = strips.declare(t, name) if loses(s) else ""
-                lines.append(f"{t} {name}=bc<{t}>({reduce_start(s.kind, s.expr.dtype)});{kept}")
+                lines.append(f"{t} {name}=bc<{t}>({reduce_start(s.kind, s.expr.dtype, width)});{kept}")
         names = [f"{self.vars[lane]}_{u}" if width > 1 else start for u in range(unroll)] if lane else [""]
         if width > 1:
             lines += [f"const i64 {n}={start}+{u * width};" for u, n in enumerate(names)]
@@ -134,7 +133,7 @@ class ColsEmitter(Emitter):
             if chunks != "1":
                 at = self.body.index(self._flat(), end)
                 lines += [
-                    f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});"
+                    f"st<{kept_type(s.expr.dtype, width)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});"
                     for s in self.reductions
                 ]
                 continue
@@ -156,7 +155,7 @@ class ColsEmitter(Emitter):
     def _room(self, chunks: str) -> str:
         text, offset = "", "0"
         for s in self.reductions:
-            t = ctype(s.expr.dtype, 1)
+            t = kept_type(s.expr.dtype, self.width)
             text += f"{t}*const acc{s.id}=({t}*)(room_+{offset});"
             offset = beyond(offset, times(chunks, self._kept()))
         return f"char*room_=(char*)room({offset});{text}"

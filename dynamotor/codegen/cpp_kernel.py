@@ -308,6 +308,13 @@ class Emitter:
         scope.lines.append(f"{acc}={COMBINE[s.kind].format(acc, value)};")
 
     # -- loops -----------------------------------------------------------------------------------------------
+    def take_lanes(self) -> None:
+        """More lanes, of narrower elements, where these are enough."""
+        if self.width == machine_width():
+            self.width = narrow_lanes(self.kernel, self.width) or self.width
+        if self.width > 1:
+            self.body.widths.add(self.width)
+
     def tail(self) -> int:
         """Lanes of the loop behind that of the widest vectors; 0 where there is none."""
         if type(self.width) is NarrowLanes:
@@ -375,10 +382,7 @@ class RowsEmitter(Emitter):
         self.scatters = [s for s in kernel.statements() if isinstance(s, Store) and s.scatters]
         if not all(kernel.inner and self.stores_distinct_places(kernel.inner[-1], s) for s in self.scatters):
             self.width = 1
-        if self.width == machine_width():
-            self.width = narrow_lanes(kernel, self.width) or self.width
-        if self.width > 1:
-            self.body.widths.add(self.width)
+        self.take_lanes()
         self.across = [
             (s, True) for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across
         ]
@@ -623,12 +627,11 @@ class RowsEmitter(Emitter):
         return Positions(s, self.inner_count, self.body)
 
     def _declare(self, s: Reduce, row: CppScope, unroll: int) -> None:
-        start = reduce_start(s.kind, s.expr.dtype)
         for name, width in self._accumulators(s, unroll).items():
             if s.position is not None:
                 row.lines.append(self._positions(s).declare(name, width))
                 continue
-            t = ctype(s.expr.dtype, width)
+            t, start = ctype(s.expr.dtype, width), reduce_start(s.kind, s.expr.dtype, width)
             kept = self.strips.declare(t, name) if loses(s) else ""
             row.lines.append(f"{t} {name}=bc<{t}>({start});{kept}")
 
@@ -647,7 +650,10 @@ class RowsEmitter(Emitter):
             lanes = f"a{s.id}_0"
             for u in range(1, unroll):
                 lanes = f"({COMBINE[s.kind].format(lanes, f'a{s.id}_{u}')})"
-            total = COMBINE[s.kind].format(total, f"{ACROSS_LANES[s.kind]}({lanes})")
+            lanes = f"{ACROSS_LANES[s.kind]}({lanes})"
+            total = COMBINE[s.kind].format(
+                total, f"({t}){lanes}" if type(self.width) is NarrowLanes else lanes
+            )
             if self.tail():
                 total = COMBINE[s.kind].format(f"({total})", f"{ACROSS_LANES[s.kind]}(a{s.id}_t)")
         name = self.body.fresh()

@@ -1,5 +1,5 @@
-"""Vectors of 8- and 16-bit elements, for maps whose values need no more: four or two times the lanes of
-vectors of floats.
+"""Vectors of 8- and 16-bit elements, for maps and extremes whose values need no more: four or two times the
+lanes of vectors of floats.
 
 A store keeps the low bits of a value. Sums, products and logic need only the low bits of their operands;
 comparisons, maxima and minima need operands that are numbers of the element type (`_EXACT`). Halves are
@@ -11,15 +11,15 @@ NarrowLanes(64, "u8")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from ..lower.index_expr import Index, Var
-from ..lower.ir import BOOL, F32, I32, Expr, Kernel, Store
+from ..lower.ir import BOOL, F32, I32, Expr, Kernel, Reduce, Store
+from ..lower.whole_ranges import OPS_WITH_RANGES, Range, range_of_op
 from .lane_conditions import same_for_all_lanes
 
-Range = tuple[int, int]
 _ELEMENTS: dict[str, tuple[str, int, Range, tuple[torch.dtype, ...]]] = {
     # element: vector type, bytes, numbers that it holds, memory types beside bool
     "u8": ("B", 1, (0, 255), (torch.uint8,)),
@@ -60,6 +60,10 @@ class NarrowLanes(int):
         dtype = _ELEMENTS[self.element][3][0]
         return int(torch.tensor(half, dtype=F32).to(dtype).view(torch.int16))
 
+    def neutral(self, kind: str) -> str:
+        """The number that a maximum ("max") or a minimum ("min") of elements begins with."""
+        return str(_ELEMENTS[self.element][2][kind == "min"])
+
     @property
     def vector(self) -> str:
         """The vector type's name, without its number of lanes."""
@@ -67,25 +71,38 @@ class NarrowLanes(int):
 
 
 def narrow_lanes(kernel: Kernel, floats: int) -> NarrowLanes | None:
-    """The lanes for the innermost loop of a map, whose vectors hold so many floats; None where values, or
+    """The lanes for the innermost loop of a kernel whose vectors hold so many floats; None where values, or
     loads across the memory, need the vectors of 32 bits.
     """
-    statements = list(kernel.statements())
+    inner = [s for phase in kernel.phases for s in phase.inner]
+    gathers = {s.id: s for s in inner if isinstance(s, Reduce)}
+    statements = [*inner, *kernel.final] if gathers else list(kernel.statements())
     stores = [s for s in statements if isinstance(s, Store) and not s.add]
     size = kernel.inner[-1].size if kernel.inner else 0
-    if len(stores) < len(statements) or type(size) is not int:
+    if len(stores) + len(gathers) < len(statements) or type(size) is not int:
         return None
-    v, exprs = kernel.inner[-1], _computed(s.expr for s in stores)
+    if not all(_is_extreme(s, kernel) for s in gathers.values()):
+        return None
+    v = kernel.inner[-1]
+    exprs = _computed([*(s.expr for s in gathers.values()), *(s.expr for s in stores)])
     used = {s.memory for s in stores} | {e.args[-1] for e in exprs if e.op == "load"}
     for element, (_, nbytes, held, memories) in _ELEMENTS.items():
         lanes = floats * 4 // nbytes
-        if used <= {BOOL, *memories} and size >= lanes:
+        whole = size % lanes == 0 if kernel.template == "cols" else size >= lanes
+        if used <= {BOOL, *memories} and whole:
             in_vectors = all(_steps_evenly(s.index, v, (0, 1)) for s in stores) and all(
                 _has_vectors(e, v, lanes) for e in exprs
             )
             kept = all(_keeps_bits(e, nbytes, memories) for e in exprs)
-            return NarrowLanes(lanes, element) if in_vectors and kept and _is_exact(exprs, held) else None
+            exact = in_vectors and kept and _is_exact(exprs, held, gathers)
+            return NarrowLanes(lanes, element) if exact else None
     return None
+
+
+def _is_extreme(s: Reduce, kernel: Kernel) -> bool:
+    """Whether a reduction is a maximum or minimum of integers in registers."""
+    in_registers = kernel.template == "cols" or not s.across
+    return s.kind in ("max", "min") and s.position is None and s.expr.dtype is I32 and in_registers
 
 
 def _computed(roots: Iterable[Expr]) -> list[Expr]:
@@ -133,8 +150,10 @@ def _steps_evenly(index: Index, v: Var, steps: tuple[int, ...]) -> bool:
     return type(step) is int and step in steps
 
 
-def _is_exact(exprs: Iterable[Expr], held: Range) -> bool:
-    """Whether low bits are enough for all that is computed, operands of `_EXACT` being numbers in `held`."""
+def _is_exact(exprs: Iterable[Expr], held: Range, gathers: Mapping[int, Reduce]) -> bool:
+    """Whether low bits are enough for all that is computed, operands of `_EXACT` and of extremes being numbers
+    in `held`. gathers: the extremes, by number.
+    """
     ranges: dict[Expr, Range | None] = {}  # of I32 values; None: unknown
     inside = lambda r: r is not None and held[0] <= r[0] and r[1] <= held[1]  # noqa: E731
     for e in exprs:
@@ -155,43 +174,11 @@ def _is_exact(exprs: Iterable[Expr], held: Range) -> bool:
             return False  # operands of other types
         if asked and not all(inside(ranges[a]) for a in whole):
             return False
-        if e.dtype is I32:
-            ranges[e] = _range_of(e, [ranges[a] for a in whole])
-    return True
+        if e.op == "acc":
+            ranges[e] = ranges[gathers[e.args[0]].expr]
+        elif e.dtype is I32:
+            ranges[e] = range_of_op(e, [ranges[a] for a in whole])
+    return all(inside(ranges[s.expr]) for s in gathers.values())
 
 
-def _range_of(e: Expr, operands: list[Range | None]) -> Range | None:
-    if e.op == "const":
-        return int(e.args[0]), int(e.args[0])
-    if e.op in ("load", "round_to"):
-        info = torch.iinfo(e.args[-1]) if e.args[-1] is not BOOL else None
-        return (info.min, info.max) if info else None
-    if e.op == "cast":
-        return 0, 1  # of a truth value
-    known = [r for r in operands if r is not None]
-    rule = _RANGES.get(e.op)
-    return rule(*known) if rule is not None and len(known) == len(operands) else None
-
-
-def _union(a: Range, b: Range) -> Range:
-    return min(a[0], b[0]), max(a[1], b[1])
-
-
-def _product(a: Range, b: Range) -> Range:
-    ends = [x * y for x in a for y in b]
-    return min(ends), max(ends)
-
-
-_RANGES: dict[str, Callable[..., Range | None]] = {
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "mul": _product,
-    "neg": lambda a: (-a[1], -a[0]),
-    "abs": lambda a: (0, max(abs(a[0]), abs(a[1]))),
-    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "select": _union,
-    "masked": _union,
-    "bitnot": lambda a: (~a[1], ~a[0]),
-}
-_ALLOWED = {*_RANGES, *_EXACT, *_MASKS, "load", "const", "cast", "round_to"}
+_ALLOWED = {*(OPS_WITH_RANGES - {"shr"}), *_EXACT, *_MASKS, "load", "const", "cast", "round_to", "acc"}

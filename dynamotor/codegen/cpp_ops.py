@@ -162,9 +162,16 @@ def cast_text(x: str, source: torch.dtype, to: torch.dtype, result: str, width: 
     return f"cvt<{result}>({x})"
 
 
-def reduce_start(kind: str, dtype: torch.dtype) -> str:
-    """The neutral element."""
+def reduce_start(kind: str, dtype: torch.dtype, width: int = 1) -> str:
+    """The neutral element, in so many lanes."""
+    if type(width) is NarrowLanes:
+        return width.neutral(kind)
     return literal(neutral(kind, dtype), dtype)
+
+
+def kept_type(dtype: torch.dtype, width: int) -> str:
+    """The C++ type of memory for accumulators of `width` lanes."""
+    return width.element if type(width) is NarrowLanes else ctype(dtype, 1)
 
 
 COMBINE = {

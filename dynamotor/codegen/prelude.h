@@ -117,8 +117,10 @@ template<class T> INL T min_(T a,T b){
  return (a<b)|(a!=a)?a:b; }
 template<class T> INL auto lane(T v,int i){ if constexpr(tr<T>::n==1) return v; else return v[i]; }
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+template<class E,int N> struct halves { typedef E V __attribute__((vector_size(N/2*sizeof(E)))); V x,y; };
 #define HALVES(v,N,f) \
- if constexpr(N==16){ auto x=__builtin_shufflevector(v,v,0,1,2,3,4,5,6,7), \
+ if constexpr(N>16){ const auto h=__builtin_bit_cast(halves<__typeof__(v[0]),N>,v); return f(f##_half(h.x,h.y)); } \
+ else if constexpr(N==16){ auto x=__builtin_shufflevector(v,v,0,1,2,3,4,5,6,7), \
  y=__builtin_shufflevector(v,v,8,9,10,11,12,13,14,15); return f(f##_half(x,y)); } \
  else if constexpr(N==8){ auto x=__builtin_shufflevector(v,v,0,1,2,3), \
  y=__builtin_shufflevector(v,v,4,5,6,7); return f(f##_half(x,y)); } \

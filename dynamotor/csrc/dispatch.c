@@ -116,6 +116,45 @@ static bool same_keywords(PyObject *call, PyObject *entry) {
 
 static bool force_eager; /* every dispatcher that compiles calls its original */
 
+/* torch.compiler.set_stance stores its stance in the module torch._dynamo.eval_frame, which is not imported for this:
+ * until a program does so itself, the version of sys.modules says that there is none; then that of the module's dict
+ * says that the stance is the one read last. A call compares one word. */
+static struct {
+    PyObject *watched; /* sys.modules, then the dict of eval_frame */
+    uint64_t version;
+    bool is_module, force_eager;
+} torch_stance;
+
+static bool watch_for_stance(PyObject *dict, bool is_module) {
+    if (dict_watch(dict) < 0) return false;
+    torch_stance.is_module = is_module;
+    Py_XSETREF(torch_stance.watched, Py_NewRef(dict));
+    return true;
+}
+
+static bool reads_force_eager(void) {
+    static PyObject *module_name;
+    if (module_name == NULL) module_name = PyUnicode_InternFromString("torch._dynamo.eval_frame");
+    PyObject *module = torch_stance.is_module ? NULL : PyDict_GetItemWithError(torch_stance.watched, module_name);
+    if (module != NULL && PyModule_Check(module) && !watch_for_stance(PyModule_GetDict(module), true)) return false;
+    torch_stance.version = *dict_version_word(torch_stance.watched) & DICT_VERSION_BITS;
+    PyObject *stance = torch_stance.is_module ? PyDict_GetItemString(torch_stance.watched, "_stance") : NULL;
+    PyObject *name = stance != NULL ? PyObject_GetAttrString(stance, "stance") : NULL;
+    bool eager = name != NULL && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "force_eager") == 0;
+    Py_XDECREF(name);
+    return eager;
+}
+
+static bool torch_forces_eager(void) {
+    if (UNLIKELY((*dict_version_word(torch_stance.watched) & DICT_VERSION_BITS) != torch_stance.version)) {
+        torch_stance.force_eager = reads_force_eager();
+        PyErr_Clear(); /* a PyTorch that has no such stance */
+    }
+    return torch_stance.force_eager;
+}
+
+static bool calls_are_eager(void) { return force_eager || torch_forces_eager(); }
+
 static PyObject *py_set_force_eager(PyObject *self, PyObject *on) {
     bool before = force_eager;
     force_eager = PyObject_IsTrue(on) == 1;
@@ -217,7 +256,7 @@ static void move_to_front(Dispatcher *self, PyObject *entries, Py_ssize_t index)
 static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
     if (UNLIKELY(other_hooks_see_frames())) return call_unseen(callable, args, nargsf, kwnames);
-    if (UNLIKELY((self->disabled || (force_eager && self->miss != Py_None)) && self->original != NULL)) return PyObject_Vectorcall(self->original, args, nargsf, kwnames);
+    if (UNLIKELY((self->disabled || (calls_are_eager() && self->miss != Py_None)) && self->original != NULL)) return PyObject_Vectorcall(self->original, args, nargsf, kwnames);
     if (UNLIKELY(self->entries == NULL)) {
         PyErr_SetString(PyExc_ReferenceError, "the compiled function was called while it was being destroyed");
         return NULL;
@@ -259,7 +298,7 @@ static PyObject *dispatcher_serve(PyObject *callable, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!O!O!", &Entry_Type, &served, &PyTuple_Type, &inputs, &PyTuple_Type, &flat)) return NULL;
     PyObject *const *items = &PyTuple_GET_ITEM(flat, 0);
     Py_ssize_t n = PyTuple_GET_SIZE(flat);
-    if (other_hooks_see_frames() || self->disabled || force_eager || self->entries == NULL)
+    if (other_hooks_see_frames() || self->disabled || calls_are_eager() || self->entries == NULL)
         return dispatcher_call(callable, items, (size_t)n, NULL);
     Entry *entry = (Entry *)served;
     PyObject *hook = frame_hook_suspend();
@@ -452,6 +491,9 @@ PyTypeObject Dispatcher_Type = {
 };
 
 int dispatch_init(PyObject *module) {
+    if (!watch_for_stance(PyImport_GetModuleDict(), false)) return -1;
+    torch_stance.force_eager = reads_force_eager();
+    if (PyErr_Occurred()) return -1;
     if (PyModule_AddFunctions(module, stance_methods) < 0) return -1;
     return PyModule_AddType(module, &Entry_Type) < 0 ? -1 : PyModule_AddType(module, &Dispatcher_Type);
 }

@@ -56,13 +56,14 @@ _BOUNDED = {
     "linalg_lstsq", "linalg_lu_solve", "lu_unpack", "cholesky", "cholesky_inverse", "geqrf", "ormqr",
     "histc", "histogram", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts",
     "_histogramdd_from_bin_tensors",
-    "segment_reduce", "_ctc_loss_backward",
+    "segment_reduce", "_ctc_loss_backward", "linalg_ldl_solve",
+    "_pack_padded_sequence", "fake_quantize_per_channel_affine_cachemask",
 }  # fmt: skip
 # The classes themselves of the errors that they raise then.
 DATA_ERRORS = (IndexError, RuntimeError, ValueError, torch.linalg.LinAlgError)
 _BOUNDED_FORMS = {
     *(aten.bernoulli.default, aten.bernoulli_.Tensor, aten.normal.float_Tensor, aten.normal.Tensor_Tensor),
-    *(aten.div.Tensor_mode, aten.div_.Tensor_mode),
+    *(aten.div.Tensor_mode, aten.div_.Tensor_mode, aten.quantize_per_tensor.tensor_qparams),
 }
 # Calls that answer about a tensor without reading its data.
 _METADATA = {aten.is_same_size.default}
@@ -190,6 +191,27 @@ def draws(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return facts(target).random
     given = dict(zip((argument.name for argument in target._schema.arguments), args)) | dict(kwargs)
     return given.get("dropout_p", 0.0) != 0.0
+
+
+def may_raise(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call gives something, or raises, as the data are."""
+    name = target.overloadpacket.__name__
+    if name == "searchsorted":  # an order that names no element
+        return kwargs.get("sorter") is not None
+    if target in (aten.masked_fill.Tensor, aten.masked_fill_.Tensor):
+        value = args[2] if len(args) > 2 else kwargs["value"]
+        return may_overflow(value.dtype, args[0].dtype)
+    return facts(target).bounded
+
+
+def may_overflow(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether numbers of one dtype are beyond the range of another: `item` and fills raise for these."""
+    if source is target or torch.bool in (source, target):
+        return False
+    limits = [
+        torch.finfo(t) if t.is_floating_point or t.is_complex else torch.iinfo(t) for t in (source, target)
+    ]
+    return limits[0].max > limits[1].max or limits[0].min < limits[1].min
 
 
 def is_collective(target: object) -> bool:

@@ -18,7 +18,7 @@ from ..base.compat import OpOverload, TorchDispatchMode
 from . import kernel_checks, ops, products  # noqa: F401  (`ops` and `products` register)
 from .data_sizes import DataSizes
 from .op_definition import Unknown, definition
-from .op_facts import HIDDEN_WRITES, VIEW_FORMS, draws, facts, is_custom, written_names
+from .op_facts import HIDDEN_WRITES, VIEW_FORMS, draws, facts, is_custom, may_raise, written_names
 from .shapes import UnsupportedOp, check_supported, infer_spec
 from .sizes import DataDependent, leaves_in
 from .spec import TensorSpec, aten
@@ -341,7 +341,7 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
         about = facts(func)
         self.draws = self.draws or draws(func, args, kwargs)
         self.asserts = self.asserts or about.asserts
-        if about.bounded and (is_custom(func) or all(map(_is_on_cpu, leaves_in(args)))):
+        if may_raise(func, args, kwargs) and (is_custom(func) or all(map(_is_on_cpu, leaves_in(args)))):
             self.may_raise = True
             self.runs_custom = self.runs_custom or is_custom(func)
         if self.data_sizes is not None and about.data_dependent and definition(func).sizes_from_data:

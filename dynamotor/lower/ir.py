@@ -23,6 +23,7 @@ import torch
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, Dims, Size, Symbol
 from .index_expr import ZERO, Index, Loaded, Var, flatten
+from .whole_ranges import Range, range_of
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
 
@@ -231,6 +232,14 @@ def fits(x: Expr, memory: torch.dtype) -> bool:
     return not todo
 
 
+# The integers up to which a half type holds every one.
+_WHOLE = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}
+
+
+def _within(found: Range | None, largest: int) -> bool:
+    return found is not None and -largest <= found[0] and found[1] <= largest
+
+
 def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
     if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
@@ -239,6 +248,8 @@ def round_to(x: Expr, memory: torch.dtype) -> Expr:
         x = cast(cast(x.args[0], I64), x.dtype)
     if x.op == "const" and memory is not BOOL:
         return const(torch.tensor(x.args[0], dtype=x.dtype).to(memory).item(), x.dtype)
+    if memory in _WHOLE and x.op == "cast" and _within(range_of(x.args[0]), _WHOLE[memory]):
+        return x
     choice = _choice(x)
     if choice is not None and memory.is_floating_point:
         return _chosen(choice, lambda n: torch.tensor(n, dtype=x.dtype).to(memory).item(), x.dtype)

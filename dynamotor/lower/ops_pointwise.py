@@ -19,6 +19,7 @@ import torch
 
 from ..base.registry import register_all
 from ..graph.nodes import operand, spec_of
+from ..graph.op_facts import may_overflow
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES, aten
 from .ir import BOOL, COMPUTE_TYPE, F32, F64, I64, Expr, cast, compare, const, op, round_to, select
@@ -436,6 +437,12 @@ def _where(ctx: LoopBuilder, condition: LoopValue, x: LoopValue | Scalar, y: Loo
     return ctx.generate(lambda index: select(cond.at(index), yes.at(index), no.at(index)))
 
 
+@lowering(aten.masked_fill.Tensor)
+def _masked_fill(ctx: LoopBuilder, x: LoopValue, mask: LoopValue, value: LoopValue) -> LoopValue:
+    decline_if(may_overflow(value.dtype, x.dtype), "a value that may not fit the dtype, where aten raises")
+    return _where(ctx, mask, value, x)
+
+
 @lowering(aten.clamp.default)
 def _clamp(ctx: LoopBuilder, x: LoopValue, min: Scalar | None = None, max: Scalar | None = None) -> LoopValue:
     def bound(number: Scalar, a: Expr, dtype: torch.dtype = ctx.spec.dtype) -> Expr:
@@ -686,9 +693,14 @@ def _log_sigmoid_backward(ctx: LoopBuilder, g: LoopValue, x: LoopValue, decayed:
     return ctx.pointwise(fn, g, x, decayed)
 
 
-def _within(a: Expr, limit: Scalar) -> Expr:
-    """Whether -limit <= a <= limit."""
-    return op("and", compare("ge", a, like(-limit, a)), compare("le", a, like(limit, a)))
+def _hardshrink(ctx: LoopBuilder, x: LoopValue, limit: Scalar) -> LoopValue:
+    """Zero between -limit and limit, which aten rounds to the dtype."""
+
+    def fn(a: Expr) -> Expr:
+        low, high = (round_to(like(number, a), x.dtype) for number in (-limit, limit))
+        return select(op("and", compare("ge", a, low), compare("le", a, high)), like(0, a), a)
+
+    return jumping(ctx, fn, x)
 
 
 def _softshrink(a: Expr, limit: Scalar) -> Expr:
@@ -755,7 +767,6 @@ register_all(
             lambda ctx, x: ctx.pointwise(lambda a: compare("ne", a, a), x, compute=COMPUTE_TYPE[x.dtype]),
         ),
         ((aten.masked_fill.Scalar,), lambda ctx, x, mask, value: _where(ctx, mask, value, x)),
-        ((aten.masked_fill.Tensor,), lambda ctx, x, mask, value: _where(ctx, mask, value, x)),
         ((aten.clamp_min.default,), lambda ctx, x, min: _clamp(ctx, x, min)),
         ((aten.clamp_max.default,), lambda ctx, x, max: _clamp(ctx, x, None, max)),
         ((aten.clamp_min.Tensor,), lambda ctx, x, min: _clamp_tensor(ctx, x, min)),
@@ -850,7 +861,7 @@ register_all(
         ),
         (
             (aten.hardshrink.default,),
-            lambda ctx, x, limit=0.5: jumping(ctx, lambda a: select(_within(a, limit), like(0, a), a), x),
+            lambda ctx, x, limit=0.5: _hardshrink(ctx, x, limit),
         ),
         (
             (aten.softshrink.default,),

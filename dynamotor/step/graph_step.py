@@ -27,6 +27,7 @@ from ..base.config import CompileOptions, config
 from ..base.errors import CaptureError, DynamotorError, EagerWarning, is_mistake
 from ..base.events import counters, emit, fall_back, log, warn_once
 from ..base.narrowing import checked
+from ..capture.stance import may_compile
 from ..distributed.averager import Averager
 from ..distributed.insert_reductions import BackwardRewriter
 from ..distributed.wrapper import Reason, reduced_parameters
@@ -261,6 +262,8 @@ class GraphStep:
                 return self._run(bound, tensors, numbers)
         if len(changed) > CHANGES:
             return self._refuse("DM511", f"the update's Python reads a changing value: {changed[-1]}")
+        if not may_compile(f"{type(optimizer).__name__}.step"):
+            return None
         if sum(map(len, self.programs.values())) >= PROGRAMS:
             return self._refuse(
                 "DM507",

@@ -20,6 +20,7 @@ import torch
 from .._C import tensor_layouts
 from ..base.config import CompileOptions
 from ..capture.optimizer_frames import is_around_step
+from ..capture.stance import stance
 from ..graph.module import graph_module
 from ..graph.tensor_subclass import is_wrapper
 from .graph_step import (
@@ -125,6 +126,8 @@ class OptimizerStep:
         return self.natively(reason, self.update)
 
     def _update(self) -> Any:
+        if (holds := stance()) == "force_eager":
+            return self.eagerly(f"the stance is {holds}")
         learning = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in learning]
         last = self.last

@@ -19,6 +19,7 @@ from ..base import probe
 from ..base.config import config
 from ..base.errors import DynamotorError
 from ..base.extensions import BACKENDS, names
+from ..capture.stance import switched_off
 from ..runtime.cpp_build import find_compiler
 
 
@@ -84,6 +85,8 @@ def main(args: argparse.Namespace) -> int:
     except DynamotorError as error:
         print(error)
     print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'}, {_free(config.cache_dir)})")
+    if name := switched_off():
+        print(f"{name}=1: compiled functions run in eager PyTorch, and the checks below say nothing")
     for name, purpose, cure in LIBRARIES:
         print(f"{name} ({purpose}): {_library(name, cure) or 'there'}")
     worst = max(_examine(engine) for engine in ENGINES)

@@ -19,9 +19,19 @@ from ..base.errors import link
 from ..base.events import Event, collect, counters, phase_seconds
 from ..capture.compiled_share import Counts
 from ..capture.frontend import eager_texts, served_entries
+from ..capture.recompiles import by_reason
+from ..capture.stance import said_by, stance
 from .tables import counted
 
 _CODE = re.compile(r"\.(DM\d{3})$")  # counters of whole graphs or backwards: `build.DM301`
+_OP = re.compile(r"(?!xla\.)\w+\.\w+\.\w+")  # `aten.erfinv.default`
+
+
+def is_op(counter: str) -> bool:
+    """Whether a key of counters["fallback"] is an op that runs as PyTorch's kernel in a compiled program;
+    others are parts that run in eager PyTorch.
+    """
+    return _OP.fullmatch(counter) is not None and _CODE.search(counter) is None
 
 
 @dataclass
@@ -29,6 +39,10 @@ class Explanation:
     """What ran in one call of a compiled callable; `str()` is the report."""
 
     graphs: list[torch.fx.GraphModule] = field(default_factory=list)
+    compile_ids: list[str] = field(default_factory=list)  # of the programs that ran, as the log has them
+    recompiles: list[str] = field(
+        default_factory=list
+    )  # the ID of each new program, and why those before did not fit, with their IDs
     guards: list[list[str]] = field(default_factory=list)
     break_reasons: list[Any] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -73,6 +87,9 @@ class Explanation:
             f"{counted(self.graph_count, 'graph')}, {counted(self.op_count, 'torch call')}, "
             f"{counted(self.graph_break_count, 'break')}, {counted(sum(map(len, self.guards)), 'guard')}"
         ]
+        if self.compile_ids:
+            lines.append(f"compile IDs: {', '.join(dict.fromkeys(self.compile_ids))}")
+        lines += self.recompiles
         lines.append(str(self.counts))
         lines += [
             f"left to eager: {counted(n, 'torch call')}: {why}" for why, n in self.counts.eager.most_common()
@@ -87,13 +104,18 @@ class Explanation:
         for i, choice in enumerate(self.choices):
             lines += [f"backends of graph {i + 1}, the quickest is {choice['chosen']}:"]
             lines += [f"  {one}" for one in choice["times"]]
-        ops = [f"{op} ×{n}" for op, n in self.fallbacks.most_common() if not _CODE.search(op)]
+        ops = [f"{op} ×{n}" for op, n in self.fallbacks.most_common() if is_op(op)]
         if ops:
             lines.append("aten kernels used for lack of a lowering: " + ", ".join(ops))
         lines += [
             f"left to PyTorch ×{n}: {code[1]} (reason: the log channel `fallbacks`; cure: {link(code[1])})"
             for name, n in self.fallbacks.most_common()
             if (code := _CODE.search(name)) and not any(code[1] in text for text in self.eager)
+        ]
+        lines += [
+            f"left to PyTorch ×{n}: {name} (reason: the log channel `fallbacks`)"
+            for name, n in self.fallbacks.most_common()
+            if not is_op(name) and not _CODE.search(name)
         ]
         if self.seconds:
             lines.append("seconds: " + ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items()))
@@ -117,10 +139,13 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
         hits = {} if dispatcher is None else {entry: entry.hits for entry in served_entries(dispatcher)}
         found, compiler = Explanation(), dispatcher_of(compiled).miss.__self__
         with (
-            collect("capture", "break", "ddp", "fallback", "auto") as events,
+            collect("capture", "break", "ddp", "fallback", "auto", "recompile") as events,
             compiler.share.watched() as counts,
         ):
             compiled(*args, **kwargs)
+        if (holds := stance()) != "default":
+            without = "everything" if holds == "force_eager" else "code without a program that fits"
+            found.eager.append(f"{without}, since {said_by()} says {holds}")
         found.counts, found.native = counts, compiler.inner.native
         more = Counter(counters["fallback"]) - before
         for entry, n in hits.items():
@@ -130,6 +155,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
             _note(found, event)
             if event.kind == "capture":
                 found.sizes.append(event.data["captured"].sizes.report())
+                found.compile_ids.append(event.compile_id)
         found.fallbacks = Counter(
             {name: n for name, n in more.items() if not name.startswith("ddp.")}
         )  # in `gradients`
@@ -145,6 +171,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
 
 def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
     """Describe a version that was compiled before; its fallbacks."""
+    found.compile_ids.append(captured.compile_id)
     if captured.reason is not None:
         found.break_reasons.append(captured.reason)
     if captured.gm is not None:
@@ -160,6 +187,14 @@ def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
 def _note(found: Explanation, event: Event) -> None:
     if event.kind == "break":
         found.break_reasons.append(event.data.get("reason"))
+    elif event.kind == "recompile":
+        new = event.data["new"]
+        then = (
+            f"compiled again as {new}"
+            if new
+            else "in eager PyTorch, since there are as many programs as may be"
+        )
+        found.recompiles.append(f"{then}: {by_reason(event.data['reasons'], event.data['failed'])}")
     elif event.kind == "fallback":
         found.eager += eager_texts([event])
     elif event.kind == "auto":

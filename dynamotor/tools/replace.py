@@ -42,8 +42,9 @@ def _compile(
 
 
 def _set_stance(stance: str = "default", **rest: Any) -> set_stance:
-    """torch.compiler's stances; those that only say when it compiles ("eager_then_compile") are "default"."""
-    if stance not in STANCES or rest:
+    """torch.compiler's stances; those that only say when it compiles ("eager_then_compile") are "default".
+    Guards are evaluated whatever `skip_guard_eval_unsafe` says."""
+    if stance not in STANCES or rest.get("force_backend") is not None:
         warn_once(
             f"torch.compiler stance {stance}",
             f"torch.compiler's stance {stance!r} is taken as 'default'",

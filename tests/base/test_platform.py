@@ -1,6 +1,7 @@
 """Where the compiler cannot work it says so with a code."""
 
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,24 @@ def test_a_missing_extension_is_refused(monkeypatch):
     monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CaptureError, match="DM202"):
         platform.check_platform()
+
+
+def test_a_source_tree_that_hides_the_installed_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "dynamotor").mkdir()
+    (tmp_path / "dynamotor" / f"_C{EXTENSION_SUFFIXES[0]}").touch()
+    (tmp_path / "dynamotor-9.dist-info").mkdir()
+    (tmp_path / "dynamotor-9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: dynamotor\nVersion: 9\n"
+    )
+    with pytest.raises(CaptureError, match="DM202") as raised:
+        platform.check_platform()
+    assert f"hides the package installed in {tmp_path}" in str(raised.value)
+    (tmp_path / "dynamotor" / f"_C{EXTENSION_SUFFIXES[0]}").unlink()
+    with pytest.raises(CaptureError) as raised:
+        platform.check_platform()
+    assert str(tmp_path) not in str(raised.value)
 
 
 @pytest.mark.parametrize("built_from", ["0123456789abcdef", None])

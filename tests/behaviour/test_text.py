@@ -7,7 +7,7 @@ import pytest
 from .harness import Theme
 
 PRELUDE = r"""
-import re, string, textwrap, json, torch
+import enum, re, string, textwrap, json, torch
 class F:
     def __format__(self, spec): return "F" + spec
     def __str__(self): return "str"
@@ -16,9 +16,59 @@ pat = re.compile(r"(\w+)-(\d+)")
 name, width = "nm", 7
 class Own(str): pass
 class Bytes(bytes): pass
+class Loud(str):
+    def __str__(self): return "loud"
+    def __repr__(self): return "LOUD"
+    def __format__(self, spec): return "format" + spec
+    def upper(self): return "Upper"
+    def format(self, *a, **k): return "formatted"
+    def join(self, items): return "joined"
+    def split(self, *a): return ["split"]
+    def replace(self, *a): return "replaced"
+    def startswith(self, *a): return "starts"
+    def encode(self, *a): return b"encoded"
+    def find(self, *a): return -5
+    def strip(self, *a): return "stripped"
+class Asked(str):
+    def __add__(self, o): return "added"
+    def __mod__(self, o): return "modded"
+    def __rmod__(self, o): return "rmodded"
+    def __mul__(self, n): return "times"
+    def __len__(self): return 77
+    def __eq__(self, o): return "equal"
+    def __hash__(self): return 5
+    def __contains__(self, o): return True
+    def __getitem__(self, i): return "item"
+    def __iter__(self): return iter(["it"])
+class Number(int):
+    def __str__(self): return "number"
+class Whole(int):
+    def __index__(self): return 40
+    def __float__(self): return 3.25
+class Real(float):
+    def __repr__(self): return "real"
+class Word(str, enum.Enum): A = "a b"
+class Name(enum.StrEnum): A = "a b"
+own, loud, asked, one, half, whole = Own("a b"), Loud("a {} b"), Asked("a b"), Number(1), Real(0.5), Whole(3)
+def folded(s):
+    return [s.upper(), s.lower(), s.strip(), s.split(), s.join(["p", "q"]), s.replace("a", "b"), s.startswith("a"), s.encode(), s.find("b"), s.title(), s.casefold(), s.zfill(20), s.partition(" "), s.splitlines(), s.endswith("b"), s.format(1), "".join([s]), type(s.upper()).__name__, type(s[:]).__name__, type(s.strip()).__name__, type(s.replace("zz", "y")).__name__, type(s.removeprefix("a")).__name__]
+def told(s):
+    return [str(s), repr(s), f"{s}", f"{s:>9}", f"{s!r}", f"{s!s:>9}", "{}".format(s), "{!r:>9}".format(s), "%s" % s, "%r" % s, "%9s|" % (s,), "%s %s" % (s, s), "%(a)s" % {"a": s}, "%s".__mod__(s), str.__mod__("%s", s), s.__rmod__("%s"), Own("%s|") % s, Own("{}|").format(s), format(s, ""), [s], type("%s" % s).__name__]
 """
 
 TABLE = r"""
+folded(own), folded(Own("a b")), folded(loud), folded(Loud("a {} b")) #9
+folded(Word.A), folded(Name.A)
+told(own), told(Own("a b")), told(Word.A), told(loud), told(Loud("q"))
+told(Name.A) #9
+[(s + "c", "c" + s, s * 2, s[0], s[:], len(s), s == "a b", "a" in s, list(s), s % 1, "%s" % s, s.upper(), type(s.upper()).__name__) for s in (asked, Asked("a b"))]
+"%s %d %x %r" % (one, one, one, one), "%s" % one, "%d" % one, "%s %f %r" % (half, half, half), "%s" % half, "%s" % Number(2), "%d" % Number(2), "%s" % Real(2), "%f" % Real(2), "%.1f" % Number(2), "%c" % Own("x")
+"%d" % whole, "%x" % whole, "%f" % whole #2
+"%d %x %f" % (Whole(3), Whole(3), Whole(3)) #2
+"%s %s" % loud
+"%(a)s" % loud
+"a" % loud
+loud.__rmod__(3), "%s" % own is own, own % () is own, Own("%s") % own
 "abc".upper(), "ABC".lower(), "abc def".title(), "abc".capitalize(), "aBc".swapcase(), "ß".casefold()
 " a ".strip(), "xxaxx".strip("x"), " a".lstrip(), "a ".rstrip(), "abc".removeprefix("a"), "abc".removesuffix("c")
 "a,b,c".split(","), "a b  c".split(), "a,b,c".rsplit(",", 1), "a\nb\r\nc".splitlines(), "a=b=c".partition("="), "a=b=c".rpartition("=")

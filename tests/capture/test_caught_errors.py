@@ -126,6 +126,27 @@ def bag(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         return w
 
 
+def ordered(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.searchsorted(w[:, 0].contiguous(), w, sorter=at[1].expand(5).contiguous()) + w
+    except RuntimeError:
+        return w
+
+
+def packed(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.nn.utils.rnn.pack_padded_sequence(w, torch.tensor([2, 1]) + at).data
+    except RuntimeError:
+        return w
+
+
+def filled(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.zeros(5, 2, dtype=torch.int8).masked_fill(w > 0, at[1] * 20) + w
+    except RuntimeError:
+        return w
+
+
 def factors(w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     square = (5 - at).float()[:, None].log() * torch.ones(2)  # NaN for a position above 5
     try:
@@ -158,7 +179,11 @@ def last(
 
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize(
-    "read", [clause, outer_clause, final, managers, generator, custom, quotient, deviations, bag, factors]
+    "read",
+    [
+        *(clause, outer_clause, final, managers, generator, custom, quotient, deviations, bag, factors),
+        *(ordered, packed, filled),
+    ],
 )
 @pytest.mark.parametrize("program", [first, last])
 def test_the_programs_own_handler_sees_the_error(program: Any, read: Any, backend: str) -> None:

@@ -4,6 +4,7 @@ can be read.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import random
@@ -229,6 +230,46 @@ def test_marks_make_symbols_at_the_first_call_and_keep_numbers() -> None:
     dynamotor.mark_dynamic(x, [0, -1])
     compiled = check_uncloned(lambda x: x + 1, [x, torch.randn(7, 9)])
     assert len(compiled.entries) == 1
+
+
+@pytest.mark.parametrize("dims", [[0, 1], (0, 1), [0, -1], (-2, -1)], ids=str)
+@pytest.mark.parametrize(
+    "mark",
+    [
+        dynamotor.mark_dynamic,
+        torch._dynamo.mark_dynamic,
+        torch._dynamo.maybe_mark_dynamic,
+        torch._dynamo.decorators.mark_unbacked,
+        functools.partial(torch._dynamo.decorators.mark_unbacked, strict=True),
+    ],
+    ids=["ours", "dynamo", "maybe", "unbacked", "strict unbacked"],
+)
+def test_marks_of_several_dimensions(mark: Any, dims: Any) -> None:
+    x = torch.randn(4, 5)
+    mark(x, dims)
+    torch._dynamo.mark_static(x, 0)  # has less weight
+    for dynamic in (None, False):
+        compiled = check_uncloned(lambda x: x * 2, [x, torch.randn(6, 7)], dynamic=dynamic)
+        assert len(compiled.entries) == 1
+
+
+@pytest.mark.parametrize("mark", [dynamotor.mark_dynamic, torch._dynamo.mark_dynamic], ids=["ours", "dynamo"])
+def test_bounds_of_several_dimensions(mark: Any) -> None:
+    x = torch.randn(4, 5)
+    mark(x, [0, -1], min=3, max=7)
+    compiled = check_uncloned(lambda x: x * 2, [x, torch.randn(7, 3)])
+    assert len(compiled.entries) == 1
+    assert compiled(torch.ones(7, 8)).equal(torch.ones(7, 8) * 2) and len(compiled.entries) == 2
+
+
+@pytest.mark.parametrize("mark", [dynamotor.mark_static, torch._dynamo.mark_static], ids=["ours", "dynamo"])
+@pytest.mark.parametrize("dims", [None, [0, 1], (1, 0)], ids=str)
+def test_static_marks_of_several_dimensions(mark: Any, dims: Any) -> None:
+    a, b = torch.randn(4, 5), torch.randn(6, 7)
+    mark(a, dims)
+    mark(b, dims)
+    compiled = check_uncloned(lambda x: x * 2, [a, b], dynamic=True)
+    assert [list(map(str, e.info.inputs)) for e in compiled.entries] == [["x"]] * 2
 
 
 def test_marks_inside_of_the_function_keep_numbers_too() -> None:

@@ -287,3 +287,54 @@ def test_gradients_at_a_bound_are_eagers(name):
             (y * torch.tensor([1.0, 2.0])).sum().backward()
             found.append((y.detach(), x.grad))
         torch.testing.assert_close(*found, equal_nan=True)
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "channels_last": lambda x: x[None].contiguous(memory_format=torch.channels_last)[0],
+    "permuted": lambda x: x.permute(1, 2, 0).contiguous().permute(2, 0, 1),
+}
+FORMULAS = {
+    "addmm": lambda x, k: torch.addmm(x[:, 0], x[:, 0], torch.eye(5), beta=k, alpha=k),
+    "baddbmm": lambda x, k: torch.baddbmm(x, x, torch.eye(5).expand(3, 5, 5), beta=k),
+    "rpow": lambda x, k: k**x,
+    "layer_norm": lambda x, k: F.layer_norm(x, (5,), eps=k),
+    "rms_norm": lambda x, k: F.rms_norm(x, (5,), eps=k),
+    "instance_norm": lambda x, k: F.instance_norm(x, eps=k),
+    "batch_norm": lambda x, k: F.batch_norm(x, None, None, training=True, eps=k),
+    "renorm": lambda x, k: torch.renorm(x, 2, 0, k),
+    "clamp": lambda x, k: x.clamp(max=k),
+}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_lays_its_result_out_as_the_function(name):
+    for layout in LAYOUTS.values():
+        x = layout(torch.randn(3, 4, 5))
+        dynamotor.reset()
+        compiled = dynamotor.compile(FORMULAS[name], backend="aot_eager")
+        for i in range(3):
+            ours, eager = compiled(x, 1.03 + 0.13 * i), FORMULAS[name](x, 1.03 + 0.13 * i)
+            torch.testing.assert_close(ours, eager)
+            assert ours.stride() == eager.stride()
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_kernels_of_halves_compare_with_the_number_itself(dtype):
+    """The number is between two numbers of the dtype, and the input the nearer one."""
+    numbers = [1.03 + 0.13 * i for i in range(6)]
+
+    def program(x, k):
+        return F.threshold(x, k, 0.5) + F.hardtanh(x, -k, k) * 3 + F.hardshrink(x, k)
+
+    compiled = dynamotor.compile(program, backend="aot_eager")
+    for k in numbers:
+        found = []
+        for run in (compiled, program):
+            x = torch.tensor([*numbers, *(-n for n in numbers)], dtype=dtype).requires_grad_()
+            result = run(x, k)
+            result.sum().backward()
+            found.append((result.detach(), x.grad))
+        assert all(map(torch.equal, *found))

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.base.events import collect
+from dynamotor.capture.recompiles import by_reason
 
 
 def block(x: torch.Tensor) -> torch.Tensor:
@@ -61,11 +63,42 @@ def test_a_recompile_is_reported_once_in_terms_of_the_call(capsys: pytest.Captur
         (x, 1, {"a": 2}),
     ]
     sized, counted, typed, rest = logged("recompiles", capsys, broken, *calls)
-    assert re.match(r"\d+/\d+ ", sized) is None  # a recompile is told before it is numbered
-    assert sized == "broken is compiled again: argument `x` has size 3 at dimension 0, was 2\n"
+    new, of, old, *_ = re.match(r"(\d+/1) broken is compiled again as (\S+): .*\((\d+/0)\)$", sized).groups()  # type: ignore[union-attr]
+    assert (
+        sized
+        == f"{new} broken is compiled again as {new}: argument `x` has size 3 at dimension 0, was 2 ({old})\n"
+    )
+    assert of == new and new[:-1] == old[:-1] and f"was 1 ({old})" in counted
     assert "argument `n` is 2, was 1" in counted
     assert typed.count("torch.float64") == 1
     assert "`facts['a']` is 2, was 1" in rest and "broken, resumed at line" in rest
+
+
+def test_events_and_explain_name_the_programs_that_fail_and_the_new_one() -> None:
+    compiled = dynamotor.compile(lambda x: x + 1, backend="eager", dynamic=False)
+    with collect("recompile", "capture") as events:
+        for n in (2, 3, 4):
+            compiled(torch.ones(n))
+    first, second, third = (e.compile_id for e in events if e.kind == "capture")
+    assert [e.info.data.compile_id for e in compiled.entries] == [third, second, first]
+    last = events[-2]
+    assert (last.kind, last.compile_id, last.data["new"]) == ("recompile", third, third)
+    assert last.data["failed"] == [second, first] and len(last.data["reasons"]) == 2
+
+    found = dynamotor.explain(compiled)(torch.ones(5))
+    (new,) = found.compile_ids
+    assert f"compile IDs: {new}\ncompiled again as {new}: " in str(found)
+    assert f"was 4 ({third}); " in str(found) and f"was 2 ({first})" in str(found)
+    again = dynamotor.explain(compiled)(torch.ones(3))
+    assert again.compile_ids == [second] and not again.recompiles
+    with dynamotor.config.patch(cache_size_limit=1):
+        full = dynamotor.explain(compiled)(torch.ones(6))
+    assert not full.compile_ids and "in eager PyTorch, since there are as many programs" in str(full)
+
+
+def test_equal_reasons_are_said_once() -> None:
+    reasons = ["`n` is 3, was 2", "`x` is gone", "`n` is 3, was 2"]
+    assert by_reason(reasons, ["0/2", "0/1", "0/0"]) == "`n` is 3, was 2 (0/2, 0/0); `x` is gone (0/1)"
 
 
 def test_modes_are_on_or_off(capsys: pytest.CaptureFixture[str]) -> None:

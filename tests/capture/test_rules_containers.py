@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -109,3 +109,31 @@ def test_relations_of_sets_leave_in_an_iterator_what_they_did_not_need(items: An
 
     x = torch.ones(2)
     assert dynamotor.compile(program, backend="eager", fullgraph=True)(x)[1:] == program(x)[1:]
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    "method", ["symmetric_difference_update", "intersection_update", "difference_update", "update"]
+)
+@pytest.mark.parametrize("makes", [reversed, iter, lambda b: (n for n in b), lambda b: map(abs, b)])
+def test_an_iterator_that_changes_a_set_of_the_caller_is_used_once(
+    method: str, makes: Callable[..., Any]
+) -> None:
+    def fn(a: set[int], b: Any) -> Any:
+        items = makes(b)
+        getattr(a, method)(items)
+        return a, list(items)
+
+    compiled = dynamotor.compile(fn, backend="eager")
+    for _ in range(2):
+        assert compiled({1, 2}, [2, 5, 2]) == fn({1, 2}, [2, 5, 2])
+
+
+@pytest.mark.regression
+def test_views_of_an_ordered_dict_have_types_of_their_own() -> None:
+    def fn(d: Any) -> Any:
+        made = OrderedDict(a=1)
+        return [type(v).__name__ for o in (d, made) for v in (o.keys(), o.values(), o.items())]
+
+    for d in ({"a": 1}, OrderedDict(a=1)):
+        assert dynamotor.compile(fn, backend="eager")(d) == fn(d)

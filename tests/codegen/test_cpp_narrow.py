@@ -130,3 +130,45 @@ def test_rows_and_scalars_are_read_beside_vectors(_chosen):
     same(lambda x, y: x + y[0] + y[:, :1], x, y)
     same(lambda x, y: torch.maximum(x, y[3, 5]), x, y)
     assert "i8" in _chosen
+
+
+def extremes(x):
+    y = x // 2
+    both = torch.minimum(x, y).amax(-1), (y - 3).amax(0)
+    return x.amax(), x.amin(), x.amax(0), x.amin(0), x.amax(-1), x.amin(-1), *both
+
+
+ROWS = [(3, 64), (64, 64), (7, 1000), (130, 256), (5, 63), (2, 3, 128), (1, 4096), (640, 64)]
+
+
+@pytest.mark.parametrize("isa", ["", "avx2", "portable"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_extremes_are_as_in_eager(dtype, shape, isa):
+    if isa and not cpp_kernel.ISAS[isa].is_here:
+        pytest.skip(f"this processor has no {isa}")
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.randint(low, high + 1, shape, dtype=dtype)
+    for layout in (x, x.transpose(0, -1), x[:1].expand(shape), x[:, ::2], torch.full_like(x, low)):
+        same(extremes, layout, isa=isa)
+
+
+def test_extremes_in_pieces_for_threads_are_as_in_eager():
+    x = torch.randint(-128, 128, (2048, 256), dtype=torch.int8)
+    torch.set_num_threads(2)
+    try:
+        same(extremes, x)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dim", [(), 0, 1], ids=str)
+def test_extremes_of_bytes_take_vectors_of_bytes(dim, _chosen):
+    same(lambda x: x.amax(dim), torch.randint(0, 256, (512, 512), dtype=torch.uint8))
+    assert "u8" in _chosen
+
+
+def test_extremes_of_numbers_beyond_a_byte_do_not(_chosen):
+    x = torch.randint(0, 256, (64, 256), dtype=torch.uint8)
+    same(lambda x: ((x.int() * 3).amax(0), (x.int() - 9).amin(1), (x.int() + 1).amax()), x)
+    assert set(_chosen) <= {None}

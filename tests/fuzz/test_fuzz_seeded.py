@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dynamotor.autograd import aten_recorder, randomness
-from dynamotor.capture.values import torch_function
+from dynamotor.autograd import aten_recorder, randomness, variants
+from dynamotor.capture.values import late_numbers, torch_function
 from dynamotor.graph import kernel_checks
 from dynamotor.lower import ops_reduce
 from dynamotor.step import host
 from dynamotor.tools import entry
-from fuzz import distributions, fuzzers, invalid, numbers, observers, offsets, packages
+from fuzz import distributions, fuzzers, invalid, numbers, observers, offsets, options, packages
 
 aten = torch.ops.aten
 
@@ -94,3 +94,13 @@ def test_missing_checks_at_the_entry_are_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(entry.ArgumentChecks, "tensors", unchecked)
     packaged = (n for n in range(0, 400, 4) if "k" in packages.write(n))
     assert any(packages.problems(seed) for seed, _ in zip(packaged, range(30)))
+
+
+def test_strides_of_formulas_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_numbers, "_laid_out", lambda trace, call, given, found: found)
+    assert finds(options, "x.shape[-1:], eps=k)', torch.float32, 'transposed'", 4)
+
+
+def test_numbers_that_wrap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "_ask_kernels", lambda stage, arguments: None)
+    assert finds(options, "x.index_fill(0, torch.tensor([0]), k)', torch.int8", 4)

@@ -111,3 +111,14 @@ def test_a_number_that_is_raised_to_halves_is_rounded_as_they_are(base: float) -
     with dynamotor.config.patch(check=False):  # which says of -inf**-1 that it differs (docs/decisions.md)
         got = dynamotor.compile(lambda x: base**x)(x)
     torch.testing.assert_close(got, base**x, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_limit_of_hardshrink_is_rounded(dtype: torch.dtype) -> None:
+    for limit in (1.7406373527932955, 0.4920810745732219, 0.5):
+        x = torch.tensor([limit, -limit, limit * 1.01, limit * 0.99], dtype=dtype)
+
+        def f(x: torch.Tensor, limit: float = limit) -> torch.Tensor:
+            return torch.nn.functional.hardshrink(x, limit)
+
+        assert torch.equal(dynamotor.compile(f)(x), f(x))

@@ -86,3 +86,15 @@ def test_a_number_that_changes_may_stop_fitting(program, dtype):
             assert found == expected
         else:
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float16, torch.float32], ids=str)
+def test_a_tensor_that_fills_is_read_as_a_number(dtype):
+    def program(x, value):
+        return x.masked_fill(x > 1, value)
+
+    x, compiled = torch.tensor([0, 1, 2, 3], dtype=dtype), dynamotor.compile(program)
+    for number in (3.0, 1e300, 5.0) if dtype.is_floating_point else (3, 2**40, 5):
+        value = torch.tensor(number, dtype=torch.float64 if dtype.is_floating_point else None)
+        expected, found = (_outcome(f, x, value) for f in (program, compiled))
+        assert torch.equal(expected, found) if type(expected) is torch.Tensor else expected == found

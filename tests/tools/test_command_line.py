@@ -94,6 +94,9 @@ def test_the_metadata_names_the_version_and_the_versions_that_the_package_checks
     )
     assert project["version"] == dynamotor.__version__ and pythons <= set(project["classifiers"])
     assert project["requires-python"] == f">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
+    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= project["urls"].keys()
+    module, name = project["scripts"]["dynamotor"].split(":")
+    assert module == __main__.__name__ and callable(getattr(__main__, name))
     xla = tomllib.loads((Path(__file__).parents[2] / "xla" / "pyproject.toml").read_text())["project"]
     assert xla["version"] == project["version"] and f"dynamotor=={project['version']}" in xla["dependencies"]
     assert f"torch>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}" in project["dependencies"]

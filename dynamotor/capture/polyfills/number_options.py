@@ -200,14 +200,20 @@ def softplus(input: torch.Tensor, beta: Scalar = 1.0, threshold: Scalar = 20.0) 
 
 
 def threshold(input: torch.Tensor, threshold: Scalar, value: Scalar) -> torch.Tensor:
-    return torch.where(input <= threshold, number(value, input), input)
+    return torch.where(_as_compared(input) <= threshold, number(value, input), input)
 
 
 def hardtanh(input: torch.Tensor, min_val: Scalar = -1.0, max_val: Scalar = 1.0) -> torch.Tensor:
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
-    upper = torch.where(input >= max_val, number(max_val, input), input)
-    return torch.where(input <= min_val, number(min_val, input), upper)
+    seen = _as_compared(input)
+    upper = torch.where(seen >= max_val, number(max_val, input), input)
+    return torch.where(seen <= min_val, number(min_val, input), upper)
+
+
+def _as_compared(input: torch.Tensor) -> torch.Tensor:
+    """The input as kernels of 16 bits compare it with a number, which they do not round."""
+    return input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
 
 
 def hardshrink(input: torch.Tensor, lambd: Scalar = 0.5) -> torch.Tensor:

@@ -111,6 +111,13 @@ class Constant(Value):
                 if a_number or a_class or isinstance(self.value, type(other.as_constant())):
                     return trace.real_binary(op, left, right)
             base = getattr(other, "base", None)
+            if (
+                isinstance(base, Constant)
+                and op is operator.mod
+                and isinstance(self.value, str)
+                and not reflected
+            ):
+                return trace.percent(self, other)  # asks for its text
             if isinstance(base, Constant):  # C code reads its content
                 held = _held(other, base)
                 repeats = op is operator.mul and isinstance(self.value, str) and not isinstance(held, int)

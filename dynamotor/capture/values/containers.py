@@ -628,7 +628,8 @@ class DictView(Value):
         self.target, self.part = target, part
 
     def python_type(self) -> type:
-        return type(getattr({}, self.part)())
+        kind = OrderedDict if issubclass(self.target.kind, OrderedDict) else dict
+        return type(getattr(kind(), self.part)())
 
     def length(self, trace: Trace) -> Value:
         return self.target.length(trace)
@@ -745,6 +746,10 @@ class SetValue(Table):
             for each in item.each(trace):
                 self.change(trace, one_by_one, each)
             return
+        if (
+            isinstance(item, Iterator) and method in _SET_METHODS
+        ):  # used up here, it would give nothing to `replay`
+            item = ListValue(item.unpack(trace))
         table = self.table
         if isinstance(item, Identity):
             trace.reader.guard_key(item.hash_key(trace), None if self.obj is not MISSING else table.values())

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from ...base.compat import OpOverload, OpOverloadPacket
+from ...graph.result_strides import is_dense
 from ...graph.shape_tensor import ShapeTensor, shape_mode, spec_of
-from ...graph.sizes import leaves_in, mapped
+from ...graph.sizes import equal, hint, leaves_in, mapped
 from .base import Trace, Value
+from .constant import Constant
 from .number import FloatValue
 from .number_inputs import is_option, number_rules, number_tensor, with_inputs
-from .tensor import call_with_numbers, function_name, lower, torch_call
+from .tensor import TensorValue, call_with_numbers, function_name, lower, torch_call
 
 _OTHERS = (lambda v: v / 2, lambda v: v * 2, lambda v: v * 16 + 1)  # numbers that would show in a shape
 
@@ -35,6 +37,11 @@ class WithNumbers:
         self.__module__ = __name__
         self.run = getattr(torch.Tensor, target) if isinstance(target, str) else target
         self.numbers = numbers
+
+    @classmethod
+    def of(cls, target: Callable[..., Any] | str, given: dict[int | str, Value]) -> WithNumbers:
+        """The call with those numbers among its arguments that differ between calls."""
+        return cls(target, {place: v.at_this_call for place, v in given.items() if type(v) is FloatValue})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given: dict[int | str, Any] = dict(enumerate(args))
@@ -58,7 +65,7 @@ def _call_with_numbers(
     rule = number_rules.get(function_name(target))
     found = rule(trace, *args, **kwargs) if rule is not None and is_option(target, args, kwargs) else None
     if found is not None:
-        return found
+        return _laid_out(trace, WithNumbers.of(target, given := _by_place(args, kwargs)), given, found)
     if len(args) == 2:
         changed, operands = with_inputs(trace, target, args, kwargs)
         if operands is not args:
@@ -70,8 +77,7 @@ def _late(
     trace: Trace, target: Callable[..., Any] | str, args: list[Value], kwargs: dict[str, Value]
 ) -> Value | None:
     """The call as a node that PyTorch runs; None where the numbers are constants of the program."""
-    given: dict[int | str, Value] = dict(enumerate(args))
-    given.update(kwargs)
+    given = _by_place(args, kwargs)
     numbers = {place: v for place, v in given.items() if type(v) is FloatValue}
     if (
         not _is_torchs(target)
@@ -81,7 +87,7 @@ def _late(
         or not all(number.kind is float and _is_ordinary(trace, number) for number in numbers.values())
     ):
         return None
-    made = WithNumbers(target, {place: number.at_this_call for place, number in numbers.items()})
+    made = WithNumbers.of(target, given)
     if _decides_shapes(made, given):
         return None
     tensors: dict[int | str, Value] = {place: number_tensor(trace, v) for place, v in numbers.items()}
@@ -118,17 +124,49 @@ def _ordinary(value: float) -> bool:
 
 def _decides_shapes(call: WithNumbers, given: dict[int | str, Value]) -> bool:
     """Whether the result has another shape, layout or type beside other numbers."""
+    own = _specs(call, given, lambda v: v)
+    return own is None or any(other not in (None, own) for other in (_specs(call, given, f) for f in _OTHERS))
+
+
+def _specs(
+    call: WithNumbers, given: dict[int | str, Value], change: Callable[[float], float]
+) -> list[Any] | None:
+    """The specs of the tensors that PyTorch's own function gives beside changed numbers; None where it raises."""
     lowered = {place: lower(v, False) for place, v in given.items() if place not in call.numbers}
+    numbers = {place: change(number) for place, number in call.numbers.items()}
+    try:
+        with shape_mode():
+            apart = mapped(lambda x: x.clone() if isinstance(x, ShapeTensor) else x, lowered)  # of writes
+            found = call.with_numbers({place: numbers.get(place, apart.get(place)) for place in given})
+    except Exception:  # no number for this function
+        return None
+    return [spec_of(x) for x in leaves_in(found) if isinstance(x, torch.Tensor)]
 
-    def specs(change: Callable[[float], float]) -> list[Any] | None:
-        numbers = {place: change(number) for place, number in call.numbers.items()}
-        try:
-            with shape_mode():
-                apart = mapped(lambda x: x.clone() if isinstance(x, ShapeTensor) else x, lowered)  # of writes
-                found = call.with_numbers({place: numbers.get(place, apart.get(place)) for place in given})
-        except Exception:  # no number for this function
-            return None
-        return [spec_of(x) for x in leaves_in(found) if isinstance(x, torch.Tensor)]
 
-    own = specs(lambda v: v)
-    return own is None or any(other not in (None, own) for other in map(specs, _OTHERS))
+def _laid_out(trace: Trace, call: WithNumbers, given: dict[int | str, Value], found: Value) -> Value:
+    """A formula's result with the strides of PyTorch's own function: a kernel may write rows where the formula's
+    elementwise ones keep the order of their operands.
+    """
+    tensors = [v.example for v in given.values() if isinstance(v, TensorValue)]
+    if type(found) is not TensorValue or any(found.example is x for x in tensors):
+        return found
+    if all(x.is_contiguous() for x in (found.example, *tensors)):
+        return found
+    specs, own = _specs(call, given, lambda v: v), spec_of(found.example)
+    if not specs or not equal(specs[0].shape, own.shape) or equal(specs[0].stride, own.stride):
+        return found
+    if not is_dense(specs[0]):
+        return found
+    if specs[0].is_contiguous:
+        return torch_call(trace, "contiguous", [found], {})
+    order = sorted(range(len(own.shape)), key=lambda d: (-hint(specs[0].stride[d]), d))
+    rows = torch_call(trace, "permute", [found, Constant(tuple(order))], {})
+    back = tuple(map(order.index, range(len(order))))
+    return torch_call(trace, "permute", [torch_call(trace, "contiguous", [rows], {}), Constant(back)], {})
+
+
+def _by_place(args: list[Value], kwargs: dict[str, Value]) -> dict[int | str, Value]:
+    """Arguments by their position or name."""
+    given: dict[int | str, Value] = dict(enumerate(args))
+    given.update(kwargs)
+    return given

@@ -79,10 +79,26 @@ class _Parts(StandIn):
         return shown(self.trace, self.value.getitem(self.trace, self.trace.make(key)))
 
 
+_CONVERSIONS = "__int__", "__index__", "__float__"
+
+
+def _with_content(trace: Trace, value: Value, content: str | int | float) -> Any:
+    """An instance of a subclass of str, int or float: C code reads its content, and asks the trace for its texts."""
+    members = {name: vars(StandIn)[name] for name in ("__str__", "__repr__", "__format__")}
+    cls: Any = type(value.python_type().__name__, (type(content),), members)
+    made = cls(content)
+    made.trace, made.value = trace, value
+    return made
+
+
 def shown(trace: Trace, value: Value) -> Any:
     """What C code is given that writes a text of a value."""
     if isinstance(value, Constant) and value.is_plain:
         return value.as_constant()
+    base, cls = getattr(value, "base", None), value.python_type()
+    converts = any(isinstance(trace.type_attr(cls, name), types.FunctionType) for name in _CONVERSIONS)
+    if isinstance(base, Constant) and type(base.value) in (str, int, float) and not converts:
+        return _with_content(trace, value, base.value)
     return (_Parts if trace.has_special(value, "__getitem__") else StandIn)(trace, value)
 
 

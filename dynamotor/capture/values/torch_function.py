@@ -447,11 +447,28 @@ def _split(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     return torch_call(trace, target, [*args], kwargs)
 
 
+def _of_tensors(method: Callable[..., Any], rule: Callable[[Trace, Value], Value]) -> Callable[..., Value]:
+    """The rule for tensors; others go into the method, which refuses them."""
+
+    def call(trace: Trace, tensor: Value) -> Value:
+        if issubclass(tensor.python_type(), torch.Tensor):
+            return rule(trace, tensor)
+        return inline_function(trace, method, [tensor], {})
+
+    return call
+
+
 register_all(
     builtin_rule,
     (
-        ((torch.Tensor.__iter__,), lambda trace, tensor: tensor.iterate(trace)),
-        ((torch.Tensor.__len__,), lambda trace, tensor: tensor.length(trace)),
+        (
+            (torch.Tensor.__iter__,),
+            _of_tensors(torch.Tensor.__iter__, lambda trace, tensor: tensor.iterate(trace)),
+        ),
+        (
+            (torch.Tensor.__len__,),
+            _of_tensors(torch.Tensor.__len__, lambda trace, tensor: tensor.length(trace)),
+        ),
         (
             (torch._shape_as_tensor,),
             lambda trace, tensor: _tensor(trace, tensor.getattr(trace, "shape"), dtype=Constant(torch.int64)),

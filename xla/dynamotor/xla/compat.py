@@ -53,6 +53,8 @@ parse_key_name = _name("torch._C._parse_dispatch_key")
 decomposition_table = _name("torch._decomp.decomposition_table")
 suggest_memory_format = _name("torch._prims_common.suggest_memory_format")
 
+recorded_nodes = _name("torch.autograd._get_sequence_nr", instead=lambda: 1)  # of the graphs of this thread
+
 # Settings ---------------------------------------------------------------------------------------------------
 matmul_precision = _name("torch._C._get_float32_matmul_precision", instead=torch.get_float32_matmul_precision)
 cudnn_tf32 = _name("torch._C._get_cudnn_allow_tf32", instead=lambda: torch.backends.cudnn.allow_tf32)

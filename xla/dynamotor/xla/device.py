@@ -21,7 +21,7 @@ from jax._src import xla_bridge  # jax has no public way to ask whether it has s
 
 from dynamotor.extension_api import BuildError, load_library
 
-from . import compat, replication, rng
+from . import autograd_threads, compat, replication, rng
 from .errors import require
 from .ir import Lane, XlaError, lock
 
@@ -83,6 +83,7 @@ const bool hooked = (at::XLAHooksRegistry()->Register("torch_xla::detail::XLAHoo
 extern "C" void set_device_count(int64_t n) { count = n; }
 extern "C" void set_current_device(int64_t index) { current = index; }
 """
+_FOLDER = Path(torch.__file__).parent
 _XLA_SLOT, _PRIVATE_SLOT, _SLOTS = 9, 20, 22  # c10::DeviceType values
 
 
@@ -97,23 +98,26 @@ def _install_guard() -> Any:
     """Register the guard once; returns what must stay alive. The number of devices is told to it at their
     first use.
     """
-    folder = Path(torch.__file__).parent
-    include = folder / "include"
-    flags = (
+    try:
+        library = load_library(_GUARD, _flags())
+    except BuildError:
+        return _install_python_guard(_FOLDER)
+    return library
+
+
+def _flags() -> tuple[str, ...]:
+    """The compiler's, for sources that include PyTorch's headers."""
+    include = _FOLDER / "include"
+    return (
         "-O1",
         "-std=c++20",
         f"-I{include}",
         f"-I{include / 'torch/csrc/api/include'}",
-        f"-L{folder / 'lib'}",
+        f"-L{_FOLDER / 'lib'}",
         "-ltorch_cpu",
         "-lc10",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(compat.cxx11_abi)}",
     )
-    try:
-        library = load_library(_GUARD, flags)
-    except BuildError:
-        return _install_python_guard(folder)
-    return library
 
 
 def _install_python_guard(folder: Path) -> Any:
@@ -153,6 +157,7 @@ def local_devices() -> list[jax.Device]:
         _make_virtual_cpus()
         _started.extend(jax.local_devices())
         _tell_guard("set_device_count", len(_started))
+        autograd_threads.add(len(_started), _flags())
     return _started
 
 

@@ -109,7 +109,7 @@ class Mesh:
         return NamedSharding(self.jax_mesh(), PartitionSpec(*named))
 
     def get_op_sharding(self, partition_spec: Spec) -> NamedSharding:
-        """The same: jax's sharding is what stands for XLA's here."""
+        """Return `sharding(partition_spec)`: jax's sharding takes the place of XLA's `OpSharding`."""
         return self.sharding(partition_spec)
 
     def _name(self, axis: Any) -> str | None:
