@@ -49,6 +49,7 @@ def from_torch_export(
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     model: Any = program.module(check_guards=False)
     model._forward_pre_hooks.clear()  # the checks of arguments: what calls the result has its own
+    _for_inference(model)
     dims = _dimensions(program)
     shapes: dict[str, Any] = {}
     leaves = iter(dims)
@@ -56,6 +57,27 @@ def from_torch_export(
     for name, value in bound.items():
         shapes[name] = _shaped(value, leaves)
     return model, args, dict(kwargs), shapes
+
+
+_METADATA = torch.ops.aten._assert_tensor_metadata.default
+_GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+def _for_inference(model: torch.nn.Module) -> None:
+    """Take out checks of dtypes and devices, which hold for tensors like the examples (no others are taken),
+    and the grad modes of parts, since programs run without gradients.
+    """
+    for module in [m for m in model.modules() if isinstance(m, torch.fx.GraphModule)]:
+        graph = module.graph
+        for node in graph.find_nodes(op="call_function", target=_METADATA):
+            if not any(node.args[1:3]) and not {"size", "stride"} & node.kwargs.keys() and not node.users:
+                graph.erase_node(node)
+        for node in graph.find_nodes(op="call_function", target=_GRAD_MODE):
+            _, part, *given = node.args
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.call_module(part.target, tuple(given), node.kwargs))
+            graph.erase_node(node)
+        module.recompile()
 
 
 def _dimensions(program: torch.export.ExportedProgram) -> Iterator[dict[int, Range]]:

@@ -29,11 +29,13 @@ from typing import Any
 
 import torch
 
+from ..autograd.recipe import Recipe
 from ..autograd.runtime import inference_callable
 from ..base.errors import BuildError, UsageError
 from ..capture.guards import are_apart, memory_range
 from ..codegen import stored
 from ..graph.plain_data import NotPlain, decode, encode, symbols_by_name
+from ..graph.result_strides import is_dense
 from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
 from ..runtime import cpp_build
@@ -138,7 +140,9 @@ def _program(method: Method, weights: Weights) -> tuple[dict[str, Any], str, Map
     arguments = {k: nodes[k] for k in checks.tensor_nodes()}
     places = [_place(i, built, arguments, weights) for i in range(len(built.inputs))]
     known = symbols_by_name(env)
-    mutated = decode(entry["recipe"], known).mutated
+    recipe: Recipe = decode(entry["recipe"], known)
+    mutated = recipe.mutated
+    _refuse_places(recipe, built, places)
     written = tuple(places[i][1] for i in mutated if places[i][0] == "argument")
     checks = replace(checks, written=written, asks="strides" in built.asked)
     for a, b in checks.apart():
@@ -148,7 +152,7 @@ def _program(method: Method, weights: Weights) -> tuple[dict[str, Any], str, Map
                 "calls are checked for that",
                 "pass copies",
             )
-    names = {key: name for key, (_, name) in names_of(method.model)}
+    names = _attributes_of(method.model) | {key: name for key, (_, name) in names_of(method.model)}
     for i in mutated:
         if places[i][0] == "weight":
             weights.write(places[i][1], names.get(id(built.inputs[i])))
@@ -163,6 +167,31 @@ def _program(method: Method, weights: Weights) -> tuple[dict[str, Any], str, Map
     }
     text = steps_of(built, places, weights, _tensors_in(program["result"]), checks)
     return program, text, built.libraries
+
+
+def _refuse_places(recipe: Recipe, built: Built, places: Sequence[Sequence[Any]]) -> None:
+    """Refuse results that name a place in the storage of a weight which is not all of that storage."""
+    for plan in recipe.plans:
+        spec = built.specs[plan.index] if plan.kind == "input" and places[plan.index][0] == "weight" else None
+        if spec is None or not spec.offset and is_dense(spec):
+            continue
+        if any("as_strided" in str(function) for function, *_ in plan.steps):
+            raise refused(
+                "a result that is as_strided() of a tensor that it holds, which is a part of another one",
+                "a file holds that part alone",
+                "index or slice it, or return a clone",
+            )
+
+
+def _attributes_of(model: Any) -> dict[int, str]:
+    """The names of tensors that modules hold as plain attributes, by their ids."""
+    modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+    return {
+        id(value): f"{path}.{name}".lstrip(".")
+        for path, module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def names_of(model: Any) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -569,6 +569,8 @@ def _result(
     NotFlat.when(plan.kind == "constant", "a result that its graph does not compute")
     NotFlat.when(bool(plan.steps and steps.numbers), "a result that is a view, of sizes that differ")
     if plan.kind == "input":
+        if not plan.steps:
+            return checked(Register, slots[plan.index])
         base = built.inputs[plan.index]
         NotFlat.when(base.dtype is not out.dtype, "a result that is a view of another dtype")
         offset = out.storage_offset() - base.storage_offset()

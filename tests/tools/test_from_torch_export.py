@@ -104,3 +104,37 @@ def test_programs_without_examples_need_some(tmp_path: Path) -> None:
     assert torch.equal(dynamotor.export(program, x).module()(x), x.relu())
     with pytest.raises(UsageError, match="DM140"):
         dynamotor.export(program, x, dynamic_shapes=({0: "n"},))
+
+
+class Parts(torch.nn.Module):
+    """A part without gradients, a change of dtype that torch.export asserts, a cache as a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3))
+        self.held = [torch.zeros(4, 3)]
+
+    @torch.no_grad()
+    def angles(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.double() * self.weight).to(torch.float32).sin()
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.held[0].index_copy_(0, at, self.angles(x))
+        return self.held[0].sum(0) * self.weight
+
+
+@pytest.mark.regression
+def test_grad_modes_and_asserted_dtypes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, n = Parts().eval(), torch.export.Dim("n", max=4)
+    other, args = copy.deepcopy(model), (torch.randn(2, 3), torch.tensor([1, 3]))
+    program = torch.export.export(model, args, dynamic_shapes={"x": {0: n}, "at": {0: n}})
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert {"wrap_with_set_grad_enabled"} <= targets
+    dynamotor.export(program).package(tmp_path / "x.dm")
+    loaded = dynamotor.load(tmp_path / "x.dm")
+    for rows in ([1, 3], [0, 2, 1], [2, 0]):
+        args = torch.randn(len(rows), 3), torch.tensor(rows)
+        torch.testing.assert_close(loaded(*args), other(*args).detach())
+    (state,) = loaded.state.values()
+    torch.testing.assert_close(state, other.held[0])

@@ -191,6 +191,31 @@ def test_state_that_a_file_cannot_hold_is_refused(gaps: bool, words: str, tmp_pa
         dynamotor.package(tmp_path / "two.dm", programs)
 
 
+class Part(torch.nn.Module):
+    """A buffer that is a part of another tensor: without its beginning, or with gaps."""
+
+    def __init__(self, gaps: bool) -> None:
+        super().__init__()
+        self.register_buffer("part", torch.arange(20.0)[::2] if gaps else torch.arange(20.0)[4:])
+
+    def forward(self, x: torch.Tensor, whole: bool) -> tuple[torch.Tensor, ...]:
+        shown = self.part.as_strided((3,), (2,), self.part.storage_offset() + 1)
+        return x + 1, shown if whole else shown * 2, self.part[3:]
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("whole, gaps", [(False, False), (True, False), (True, True)])
+def test_places_in_a_storage_are_eagers_or_refused(whole: bool, gaps: bool, tmp_path: Path) -> None:
+    model, x = Part(gaps), torch.ones(2)
+    program = dynamotor.export(model, (x, whole))
+    if whole:
+        with pytest.raises(UsageError, match="DM114(.|\n)*as_strided"):
+            program.package(tmp_path / "x.dm")
+        return
+    program.package(tmp_path / "x.dm")
+    torch.testing.assert_close(dynamotor.load(tmp_path / "x.dm")(x, whole), model(x, whole))
+
+
 @pytest.mark.parametrize("asks", [False, True])
 def test_strides_of_dimensions_of_size_1_differ(asks: bool, tmp_path: Path) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
